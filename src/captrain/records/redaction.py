@@ -71,7 +71,30 @@ def censored(value: T) -> T:
     What stands behind a name goes only if it is as long and as mixed as a key: a code or a password that an agent was
     told is part of its task, and a world that replays the call needs it.
     """
-    return _censored(value, _forms_of_environment())
+    forms = _forms_of_environment()
+    # Most of what is read holds no key: to look at its texts takes a tenth of the time in which it is built anew.
+    has_key = any(_without_keys(text, forms, MIXED) != text for text in _texts(value))
+    return _censored(value, forms) if has_key else value
+
+
+def _texts(value: object) -> set[str]:
+    """Collect the texts of a JSON value or a record, names included, that are long enough to hold a key."""
+    texts: set[str] = set()
+    stack: list[object] = [value]
+    while stack:
+        element = stack.pop()
+        if isinstance(element, str):
+            texts.add(element)
+        elif isinstance(element, dict):
+            texts.update(element)
+            stack += element.values()
+        elif isinstance(element, list):
+            # Token ids, masks and log-probabilities are most of a rollout.
+            if not NUMBERS.issuperset(map(type, element)):
+                stack += element
+        elif isinstance(element, BaseModel):
+            stack += vars(element).values()
+    return {text for text in texts if len(text) >= SHORTEST}
 
 
 def _censored(value: Any, forms: tuple[str, ...]) -> Any:
@@ -86,9 +109,7 @@ def _censored(value: Any, forms: tuple[str, ...]) -> Any:
             for name, element in value.items()
         }
     if kind is list:
-        # Token ids, masks and log-probabilities are most of a rollout.
-        is_plain = NUMBERS.issuperset(map(type, value))
-        return value if is_plain else [_censored(element, forms) for element in value]
+        return value if NUMBERS.issuperset(map(type, value)) else [_censored(element, forms) for element in value]
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in value.model_fields_set}
         clean = _censored(fields, forms)

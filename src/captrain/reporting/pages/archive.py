@@ -9,7 +9,7 @@ place in its file, when its page is written. Memory does not grow with the numbe
 import heapq
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -27,6 +27,8 @@ from captrain.reporting.pages.files import Missing
 LABELS = "artifacts/labels/labels.jsonl"
 ROUTES = "results/routes/routes.csv"
 COMPOSITIONS = "results/routes/compositions.json"
+BLOCK = 16
+"""Rollouts that are read and searched for keys at once."""
 Part = Literal["diagnosis", "evaluation"]
 STAGES: dict[Part, str] = {"diagnosis": "rollouts", "evaluation": "evaluation"}
 SCHEMA = """
@@ -155,7 +157,7 @@ class Archive:
         """Enter what failed rollouts of the diagnosis lack and which capabilities their tasks demand, by kind."""
         rollouts = self._database.execute("SELECT number, place FROM rollout WHERE part = 'diagnosis' ORDER BY number")
         for number, place in rollouts:
-            rollout = self._rollout("diagnosis", place)
+            (rollout,) = self._rollouts([("diagnosis", place)])
             rows = self._labels_of(rollout.id)
             if not rows:
                 continue
@@ -173,8 +175,9 @@ class Archive:
         lines = (self._line(LABELS, place) for (place,) in places.fetchall())
         return [censored(RolloutLabels.model_validate_json(line)) for line in lines]
 
-    def _rollout(self, part: str, place: int) -> Rollout:
-        return censored(Rollout.model_validate_json(self._line(loaders.ROLLOUTS[part], place)))
+    def _rollouts(self, places: Iterable[tuple[str, int]]) -> list[Rollout]:
+        lines = (self._line(loaders.ROLLOUTS[part], place) for part, place in places)
+        return censored([Rollout.model_validate_json(line) for line in lines])
 
     def _line(self, name: str, place: int) -> bytes:
         if name not in self._files:
@@ -193,8 +196,11 @@ class Archive:
         parts = ["diagnosis"] if self.outcomes else ["diagnosis", "evaluation"]
         marks = ", ".join("?" * len(parts))
         query = f"SELECT number, part, place, arm FROM rollout WHERE part IN ({marks}) ORDER BY task, trial, number"
-        for number, part, place, arm in self._database.execute(query, parts):
-            yield self._rollout(part, place), arm, self.lacks(number)
+        rows = self._database.execute(query, parts)
+        while block := rows.fetchmany(BLOCK):
+            rollouts = self._rollouts((part, place) for _, part, place, _ in block)
+            for rollout, (number, *_, arm) in zip(rollouts, block, strict=True):
+                yield rollout, arm, self.lacks(number)
 
     def lacks(self, number: int) -> list[Lack]:
         """List what one rollout lacks."""
@@ -212,8 +218,9 @@ class Archive:
         first = heapq.nsmallest(count, rows, key=lambda row: order.get(row[0], len(order)))
         places = [(number, place) for _, number, place in first]
         return [
-            (self._rollout("diagnosis", place), lack)
+            (rollout, lack)
             for number, place in places
+            for rollout in self._rollouts([("diagnosis", place)])
             for lack in self.lacks(number)
             if lack.capability == capability
         ]

@@ -45,13 +45,7 @@ REQUEST = 200
 
 
 COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-SORTED = json.JSONEncoder(sort_keys=True)
 """Made once: `json.dumps` makes one anew for every value that it is given settings for."""
-
-
-def script(function: str, *arguments: object) -> str:
-    """Write a script file that calls a function with JSON, safe inside of HTML, too."""
-    return f"{function}({','.join(map(compact, arguments))});\n"
 
 
 def compact(value: object) -> str:
@@ -109,10 +103,10 @@ def message_on_page(message: Message) -> ShownMessage:
     """Convert a message to what pages show: who speaks, the text, tool calls one line each."""
     content = message.get("content") or ""
     return {
-        "role": message["role"],
-        "name": message.get("name", ""),
-        "text": content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
         "calls": [call_text(*call) for call in calls_of(message)],
+        "name": message.get("name", ""),
+        "role": message["role"],
+        "text": content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
     }
 
 
@@ -134,7 +128,7 @@ def shard_files(archive: Archive, selected: Collection[str], names: Mapping[str,
         shard, number = _Shard(), 0
         for rollout, arm, lacking in archive.rollouts():
             if len(shard.rollouts) >= SHARD and rollout.task.id != rows.task:
-                yield f"data/shard-{number:03d}.js", script("captrainShard", number, shard.data())
+                yield f"data/shard-{number:03d}.js", shard.script(number)
                 shard, number = _Shard(), number + 1
             if rollout.task.id != rows.task:
                 rows.begin(rollout, archive.route(rollout.task.id))
@@ -143,7 +137,7 @@ def shard_files(archive: Archive, selected: Collection[str], names: Mapping[str,
             rows.add(rollout, names.get(arm, arm), failing, number)
             shard.add(rollout, points)
         if shard.rollouts:
-            yield f"data/shard-{number:03d}.js", script("captrainShard", number, shard.data())
+            yield f"data/shard-{number:03d}.js", shard.script(number)
         yield "data/rows.js", rows.script()
 
 
@@ -155,10 +149,12 @@ class _Rows:
     def __init__(self) -> None:
         self.task = ""
         self._arms, self._tasks = _Names(), 0
+        names = ("tasks", *self.COLUMNS)
         self._parts = {
             name: tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  (closed with the object)
-            for name in ("tasks", *self.COLUMNS)
+            for name in names
         }
+        self._unwritten: dict[str, list[object]] = {name: [] for name in names}
 
     def __enter__(self) -> "_Rows":
         return self
@@ -171,7 +167,7 @@ class _Rows:
         """Begin a task: the rollouts that follow are of this one's."""
         task = rollout.task
         self.task, self._tasks = task.id, self._tasks + 1
-        self._write("tasks", [task.id, kind_of(rollout), task.split, request(rollout), route])
+        self._unwritten["tasks"].append([task.id, kind_of(rollout), task.split, request(rollout), route])
 
     def add(self, rollout: Rollout, arm: str, failing: int, shard: int) -> None:
         """Add one row: `failing` is the message that is marked, -1 for none, `shard` where its messages are."""
@@ -186,13 +182,19 @@ class _Rows:
             shard,
         )
         for name, value in zip(self.COLUMNS, values, strict=True):
-            self._write(name, value)
+            self._unwritten[name].append(value)
+        if len(self._unwritten["id"]) >= SHARD:
+            self._write()
 
-    def _write(self, name: str, value: object) -> None:
-        self._parts[name].write(("," if self._parts[name].tell() else "") + compact(value))
+    def _write(self) -> None:
+        for name, values in self._unwritten.items():
+            if values:
+                self._parts[name].write(("," if self._parts[name].tell() else "") + compact(values)[1:-1])
+                values.clear()
 
     def script(self) -> Iterator[str]:
         """Yield the file that hands the table to its page, piece by piece."""
+        self._write()
         yield f'captrainRows({{"arms":{compact(self._arms.names)},"tasks":['
         yield from self._pieces("tasks")
         yield '],"columns":{'
@@ -243,7 +245,9 @@ class _Shard:
         }
 
     def _place(self, message: Message) -> int:
-        return self.messages.index(SORTED.encode(message_on_page(message)))
+        return self.messages.index(compact(message_on_page(message)))
 
-    def data(self) -> JsonObject:
-        return {"messages": [json.loads(text) for text in self.messages.names], "rollouts": self.rollouts}
+    def script(self, number: int) -> str:
+        """Write the file of the shard of this number."""
+        messages = ",".join(self.messages.names)
+        return f'captrainShard({number},{{"messages":[{messages}],"rollouts":{compact(self.rollouts)}}});\n'
