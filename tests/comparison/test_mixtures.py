@@ -12,9 +12,8 @@ import pytest
 from support.stages import stage
 from support.training import ROOT, inside, job, kill, passport, project, published
 
-from captrain.comparison.baselines.mixed import mixed_jobs
-from captrain.comparison.baselines.single import single_jobs
-from captrain.comparison.baselines.training import baseline_job, training_budget
+from captrain.comparison.baselines import mixed, single
+from captrain.comparison.baselines.training import baseline_job
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target
 from captrain.errors import UserError
@@ -177,7 +176,7 @@ def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_ca
 
     def jobs(ranked: list[Capability]) -> list[Job]:
         publish(project / "results/capabilities/capabilities.jsonl", ranked)
-        return single_jobs(chosen(), project, TRACE)
+        return single.BASELINE.jobs(chosen(), project, TRACE)
 
     [one] = jobs(RANKED)
     assert ([place.name for place in one.environments], one.environments[0].skip, one.name) == (["beta"], 3, "single")
@@ -189,12 +188,12 @@ def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_ca
 
 def test_mixed_spends_all_but_diagnosis_and_calibration_on_all_environments(letters: Letters, tmp_path: Path) -> None:
     project = earned(letters, tmp_path, "beta", "alpha")
-    [one] = mixed_jobs(chosen(), project, TRACE)
+    [one] = mixed.BASELINE.jobs(chosen(), project, TRACE)
     assert [(place.name, place.skip) for place in one.environments] == [("alpha", 3), ("beta", 3)]
-    assert one.rollouts == training_budget(TRACE) == 80 and one.trainer.settings() == chosen().trainer.settings()
-    assert mixed_jobs(chosen(), tmp_path / "nowhere", TRACE) == []
+    assert one.rollouts == 80 and one.trainer.settings() == chosen().trainer.settings()
+    assert mixed.BASELINE.jobs(chosen(), tmp_path / "nowhere", TRACE) == []
     with pytest.raises(UserError, match="baselines.mixed: after diagnosis and calibration 0 rollouts are left"):
-        mixed_jobs(chosen(), project, TRACE[:4])
+        mixed.BASELINE.jobs(chosen(), project, TRACE[:4])
 
 
 def test_untargeted_training_spends_the_whole_total(letters: Letters, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from captrain.comparison.baselines.baseline import DIAGNOSIS
 from captrain.comparison.baselines.training import GRPOBaseline
 
 BASELINE = GRPOBaseline(
-    name="toy", label="a toy", order=9, jobs=lambda spec, project, trace: [], rests_on=(DIAGNOSIS,),
+    name="toy", label="a toy", order=9, environments=lambda spec, project: (), rests_on=(DIAGNOSIS,),
     compared_with=("grpo_target",),
 )
 """

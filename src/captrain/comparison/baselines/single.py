@@ -4,40 +4,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS
-from captrain.comparison.baselines.training import GRPOBaseline, baseline_job
+from captrain.comparison.baselines.training import GRPOBaseline
 from captrain.config import Spec
-from captrain.ledger import LedgerEntry, budget
 from captrain.records import Capability, load
-from captrain.training import Job, training_environments
+from captrain.training import TrainingEnvironment, training_environments
 
 
-def single_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """Make one job in the environment of the first capability that has one; none where no capability has.
-
-    Args:
-        spec: the whole specification.
-        project: folder of artifacts/ and results/.
-        trace: every ledger entry on TRACE's side. Its diagnosis and the environment's own calibration are spent;
-            training gets what is left.
-    """
-    environments = {
-        environment.name: environment for environment in training_environments(project / "results/environments")
-    }
+def first_environment(spec: Spec, project: Path) -> Sequence[TrainingEnvironment]:
+    """Find the environment of the first capability that has one; none where no capability has."""
+    environments = {place.name: place for place in training_environments(project / "results/environments")}
     ranked = load(project / "results/capabilities/capabilities.jsonl", Capability)
-    first = next((capability.id for capability in ranked if capability.id in environments), None)
-    if first is None:
-        return []
-    charged = [
-        entry for entry in trace if entry.stage == DIAGNOSIS or (entry.stage == CALIBRATION and entry.item == first)
-    ]
-    return [baseline_job("single", spec, project, [environments[first]], budget(trace) - budget(charged))]
+    return [environments[capability.id] for capability in ranked if capability.id in environments][:1]
 
 
 BASELINE = GRPOBaseline(
     name="single",
     label="single capability",
     order=5,
-    jobs=single_jobs,
+    environments=first_environment,
     rests_on=(DIAGNOSIS, CALIBRATION),
     first_capability=True,
 )

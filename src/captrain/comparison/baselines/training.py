@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS, Baseline, trace_ledger
-from captrain.config import Spec, repro
+from captrain.comparison.baselines.baseline import TRACE_STAGES, Baseline, trace_ledger
+from captrain.config import GrpoSettings, Spec, repro
 from captrain.errors import UserError
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, budget
 from captrain.models import Adapter
-from captrain.records import JsonObject, read_index
+from captrain.records import JsonObject, load, read_index
 from captrain.training import (
     LIBRARIES,
     SFT_COLUMNS,
@@ -23,21 +23,27 @@ from captrain.training import (
     train,
 )
 
-JobFactory = Callable[[Spec, Path, Sequence[LedgerEntry]], Sequence[Job]]
-"""The jobs of a row, from the specification, the folder of artifacts/ and results/, and TRACE's ledger; none where
-there is nothing to train in."""
+
+def on_target(spec: Spec, project: Path) -> Sequence[TrainingEnvironment]:
+    """Return the target itself as the only place to train."""
+    return [TrainingEnvironment("target", spec.benchmark)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOBaseline(Baseline):
-    """A row that trains with rewards. `jobs` makes what is to be trained; adapters are named by their jobs.
+    """A row that trains one adapter with rewards: as TRACE trains its own, with what is left of TRACE's rollouts after
+    what the row rests on.
 
     Args:
+        environments: where it trains, from the specification and the folder of artifacts/ and results/; none where
+            there is nothing to train in.
         continues: the row whose adapter it trains on, which has learnt from demonstrations; "" for none.
+        curve: whether its adapter is evaluated as it was on the way, too (`curve.points`).
     """
 
-    jobs: JobFactory
+    environments: Callable[[Spec, Path], Sequence[TrainingEnvironment]] = on_target
     continues: str = ""
+    curve: bool = False
 
     @property
     def learns_from(self) -> Literal["rewards", "demonstrations and rewards"]:
@@ -48,6 +54,32 @@ class GRPOBaseline(Baseline):
     def trains_by_grpo(self) -> bool:
         """See `Baseline.trains_by_grpo`."""
         return True
+
+    def jobs(self, spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
+        """Make the one job; none without a place to train in, or without an adapter to go on from. After errors on
+        TRACE's side its last step may be smaller (see `captrain.training`).
+
+        Args:
+            spec: the whole specification.
+            project: folder of artifacts/ and results/.
+            trace: every ledger entry on TRACE's side: diagnosis and calibration count as much as training.
+
+        Raises:
+            UserError: nothing is left to train with, or the stage of the row that it continues has not run.
+        """
+        environments = self.environments(spec, project)
+        start = adapter_of(self.continues, project) if self.continues else None
+        if not environments or (self.continues and start is None):
+            return []
+        further = [project / f"results/{stage}/ledger.jsonl" for stage in self.rests_on if stage not in TRACE_STAGES]
+        entries = [*trace, *(entry for path in further for entry in load(path, LedgerEntry))]
+        ranked = [environment.name for environment in environments]
+        spent = [entry for entry in entries if entry.stage in self.rests_on and self.charged(entry, ranked)]
+        rollouts = budget(trace) - sum(entry.rollouts for entry in spent)
+        section = self.section(spec)
+        settings = section.differences() if isinstance(section, GrpoSettings) else {}
+        points = spec.curve.points if self.curve else 0
+        return [baseline_job(self.name, spec, project, environments, rollouts, settings, start, points)]
 
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
@@ -179,8 +211,3 @@ def adapter_of(row: str, project: Path) -> Adapter | None:
     path = project / f"results/{row}/index.json"
     entry = read_index(path, f"run `{repro(row, project)}` to make it").get(row)
     return Adapter(str(project / entry.path), entry.digest) if entry else None
-
-
-def training_budget(trace: Sequence[LedgerEntry]) -> int:
-    """Return TRACE's rollouts less those of diagnosis and calibration."""
-    return budget(trace) - budget([entry for entry in trace if entry.stage in (DIAGNOSIS, CALIBRATION)])
