@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import binomtest
 from support.outcomes import LEDGER, SMALL, outcomes_of, routes_of, run
+from support.results import make_results
 
 from captrain.comparison.files import publish_evaluation
 from captrain.comparison.rows import compared_pairs, unequal_total
@@ -19,6 +20,9 @@ from captrain.comparison.statistics import Bootstrap, best_single, oracle, sign_
 from captrain.comparison.tables import evaluate
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
+from captrain.reporting.figures import draw
+from captrain.reporting.loaders import load_kinds
+from captrain.reporting.pages.files import table_of
 from captrain.reporting.tables import table
 
 
@@ -272,6 +276,16 @@ def test_rates_by_kind_average_to_the_rate_of_all_tasks() -> None:
     result = run(outcomes_of(SMALL), routes_of(["base"] * 4))
     kinds = [row(result.kinds, method="base", kind=kind)["pass_rate"] for kind in ("even", "odd")]
     assert np.mean(kinds) == pytest.approx(row(result.main, method="base")["pass_rate"])
+
+
+def test_tasks_without_a_kind_have_no_rates_by_kind_and_every_reader_takes_that(tmp_path: Path) -> None:
+    make_results(tmp_path / "results")
+    published = run(outcomes_of(SMALL).assign(kind=""), routes_of(["base"] * 4))
+    publish_evaluation(published, tmp_path / "results/evaluation")
+    assert published.kinds.empty and load_kinds(tmp_path).empty
+    names = {path.stem for path in draw(tmp_path / "results", tmp_path / "figures")}
+    assert "main" in names and "kinds" not in names
+    assert table_of(tmp_path, "results/evaluation/kinds.csv") == []
 
 
 def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes(tmp_path: Path) -> None:

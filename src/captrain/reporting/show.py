@@ -303,11 +303,9 @@ def results(root: Path) -> RenderableType:
         if figures
         else ("figures: not drawn yet; run `dvc repro figures`")
     )
-    more = (
-        (_kinds(evaluation_table(folder, "kinds", KINDS).to_dict("records")), Text(), discovery, Text())
-        if discovery
-        else ()
-    )
+    kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
+    more = (_kinds(kinds), Text()) if kinds else ()
+    more += (discovery, Text()) if discovery else ()
     causal = causal_table(root / "results/causality")
     more += (causal, Text()) if causal else ()
     again = rediscovery_table(root / "results")
