@@ -300,6 +300,18 @@ def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes
         assert (tmp_path / folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
+def test_an_oracle_below_the_row_that_it_should_bound_is_said_to_be_none(tmp_path: Path) -> None:
+    """With two trials its choice is luck: an arm that passes by chance once is taken, and fails in the other."""
+
+    luck = {"base": ["PF", "FP", "PF", "FP"], "grpo_target": ["FF"] * 4, "a": ["PF", "FP", "FP", "PP"]}
+    arms = {name: [list(task) for task in tasks] for name, tasks in luck.items()}
+    publish_evaluation(run(outcomes_of(arms), routes_of(["a"] * 4)), tmp_path)
+    console = Console(width=120, file=StringIO())
+    with console.capture() as captured:
+        console.print(table(tmp_path))
+    assert "oracle router (no bound here)" in captured.get() and "Set evaluation.trials=4" in captured.get()
+
+
 def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
     publish_evaluation(run(outcomes_of(SMALL), routes_of(["base"] * 4)), tmp_path)
     console = Console(width=120, file=StringIO())
@@ -308,7 +320,7 @@ def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
     text = captured.get()
     assert "95% interval" in text and "GRPO on target" in text and "bound: oracle router" in text
     assert "Spent by TRACE: 40 diagnosis + 60 training" in text
-    assert "Not counted: 7 evaluation rollouts" in text
+    assert "Not counted: 7 evaluation rollouts" in text and "no bound here" not in text
 
 
 def test_a_table_without_results_names_the_stage_that_makes_them(tmp_path: Path) -> None:
