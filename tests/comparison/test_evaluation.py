@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import binomtest
 from support.outcomes import LEDGER, SMALL, outcomes_of, routes_of, run
+from support.results import make_results
 
 from captrain.comparison.files import publish_evaluation
 from captrain.comparison.rows import compared_pairs, unequal_total
@@ -19,6 +20,9 @@ from captrain.comparison.statistics import Bootstrap, best_single, oracle, sign_
 from captrain.comparison.tables import evaluate
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
+from captrain.reporting.figures import draw
+from captrain.reporting.loaders import load_kinds
+from captrain.reporting.pages.files import table_of
 from captrain.reporting.tables import table
 
 
@@ -274,6 +278,16 @@ def test_rates_by_kind_average_to_the_rate_of_all_tasks() -> None:
     assert np.mean(kinds) == pytest.approx(row(result.main, method="base")["pass_rate"])
 
 
+def test_tasks_without_a_kind_have_no_rates_by_kind_and_every_reader_takes_that(tmp_path: Path) -> None:
+    make_results(tmp_path / "results")
+    published = run(outcomes_of(SMALL).assign(kind=""), routes_of(["base"] * 4))
+    publish_evaluation(published, tmp_path / "results/evaluation")
+    assert published.kinds.empty and load_kinds(tmp_path).empty
+    names = {path.stem for path in draw(tmp_path / "results", tmp_path / "figures")}
+    assert "main" in names and "kinds" not in names
+    assert table_of(tmp_path, "results/evaluation/kinds.csv") == []
+
+
 def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
     outcomes, routes = drawn({"base": 0.3, "grpo_target": 0.6, "a": 0.6}, 30, 4, seed=2), routes_of(["a"] * 30)
     publish_evaluation(run(outcomes, routes), tmp_path / "one")
@@ -286,6 +300,18 @@ def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes
         assert (tmp_path / folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
+def test_an_oracle_below_the_row_that_it_should_bound_is_said_to_be_none(tmp_path: Path) -> None:
+    """With two trials its choice is luck: an arm that passes by chance once is taken, and fails in the other."""
+
+    luck = {"base": ["PF", "FP", "PF", "FP"], "grpo_target": ["FF"] * 4, "a": ["PF", "FP", "FP", "PP"]}
+    arms = {name: [list(task) for task in tasks] for name, tasks in luck.items()}
+    publish_evaluation(run(outcomes_of(arms), routes_of(["a"] * 4)), tmp_path)
+    console = Console(width=120, file=StringIO())
+    with console.capture() as captured:
+        console.print(table(tmp_path))
+    assert "oracle router (no bound here)" in captured.get() and "Set evaluation.trials=4" in captured.get()
+
+
 def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
     publish_evaluation(run(outcomes_of(SMALL), routes_of(["base"] * 4)), tmp_path)
     console = Console(width=120, file=StringIO())
@@ -294,7 +320,7 @@ def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
     text = captured.get()
     assert "95% interval" in text and "GRPO on target" in text and "bound: oracle router" in text
     assert "Spent by TRACE: 40 diagnosis + 60 training" in text
-    assert "Not counted: 7 evaluation rollouts" in text
+    assert "Not counted: 7 evaluation rollouts" in text and "no bound here" not in text
 
 
 def test_a_table_without_results_names_the_stage_that_makes_them(tmp_path: Path) -> None:

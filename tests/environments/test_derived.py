@@ -11,7 +11,7 @@ from captrain.capabilities import KINDS
 from captrain.config import Component, ModelAccess, compose_spec
 from captrain.config.machine import Machine
 from captrain.contract import load_file, tool_call
-from captrain.environments.derived import derivable
+from captrain.environments.derived import derivable, derive
 from captrain.environments.passport import run_checks
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import make_brief, synthesize_each
@@ -143,6 +143,32 @@ def test_of_an_environment_no_more_variety_is_asked_than_its_benchmark_has(tmp_p
     assert variety(single) == (True, 1.0, "at least 1", "")
     passed, measured, bound, detail = variety(ROOMS)
     assert (passed, measured) == (False, 1.0) and bound > "at least 1" and "environments.structures=1" in detail
+
+
+def test_a_benchmark_whose_solutions_call_every_tool_once_has_its_environments(tmp_path: Path) -> None:
+    """A world of few tools: there that probe is the solution itself, and no shortcut."""
+    bounds = compose_spec("default", 0, ["environments.seeds=20"], CONF).environments
+    toll = Component.model_validate({"_target_": "support.domains.toll.Toll"})
+    details = {"kinds": {"vehicle": "read", "charge": "write"}}
+    capability = Capability(id="missing_lookup", name="n", description="d", details=details)
+    path = tmp_path / "missing_lookup.py"
+    path.write_text(derive(Brief(capability, load_benchmark(toll).tools, (), toll), toll, []))
+    failed = [
+        check
+        for check in run_checks(load_file(path), path, make_standard(load_benchmark(toll), 20, bounds), ())
+        if not check.passed
+    ]
+    assert not failed
+
+
+def test_a_score_that_asks_for_words_that_nobody_told_is_refused_by_the_plan() -> None:
+    def told(name: str) -> list[str]:
+        spec = compose_spec("default", 0, [f"benchmark._target_=support.rooms.{name}"], CONF)
+        return [error.remedy for error in make_plan(spec, Node()).problems if "words that nobody" in error.problem]
+
+    assert not told("Rooms")
+    [remedy] = told("Wordy")
+    assert "let the policy say them" in remedy
 
 
 def test_a_benchmark_without_references_is_refused_by_the_plan_whatever_its_class_declares() -> None:

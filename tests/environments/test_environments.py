@@ -19,7 +19,7 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.loading import load_environment, read_passports
-from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks
+from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks, widening
 from captrain.environments.publication import publish_environments
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import LOADS, SynthesisResult, distance_from_bound, make_brief, synthesize
@@ -515,6 +515,11 @@ def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_t
     with pytest.raises(UserError, match="no environment earned its passport") as refusal:
         publish_environments([bad], results, artifacts)
     assert "wrong_argument: schemas equal" in refusal.value.problem and "rejected" in refusal.value.remedy
+    assert "synthesizer.name=" in refusal.value.remedy
+    paid = bad.best.passport.model_copy(
+        update={"checks": [Check(name="reward of claiming success", passed=False, measured=1, bound="at most 0.3")]}
+    )
+    assert widening([paid]).startswith("widen environments.hacking_reward ")
 
 
 def test_a_brief_shows_the_failures_that_the_capability_was_found_in_and_the_shortest_that_passed() -> None:

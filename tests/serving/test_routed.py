@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,17 @@ import pandas as pd
 import pytest
 from starlette.testclient import TestClient
 from support.adapters import save_adapter
+from support.finished import Captrain
+from support.servers import policy, real_machine
 
+from captrain import play
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.cli.serve import _routed_agent
 from captrain.config import load_spec
 from captrain.policies.local import LocalPolicy
+from captrain.policies.openai import OpenAIPolicy, request_messages
+from captrain.routing.router import opening
+from captrain.routing.turns import TurnRouter, before_turns
 from captrain.serving.endpoint import Server
 from captrain.serving.protection import Protection
 from captrain.serving.routed import HEADER, RoutedEndpoint
@@ -137,3 +146,82 @@ def test_every_test_task_is_answered_by_the_adapter_of_the_table_of_routes(
             assert answer.status_code == 200, answer.text
             given[task.id] = answer.headers[HEADER]
     assert given == routes.to_dict() and len({*given.values()}) > 1
+
+
+def test_the_command_says_which_adapter_a_first_message_would_be_given_and_why(
+    smoke: Path, tmp_path: Path, captrain: Captrain
+) -> None:
+    spec = load_spec(smoke / "results/spec.yaml")
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
+    routes = pd.read_csv(smoke / "results/routes/routes.csv").set_index("task")["chosen"]
+    tasks = {routes[task.id]: task for task in evaluation_tasks(benchmark, spec.evaluation)}  # one of each route
+    for chosen, task in tasks.items():
+        status, out, err = captrain(smoke, "route", opening(benchmark.open(task).messages))
+        assert (status, out.splitlines()[0]) == (0, chosen), err
+        assert "the nearest known task is of " in out.replace("\n", " ")
+    assert len(tasks) > 1
+    status, _, err = captrain(tmp_path, "route", "Hello.")
+    assert status == 2 and "remedy: " in err
+
+
+def test_turn_by_turn_every_turn_is_answered_by_the_arm_that_is_chosen_for_it(
+    smoke: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shutil.copytree(smoke, tmp_path / "project", symlinks=True))  # compositions are made there
+    spec = load_spec(Path("results/spec.yaml"))
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
+    router = TurnRouter.read(Path("results/routes/turns.json"))
+    endpoint, changes, arms = _routed_agent(Path("artifacts/base"), "base", "", "", True), 0, set[str]()
+    with TestClient(endpoint.application(Protection()), base_url="http://localhost") as client:
+        for task in evaluation_tasks(benchmark, spec.evaluation)[:15]:
+            given = list[str]()
+            for seen in before_turns(benchmark.play(task, benchmark.reference(task))):
+                answer = complete(client, request_messages(seen), max_tokens=1, tools=benchmark.tools)
+                assert answer.status_code == 200, answer.text
+                assert answer.headers[HEADER] == router.choose(seen)
+                given.append(answer.headers[HEADER])
+            changes += len({*given}) > 1
+            arms |= {*given}
+    assert len(arms) > 1 and changes
+
+
+@pytest.mark.needs("vllm")
+def test_in_front_of_a_real_vllm_every_task_has_the_adapter_of_its_route_and_rates_are_those_of_the_table(
+    smoke: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(smoke)
+    spec = load_spec(Path("results/spec.yaml"))
+    benchmark, settings = load_benchmark(spec.benchmark, spec.machine), spec.policy.settings()
+    sampling = {"temperature": 1.0, "max_turns": int(str(settings["max_turns"])), "max_tokens": 32}
+    parser = ["--enable-auto-tool-choice", "--tool-call-parser=hermes"]
+    served = policy(Path("artifacts/base"), real_machine(), dtype="float32", arguments=parser, **sampling)
+    [replica] = served.fleet.replicas
+    replica.ready()
+    command = [sys.executable, "-c", "from captrain.cli.app import main; main()", "serve", "--route", "--port", "0"]
+    command += ["--upstream", str(replica.client.base_url), "--served-model-name", replica.name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            *_, address = process.stdout.readline().split()
+            tasks = evaluation_tasks(benchmark, spec.evaluation)
+            with httpx2.Client(base_url=f"{address}/", timeout=120) as client:
+                body = {"model": "captrain", "max_tokens": 1, "seed": 1, "tools": benchmark.tools}
+                answers = [
+                    client.post("chat/completions", json={**body, "messages": benchmark.open(task).messages})
+                    for task in tasks
+                ]
+            assert {answer.status_code for answer in answers} == {200}, answers[0].text
+            routes = pd.read_csv("results/routes/routes.csv").set_index("task")["chosen"]
+            assert [answer.headers[HEADER] for answer in answers] == [routes[task.id] for task in tasks]
+            monkeypatch.setenv("ROUTED_URL", address)
+            monkeypatch.setenv("ROUTED_KEY", "none")
+            agent = OpenAIPolicy(name="captrain", endpoint="ROUTED_URL", key="ROUTED_KEY", **sampling)
+            rollouts = play(benchmark.environment, agent, tasks=len(tasks), split="test")
+        finally:
+            process.terminate()
+            served.close()
+    assert {rollout.outcome for rollout in rollouts} <= {"passed", "failed"}
+    rate = sum(rollout.outcome == "passed" for rollout in rollouts) / len(tasks)
+    expected = pd.read_csv("results/evaluation/main.csv").set_index("method")["pass_rate"]["trace"]
+    spread = max(0.05, expected * (1 - expected))
+    assert abs(rate - expected) < 4 * (spread * 1.5 / len(tasks)) ** 0.5  # the table's is of two trials

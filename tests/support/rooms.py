@@ -133,3 +133,12 @@ class Unsolved(Rooms):
 
     def reference(self, task: dict) -> list[dict]:
         return []
+
+
+class Wordy(Rooms):
+    """The same, which asks for last words that the policy does not say."""
+
+    def score(self, task: dict, messages: list[dict]) -> dict:
+        score = super().score(task, messages)
+        said = float((messages[-1].get("content") or "") == "All is done.")
+        return {**score, "reward": score["reward"] * said, "success": score["success"] and said == 1.0}

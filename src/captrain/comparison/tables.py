@@ -65,7 +65,8 @@ class Evaluation:
     splits were played also overlapping, how many tasks were for discovery or training.
     differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable,
     effect, and p_holm, p corrected for the number of comparisons that have one.
-    kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks.
+    kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks;
+        none of tasks without a kind.
     ledger: rollouts and tokens by who spent them first, stage and purpose.
     costs: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
     stages that it rests on, joined by spaces; what methods share is charged to each.
@@ -295,7 +296,7 @@ def _kind_table(
 ) -> pd.DataFrame:
     """See `Evaluation.kinds`."""
     rows = []
-    for kind in sorted(set(kinds)):
+    for kind in sorted({*kinds} - {""}):
         kind_rates = [np.where(kinds == kind, outcome.rates, np.nan) for outcome in outcomes.values()]
         bounds = intervals.intervals(kind_rates)
         for (method, outcome), rates, (low, high) in zip(outcomes.items(), kind_rates, bounds, strict=True):
@@ -309,7 +310,8 @@ def _kind_table(
                 "tasks": tasks,
             }
             rows.append({"kind": kind, "method": method, "label": label(method), **numbers})
-    return pd.DataFrame(rows)
+    columns = ("kind", "method", "label", "pass_rate", "low", "high", "pass_hat_k", "mean_reward", "tasks")
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:

@@ -227,7 +227,8 @@ def _check_value(key: str, value: object, annotation: Any) -> None:
                 ) from None
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            raise UserError(problem_text({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
+            remedy = f"set {key}=VALUE" if value is None else REMEDY
+            raise UserError(problem_text({**problem, "loc": (key, *problem["loc"])}), remedy) from None
     if inner is not None:
         _check_nested(key, inner)
 

@@ -13,6 +13,8 @@ from .passport import failed_check as failed_check
 from .passport import structure as structure
 from .publication import passport_page as passport_page
 from .publication import publish_environments as publish_environments
+from .shortcuts import demands_words as demands_words
+from .shortcuts import in_other_words as in_other_words
 from .subject import Standard as Standard
 from .subject import Subject as Subject
 from .subject import make_standard as make_standard

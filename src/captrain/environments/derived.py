@@ -34,7 +34,7 @@ SEARCHED = 50
 UNBOUNDED = 10_000
 
 
-REMEDY = "choose synthesizer=openai, or write a synthesizer of your own (docs/house.md)"
+REMEDY = "set synthesizer=openai synthesizer.name=MODEL, or write a synthesizer of your own (docs/house.md)"
 
 
 def derivable(benchmark: Component) -> None:

@@ -8,7 +8,7 @@ run first; the spread of rewards is measured on the base, and its rollouts are c
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from captrain.config import Environments
@@ -18,7 +18,7 @@ from captrain.environments.leakage import SHARE, leaves, runs, runs_of
 from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
 from captrain.environments.worlds import Reopening
 from captrain.errors import EnvironmentFault
-from captrain.records import Check, JsonObject, Message, Rollout, digest, plain, read_bytes
+from captrain.records import Check, JsonObject, Message, Passport, Rollout, digest, plain, read_bytes
 
 ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""
@@ -336,6 +336,32 @@ CHECKS: dict[str, Callable[[Subject, str], Check]] = {
     TRANSFER: _transfer,
 }
 """Every check that needs no policy, by name."""
+BASE_REWARD, BASE_PASSES = "mean reward of the base", "pass rate of the base"
+BASE_CONSTANT = "share of constant-reward groups on the base"
+BOUNDS = {
+    "reward of doing nothing": "idle_reward",
+    "reward of random calls": "random_reward",
+    "structures among the tasks": "structures",
+    "reward of copying what is shown": "hacking_reward",
+    "reward of claiming success": "hacking_reward",
+    "reward of every tool once": "hacking_reward",
+    "reward of the broken solution": "broken_reward",
+    "reward of words alone": "hacking_reward",
+    "reward of going on": "hacking_reward",
+    "reward of many calls at once": "hacking_reward",
+    TRANSFER: "transfer",
+    BASE_REWARD: "mean_reward",
+    BASE_PASSES: "success",
+    BASE_CONSTANT: "constant_groups",
+}
+"""Settings of the section `environments` that hold a check's bound."""
+
+
+def widening(passports: Iterable[Passport]) -> str:
+    """Name the settings by which checks that failed would pass, as a remedy; "" where none would help."""
+    failed = [check.name for passport in passports for check in passport.checks if not check.passed]
+    keys = dict.fromkeys(f"environments.{BOUNDS[name]}" for name in failed if name in BOUNDS)
+    return f"widen {', '.join(keys)} if what failed is right, or " if keys else ""
 
 
 def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: Environments) -> list[Check]:
@@ -364,9 +390,9 @@ def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: Environments
         for task, group in groups.items()
     }
     return [
-        _within("mean reward of the base", rewards, bounds.mean_reward),
-        _within("pass rate of the base", success, bounds.success),
-        _within("share of constant-reward groups on the base", constant, (0.0, bounds.constant_groups)),
+        _within(BASE_REWARD, rewards, bounds.mean_reward),
+        _within(BASE_PASSES, success, bounds.success),
+        _within(BASE_CONSTANT, constant, (0.0, bounds.constant_groups)),
     ]
 
 

@@ -227,6 +227,11 @@ def given_away(subject: Subject, name: str) -> Check:
     return at_most(name, mean, GIVEN_AWAY, "a call of the reference stands where the agent reads it first", most)
 
 
+def _calls(messages: Sequence[Message]) -> list[tuple[str, JsonObject]]:
+    """The calls of a play in order."""
+    return [call for message in messages if message["role"] == "assistant" for call in calls_of(message)]
+
+
 def _flat(message: Message) -> str:
     """A call with its values as texts, to be compared."""
     [(name, arguments)] = calls_of(message)
@@ -249,13 +254,15 @@ def claiming(subject: Subject, name: str) -> Check:
 
 
 def every_tool(subject: Subject, name: str) -> Check:
-    """Each tool once."""
-    tools = subject.against.tools
-
-    def agent(task: Task) -> Agent:
-        return every_tool_agent(tools, subject.reference(task), subject.random("every", task.id))
-
-    return _mean(subject, name, subject.bounds.hacking_reward, agent)
+    """Each tool once. Where that is what the reference does, which only a world of few tools can ask for, it is no
+    shortcut, and counts as earning nothing."""
+    tools, rewards = subject.against.tools, dict[str, float]()
+    for task in subject.tasks:
+        reference = subject.reference(task)
+        messages = subject.act(task, every_tool_agent(tools, reference, subject.random("every", task.id)))
+        is_solution = _calls(messages) == _calls(reference)
+        rewards[task.id] = 0.0 if is_solution else subject.score(task, messages).reward
+    return mean_at_most(name, rewards, subject.bounds.hacking_reward)
 
 
 def repeating(subject: Subject, name: str) -> Check:

@@ -8,6 +8,7 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
+from captrain.environments.passport import widening
 from captrain.environments.synthesis import SynthesisResult
 from captrain.errors import UserError
 from captrain.records import Capability, Passport, as_markdown, publish, publish_json, publish_text
@@ -50,7 +51,8 @@ def publish_environments(
         reasons = " | ".join(f"{result.capability.id}: {result.best.passport.complaints()}" for result in environments)
         raise UserError(
             f"no environment earned its passport. Best attempts: {reasons}",
-            f"read {results / REJECTED}; widen the bounds in the environments section, or choose another synthesizer",
+            f"read {results / REJECTED}; {widening(result.best.passport for result in environments)}set another "
+            "synthesizer (synthesizer=openai synthesizer.name=MODEL)",
         )
 
 

@@ -12,7 +12,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from captrain.contract import calls_of, tool_call
+from captrain.contract import Target, calls_of, tool_call
 from captrain.environments import probes
 from captrain.environments.subject import STEPS, Agent, Subject, at_most
 from captrain.errors import EnvironmentFault
@@ -246,6 +246,47 @@ def flawed_calls(subject: Subject, name: str) -> Check:
 # What must not change, and what must.
 
 
+def in_other_words(reference: Sequence[Message], play: Sequence[Message], rng: random.Random) -> list[Message]:
+    """Return a reference with words beside its calls, and those of its last message replaced that nobody has told the
+    agent.
+
+    Args:
+        reference: its assistant messages.
+        play: all messages of its play.
+        rng: draws the words.
+    """
+    calling = [i for i, message in enumerate(reference) if message.get("tool_calls")]
+    actions = list(reference)
+    for index in calling:
+        actions[index] = {**reference[index], "content": probes.content(reference[index]) or "One moment."}
+    if calling and calling[-1] == len(reference) - 2:
+        visible_texts = [probes.visible_text(m) for m in play if m["role"] != "assistant"]
+        known_words = set(re.findall(r"\w+", " ".join(visible_texts).lower()))
+        pieces = re.split(r"([^\W\d_]+)", probes.content(reference[-1]))
+        last = [
+            piece
+            if not piece.isalpha() or piece.lower() in known_words
+            else "".join(rng.choices(string.ascii_lowercase, k=5))
+            for piece in pieces
+        ]
+        actions[-1] = probes.assistant_message(f"All right. {''.join(last)}")
+    return actions
+
+
+def demands_words(target: Target, count: int) -> bool:
+    """Return whether a benchmark's references lose by other words, so that none of its environments could pass
+    `other_words`; of the first training tasks, at most `count`."""
+    size = target.size("training")
+    losses: list[bool] = []
+    for task in target.tasks("training", count if size is None else min(count, size)):
+        if reference := target.reference(task):
+            record = target.play(task, reference)
+            actions = in_other_words(reference, record, random.Random(task.id))
+            loss = target.score(task, record).reward - target.score(task, target.play(task, actions)).reward
+            losses.append(loss > LOSS)
+    return sum(losses) > STRICT * len(losses)
+
+
 def other_words(subject: Subject, name: str) -> Check:
     """The reference in other words: some beside its calls, and of its last message those that nobody has told the
     agent replaced by drawn ones. Where words are the capability, as `broken` shows, they are left as they are."""
@@ -255,21 +296,7 @@ def other_words(subject: Subject, name: str) -> Check:
         broken = subject.broken(task) if hasattr(subject.target.environment, "broken") else ()
         if probes.steps(broken) == probes.steps(reference):
             continue
-        calling = [i for i, message in enumerate(reference) if message.get("tool_calls")]
-        actions = list(reference)
-        for index in calling:
-            actions[index] = {**reference[index], "content": probes.content(reference[index]) or "One moment."}
-        if calling and calling[-1] == len(reference) - 2:
-            visible_texts = [probes.visible_text(m) for m in subject.solved(task) if m["role"] != "assistant"]
-            known_words = set(re.findall(r"\w+", " ".join(visible_texts).lower()))
-            pieces = re.split(r"([^\W\d_]+)", probes.content(reference[-1]))
-            last = [
-                piece
-                if not piece.isalpha() or piece.lower() in known_words
-                else "".join(rng.choices(string.ascii_lowercase, k=5))
-                for piece in pieces
-            ]
-            actions[-1] = probes.assistant_message(f"All right. {''.join(last)}")
+        actions = in_other_words(reference, subject.solved(task), rng)
         losses[task.id] = subject.solution(task).reward - subject.reward_of(task, actions)
     many = [task for task, loss in losses.items() if loss > LOSS]
     detail = "the reference loses by words beside its calls, or by last words that nobody has told the agent"

@@ -4,7 +4,7 @@ import math
 
 from captrain.benchmarks import TOOLS, Demonstrations, StandardEnvironment, absences, in_workers, load_benchmark
 from captrain.config import Spec, build, component_class
-from captrain.environments import EMBEDDED, derivable
+from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
 from captrain.planning.assumptions import LOCAL, USABLE_MEMORY, VLLM, EpisodeCost, split_sizes
 from captrain.planning.basis import task_uses
@@ -16,6 +16,8 @@ PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
 UNAIDED = ("invalid_call", "premature_stop")
 """Causes that the programmatic analyst finds without a reference solution."""
 TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
+EXAMPLES = 20
+"""Training tasks whose references are played."""
 
 
 def problems(estimate: Estimate) -> list[UserError]:
@@ -48,7 +50,15 @@ def _synthesis(spec: Spec) -> list[UserError]:
         derivable(spec.benchmark)
     except UserError as error:
         return [error]
-    return []
+    if in_workers(spec.benchmark) or not demands_words(load_benchmark(spec.benchmark), EXAMPLES):
+        return []
+    return [
+        UserError(
+            f"the score of {spec.benchmark.target} asks for words that nobody has told the agent: no environment "
+            "derived from it would earn a passport",
+            "let the policy say them, or score no words; `captrain check-benchmark` counts the tasks",
+        )
+    ]
 
 
 def _demonstrations(spec: Spec) -> list[UserError]:
@@ -203,7 +213,7 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
     if "reference" in lacking and spec.analyst.target == PROGRAMMATIC:
         texts.append(
             f"without references the programmatic analyst finds {' and '.join(UNAIDED)} alone: "
-            "analyst=openai has no such bounds"
+            "analyst=openai analyst.name=MODEL has no such bounds"
         )
     if estimate.served and spec.benchmark.settings().get("user", "") is None:
         texts.append("benchmark.user is null: a script plays the user, for checks and not for results")

@@ -10,8 +10,12 @@ from functools import partial
 from typing import get_args
 
 from captrain.contract import IDLE, Environment, Episode, calls_of
+<<<<<<< HEAD
 from captrain.environments import structure
 from captrain.errors import UserError
+=======
+from captrain.environments import in_other_words, structure
+>>>>>>> u37
 from captrain.projects.examination import (
     LIMIT,
     BenchmarkReport,
@@ -181,7 +185,7 @@ def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject
 
 def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence[JsonObject]) -> None:
     """Check that references score 1, and that every task can be played by whoever plays."""
-    structures, references = set[str](), 0
+    structures, references, demanding = set[str](), 0, 0
     rewards_of: dict[str, list[float]] = {"reference": [], "nothing": [], "random calls": [], "every call twice": []}
     for task in tasks:
         rng = random.Random(task["id"])
@@ -205,6 +209,7 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
                 continue
             if agent == "reference":
                 structures.add(structure(messages))
+                demanding += _loses_by_words(examined, task, actions, messages, float(score["reward"]))
             rewards_of[agent].append(float(score["reward"]))
             if agent == "reference" and (score["reward"] != 1 or not score["success"]):
                 text = f"scores {score['reward']}, success {score['success']}"
@@ -215,10 +220,16 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
     if references:
         few = " (all tasks differ in names and numbers only)" if len(structures) == 1 else ""
         examined.report.facts["structures of tasks"] = f"{len(structures)} in {references} references{few}"
+    if demanding:
+        examined.report.facts["words that nobody told"] = (
+            f"{demanding} of {references} references lose by other words beside their calls or at the end: no "
+            "environment derived from such a task earns a passport; let the policy say the words, or score none"
+        )
     if references < len(tasks):
         missing = f"{len(tasks) - references} of {len(tasks)} tasks have none: without references the programmatic "
         missing += (
-            "analyst has nothing to compare with and no environment is derived (analyst=openai synthesizer=openai)"
+            "analyst has nothing to compare with and no environment is derived (analyst=openai analyst.name=MODEL "
+            "synthesizer=openai synthesizer.name=MODEL)"
         )
         examined.report.facts["references"] = missing
     if rewards_of["nothing"] and min(rewards_of["nothing"]) == 1:
@@ -231,6 +242,17 @@ def _reference(examined: Examined, task: JsonObject) -> list[Message]:
         examined.note("reference", task["id"], fault, "return the assistant messages of a solution, [] for none known")
         raise MethodFailed
     return reference
+
+
+def _loses_by_words(
+    examined: Examined, task: JsonObject, reference: Sequence[Message], messages: Sequence[Message], reward: float
+) -> bool:
+    """Return whether a reference earns less in other words."""
+    actions = in_other_words(reference, messages, random.Random(task["id"]))
+    try:
+        return float(_play_and_score(examined, task, "reference in other words", actions)[1]["reward"]) < reward
+    except MethodFailed:
+        return False
 
 
 def _copy(task: JsonObject) -> JsonObject:

@@ -97,6 +97,10 @@ def draw(results: Path, out: Path) -> list[Path]:
 def _optional(results: Path) -> dict[str, tuple[object, str]]:
     """Collect what each figure that not every run has is drawn from, and why there would be nothing."""
     return {
+        "kinds": (
+            len(evaluation_table(results / "evaluation", "kinds")),
+            "no task names its kind (data['kind'])",
+        ),
         "merging": (
             _rows(results, TRACE, ("merged:",)),
             "no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all",

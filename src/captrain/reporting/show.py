@@ -272,9 +272,9 @@ def results(root: Path) -> RenderableType:
     Before them stand, of a benchmark that describes itself, the rates by kind and the findings on the discovery split,
     what repaired what, re-discovery, and where the figures lie.
     """
-    from captrain.comparison import evaluation_metrics, evaluation_table, interpret_difference
+    from captrain.comparison import ORACLE, evaluation_metrics, evaluation_table, interpret_difference
     from captrain.reporting.rediscovery import rediscovery_table
-    from captrain.reporting.tables import causal_table, table
+    from captrain.reporting.tables import NO_BOUND, causal_table, table
 
     folder = root / "results/evaluation"
     discovery = _discovery(root)
@@ -289,7 +289,9 @@ def results(root: Path) -> RenderableType:
             f"{row['difference']:+.3f}",
             f"{row['low']:+.3f} to {row['high']:+.3f}",
             "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
-            DISTINCT.get(reading := interpret_difference(row, level), reading),
+            NO_BOUND
+            if row["first"] == ORACLE and row["difference"] < 0
+            else DISTINCT.get(reading := interpret_difference(row, level), reading),
         )
     paired.caption = (
         "p: exact sign test over tasks; not given for bounds, which are no single policy\n"
@@ -302,11 +304,9 @@ def results(root: Path) -> RenderableType:
         if figures
         else ("figures: not drawn yet; run `dvc repro figures`")
     )
-    more = (
-        (_kinds(evaluation_table(folder, "kinds", KINDS).to_dict("records")), Text(), discovery, Text())
-        if discovery
-        else ()
-    )
+    kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
+    more = (_kinds(kinds), Text()) if kinds else ()
+    more += (discovery, Text()) if discovery else ()
     causal = causal_table(root / "results/causality")
     more += (causal, Text()) if causal else ()
     again = rediscovery_table(root / "results")

@@ -9,6 +9,7 @@ from rich.table import Table
 from captrain.comparison import (
     BASE,
     IDLE,
+    ORACLE,
     TRACE,
     evaluation_metrics,
     evaluation_table,
@@ -51,6 +52,8 @@ of sole lacks: of failures that lack no other selected capability. Labels are of
 above other failures: change in pass rate minus that on failures without the label.
 placebo: change by the adapters of the other capabilities, on failures that lack this one and not theirs.
 Intervals by bootstrap over tasks, not corrected for their number."""
+NO_BOUND = "no bound here"
+"""What is said of an oracle that lies below the row that it should bound."""
 
 
 def table(folder: Path) -> Table:
@@ -76,9 +79,11 @@ def table(folder: Path) -> Table:
     names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
     for name in names:
         final.add_column(name, justify="right")
+    passes = main.set_index("method")["pass_rate"]
     for row in main.to_dict("records"):
         interval = _interval(row["low"], row["high"])
-        cells = [row["label"], supervision(row["method"]) or "", _number(row["pass_rate"]), interval]
+        remark = f" ({NO_BOUND})" if row["method"] == ORACLE and row["pass_rate"] < passes[TRACE] else ""
+        cells = [f"{row['label']}{remark}", supervision(row["method"]) or "", _number(row["pass_rate"]), interval]
         cells += [_number(row["pass_hat_k"])]
         cells += [_number(row["mean_reward"])] * graded
         style = "bold" if row["method"] in headline_methods() else "dim"
@@ -139,4 +144,7 @@ def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     lines += [f"Another total than TRACE's: {row['label']} {unequal_total(row['method'])}." for row in differing]
     lines.append(f"Not counted: {evaluation:,} evaluation rollouts. Routers, merging and bounds use TRACE's adapters.")
     lines.append("The oracle's choice is made and scored on different trials.")
+    passes = {row["method"]: row["pass_rate"] for row in rows}
+    if passes.get(ORACLE, 1.0) < passes[TRACE]:
+        lines.append("It lies below TRACE, chosen on too few trials of a task: no bound here. Set evaluation.trials=4.")
     return "\n".join(lines)

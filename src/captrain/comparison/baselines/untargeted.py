@@ -88,7 +88,7 @@ def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
     raise UserError(
         f"of {DRAWS * count} untargeted environments {len(passed)} earned a passport, and {count} are asked for "
         f"({complaints[-1]})",
-        "widen the bounds in the environments section, or ask for fewer (baselines.awm.environments)",
+        "set baselines.awm.environments lower, or widen the bounds of the section environments",
     )
 
 
