@@ -2,7 +2,7 @@
 
 All that is asked about a row anywhere is in this entry: how it is called and where it stands, which rollouts it is
 charged for, with what it is compared, how it trains and what its stage does. `captrain.comparison.baselines.registry`
-collects the entries; evaluation, figures, plans and the view of a running pipeline ask it and know no row by name.
+collects the entries; evaluation, figures and plans ask it and know no row by name.
 """
 
 from collections.abc import Callable, Sequence

@@ -74,8 +74,8 @@ class GRPOBaseline(Baseline):
         further = [project / f"results/{stage}/ledger.jsonl" for stage in self.rests_on if stage not in TRACE_STAGES]
         entries = [*trace, *(entry for path in further for entry in load(path, LedgerEntry))]
         ranked = [environment.name for environment in environments]
-        spent = [entry for entry in entries if entry.stage in self.rests_on and self.charged(entry, ranked)]
-        rollouts = budget(trace) - sum(entry.rollouts for entry in spent)
+        charges = [entry for entry in entries if entry.stage in self.rests_on and self.charged(entry, ranked)]
+        rollouts = budget(trace) - sum(entry.rollouts for entry in charges)
         section = self.section(spec)
         settings = section.differences() if isinstance(section, GrpoSettings) else {}
         points = spec.curve.points if self.curve else 0
