@@ -160,11 +160,14 @@ class WorkerDialogues(SpokenWorld):
         pool: its workers.
         location: of the task, for each request.
         logged: the rollout's messages.
+        solution: assistant messages of the reference.
     """
 
-    def __init__(self, pool: Pool, location: JsonObject, logged: Sequence[Message]) -> None:
+    def __init__(
+        self, pool: Pool, location: JsonObject, logged: Sequence[Message], solution: Sequence[Message]
+    ) -> None:
+        super().__init__(logged, solution, {})
         self._pool, self._location = pool, location
-        super().__init__(logged, pool.call("reference", **location)["messages"], {})
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
         """See `SpokenWorld.run`."""

@@ -28,6 +28,8 @@ DESK_KINDS: dict[str, Kind] = {
 SPLITS: tuple[Split, ...] = ("discovery", "training", "test")
 SIZES = (100, 2000)
 """Tasks of a split that one named by a log is looked for among: few first, since each has to be made."""
+MOST_OPEN = 200
+"""Worlds that stay open for when a rollout is asked for again."""
 
 
 class Worlds:
@@ -47,18 +49,22 @@ class Worlds:
         self.benchmark, self.target, self.machine = benchmark, target, machine
         self.missing = self.trouble = ""
         self._pools: dict[str, Pool | None] = {}
-        self._last: tuple[str, World | None] = ("", None)
+        self._worlds: dict[str, tuple[list[Message], World | None]] = {}
 
     def of(self, rollout: Rollout) -> World | None:
         """The world of a rollout's task; None where none can be opened: one that fails to is no reason to stop."""
-        if self._last[0] != rollout.id:
-            self.trouble, world = "", None
+        messages, world = self._worlds.pop(rollout.id, (None, None))
+        self.trouble = ""
+        if messages != rollout.messages:
             try:
                 world = self._open(rollout)
             except (UserError, InfrastructureError) as trouble:
                 self.trouble = str(trouble)
-            self._last = rollout.id, world
-        return self._last[1]
+                return None
+        self._worlds[rollout.id] = rollout.messages, world
+        if len(self._worlds) > MOST_OPEN:
+            self._worlds.pop(next(iter(self._worlds)))
+        return world
 
     def _open(self, rollout: Rollout) -> World | None:
         match self._benchmark_of(rollout):
@@ -138,9 +144,8 @@ class Worlds:
                 if match is None or match["version"] is None:
                     return None
                 location["version"] = match["version"]
-        if _asked(pool, "reference", location) is None:
-            return None
-        return WorkerDialogues(pool, location, rollout.messages)
+        answer = _asked(pool, "reference", location)
+        return WorkerDialogues(pool, location, rollout.messages, answer["messages"]) if answer else None
 
     def _desk(self, rollout: Rollout) -> World | None:
         match = DESK.fullmatch(rollout.task.id)

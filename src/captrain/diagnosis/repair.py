@@ -9,7 +9,7 @@ an edit, and nothing is proven.
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Literal
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
@@ -130,7 +130,7 @@ class _Search:
         edits = _differences(self._calls, self._goals, self._world.owed, self._replay)
         smallest: Sequence[Edit] = ()
         if self._is_sound and not self._passes:
-            smallest = next((self._smallest(pool) for pool in self._pools(edits) if self._pass([pool])[0]), ())
+            smallest = next((self._smallest(pool) for pool in self._pools(edits) if self._passes_with(pool)), ())
         differences = (*edits, *(edit for edit in smallest if edit not in edits))
         proven = self._passes or not self._is_sound or bool(smallest)
         minimum = (*smallest,) if proven else differences
@@ -155,21 +155,19 @@ class _Search:
         """A smallest set: one by one is left out what is not needed, then few are tried that may do the same."""
         remainder = list(pool)
         while True:
-            trials = [[peer for peer in remainder if peer is not edit] for edit in remainder]
-            smaller = next((trial for trial, passed in zip(trials, self._pass(trials), strict=True) if passed), None)
+            trials = ([peer for peer in remainder if peer is not edit] for edit in remainder)
+            smaller = next(filter(self._passes_with, trials), None)
             if smaller is None:
                 break
             remainder = smaller
         for size in range(1, min(SMALL + 1, len(remainder))):
-            trials = [list(edits) for edits in combinations(pool, size)][:MOST]
-            for trial, passed in zip(trials, self._pass(trials), strict=True):
-                if passed:
-                    return trial
+            trials = map(list, islice(combinations(pool, size), MOST))
+            if (fewer := next(filter(self._passes_with, trials), None)) is not None:
+                return fewer
         return remainder
 
-    def _pass(self, trials: Sequence[Sequence[Edit]]) -> list[bool]:
-        outcomes = self._world.play([self._edited(edits) for edits in trials]) if trials else []
-        return [outcome.passed for outcome in outcomes]
+    def _passes_with(self, edits: Sequence[Edit]) -> bool:
+        return self._world.play([self._edited(edits)])[0].passed
 
     def _edited(self, edits: Sequence[Edit]) -> Replay:
         dropped = {place for edit in edits if edit.kind == "drop" for place in edit.places}

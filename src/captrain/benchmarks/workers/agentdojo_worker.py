@@ -23,6 +23,7 @@ import importlib.metadata
 import inspect
 import json
 import operator
+import pickle
 import sys
 import time
 import types
@@ -67,7 +68,7 @@ def unlike(before, after):
         return before, after
     sides = [dict(side) if isinstance(side, dict) else dict(vars(side)) for side in (before, after)]
     for key in sides[0].keys() & sides[1].keys():
-        if repr(sides[0][key]) == repr(sides[1][key]):
+        if to_json(sides[0][key]) == to_json(sides[1][key]):
             sides[0][key] = sides[1][key] = None
         else:
             sides[0][key], sides[1][key] = unlike(sides[0][key], sides[1][key])
@@ -87,6 +88,7 @@ from agentdojo.default_suites.v1.tools import cloud_drive_client, email_client
 from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 setattr(deepdiff.diff, "DeepDiff", EXACT)  # noqa: B010
 
@@ -119,15 +121,15 @@ for client in (cloud_drive_client, email_client):
 
 WORLDS, ANSWERS = {}, {}
 MOST_ANSWERS = 20_000
-"""Answers of look-ups in replays that are kept."""
+"""Answers of calls in replays that are kept."""
 
 
 def fresh_world(suite, injections=None):
     """A fresh world of a suite, without injections where a log does not name any."""
     key = id(suite), repr(injections)
     if key not in WORLDS:
-        WORLDS[key] = suite.load_and_inject_default_environment(injections or {})
-    return WORLDS[key].model_copy(deep=True)
+        WORLDS[key] = pickle.dumps(suite.load_and_inject_default_environment(injections or {}))
+    return pickle.loads(WORLDS[key])
 
 
 def task_of(task_id, version=VERSION):
@@ -181,7 +183,7 @@ class Episode(ScriptedEpisode):
     def __init__(self, task_id, version=VERSION, injections=None):
         self.suite, self.task = task_of(task_id, version)
         self.injections = injections
-        self.world = self.fresh()
+        self.world, self.digest, self.behind = self.fresh(), None, []
         self.runtime = FunctionsRuntime(self.suite.tools)
         self.calls, self.rounds, self.answer, self.is_refused = [], 0, "", False
 
@@ -211,14 +213,24 @@ class Episode(ScriptedEpisode):
         if self.replay is None:
             result, self.is_refused = self.run(tool, arguments)
             return result
-        # To word what many records are takes longer than all else, and replays look the same up over and over.
-        before = self.state()
-        key = id(self.suite), tool, json.dumps(arguments, sort_keys=True), before
-        answer_pair = ANSWERS.get(key) or self.run(tool, arguments)
-        if len(ANSWERS) < MOST_ANSWERS and self.state() == before:
-            ANSWERS[key] = answer_pair
-        result, self.is_refused = answer_pair
+        # To word what many records are takes longer than all else, and replays make the same calls over and over.
+        key = id(self.suite), tool, json.dumps(arguments, sort_keys=True), self.state()
+        if key in ANSWERS:
+            result, self.is_refused, after = ANSWERS[key]
+            self.behind += [self.calls[-1]] if after != self.digest else []
+            self.digest = after
+            return result
+        self.catch_up()
+        (result, self.is_refused), self.digest = self.run(tool, arguments), None
+        if len(ANSWERS) < MOST_ANSWERS:
+            ANSWERS[key] = result, self.is_refused, self.state()
         return result
+
+    def catch_up(self):
+        """Make the calls that were answered from memory and change the world."""
+        for call in self.behind:
+            self.run(call.function, copy.deepcopy(call.args))
+        self.behind = []
 
     def run(self, tool, arguments):
         """The result of a call, and whether it is a refusal."""
@@ -230,7 +242,9 @@ class Episode(ScriptedEpisode):
             return f"{type(error).__name__}: {str(error)[:LONGEST]}", True
 
     def state(self):
-        return hashlib.sha256(self.world.model_dump_json().encode()).digest()
+        if self.digest is None:
+            self.digest = hashlib.sha256(self.world.model_dump_json().encode()).digest()
+        return self.digest
 
     def score(self, messages):
         success, detail = self.success()
@@ -251,6 +265,7 @@ class Episode(ScriptedEpisode):
     def success(self):
         """AgentDojo's verdict, and what it stumbled over: gold and silence make no `utility` raise, so that one that
         does looks for what the agent has taken away."""
+        self.catch_up()
         before = self.fresh()
         try:
             verdict = self.task.utility_from_traces(self.answer, before, self.world, self.calls)
@@ -332,8 +347,8 @@ def locate(task_id, messages, passed, injections=None):
     versions = {}
     for version in VERSIONS:
         with suppress(BadRequest):
-            episode = Episode(task_id, version, injections)
-            if prompt == episode.task.PROMPT:
+            if prompt == task_of(task_id, version)[1].PROMPT:
+                episode = Episode(task_id, version, injections)
                 episode.replay = []
                 spoken = [message for message in messages if message["role"] == "assistant"]
                 results = [reply["content"] for message in spoken for reply in episode.take(message)]

@@ -3,8 +3,10 @@
 
 A search over repairs plays a task hundreds of times, and loading a domain's database takes longer than all of them. So
 a database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool
-first takes hold of them, and a state is what differs from the start. What a look-up answers is kept as long as the
-state is the same. The score is tau2's: its checks of database, assertions, actions and information told.
+first takes hold of them, and a state is what differs from the start. What a call answers in a state, and the state that
+it leads to, is kept, so that calls are made only from where a play goes a way of its own. The score is tau2's: its
+checks of database, assertions, actions and information told. No model is asked, so that tau2's way to them, whose
+import takes longest, is stood in for.
 """
 
 import os
@@ -22,11 +24,23 @@ import inspect
 import json
 import pickle
 import sys
+import types
 
 from loguru import logger
 
 logger.remove()
 logger.add(sys.stderr, level="ERROR")
+
+
+class NoModel(types.ModuleType):
+    """A module whose functions, by which a model would be asked, can be imported and are not there."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+sys.modules["tau2.utils.llm_utils"] = NoModel("tau2.utils.llm_utils")
 
 from pydantic import BaseModel
 from tau2.data_model.message import AssistantMessage, ToolCall
@@ -40,7 +54,7 @@ DOMAINS, TASKS, LOADED = {}, {}, {}
 MOST_TASKS = 500
 """Tasks whose starts are kept."""
 MOST_ANSWERS = 10_000
-"""Answers of look-ups that are kept for each task."""
+"""Answers of calls that are kept for each task."""
 GENERIC = {"transfer_to_human_agents": "handover", "calculate": "think"}
 """tau2 says of these only that they neither look up nor change anything."""
 
@@ -65,6 +79,10 @@ class Records(dict):
                 super().__setitem__(key, record)
         return record
 
+    def __setitem__(self, key, record):
+        self.copied.add(key)
+        super().__setitem__(key, record)
+
     def get(self, key, default=None):
         return self[key] if key in self else default  # noqa: SIM401  (dict's own would not copy)
 
@@ -76,10 +94,13 @@ class Records(dict):
 
     def difference(self):
         """Entries that are not as at the start: key -> record as text, None where it is gone."""
-        touched = (self.copied & self.keys()) | (self.keys() - self.start.keys())
+        touched = self.copied & self.keys()
+        losses = set()
+        if len(self) != len(self.start) + sum(key not in self.start for key in touched):
+            touched, losses = touched | (self.keys() - self.start.keys()), self.start.keys() - self.keys()
         now = {key: text(super(Records, self).__getitem__(key)) for key in touched}
         changed = {key: new for key, new in now.items() if key not in self.start or new != text(self.start[key])}
-        return sorted({**changed, **dict.fromkeys(self.start.keys() - self.keys())}.items(), key=lambda item: item[0])
+        return sorted({**changed, **dict.fromkeys(losses)}.items(), key=lambda item: item[0])
 
 
 def text(model):
@@ -179,7 +200,7 @@ class World:
             (a.name, a.arguments, a.requestor) for a in (self.criteria.actions if self.criteria else None) or []
         ]
         self.basis = set(self.criteria.reward_basis) if self.criteria else set()
-        self.goal = None
+        self.initial, self.goal = self.start.state(self.start.open()), None
 
     def prepared(self, initial):
         """The start that a task asks for: its data and its actions. The calls of its history are every record's own,
@@ -198,37 +219,49 @@ class World:
         return message.content or "", bool(message.error)
 
     def play(self, calls):
-        """Results, refusals and changes of calls, and the environment that they leave with its state."""
-        environment = self.start.open()
-        state = self.start.state(environment)
+        """Results, refusals and changes of calls, and the state that they lead to. Calls are made in an environment
+        from the first whose answer is not known; what lies behind it is made up for."""
+        state, environment, behind = self.initial, None, []
         results, failed, changed = [], [], []
         for tool, arguments, by in calls:
-            kind = self.domain.types.get((self.domain.side(tool, by), tool))
-            before, answer = state, None
-            if kind == "read":
-                key = (state, tool, by, json.dumps(arguments, sort_keys=True))
-                answer = self.answers.get(key)
-                if answer is None:
-                    answer = self.respond(environment, tool, arguments, by)
-                    if len(self.answers) < MOST_ANSWERS:
-                        self.answers[key] = answer
-            else:
+            key = (state, tool, by, json.dumps(arguments, sort_keys=True))
+            if key not in self.answers:
+                environment = environment or self.start.open()
+                for call in behind:
+                    self.respond(environment, *call)
+                behind = []
                 answer = self.respond(environment, tool, arguments, by)
-                state = self.start.state(environment)
-            results.append(answer[0])
-            failed.append(answer[1])
-            changed.append(state != before)
-        return results, failed, changed, environment, state
+                is_read = self.domain.types.get((self.domain.side(tool, by), tool)) == "read"
+                outcome = *answer, state if is_read else self.start.state(environment)
+                if len(self.answers) < MOST_ANSWERS:
+                    self.answers[key] = outcome
+            else:
+                outcome = self.answers[key]
+                behind += [(tool, arguments, by)] if outcome[2] != state else []
+            results.append(outcome[0])
+            failed.append(outcome[1])
+            changed.append(outcome[2] != state)
+            state = outcome[2]
+        return results, failed, changed, state
 
-    def score(self, environment, state, calls, texts, is_ended):
+    def environment(self, calls, changed):
+        """The environment that calls leave, by those that change it."""
+        environment = self.start.open()
+        for call, has_changed in zip(calls, changed, strict=True):
+            if has_changed:
+                self.respond(environment, *call)
+        return environment
+
+    def score(self, calls, changed, state, texts, is_ended):
         """tau2's checks that the reward is made of, by name, each 0 or 1; a dialogue that was not ended scores 0."""
         parts = {"ended": float(is_ended)}
         if RewardType.DB in self.basis:
             if self.goal is None:
-                self.goal = self.play(self.gold)[4]
+                self.goal = self.play(self.gold)[3]
             parts["db"] = float(state == self.goal)
         if RewardType.ENV_ASSERTION in self.basis:
-            parts["env_assertion"] = float(all(self.holds(environment, a) for a in self.criteria.env_assertions or []))
+            environment, assertions = self.environment(calls, changed), self.criteria.env_assertions or []
+            parts["env_assertion"] = float(all(self.holds(environment, assertion) for assertion in assertions))
         attempts = [ToolCall(id="call", name=tool, arguments=arguments, requestor=by) for tool, arguments, by in calls]
         record = [AssistantMessage(role="assistant", tool_calls=attempts)] if attempts else []
         record += [AssistantMessage(role="assistant", content=line) for line in texts]
@@ -299,8 +332,8 @@ def replay(domain, task_id, task, replays):
     task_world, replayed = world_of(domain, task_id, task), []
     for entry in replays:
         calls = [(call["tool"], call["arguments"], call["by"]) for call in entry["calls"]]
-        results, failed, changed, environment, state = task_world.play(calls)
-        parts = task_world.score(environment, state, calls, entry["texts"], entry["ended"])
+        results, failed, changed, state = task_world.play(calls)
+        parts = task_world.score(calls, changed, state, entry["texts"], entry["ended"])
         replayed.append(
             {
                 "results": results,
