@@ -80,6 +80,7 @@ WRITERS = {
     "interop/logs/memory.py": "into a folder that is gone once it is read",
     "models/composition.py": "into the folder that its callers name, which is aside",
     "models/lora.py": "as above",
+    "policies/fleet.py": "links of adapters, of which servers read only whole ones",
     "policies/servers.py": "logs of servers",
     "rollouts/collection.py": "adds whole lines to a journal, of which one that is cut off is played again",
     "training/grpo.py": "into its workspace, from which training goes on",

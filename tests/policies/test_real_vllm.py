@@ -10,21 +10,23 @@ from typing import Any
 
 import pytest
 from support.adapters import lora
-from support.servers import policy, real_machine
+from support.servers import policy, real_machine, replicas
 from support.training import GRPO, inside, passport
 
 from captrain.config import Machine
 from captrain.config.components import Component
 from captrain.contract import Target, load_file
+from captrain.execution import launch
 from captrain.models.composition import compose
 from captrain.models.lora import Adapter
+from captrain.policies.fleet import fleets
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import ClosedQuestion
 from captrain.policies.servers import Replica
-from captrain.policies.vllm import VLLMPolicy, _fleets
+from captrain.policies.vllm import VLLMPolicy
 from captrain.records import Rollout
 from captrain.rollouts.collection import collect
-from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
+from captrain.training.jobs import LIBRARIES, EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
 
 pytestmark = pytest.mark.needs("vllm")
@@ -40,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Logs lie here."""
     with inside(tmp_path_factory.mktemp("place")) as folder:
         yield folder
-        for fleet in _fleets.values():
+        for fleet in fleets.values():
             fleet.close()
 
 
@@ -117,7 +119,7 @@ def test_what_is_recorded_is_what_was_read_and_written_with_base_adapter_and_com
             # What answers a turn lies between its end and the next turn as the template renders it.
             assert len(rollout.messages) == 3 or 0 in rollout.mask[len(opening) :]
         assert furthest(rollouts, alone, adapter.folder if adapter else "") < TOLERANCE
-        [replica] = acting.fleet.replicas
+        [replica] = replicas(acting)
         assert listed(replica) == [acting.name, *([adapter.digest] if adapter else [])]
         first.append(rollouts[0].token_ids)
     assert len({tuple(ids) for ids in first}) > 1
@@ -138,7 +140,7 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
 ) -> None:
     path = letters("single")
     path.write_text(path.read_text().replace("1 + i % 3", "1"))
-    [replica] = acting.fleet.replicas
+    [replica] = replicas(acting)
     starts, sent = replica.starts, VLLMPolicy._sent
 
     def deadly(self: VLLMPolicy, server: Replica, *request: Any) -> Any:
@@ -150,18 +152,45 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
 
     killed, turn = list[int](), threading.Lock()
     monkeypatch.setattr(VLLMPolicy, "_sent", deadly)
-    place = TrainingEnvironment("single", EnvironmentFile(path.parent, passport(path)))
-    sampling = Component.model_validate({"_target_": "captrain.policies.vllm.VLLMPolicy", **SAMPLING})
-    recipe = Component.model_validate({"_target_": "captrain.training.recipe.GRPO", **GRPO})
-    trained = train(
-        Job(
-            "single", base=model, policy=sampling, trainer=recipe, environments=(place,), rollouts=16, seed=0,
-            machine=served,
-        )
-    )  # fmt: skip
+    trained = train(job_in(path, model, served, "single", 0))
     assert killed and replica.starts == starts + 1
     assert (trained.rollouts, trained.errors, len(trained.history)) == (16, 0, 2)
     assert any(step["informative"] > 0 for step in trained.history)
+
+
+def job_in(path: Path, model: Path, machine: Machine, name: str, seed: int) -> Job:
+    """Sixteen rollouts in an environment."""
+    place = TrainingEnvironment("single", EnvironmentFile(path.parent, passport(path)))
+    sampling = Component.model_validate({"_target_": "captrain.policies.vllm.VLLMPolicy", **SAMPLING})
+    recipe = Component.model_validate({"_target_": "captrain.training.recipe.GRPO", **GRPO})
+    return Job(
+        name, base=model, policy=sampling, trainer=recipe, environments=(place,), rollouts=16, seed=seed,
+        machine=machine,
+    )  # fmt: skip
+
+
+def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
+    acting: VLLMPolicy, model: Path, served: Machine, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = letters("single")
+    path.write_text(path.read_text().replace("1 + i % 3", "1"))
+    [replica] = replicas(acting)
+    with acting.fleet.serving({}):
+        starts, held, hold = replica.starts, list[set[str]](), Replica.hold
+
+    def noted(self: Replica, *some: Any) -> None:
+        hold(self, *some)
+        held.append({*self.adapters})
+
+    monkeypatch.setattr(Replica, "hold", noted)
+    two = served.model_copy(update={"workers": 2})
+    jobs = [job_in(path, model, two, name, seed) for seed, name in enumerate(("first", "second"), start=1)]
+    trained = launch.run(train, jobs, two, "adapters", LIBRARIES)
+    assert replica.starts == starts and max(map(len, held)) == 2
+    assert [(one.rollouts, one.errors, len(one.history)) for one in trained] == [(16, 0, 2)] * 2
+    assert trained[0].digest != trained[1].digest
+    # What was sampled with one adapter is as likely to that adapter here, in each step.
+    assert max(step["mismatch_largest"] for one in trained for step in one.history) < TOLERANCE
 
 
 def server_of(replica: Replica) -> int:
@@ -172,7 +201,7 @@ def server_of(replica: Replica) -> int:
 
 
 def test_it_ends_by_itself_when_it_is_dismissed(acting: VLLMPolicy) -> None:
-    [replica] = acting.fleet.replicas
+    [replica] = replicas(acting)
     process, server = replica._process, server_of(replica)
     assert process is not None
     acting.close()

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from support.adapters import lora, save_adapter
 from support.needs import further
-from support.servers import SETTINGS, machine, policy, servers
+from support.servers import SETTINGS, machine, policy, replicas, servers
 from support.taught import learn
 from support.training import GRPO, POLICY, inside, passport
 
@@ -31,10 +31,11 @@ from captrain.errors import UserError
 from captrain.models.composition import compose
 from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores
 from captrain.models.lora import Adapter, adapter_digest
+from captrain.policies.fleet import fleets
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import ClosedQuestion, Play
 from captrain.policies.servers import Replica, devices
-from captrain.policies.vllm import VLLMPolicy, _fleets
+from captrain.policies.vllm import VLLMPolicy
 from captrain.rollouts.collection import collect, summarise_rollouts
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
@@ -53,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Logs lie here; at the end no server is left."""
     with inside(tmp_path_factory.mktemp("place")) as folder:
         yield folder
-        for fleet in _fleets.values():
+        for fleet in fleets.values():
             fleet.close()
         assert servers() == []
 
@@ -155,7 +156,7 @@ def test_episodes_are_spread_over_the_replicas_and_go_on_where_they_began(
     assert all(len({*numbers}) == 1 for numbers in asked.values())
     by_replica = [sum(numbers[0] == number for numbers in asked.values()) for number in (0, 1)]
     assert min(by_replica) >= 3
-    assert {server_of(one) for one in acting.fleet.replicas} <= {*servers()}
+    assert {server_of(one) for one in replicas(acting)} <= {*servers()}
 
 
 def test_an_adapter_is_served_under_its_content_hash_while_it_is_needed(
@@ -170,31 +171,34 @@ def test_an_adapter_is_served_under_its_content_hash_while_it_is_needed(
     assert listed(acting) == [[acting.name, second.digest]] * 2
 
 
-def test_an_adapter_whose_folder_is_another_one_now_is_loaded_from_there(
+def test_an_adapter_is_served_as_long_as_somebody_acts_with_it_although_its_folder_is_gone(
     tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path
 ) -> None:
     acting, target = policy(tiny, machine(replicas=1)), single(letters)
-    before, now = (shutil.copytree(adapter.folder, tmp_path / name) for name in ("before", "now"))
-    first = played(acting, target, tmp_path / "one", Adapter(str(before), adapter.digest), tasks=2)
-    shutil.rmtree(before)
-    [replica] = acting.fleet.replicas
-    with acting.fleet.serving({adapter.digest: now}):
-        assert replica.adapters == {adapter.digest: now}
-        # Somebody acts with it: it is not taken away from them.
-        with acting.fleet.serving({adapter.digest: Path(adapter.folder)}):
-            assert replica.adapters == {adapter.digest: now}
-    os.kill(server_of(replica), signal.SIGKILL)  # what is started again reads adapters again
-    equal(played(acting, target, tmp_path / "two", Adapter(str(now), adapter.digest), tasks=2), first)
+    weak = weak_adapter(tiny, tmp_path)
+    other = {adapter_digest(weak): weak}
+    first, second = (shutil.copytree(adapter.folder, tmp_path / name) for name in ("first", "second"))
+    expected = played(acting, target, tmp_path / "one", Adapter(str(first), adapter.digest), tasks=2)
+    [replica] = replicas(acting)
+    with acting.fleet.serving({adapter.digest: first}):
+        with acting.fleet.serving({adapter.digest: second}):
+            shutil.rmtree(second)
+        shutil.rmtree(first)
+        with acting.fleet.serving(other):
+            assert {adapter.digest, *other} == {*replica.adapters}
+        os.kill(server_of(replica), signal.SIGKILL)  # what is started again reads adapters again
+        replica.mend(replica.starts)
+        equal(played(acting, target, tmp_path / "two", adapter, tasks=2), expected)
+    with acting.fleet.serving(other):
+        [place] = replica.adapters.values()
+        assert [*place.parent.iterdir()] == [place] and place.name in other
     acting.close()
-    shutil.rmtree(now)  # and those that nobody acts with may be gone
-    with acting.fleet.serving({}):
-        assert replica.adapters == {}
-    acting.close()
+    assert replica.adapters == {} and not place.parent.exists()
 
 
 def listed(policy: VLLMPolicy) -> list[list[str]]:
     """The models that each replica lists."""
-    return [[one["id"] for one in json.loads(it._control("/v1/models"))["data"]] for it in policy.fleet.replicas]
+    return [[one["id"] for one in json.loads(it._control("/v1/models"))["data"]] for it in replicas(policy)]
 
 
 def test_a_name_that_stands_for_other_content_is_refused(
@@ -203,11 +207,11 @@ def test_a_name_that_stands_for_other_content_is_refused(
     other = weak_adapter(tiny, tmp_path)
     acting = policy(tiny)
     with acting.fleet.serving({}):
-        for replica in acting.fleet.replicas:
+        for replica in replicas(acting):
             replica._control("/v1/load_lora_adapter", {"lora_name": adapter.digest, "lora_path": str(other)})
     with pytest.raises(UserError, match=f"serves .*weak .* as {adapter.digest}, and asked was"):
         played(acting, single(letters), tmp_path, adapter)
-    for replica in acting.fleet.replicas:
+    for replica in replicas(acting):
         replica._control("/v1/unload_lora_adapter", {"lora_name": adapter.digest})
 
 
@@ -231,8 +235,8 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
     adapter = Adapter(str(folder), adapter_digest(folder))
     undisturbed = played(acting, target, tmp_path / "undisturbed", adapter)
     assert all(one.token_ids for one in undisturbed)
-    begun = [one.starts for one in acting.fleet.replicas]
-    completed, victims, lock = VLLMPolicy._continuation, [server_of(acting.fleet.replicas[0])], threading.Lock()
+    begun = [one.starts for one in replicas(acting)]
+    completed, victims, lock = VLLMPolicy._continuation, [server_of(replicas(acting)[0])], threading.Lock()
 
     def deadly(self: VLLMPolicy, play: Play, *request: Any) -> Any:
         with lock:
@@ -242,7 +246,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
 
     monkeypatch.setattr(VLLMPolicy, "_continuation", deadly)
     disturbed = played(acting, target, tmp_path / "disturbed", adapter)
-    assert not victims and [one.starts for one in acting.fleet.replicas] == [begun[0] + 1, begun[1]]
+    assert not victims and [one.starts for one in replicas(acting)] == [begun[0] + 1, begun[1]]
     equal(disturbed, undisturbed)
     assert {one.outcome for one in disturbed} <= {"passed", "failed"} and not any(one.retries for one in disturbed)
 
@@ -253,7 +257,7 @@ def test_a_server_that_hangs_is_started_again(
     monkeypatch.setattr("captrain.policies.servers.HEALTH", 0.5)
     acting, target = policy(tiny), single(letters)
     whole = played(acting, target, tmp_path / "whole", tasks=2)
-    replica = acting.fleet.replicas[0]
+    replica = replicas(acting)[0]
     monkeypatch.setattr(replica, "timeout", 1.0)
     replica.__dict__.pop("client")
     connections = [connection for connection in psutil.net_connections("tcp4") if connection.laddr]
@@ -371,7 +375,7 @@ def test_what_servers_would_not_take_is_refused_before_the_first_call(
         if refused:
             with pytest.raises(UserError, match="has rank 16, and servers of policy vllm are started for 8") as error:
                 played(acting, single(letters), tmp_path, both)
-            assert "machine.vllm.max_loras" in error.value.remedy and acting.fleet.replicas[0].starts == 0
+            assert "machine.vllm.max_loras" in error.value.remedy and replicas(acting)[0].starts == 0
         else:
             assert played(acting, single(letters), tmp_path, both)
         acting.close()
@@ -394,7 +398,7 @@ def test_what_decides_the_servers_answers_is_in_the_policy_s_digest_and_given_to
 ) -> None:
     plain, other = policy(tiny, dtype="float32"), policy(tiny, **{"dtype": "float32", **changed})
     assert plain.digest != other.digest
-    settings = " ".join(other.fleet.replicas[0].settings)
+    settings = " ".join(replicas(other)[0].settings)
     assert {"dtype": "--dtype bfloat16", "max_length": "--max-model-len 64", "arguments": "--quantization=fp8"}[
         next(iter(changed))
     ] in settings
@@ -419,7 +423,7 @@ def test_servers_end_with_the_process_that_started_them(tiny: Path, tmp_path: Pa
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
-from support.servers import machine, policy, servers
+from support.servers import machine, policy, replicas, servers
 acting = policy(Path({str(tiny)!r}), machine(replicas=1, python=sys.executable))
 with acting.fleet.serving({{}}):
     print(*servers(), flush=True)

@@ -11,7 +11,9 @@ from support.warm import warm_commands
 from captrain.config import compose_spec
 from captrain.config.components import Component
 from captrain.config.machine import VLLM, Machine
+from captrain.policies.fleet import Fleet
 from captrain.policies.policy import load_policy
+from captrain.policies.servers import Replica
 from captrain.policies.vllm import VLLMPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,13 @@ def real_machine() -> Machine:
 def policy(model: Path, on: Machine | None = None, batch: int | None = None, **settings: Any) -> VLLMPolicy:
     given = {"_target_": "captrain.policies.vllm.VLLMPolicy", **SETTINGS, **settings}
     return load_policy(Component.model_validate(given), model, on or machine(), VLLMPolicy, batch=batch)
+
+
+def replicas(acting: VLLMPolicy) -> list[Replica]:
+    """The servers of this process that a policy acts through."""
+    fleet = acting.fleet
+    assert isinstance(fleet, Fleet)
+    return fleet.replicas
 
 
 def servers() -> list[int]:

@@ -24,8 +24,8 @@ from captrain.config.components import Component, build
 from captrain.config.machine import VLLM, Accelerate, Machine
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.lora import adapter_digest
+from captrain.policies.fleet import fleets
 from captrain.policies.policy import Play, load_policy
-from captrain.policies.vllm import _fleets
 from captrain.training import collectives
 from captrain.training.distillation import distil
 from captrain.training.jobs import Distillation, Job, Learner, Trained
@@ -199,9 +199,10 @@ def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Jo
     served = replace(job, policy=Component.model_validate(sampling))
     settings = {"vllm": VLLM(python=sys.executable, command=["-m", "captrain.serving.server"], gpus=0)}
     several = trained(served, tmp_path / "two", two("ddp", rows=2).model_copy(update=settings))
-    assert len([*(tmp_path / "two/.cache/servers").iterdir()]) == 1
+    [log] = (tmp_path / "two/.cache/servers").glob("*.log")
+    assert log.name == f"{os.getpid()}-0.log"  # of this process: both ask its server
     single = trained(served, tmp_path / "one", on().model_copy(update=settings))
-    for fleet in _fleets.values():
+    for fleet in fleets.values():
         fleet.close()
     same_work(several, single, job)
 

@@ -136,7 +136,8 @@ class Accelerate(Section):
     """
 
     processes: Count = 1
-    """Processes on one machine; on GPUs one for each.
+    """Processes; on GPUs one for each. Where fewer trainings run at once than there are places for on the machine's
+    GPUs (`machine.workers`), one has the processes of several.
 
     The groups of a step, or the demonstrations of an update, divide among them.
     """
@@ -165,12 +166,14 @@ class Machine(Section):
 
     `pretrained`: the folder that holds models of `base.pretrained`. `sandbox`: the least level of confinement that code
     which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`: whether independent items
-    of work run in processes of this machine or as jobs of a Slurm cluster.
+    of work run in processes of this machine or as jobs of a Slurm cluster. `workers`: items of work at once on this
+    machine, such as trainings over one base and one fleet of servers; 0: as many as have GPUs of their own (see
+    `gpus`), one where these are not counted.
     """
 
     launcher: Literal["local", "slurm"] = "local"
     slurm: Slurm | None = None
-    workers: Count
+    workers: Annotated[int, Field(ge=0)]
     batch: Count
     benchmarks: dict[str, Installation] = {}
     asking: ModelAccess = ModelAccess()
@@ -182,12 +185,27 @@ class Machine(Section):
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of this node, which training, servers and endpoint share; 0: they are not counted before a run."""
 
+    @property
+    def served_at_once(self) -> int:
+        """Items of work at once that servers of this node answer: `workers`, or one at a time where servers take GPUs
+        that nobody has counted, which trainings would take as well."""
+        return 1 if self.vllm.gpus and not self.gpus else self.workers
+
+    def places(self, items: int) -> int:
+        """Count the places for a training on the GPUs of this node that one of so many items of work has: several where
+        there are fewer than `workers`."""
+        return self.workers // min(self.workers, items) if self.gpus else 1
+
     @model_validator(mode="after")
     def _gpus_are_apart(self) -> "Machine":
-        serving = self.vllm.replicas * self.vllm.gpus
-        if self.gpus and self.accelerate.processes + serving + self.asking.gpus > self.gpus:
+        serving, processes = self.vllm.replicas * self.vllm.gpus, self.accelerate.processes
+        if self.workers == 0:
+            # What this section says is settled here, once for all who read it.
+            object.__setattr__(self, "workers", max(1, (self.gpus - serving - self.asking.gpus) // processes))
+        training = self.workers * processes
+        if self.gpus and training + serving + self.asking.gpus > self.gpus:
             raise ValueError(
-                f"of {self.gpus} GPUs {self.accelerate.processes} train (accelerate.processes), {serving} serve "
+                f"of {self.gpus} GPUs {training} train (workers x accelerate.processes), {serving} serve "
                 f"(vllm.replicas x vllm.gpus) and {self.asking.gpus} are the endpoint's (asking.gpus): they overlap"
             )
         return self

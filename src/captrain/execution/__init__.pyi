@@ -9,6 +9,9 @@ from .jobs import job_log as job_log
 from .jobs import jobs_table as jobs_table
 from .launch import dispatched as dispatched
 from .launch import run as run
+from .loans import LENDER as LENDER
+from .loans import borrowed as borrowed
+from .loans import lender_address as lender_address
 from .locks import exclusive as exclusive
 from .optional import COMPUTING as COMPUTING
 from .optional import DRAWING as DRAWING

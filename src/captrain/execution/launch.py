@@ -16,15 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from tqdm import tqdm
 
 from captrain.config import Machine
 from captrain.errors import UserError
+from captrain.execution.loans import LENDER, lender_address
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 WORKER = "CAPTRAIN_WORKER"
-"""Set in the environment of workers."""
+"""Set in the environment of workers, to the places that each has (see `places`)."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -56,9 +61,10 @@ def run(
 
         assert machine.slurm is not None
         return slurm.run(function, items, machine.slurm, label)
-    if cores(machine) == 1 or len(items) <= 1:
+    workers = machine.served_at_once if machine.vllm.python else machine.workers
+    if cores(machine) == 1 or min(workers, len(items)) <= 1:
         return [function(item) for item in tqdm(items, desc=label, unit="item", leave=False, disable=None)]
-    return _spread(function, items, machine.workers, label, libraries)
+    return _spread(function, items, machine, label, libraries)
 
 
 def cores(machine: Machine) -> int:
@@ -68,6 +74,14 @@ def cores(machine: Machine) -> int:
         assert machine.slurm is not None
         return machine.slurm.cpus
     return 1 if multiprocessing.parent_process() is not None or WORKER in os.environ else machine.workers
+
+
+def places(machine: Machine) -> int:
+    """Count the places for a training on this machine's GPUs that the one in this process has: several where there are
+    fewer items of work than `machine.workers`."""
+    if machine.launcher == "slurm" or not machine.gpus:
+        return 1
+    return int(os.environ.get(WORKER, machine.places(1)))
 
 
 def dispatched() -> bool:
@@ -82,15 +96,17 @@ def report_progress(count: int, total: int, detail: str = "") -> None:
 
 
 def _spread(
-    function: Callable[[Item], Result], items: Sequence[Item], workers: int, label: str, libraries: Sequence[str]
+    function: Callable[[Item], Result], items: Sequence[Item], machine: Machine, label: str, libraries: Sequence[str]
 ) -> list[Result]:
     for library in libraries:
         importlib.import_module(library)
     forks = "torch" in sys.modules and not sys.modules["torch"].cuda.is_available()
     context = multiprocessing.get_context("fork" if forks else "spawn")
-    with ProcessPoolExecutor(
-        min(workers, len(items)), context, initializer=become_worker, initargs=(os.getpid(),)
-    ) as pool:
+    count = min(machine.workers, len(items))
+    # The servers of a model are this process's, so that workers share them, and none ends with a worker.
+    lender = lender_address() if machine.vllm.python else ""
+    begin = partial(_begin_worker, os.getpid(), lender, context.Value("i", 0), machine, machine.places(count))
+    with ProcessPoolExecutor(count, context, initializer=begin) as pool:
         futures = [pool.submit(function, item) for item in items]
         for future in tqdm(futures, desc=label, unit="item", leave=False, disable=None):
             future.exception()
@@ -101,6 +117,21 @@ def _spread(
                 f"a worker process of {label} died: it was killed, or memory ran out",
                 "run again, with a smaller machine.workers or machine.batch if it was memory; what is whole is kept",
             ) from None
+
+
+def _begin_worker(parent: int, lender: str, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:
+    """Make this process a worker that borrows from a lender, if there is one, and has GPUs of its own."""
+    become_worker(parent)
+    with counter.get_lock():
+        number = counter.value
+        counter.value += 1
+    os.environ[WORKER] = str(own_places)
+    if lender:
+        os.environ[LENDER] = lender
+    if machine.gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(machine.gpus)))
+        width = own_places * machine.accelerate.processes
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[number * width :][:width])
 
 
 def become_worker(parent: int) -> None:

@@ -132,12 +132,16 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
 
 def _servers(estimate: Estimate) -> list[BasisRow]:
     """List the basis of servers that a job starts itself."""
-    gpus = f"{estimate.servers(True)} of its servers, and {estimate.trainers} to train"
+    gpus = f"{estimate.servers(True)} of its servers, and {estimate.spec.machine.accelerate.processes} to train"
     endpoint = estimate.spec.machine.asking.gpus
     place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
     return [
         BasisRow("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
-        BasisRow("servers are healthy after", f"{SERVER_START.value:g} s in each job", SERVER_START.source),
+        BasisRow(
+            "servers are healthy after",
+            f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}",
+            SERVER_START.source,
+        ),
         BasisRow("simulated user, analyst, synthesizer", place, "spec: machine.asking.gpus"),
     ]
 
@@ -146,10 +150,17 @@ def _jobs_at_once(estimate: Estimate) -> BasisRow:
     node, machine = estimate.node, estimate.spec.machine
     if not estimate.vllm:
         return BasisRow("jobs at once", f"{machine.workers} of adapters and evaluation", "spec: machine.workers")
-    jobs = f"1 on {node.gpus} GPUs, one after another"
-    if machine.launcher == "slurm":
-        jobs = f"{max(1, node.gpus // (estimate.servers(True) + estimate.trainers))} of training on {node.gpus} GPUs"
-    return BasisRow("jobs at once", jobs, f"spec: machine.launcher = {machine.launcher}; --gpus")
+    if estimate.on_slurm:
+        job = estimate.servers(True) + machine.accelerate.processes
+        jobs, setting = (
+            f"{max(1, node.gpus // job)} of training on {node.gpus} GPUs",
+            "machine.launcher = slurm; --gpus",
+        )
+    elif estimate.at_once > 1:
+        jobs, setting = f"{estimate.at_once} of training, over one fleet of servers", "machine.workers"
+    else:
+        jobs, setting = f"1 on {node.gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
+    return BasisRow("jobs at once", jobs, f"spec: {setting}")
 
 
 def task_uses(estimate: Estimate) -> dict[str, float]:

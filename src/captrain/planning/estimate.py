@@ -12,10 +12,13 @@ causality    questions alone: evaluation.tasks x evaluation.trials at the most
 tokens       rollouts x those of one; questions x those of one
 wall         embedded base: rollouts / (rollouts a CPU second x workers); served model: the longest of
                computing  (new / prefill + written / decode) / GPUs of servers + 4 x trained / prefill / GPUs of
-                          training, where a token of a dialogue is new once, and trained on in each epoch
+                          training, where a token of a dialogue is new once, and trained on in each epoch;
+                          of jobs at once over one fleet of servers at least the first part, and else one job's
+                          share of both for each of them
                waiting    rollouts / episodes at once x tokens written in one / tokens a second of one request
                host       rollouts x seconds of the benchmark's worker / its processes
-             policy=vllm: and in each job the start of its servers; as many jobs at once as there are GPUs for
+             policy=vllm: and the start of the servers, once a stage, on Slurm in each job; as many jobs at once
+             as there are GPUs for
 GPU-hours    GPUs x wall: they are held while episodes wait
 memory       copies x 2 bytes x parameters / GPUs                                       weights, bfloat16
 of a GPU     + 4 bytes x layers x KV heads x head x longest x episodes / min(GPUs, KV heads)        KV cache
@@ -209,7 +212,7 @@ class Estimate:
         if not tokens or self.episode == EpisodeCost():
             return cost
         seconds = demonstrations * epochs / self._demonstrations()
-        gpus = self.trainers if self.served else 0
+        gpus = self.trainers(1) if self.served else 0
         if self.served:
             passes = TRAINING_FACTOR.value * tokens * epochs
             seconds = passes / self.throughput.prefill / gpus if self.timed else None
@@ -228,9 +231,18 @@ class Estimate:
         return self._with_questions(cost, model, ModelUse(calls, tokens, tokens, calls * QUESTIONS.label))
 
     @property
-    def trainers(self) -> int:
-        """GPUs of one training through servers: one for each of its processes."""
-        return self.spec.machine.accelerate.processes
+    def on_slurm(self) -> bool:
+        """True where each job has servers of its own, on GPUs of its own."""
+        return self.spec.machine.launcher == "slurm"
+
+    @property
+    def at_once(self) -> int:
+        """Trainings at once over one fleet of servers."""
+        return 1 if self.on_slurm else self.spec.machine.served_at_once
+
+    def trainers(self, jobs: int) -> int:
+        """Count the GPUs of one training of so many through servers: one for each of its processes."""
+        return self.spec.machine.accelerate.processes * (1 if self.on_slurm else self.spec.machine.places(jobs))
 
     def servers(self, training: bool) -> int:
         """Count the GPUs of the servers that one job samples through; those of training and endpoint are others."""
@@ -238,7 +250,7 @@ class Estimate:
             return self.node.gpus
         machine = self.spec.machine
         slurm = machine.slurm if machine.launcher == "slurm" else None
-        elsewhere = self.trainers * training + machine.asking.gpus
+        elsewhere = self.at_once * machine.accelerate.processes * training + machine.asking.gpus
         gpus = slurm.gpus if slurm else self.node.gpus
         return machine.vllm.replicas * machine.vllm.gpus or max(1, gpus - elsewhere)
 
@@ -254,11 +266,14 @@ class Estimate:
     ) -> StageCost:
         """Estimate a stage of rollouts; `user`: in the benchmark itself, with its worker and its simulated user."""
         episode = self.episode if user else self.episode._replace(user=ModelUse(), host=Assumption(0, "no worker"))
-        gpus = self.servers(training) + (self.trainers if training and self.vllm else 0)
-        parallel = min(jobs, workers)
-        if self.vllm:
-            slurm = self.spec.machine.launcher == "slurm"
-            parallel = min(jobs, max(1, self.node.gpus // gpus)) if slurm else 1
+        training_gpus = self.trainers(jobs) if training and self.vllm else 0
+        parallel, gpus = min(jobs, workers), self.servers(training) + training_gpus
+        if self.vllm and self.on_slurm:
+            parallel = min(jobs, max(1, self.node.gpus // gpus))
+            gpus *= parallel
+        elif self.vllm:
+            parallel = min(parallel, self.at_once)
+            gpus += (parallel - 1) * training_gpus
         cost = StageCost(stage, jobs, rollouts, episode.agent.plus(episode.user).times(rollouts))
         if self.episode == EpisodeCost() or not (self.local or self.served):
             return replace(cost, seconds=None)
@@ -269,7 +284,7 @@ class Estimate:
         seconds = self._served_seconds(cost, episode, parallel, separate=separate, training=training)
         return replace(
             cost,
-            gpus=gpus * (parallel if self.vllm else 1),
+            gpus=gpus,
             memory=self.memory(training),
             seconds=seconds if self.timed else None,
             money=self._rollout_money(rollouts, episode, separate=separate),
@@ -291,17 +306,18 @@ class Estimate:
         rollouts, throughput, servers = cost.rollouts, self.throughput, self.servers(training)
         use = episode.agent if separate else episode.agent.plus(episode.user)
         trained = episode.agent.new_input * self.trainer.get("epochs", 1) if training else 0
-        # All that a job holds is its own; without jobs, one model has all GPUs, to sample and to train.
-        concurrent = parallel if self.vllm else 1
         seconds_each = use.new_input / throughput.prefill + use.output / throughput.decode
-        computing = rollouts * seconds_each / (servers * concurrent)
-        trainers = concurrent * self.trainers if self.vllm else servers
-        computing += rollouts * TRAINING_FACTOR.value * trained / throughput.prefill / trainers
+        # Through servers of our own; without, one model has all GPUs, to sample and to train.
+        trainers = self.trainers(cost.jobs) if self.vllm else servers
+        sampling = rollouts * seconds_each / servers
+        combined = sampling + rollouts * TRAINING_FACTOR.value * trained / throughput.prefill / trainers
+        share = math.ceil(cost.jobs / parallel) / cost.jobs if self.vllm else 1
+        computing = combined * share if self.on_slurm else max(sampling, combined * share)
         turns = max(1, rollouts / (self.spec.machine.batch * parallel))
         latency = turns * (episode.agent.output + episode.user.output) / REQUEST_RATE.value
         seconds = max(computing, latency, rollouts * episode.host.value / self.processes)
         if self.vllm:
-            seconds += SERVER_START.value * math.ceil(cost.jobs / parallel)
+            seconds += SERVER_START.value * (math.ceil(cost.jobs / parallel) if self.on_slurm else 1)
         return seconds
 
     def _with_questions(self, cost: StageCost, component: Component, use: ModelUse, concurrency: int = 1) -> StageCost:
@@ -374,7 +390,8 @@ class Estimate:
             return {}
         vllm = self.spec.machine.vllm
         gpus = (vllm.gpus or self.servers(training)) if self.vllm else self.node.gpus
-        episodes = math.ceil(self.spec.machine.batch / (vllm.replicas if self.vllm else 1))
+        replicas, at_once = (vllm.replicas, self.at_once) if self.vllm else (1, 1)
+        episodes = math.ceil(self.spec.machine.batch * at_once / replicas)
         cache = 4 * size.layers * size.kv_heads * size.head * longest * episodes
         copies = 2 if training and not self.vllm else 1
         serving = {"weights": copies * 2 * size.parameters / gpus, "KV cache": cache / min(gpus, size.kv_heads)}

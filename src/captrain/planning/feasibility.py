@@ -129,7 +129,8 @@ def _gpus(estimate: Estimate) -> list[UserError]:
     machine, node = estimate.spec.machine, estimate.node
     if not estimate.vllm or not machine.vllm.gpus:
         return []
-    serving, training, endpoint = estimate.servers(True), estimate.trainers, machine.asking.gpus
+    serving, endpoint = estimate.servers(True), machine.asking.gpus
+    training = estimate.at_once * machine.accelerate.processes
     demand = f"machine.vllm asks for {serving} GPUs, and training for {training} more"
     if serving + training + endpoint > node.gpus:
         more = f", and machine.asking for {endpoint}" if endpoint else ""

@@ -19,11 +19,11 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from captrain.config import VLLM
 from captrain.errors import UserError
@@ -67,32 +67,39 @@ def served_rank(machine: VLLM) -> int:
     return next((rank for rank in RANKS if rank >= machine.max_lora_rank * machine.max_loras), RANKS[-1])
 
 
-class Replica(Endpoint):
-    """vLLM server of one replica, a child process that is started, watched and mended here.
+class Service(NamedTuple):
+    """All that decides which servers are started: how (`machine`), with which model (`source`, a folder or a name),
+    under which `name`, with which arguments that decide what is answered, and with how many seconds for a request."""
+
+    machine: VLLM
+    source: str
+    name: str
+    settings: tuple[str, ...]
+    timeout: float
+
+
+class Place(NamedTuple):
+    """A server as it was started last: its port, the number of its starts, and the file of its output."""
+
+    port: int
+    starts: int
+    log: Path
+
+
+class Answering(Endpoint):
+    """A server that answers requests of this process, whichever process has started it.
 
     Args:
-        machine: how it is started.
-        source: the model, as the server is told: a folder or a name.
-        name: under which it is served.
-        settings: arguments that decide what it answers.
+        service: what it serves.
         number: among its kind.
-        timeout: seconds for one request.
     """
 
-    def __init__(
-        self, machine: VLLM, source: str, name: str, settings: Collection[str], number: int, timeout: float
-    ) -> None:
-        self.machine, self.source, self.settings, self.number = machine, source, list(settings), number
-        self.name = self.served = name
-        self.retries, self.timeout = 0, timeout  # what to do after a fault is known here, and not to the library
+    def __init__(self, service: Service, number: int) -> None:
+        self.service, self.machine, self.number = service, service.machine, number
+        self.name = self.served = service.name
+        self.retries, self.timeout = 0, service.timeout  # what to do after a fault is known here, not to the library
         self.endpoint = self.key = ""
-        self.adapters: dict[str, Path] = {}
-        self.episodes = 0
-        self.starts = self._fruitless = 0
-        self._deaths = Counter[str]()
-        """Deaths of this server, by the requests that were under way."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.RLock()
+        self.episodes = self.starts = 0
         self._port = 0
 
     @cached_property
@@ -125,10 +132,50 @@ class Replica(Endpoint):
     @property
     def log(self) -> Path:
         """File that the server's output goes to."""
-        return LOGS / f"{os.getpid()}-{self.number}.log"
+        raise NotImplementedError
 
     def mark_useful(self) -> None:
         """Say that the server has done something useful since its start."""
+        raise NotImplementedError
+
+    def mend(self, starts: int, request: str = "") -> None:
+        """Start the server again after a fault, if it is dead or not healthy.
+
+        Args:
+            starts: `starts` as it was when the request was sent; a server that was started since is left alone.
+            request: what was sent, by a digest.
+
+        Raises:
+            UserError: it is of no use to start it yet another time.
+        """
+        raise NotImplementedError
+
+
+class Replica(Answering):
+    """vLLM server of one replica, a child process that is started, watched and mended here."""
+
+    def __init__(self, service: Service, number: int) -> None:
+        super().__init__(service, number)
+        self.source, self.settings = service.source, list(service.settings)
+        self.adapters: dict[str, Path] = {}
+        self._fruitless = 0
+        self._deaths = Counter[str]()
+        """Deaths of this server, by the requests that were under way."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def place(self) -> Place:
+        """The server as it was started last."""
+        return Place(self._port, self.starts, self.log)
+
+    @property
+    def log(self) -> Path:
+        """See `Answering`."""
+        return LOGS / f"{os.getpid()}-{self.number}.log"
+
+    def mark_useful(self) -> None:
+        """See `Answering`."""
         self._fruitless = 0
 
     def ready(self) -> None:
@@ -142,15 +189,7 @@ class Replica(Endpoint):
                 self._start()
 
     def mend(self, starts: int, request: str = "") -> None:
-        """Start the server again after a fault, if it is dead or not healthy.
-
-        Args:
-            starts: `starts` as it was when the request was sent; a server that was started since is left alone.
-            request: what was sent, by a digest.
-
-        Raises:
-            UserError: it is of no use to start it yet another time.
-        """
+        """See `Answering`."""
         with self._lock:
             if starts == self.starts and self._process is not None and self._healthy(HEALTH):
                 return
@@ -199,8 +238,6 @@ class Replica(Endpoint):
             raise self._useless(self._exit() if dead else limit)
         try:
             self._check(self.name, self.source)
-            # What nobody acts with may be gone by now.
-            self.adapters = {name: folder for name, folder in self.adapters.items() if folder.is_dir()}
             for name, folder in self.adapters.items():
                 self._load(name, folder)
         except TransientFault as fault:
@@ -278,21 +315,19 @@ class Replica(Endpoint):
             )
         return True
 
-    def hold(self, adapters: Mapping[str, Path], users: Mapping[str, int]) -> None:
+    def hold(self, adapters: Mapping[str, Path], users: Callable[[], Collection[str]]) -> None:
         """Serve adapters, each under its digest, and let go of those that nobody acts with.
 
         Args:
-            adapters: digest -> folder.
-            users: how many act with each adapter, the caller among them.
+            adapters: digest -> folder, which stays as long as somebody acts with it.
+            users: says which adapters anybody acts with at this moment, those of the caller among them.
         """
         with self._lock:
             for name, folder in adapters.items():
-                # A server may read an adapter again at any time, and its former folder may be gone by then.
-                if self.adapters.get(name, folder) != folder and users[name] == 1:
-                    self._remove(name)
                 if name not in self.adapters:
                     self._add(name, folder)
-            for name in [name for name in self.adapters if name not in users]:
+            acting = users()
+            for name in [name for name in self.adapters if name not in acting]:
                 self._remove(name)
 
     def _add(self, name: str, folder: Path) -> None:
@@ -342,6 +377,7 @@ class Replica(Endpoint):
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(GRACE + POLL)
             self._kill()
+            self.adapters.clear()
 
     def _kill(self) -> None:
         process, self._process = self._process, None

@@ -1,7 +1,8 @@
 """The base behind vLLM servers of our own, with any adapters of it: token in, token out, so that it can be trained.
 
-The servers are child processes (`captrain.policies.servers`), wherever this process runs. Adapters are loaded under
-their content hash, and every answer must come from the model that was asked for.
+The servers are child processes of the stage (`captrain.policies.servers`), wherever it runs, and all its workers ask
+them (`captrain.policies.fleet`). Adapters are loaded under their content hash, and every answer must come from the
+model that was asked for.
 
 A prompt is sent as token ids. After each turn what answers it is appended, rendered by the chat template on its own:
 what the model has read and written is never rendered or tokenized again, so that it reads in the next turn what it
@@ -15,7 +16,6 @@ A request that a server fails is sent again, after the server has been started a
 dialogue and its seed, so that nothing of the episode is lost.
 """
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -39,11 +39,11 @@ from captrain.models import (
     model_source,
     trusts_code,
 )
-from captrain.policies.fleet import Fleet
+from captrain.policies.fleet import BorrowedFleet, Fleet, fleet_of
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
-from captrain.policies.servers import Replica
+from captrain.policies.servers import Answering, Service
 from captrain.records import JsonObject, Message, digest, file_digest
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
@@ -52,9 +52,6 @@ the model's files recommend, and gives the log-probabilities of that distributio
 
 PAUSE = 0.25
 """Seconds, twice as many after each further fault of a server that says it is healthy."""
-
-_fleets: dict[str, Fleet] = {}
-_fleets_lock = threading.Lock()
 
 
 class VLLMPolicy(OpenAIPolicy):
@@ -145,8 +142,8 @@ class VLLMPolicy(OpenAIPolicy):
         return min(limit, self.longest or limit)
 
     @property
-    def fleet(self) -> Fleet:
-        """The servers, shared by all policies of this process that need the same ones.
+    def fleet(self) -> Fleet | BorrowedFleet:
+        """The servers, shared by all policies that need the same ones, in this process and in the others of its stage.
 
         Raises:
             UserError: `machine.vllm` names no interpreter.
@@ -157,12 +154,6 @@ class VLLMPolicy(OpenAIPolicy):
                 "install vLLM in an environment of its own and set machine.vllm.python to its interpreter",
             )
         machine = self._machine.vllm
-        if machine.gpus and multiprocessing.parent_process() is not None:
-            raise UserError(
-                f"machine.workers = {self._machine.workers} processes would each start the servers of policy vllm, "
-                "on the same GPUs",
-                "set machine.workers to 1, or machine=slurm, where each job has GPUs of its own",
-            )
         revision = ("--revision", self.weights.revision) if self.weights.revision else ()
         limit = ("--max-model-len", str(self.longest)) if self.longest else ()
         settings = ("--dtype", self.dtype, *limit, *self.arguments, *FAITHFUL, *revision)
@@ -170,11 +161,7 @@ class VLLMPolicy(OpenAIPolicy):
             settings += ("--tensor-parallel-size", str(machine.gpus))
         # The path in full: servers and the check of what they serve compare it as text.
         source = self.weights.source if self.weights.in_hub else str(Path(self.weights.source).resolve())
-        key = digest(machine, source, self.name, settings, self.timeout)
-        with _fleets_lock:
-            if key not in _fleets:
-                _fleets[key] = Fleet(machine, source, self.name, settings, self.timeout)
-            return _fleets[key]
+        return fleet_of(Service(machine, source, self.name, settings, self.timeout))
 
     def close(self) -> None:
         """Stop the servers; they start again when something is played again."""
@@ -282,7 +269,7 @@ class VLLMPolicy(OpenAIPolicy):
         model = self._names[play.adapter] if play.adapter else self.name
         return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
 
-    def _sent(self, replica: Replica, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
+    def _sent(self, replica: Answering, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
         """Send one request, again after passing faults.
 
         Raises:

@@ -24,9 +24,9 @@ from typing import Any, Protocol
 
 import yaml
 
-from captrain.config import Accelerate
+from captrain.config import Accelerate, Machine
 from captrain.errors import InfrastructureError, UserError
-from captrain.execution import launch
+from captrain.execution import LENDER, launch, lender_address
 from captrain.records import JsonObject, publish_json, publish_text, read_json
 from captrain.training import collectives
 
@@ -52,8 +52,12 @@ class SharedTraining(Protocol):
         ...
 
     @property
-    def accelerate(self) -> Accelerate:
-        """Layout over processes and GPUs."""
+    def machine(self) -> Machine:
+        """Machine with the layout over processes and GPUs."""
+        ...
+
+    def on(self, machine: Machine) -> "SharedTraining":
+        """Return the same training with another layout."""
         ...
 
     def portions(self) -> tuple[int, str]:
@@ -109,16 +113,17 @@ def fit(training: SharedTraining, workspace: Path) -> JsonObject:
         Whatever `UserError` or `InfrastructureError` a process raises first.
         RuntimeError: a process raised anything else; its text is the traceback.
     """
-    if training.accelerate.processes == 1:
+    if training.machine.accelerate.processes == 1:
         return training.fit(workspace)
+    training = _over_places(training)
     _check(training)
     config, order = workspace / "accelerate.yaml", workspace / ORDER
     log, failure = workspace / "processes.log", workspace / "failure.pkl"
-    publish_text(config, yaml.safe_dump(configuration(training.accelerate), sort_keys=False))
+    publish_text(config, yaml.safe_dump(configuration(training.machine.accelerate), sort_keys=False))
     order.write_bytes(pickle.dumps(training))
     for path in (*workspace.glob("failure*.pkl"), workspace / RESULT):
         path.unlink(missing_ok=True)
-    status = _run(config, order, log)
+    status = _run(config, order, log, training.machine)
     output = log.read_text(errors="replace")
     # Those that are left when one is killed fail for want of it, and are told to end.
     killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", output)) - {"SIGTERM"}
@@ -128,17 +133,26 @@ def fit(training: SharedTraining, workspace: Path) -> JsonObject:
         lines = "".join(f"\n    {line}" for line in output.splitlines()[-TAIL:])
         end = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
         raise UserError(
-            f"training {training.name}: of its {training.accelerate.processes} processes {end}",
+            f"training {training.name}: of its {training.machine.accelerate.processes} processes {end}",
             f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
             "processes if it was memory",
         )
     return read_json(workspace / RESULT, JsonObject, f"remove {workspace}, and run again")
 
 
+def _over_places(training: SharedTraining) -> SharedTraining:
+    """Give a training the processes of all places that it has, as far as its step divides among them."""
+    machine, [count, _] = training.machine, training.portions()
+    shares = [place * machine.accelerate.processes for place in range(1, launch.places(machine) + 1)]
+    most = max((processes for processes in shares if count % processes == 0), default=shares[0])
+    accelerate = machine.accelerate.model_copy(update={"processes": most})
+    return training.on(machine.model_copy(update={"accelerate": accelerate}))
+
+
 def _check(training: SharedTraining) -> None:
     import torch
 
-    processes = training.accelerate.processes
+    processes = training.machine.accelerate.processes
     count, portions = training.portions()
     if count % processes:
         raise UserError(
@@ -172,8 +186,8 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
     return rows
 
 
-def _run(config: Path, order: Path, log: Path) -> int:
-    """Run the processes and return the status that they end with."""
+def _run(config: Path, order: Path, log: Path, machine: Machine) -> int:
+    """Run the processes and return the status that they end with. Servers are this process's, or its lender's."""
     command = [
         *(sys.executable, "-I", str(KEEPER), str(GRACE)),
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)),
@@ -185,6 +199,7 @@ def _run(config: Path, order: Path, log: Path) -> int:
             command,
             stdin=subprocess.PIPE,
             stderr=output,
+            env=os.environ | ({LENDER: lender_address()} if machine.vllm.python else {}),
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
         )
@@ -208,7 +223,7 @@ def share(order: Path) -> None:
     from torch import distributed
 
     training: SharedTraining = pickle.loads(order.read_bytes())
-    if training.accelerate.strategy == "fsdp":
+    if training.machine.accelerate.strategy == "fsdp":
         _shard_on_cpu()
     result = training.fit(order.parent)
     if collectives.rank() == 0:

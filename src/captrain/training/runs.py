@@ -1,11 +1,11 @@
 """One adapter by GRPO from one job: read from its workspace where it is there already, else trained."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from captrain.config import Accelerate, build
+from captrain.config import Machine, build
 from captrain.contract import Target
 from captrain.execution import code_digest
 from captrain.records import JsonObject, digest
@@ -32,9 +32,13 @@ class Training:
         return self.job.name
 
     @property
-    def accelerate(self) -> Accelerate:
-        """Layout over processes and GPUs."""
-        return self.job.machine.accelerate
+    def machine(self) -> Machine:
+        """Machine with the layout over processes and GPUs."""
+        return self.job.machine
+
+    def on(self, machine: Machine) -> "Training":
+        """Return the same training with another layout."""
+        return type(self)(replace(self.job, machine=machine))
 
     @cached_property
     def policy(self) -> Learner:

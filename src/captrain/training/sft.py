@@ -8,7 +8,7 @@ checkpoint. On one CPU thread equal seeds give equal bytes.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -165,8 +165,11 @@ class _Training:
         return self.job.name
 
     @property
-    def accelerate(self) -> Accelerate:
-        return self.job.machine.accelerate
+    def machine(self) -> Machine:
+        return self.job.machine
+
+    def on(self, machine: Machine) -> "_Training":
+        return replace(self, job=replace(self.job, machine=machine))
 
     def portions(self) -> tuple[int, str]:
         return self.job.settings["batch"], "demonstrations of an update"
@@ -178,7 +181,7 @@ class _Training:
         """
         from captrain.training.checkpoints import last_checkpoint
 
-        checkpoints = workspace / collectives.checkpoints(self.accelerate)
+        checkpoints = workspace / collectives.checkpoints(self.machine.accelerate)
         trainer = self._trainer(checkpoints)
         last = collectives.once(lambda: last_checkpoint(checkpoints))
         trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
@@ -207,7 +210,7 @@ class _Training:
 
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
-        job, settings, accelerate = self.job, self.job.settings, self.accelerate
+        job, settings, accelerate = self.job, self.job.settings, self.machine.accelerate
         config = _configuration(settings, accelerate, folder)
         set_seed(settings["seed"])
         base = load_module(job.base, accelerate.precision)
@@ -226,7 +229,7 @@ class _Training:
 
     def _examples(self) -> list[dict[str, list[int]]]:
         rows = [_example(demonstration) for demonstration in self.job.demonstrations]
-        if self.accelerate.processes > 1:
+        if self.machine.accelerate.processes > 1:
             # Processes have equally many rows: accelerate would show some demonstrations once more in each epoch.
             blank = {"input_ids": rows[0]["input_ids"][:2], "labels": [-100, -100]}
             rows += [blank] * (-len(rows) % self.job.settings["batch"])
