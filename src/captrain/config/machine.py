@@ -165,7 +165,8 @@ class Machine(Section):
 
     `pretrained`: the folder that holds models of `base.pretrained`. `sandbox`: the least level of confinement that code
     which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`: whether independent items
-    of work run in processes of this machine or as jobs of a Slurm cluster.
+    of work run in processes of this machine or as jobs of a Slurm cluster. `report_to`: the trackers that trainings
+    are reported to (see `captrain.training.trackers`).
     """
 
     launcher: Literal["local", "slurm"] = "local"
@@ -178,6 +179,7 @@ class Machine(Section):
     vllm: VLLM = VLLM()
     accelerate: Accelerate = Accelerate()
     sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
+    report_to: list[Literal["trackio", "wandb", "mlflow", "tensorboard"]] = []
 
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of this node, which training, servers and endpoint share; 0: they are not counted before a run."""
