@@ -37,7 +37,7 @@ SOURCES = ("results/spec.yaml", "dvc.lock")
 LOCAL = Path(".cache/trackers")
 """Folder of what trackers keep on this disk, where their own variables name no other."""
 WANDB_HEADER, FRAME, BLOCK, WHOLE, LAST = 7, 7, 1 << 15, 1, 4
-"""Of W&B's files: bytes of the header, of a record's frame, of a block; kinds of frames that end a record."""
+"""Sizes in W&B's files: bytes of the header, of a record's frame, of a block; kinds of frames that end a record."""
 Step = dict[str, int | float]
 
 
