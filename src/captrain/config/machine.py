@@ -168,7 +168,8 @@ class Machine(Section):
     which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`: whether independent items
     of work run in processes of this machine or as jobs of a Slurm cluster. `workers`: items of work at once on this
     machine, such as trainings over one base and one fleet of servers; 0: as many as have GPUs of their own (see
-    `gpus`), one where these are not counted.
+    `gpus`), one where these are not counted. `report_to`: the trackers that trainings are reported to (see
+    `captrain.training.trackers`).
     """
 
     launcher: Literal["local", "slurm"] = "local"
@@ -181,6 +182,7 @@ class Machine(Section):
     vllm: VLLM = VLLM()
     accelerate: Accelerate = Accelerate()
     sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
+    report_to: list[Literal["trackio", "wandb", "mlflow", "tensorboard"]] = []
 
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of this node, which training, servers and endpoint share; 0: they are not counted before a run."""

@@ -8,6 +8,7 @@ of a training run.
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -268,7 +269,7 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     Raises:
         UserError: an unknown experiment, option or key, a line that is no key=value, a value of the wrong type or
             out of range, settings that do not go together, one that holds a key, or a component that does not exist
-            or does not take its settings.
+            or does not take its settings, or a tracker that is not installed.
     """
     refuse_keys(overrides)
     data = compose_data(experiment, seed, overrides, conf_dir)
@@ -279,7 +280,19 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
             check(name, section)
     if spec.base.demonstrations is not None:
         check("base.demonstrations", spec.base.demonstrations)
+    _check_trackers(spec.machine.report_to)
     return _served_base(spec)
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that are not installed. (A folder of that name is none.)"""
+    for name in names:
+        package = find_spec(name)
+        if package is None or package.origin is None:
+            raise UserError(
+                f"machine.report_to names {name}, which is not installed",
+                f"pip install 'captrain[{name}]', or leave it out of machine.report_to",
+            )
 
 
 def _served_base(spec: Spec) -> Spec:

@@ -39,7 +39,7 @@ from captrain.execution import launch
 from captrain.models import CHECKPOINTS, adapter_digest, copy_adapter, load_module, lora_config, prepare_trainer
 from captrain.policies import Play
 from captrain.records import JsonObject, publish_text, read_json
-from captrain.training import collectives, mismatch, processes
+from captrain.training import collectives, mismatch, processes, trackers
 from captrain.training.checkpoints import Checkpoints, last_checkpoint
 from captrain.training.groups import Groups, PlannedRollout, advantages
 from captrain.training.jobs import Job, Learner
@@ -131,8 +131,15 @@ def fit(
     if last is not None:
         remedy = f"remove {last}: training goes on from the one before"
         trainer.history = read_json(last / "history.json", list[JsonObject], remedy)
+    page_settings = {"seed": job.seed, "rollouts": job.rollouts, "policy": policy.digest, **recipe.identity()}
     try:
-        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+        with trackers.reported(
+            trainer,
+            job.machine.report_to,
+            lambda: trackers.run_page(job.name, workspace, page_settings),
+            trainer.reports,
+        ):
+            trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
     finally:
         if trainer.pool is not None:
             trainer.pool.shutdown(wait=False, cancel_futures=True)
@@ -221,6 +228,14 @@ class PolicyTrainer(GRPOTrainer):
     def teaches(self, rewards: Sequence[float]) -> bool:
         """Tell if a group of these rewards carries a signal: one of equal rewards has no advantage."""
         return max(rewards) - min(rewards) > 1e-6
+
+    def reports(self) -> list[trackers.Step]:
+        """List what trackers are told of each step that is over: its row of the history, and TRL's measures, where
+        these were taken."""
+        over, measures = self.state.global_step // self.recipe.epochs, trackers.logged(self)
+        by_step = {row["step"] // self.recipe.epochs: row for row in measures}
+        rows = [by_step.get(step["step"], {}) | step for step in self.history[:over]]
+        return [trackers.numbers(row) for row in rows]
 
     # 1. A step's rollouts, played and scored.
 
@@ -466,9 +481,10 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
         gradient_checkpointing=accelerate.gradient_checkpointing,
         ddp_find_unused_parameters=False,
         ddp_timeout=collectives.PATIENCE,
-        report_to=[],
+        report_to=[],  # see `captrain.training.trackers`
         disable_tqdm=True,
-        logging_strategy="no",
+        logging_strategy="steps" if job.machine.report_to else "no",
+        logging_steps=recipe.epochs,
         save_strategy="steps",
         save_steps=recipe.checkpoint_every * recipe.epochs,
         save_total_limit=2,

@@ -179,13 +179,21 @@ class _Training:
 
         The learning rate falls linearly to zero.
         """
+        from captrain.training import trackers
         from captrain.training.checkpoints import last_checkpoint
 
         checkpoints = workspace / collectives.checkpoints(self.machine.accelerate)
         trainer = self._trainer(checkpoints)
         last = collectives.once(lambda: last_checkpoint(checkpoints))
-        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
-        losses = [round(row["loss"], 6) for row in trainer.state.log_history if "loss" in row]
+        page_settings = {"demonstrations": len(self.job.demonstrations), "policy": self.policy, **self.job.settings}
+        with trackers.reported(
+            trainer,
+            self.job.machine.report_to,
+            lambda: trackers.run_page(self.job.name, workspace, page_settings),
+            lambda: [trackers.numbers(row) for row in trackers.logged(trainer)],
+        ):
+            trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+        losses = [round(row["loss"], 6) for row in trackers.logged(trainer)]
         aside = workspace / "unfinished"
         collectives.save(trainer.model, aside, self.job.base, self.policy)
 
@@ -262,7 +270,7 @@ def _configuration(settings: Settings, accelerate: Accelerate, folder: Path) -> 
         gradient_checkpointing=accelerate.gradient_checkpointing,
         ddp_find_unused_parameters=False,
         ddp_timeout=collectives.PATIENCE,
-        report_to=[],
+        report_to=[],  # see `captrain.training.trackers`
         disable_tqdm=True,
         logging_strategy="steps",
         logging_steps=1,
