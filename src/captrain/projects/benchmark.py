@@ -10,12 +10,8 @@ from functools import partial
 from typing import get_args
 
 from captrain.contract import IDLE, Environment, Episode, calls_of
-<<<<<<< HEAD
-from captrain.environments import structure
-from captrain.errors import UserError
-=======
 from captrain.environments import in_other_words, structure
->>>>>>> u37
+from captrain.errors import UserError
 from captrain.projects.examination import (
     LIMIT,
     BenchmarkReport,
