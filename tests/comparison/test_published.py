@@ -9,7 +9,6 @@ from rich.console import Console
 
 from captrain.comparison.published import (
     NOT_RUN,
-    claims,
     published_tables,
     read_published,
     table,
@@ -101,13 +100,6 @@ def test_what_does_not_agree_is_so_by_the_printed_numbers() -> None:
     } <= printed
     assert tau2.values["single_share"]["all"] == 40.3 and tau2.values["base"]["all"] == 32.9
     assert {points[0] for points in curve.values()} == {24.0} == {tau2.values["base"]["airline"]}
-    passed = {method: tau2.count(values["all"], "all") for method, values in tau2.values.items()}
+    passed = {method: round(values["all"] * 164 / 100) for method, values in tau2.values.items()}
     for method, stated in (("base", 14.1), ("grpo_target", 9.2), ("gepa", 7.4)):
         assert str(stated) in printed and round(100 * (passed["trace"] - passed[method]) / 164, 1) != stated
-
-
-def test_claims_are_counts_of_tasks() -> None:
-    found = {(one.table, one.column, one.second): one for one in claims()}
-    assert len(found) == 6 * 3 + 6
-    one = found["tau2", "all", "gepa"]
-    assert (one.passed, one.passed_second, one.tasks) == (77, 65, 164)

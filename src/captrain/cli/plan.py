@@ -48,25 +48,19 @@ def power(
     ] = None,
     chance: Annotated[float, typer.Option("--power", min=0.01, max=0.999, help="Chance to find what is there.")] = 0.8,
     level: Annotated[float, typer.Option(min=0.0001, max=0.5, help="Chance to find what is not there.")] = 0.05,
-    paper: Annotated[bool, typer.Option("--paper", help="The paper's claims instead.")] = False,
 ) -> None:
     """Say which difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
     results/evaluation. Runs nothing."""
-    from captrain.comparison import PartialDesign, claim_tables, complete_design, design_tables
+    from captrain.comparison import PartialDesign, complete_design, design_tables
 
     if difference is not None and not 1e-6 <= abs(difference) <= 1:
         raise UserError(
             f"--difference must lie in [-1, 1] and not be 0, got {difference:g}", "give, for example, --difference .05"
         )
     folder = project_root() / "results/evaluation"
-    if paper:
-        base, tasks, trials = 0.5, 2, 1  # the paper's own are used: only icc and shared are to be known
     partial = PartialDesign(base, tasks, trials, icc, shared)
     design, source = complete_design(partial, folder, level=level, power=chance)
-    if paper:
-        print_all(*claim_tables(design.icc, design.shared, level, chance, source))
-    else:
-        print_all(*design_tables(design, difference, source))
+    print_all(*design_tables(design, difference, source))
 
 
 def doctor(

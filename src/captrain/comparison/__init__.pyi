@@ -39,12 +39,10 @@ from .points import WORKSPACES as WORKSPACES
 from .points import Point as Point
 from .power import Design as Design
 from .power import PartialDesign as PartialDesign
-from .power import claim_tables as claim_tables
 from .power import complete_design as complete_design
 from .power import design_tables as design_tables
 from .power import tasks_needed as tasks_needed
 from .project import evaluate_project as evaluate_project
-from .published import claims as claims
 from .published import published_tables as published_tables
 from .published import read_published as read_published
 from .published import reference as reference

@@ -18,15 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
 from captrain.comparison.files import evaluation_metrics, evaluation_table
-from captrain.comparison.published import claims, read_published
-from captrain.comparison.rows import BASE, TRACE, label
-from captrain.comparison.statistics import sign_test
+from captrain.comparison.rows import BASE, TRACE
 from captrain.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -266,46 +263,6 @@ def _variance(row: Mapping[Hashable, float], tasks: int, z: float) -> float:
     return tasks * ((row["high"] - row["low"]) / (2 * z)) ** 2
 
 
-def claim_power(icc: float, shared: float, level: float = 0.05, power: float = 0.8, seed: int = 0) -> pd.DataFrame:
-    """Tell which of the paper's differences are detectable with its tasks and its one trial.
-
-    Args:
-        icc: see `Difficulty`; the paper reports nothing of it.
-        shared: likewise.
-        level: of the test.
-        power: that is wanted.
-        seed: of the simulation.
-
-    Returns:
-        One row a claim: table, column, second (what TRACE is ahead of), tasks, rate, rate_second, difference,
-        detectable (the least gain found with the power wanted), power (at the difference that was published),
-        trials_needed on these tasks; p_least and p_unrelated, the exact McNemar p of the published counts where TRACE
-        passes all that the other passes, and where the two are unrelated: which tasks each passed was not published.
-    """
-    rows = []
-    for claim in claims():
-        rate, second = claim.passed / claim.tasks, claim.passed_second / claim.tasks
-        design = Design(second, claim.tasks, 1, icc, shared, level, power, seed=seed)
-        better = round(claim.passed * (1 - second))
-        rows.append(
-            {
-                "table": claim.table,
-                "column": claim.column,
-                "second": claim.second,
-                "tasks": claim.tasks,
-                "rate": rate,
-                "rate_second": second,
-                "difference": rate - second,
-                "detectable": detectable(design),
-                "power": simulated_power(design, rate - second),
-                "trials_needed": trials_needed(design, rate - second),
-                "p_least": sign_test(claim.passed - claim.passed_second, 0),
-                "p_unrelated": sign_test(better, better - (claim.passed - claim.passed_second)),
-            }
-        )
-    return pd.DataFrame(rows).astype({"detectable": float, "trials_needed": "Int64"})
-
-
 def design_tables(design: Design, difference: float | None, source: str) -> list[RenderableType]:
     """Render a design: what is detectable with other numbers of trials and tasks, and what `difference` takes."""
     table = Table()
@@ -328,35 +285,6 @@ def design_tables(design: Design, difference: float | None, source: str) -> list
             f"{tasks or f'more than {MAX_TASKS:,}'} {tasks_each}."
         )
     return [*parts, _assumed(design.icc, design.shared, source)]
-
-
-def claim_tables(icc: float, shared: float, level: float, power: float, source: str) -> list[RenderableType]:
-    """Render the paper's claims."""
-    frame = claim_power(icc, shared, level, power)
-    names = ("tasks", "gain", "detectable", "power", "trials needed", "p at least", "p unrelated")
-    table = Table("tasks of", "TRACE against")
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in frame.to_dict("records"):
-        trials = row["trials_needed"]
-        only = len(read_published().tables[row["table"]].tasks) == 1
-        table.add_row(
-            row["table"].replace("_", " ") + ("" if only else f", {row['column']}"),
-            label(row["second"]),
-            str(row["tasks"]),
-            *(f"{row['difference']:+.3f}", f"{row['detectable']:.3f}", f"{row['power']:.2f}"),
-            f"over {MAX_TRIALS}" if pd.isna(trials) else str(trials),
-            *(f"{row['p_least']:.4f}", f"{row['p_unrelated']:.4f}"),
-            style="bold" if row["difference"] >= row["detectable"] else None,
-        )
-    enough = sum(row["difference"] >= row["detectable"] for row in frame.to_dict("records"))
-    text = (
-        f"{enough} of {len(frame)} (bold) could have been found with power {power:g} at level {level:g}. p: "
-        "McNemar's, if TRACE passes all that the other passes (at least), and if the two are unrelated. No p is "
-        "corrected for the number of comparisons. Mean similarities are left out: their spread was not published."
-    )
-    title = f"Claims of {read_published().paper}, each task played once"
-    return [title, table, text, _assumed(icc, shared, source)]
 
 
 def _times(trials: int) -> str:

@@ -6,7 +6,7 @@ measured ones: `table` sets ours beside them only where the same benchmark was p
 
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import pandas as pd
 from pydantic import BaseModel
@@ -38,10 +38,6 @@ class Rates(Record):
     trials: int
     tasks: dict[str, int]
     values: dict[str, dict[str, float]]
-
-    def count(self, value: float, column: str) -> int:
-        """The number of tasks nearest to a printed value."""
-        return round(value * self.tasks[column] / 100) if self.unit == "percent" else round(value)
 
     def formatted(self, value: float) -> str:
         """Format a value as it was printed."""
@@ -104,17 +100,6 @@ class Published(Record):
     curves: dict[str, Curve]
     selection: Selection
     disagreements: list[Disagreement]
-
-
-class Claim(NamedTuple):
-    """TRACE ahead of another method: tasks that each passed, of how many, once each."""
-
-    table: str
-    column: str
-    second: str
-    tasks: int
-    passed: int
-    passed_second: int
 
 
 class _Setting(BaseModel):
@@ -228,19 +213,3 @@ def published_tables(root: Path) -> list[Table]:
     for disagreement in publication.disagreements:
         disagreements.add_row(disagreement.place, disagreement.value, disagreement.computed)
     return [*tables, disagreements]
-
-
-def claims() -> list[Claim]:
-    """TRACE against every other row of each table that counts tasks, column by column."""
-    return [
-        Claim(
-            *(name, column, method, rates.tasks[column]),
-            passed=rates.count(rates.values["trace"][column], column),
-            passed_second=rates.count(values[column], column),
-        )
-        for name, rates in read_published().tables.items()
-        if rates.unit != "mean"
-        for method, values in rates.values.items()
-        if method != "trace"
-        for column in rates.tasks
-    ]
