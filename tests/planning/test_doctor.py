@@ -40,6 +40,19 @@ def findings(root: Path, *settings: str) -> dict[str, Finding]:
     return {finding.subject: finding for finding in examine_machine(spec, root, Node())}
 
 
+def test_an_agent_that_passes_nothing_is_seen_when_it_plays_and_named_with_the_key_that_helps(root: Path) -> None:
+    def said(*arguments: str) -> tuple[int, str]:
+        ended = CliRunner().invoke(app, ["doctor", "--play", "6", *arguments], env={"COLUMNS": "300"})
+        return ended.exit_code, next(line for line in ended.output.splitlines() if "│ agent" in line)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        status, line = said("policy=scripted", "policy.skill=0")
+        assert status == 1 and "passes 0 of 6 discovery tasks" in line and "base.demonstrations._target_=" in line
+        assert "passes 6 of 6 discovery tasks" in said("policy=scripted", "policy.skill=1")[1]
+        assert "dvc repro base" in said()[1]
+
+
 def command(folder: Path, name: str, text: str) -> None:
     """An executable on a folder of the path."""
     folder.mkdir(exist_ok=True)

@@ -142,3 +142,14 @@ class Wordy(Rooms):
         score = super().score(task, messages)
         said = float((messages[-1].get("content") or "") == "All is done.")
         return {**score, "reward": score["reward"] * said, "success": score["success"] and said == 1.0}
+
+
+class Speechless:
+    """Demonstrations whose agent has the right tools and calls none of them."""
+
+    tools = TOOLS
+    phrases = [POLICY]
+
+    def demonstration(self, rng: random.Random) -> tuple[list[dict], list[dict]]:
+        task = Rooms().tasks("training", 1)[0]
+        return Office(task["data"]).messages, [{"role": "assistant", "content": "Done."}]

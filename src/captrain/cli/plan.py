@@ -66,17 +66,22 @@ def power(
 def doctor(
     settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="On top of params.yaml.")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Run what only GPUs can show, where there is one.")] = False,
+    play: Annotated[
+        int, typer.Option(min=0, max=1000, help="Discovery tasks that the agent plays, to see it pass.")
+    ] = 0,
 ) -> None:
     """Say whether this machine has what a run needs, each lack with its remedy (exit status 1 if any).
 
-    Starts and downloads nothing; of an endpoint one short answer is asked.
+    Starts and downloads nothing, and of an endpoint one short answer is asked, unless --play has the agent play.
     """
     from captrain.config import compose_configuration
-    from captrain.planning import GPU_COMMANDS, Node, examine_machine, run_on_gpus
+    from captrain.planning import GPU_COMMANDS, Node, examine_agent, examine_machine, run_on_gpus
 
     root = project_root()
     spec, title = compose_configuration(settings or [], root)
     findings = run_on_gpus(GPU_COMMANDS, root) if gpu else examine_machine(spec, root, Node())
+    if play:
+        findings.append(examine_agent(spec, root, play))
     table = Table("what", "", "seen", "remedy", title=f"doctor: {title}", title_justify="left")
     for finding in findings:
         state = {True: Text("ok", "green"), False: Text("lacking", "red"), None: Text("not seen", "yellow")}[

@@ -10,10 +10,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, ValidationError
 
-from captrain.benchmarks import made_installation, pretrained_folder
+from captrain.benchmarks import load_benchmark, made_installation, pretrained_folder
 from captrain.config import Component, Spec, nested
 from captrain.environments.sandbox import LEVELS, active_confinement
 from captrain.errors import InfrastructureError, UserError
@@ -30,7 +31,9 @@ from captrain.planning.served_model import (
     template_findings,
     vllm_findings,
 )
+from captrain.policies import load_policy
 from captrain.records import first_fault
+from captrain.rollouts import collect
 
 SPACE = 5.0
 """GiB of disk that a run of the embedded default leaves free; a named model needs its weights beside them."""
@@ -224,6 +227,36 @@ def _disk(spec: Spec, root: Path) -> Iterator[Finding]:
     demand = SPACE + (2 * size.parameters / 2**30 if size else 0)
     detail = f"{free:.0f} GiB are free, about {demand:.0f} are needed"
     yield Finding("disk", free >= demand, detail, "" if free >= demand else "free some, or `dvc gc --workspace`")
+
+
+def examine_agent(spec: Spec, root: Path, count: int) -> Finding:
+    """Play the first discovery tasks with the agent that the diagnosis would play with: it must pass some, and fail
+    some. Nothing of it is kept."""
+    base = root / "artifacts/base"
+    if spec.policy.target in (LOCAL, VLLM) and not base.exists():
+        return Finding(
+            "agent", None, "the base is not there yet, so that it plays nothing", "run `dvc repro base` first"
+        )
+    target = load_benchmark(spec.benchmark, spec.machine)
+    policy = load_policy(spec.policy, base, spec.machine, batch=spec.machine.batch)
+    most = target.size("discovery")
+    tasks = target.tasks("discovery", count if most is None else min(count, most))
+    with TemporaryDirectory() as journals:
+        try:
+            rollouts = collect(
+                policy, target, tasks, purpose="diagnosis", seed=spec.seed, journals=Path(journals), quiet=True
+            )
+        except InfrastructureError as error:
+            return Finding("agent", False, f"plays nothing: {error}", "mend what it names, and try again")
+    passed = sum(rollout.outcome == "passed" for rollout in rollouts)
+    detail = f"passes {passed} of {len(rollouts)} discovery tasks"
+    if not passed:
+        own = "set base.demonstrations._target_=MODULE:CLASS to dialogues of this benchmark, or raise base.steps"
+        remedy = "set another base.model" if spec.base.model or spec.base.pretrained else own
+        return Finding("agent", False, f"{detail}: there would be nothing to contrast failures with", remedy)
+    if passed == len(rollouts):
+        return Finding("agent", None, f"{detail}: there may be no failures to learn from", "play more with --play")
+    return Finding("agent", True, detail)
 
 
 def run_on_gpus(commands: Mapping[str, str], root: Path) -> list[Finding]:

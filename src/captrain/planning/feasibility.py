@@ -1,16 +1,19 @@
 """Refusals of impossible configurations, each with its remedy, and warnings on possible ones."""
 
 import math
+import random
+from collections.abc import Iterator, Sequence
 
 from captrain.benchmarks import TOOLS, Demonstrations, StandardEnvironment, absences, in_workers, load_benchmark
 from captrain.config import Spec, build, component_class
+from captrain.contract import calls_of
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
 from captrain.planning.assumptions import LOCAL, USABLE_MEMORY, VLLM, EpisodeCost, split_sizes
 from captrain.planning.basis import task_uses
 from captrain.planning.cost import rounded
 from captrain.planning.estimate import Estimate
-from captrain.records import Split
+from captrain.records import Message, Split
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
 UNAIDED = ("invalid_call", "premature_stop")
@@ -79,6 +82,33 @@ def _demonstrations(spec: Spec) -> list[UserError]:
             "set base.demonstrations._target_=MODULE:CLASS (docs/own-benchmark.md), or policy=openai base.model=NAME",
         )
     ]
+
+
+def _unlike_references(spec: Spec) -> list[str]:
+    """Say that a base is taught dialogues which solve nothing, as far as the order of their calls shows it."""
+    base = spec.base
+    if base.demonstrations is None or spec.policy.target not in (LOCAL, VLLM) or in_workers(spec.benchmark):
+        return []
+    target, source = load_benchmark(spec.benchmark), build(base.demonstrations, Demonstrations)
+    most = target.size("discovery")
+    tasks = target.tasks("discovery", EXAMPLES if most is None else min(EXAMPLES, most))
+    solved = [reference for task in tasks if (reference := target.reference(task))]
+    rng = random.Random(spec.seed)
+    taught = [source.demonstration(rng)[1] for _ in range(EXAMPLES * 5)]
+    orders = {tuple(_called(messages)) for messages in taught}
+    if not solved or any(tuple(_called(reference)) in orders for reference in solved):
+        return []
+    return [
+        f"none of {len(taught)} demonstrations makes the calls of any of {len(solved)} references: the base may pass "
+        "nothing; see base.demonstrations, and after `dvc repro base` run `captrain doctor --play 20`"
+    ]
+
+
+def _called(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the names of the tools that a dialogue calls, in order."""
+    for message in messages:
+        if message["role"] == "assistant":
+            yield from (name for name, _ in calls_of(message))
 
 
 def _standard(spec: Spec) -> list[UserError]:
@@ -207,6 +237,7 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
                 f"{math.ceil(times):,} times, in other trials"
             )
     derives = spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED
+    texts += _unlike_references(spec)
     if spec.pairs.count and derives and not _synthesis(spec):
         texts.append("environments are derived for single capabilities: there will be none for pairs (pairs.count)")
     lacking = absences(spec.benchmark)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from captrain.config import Spec, build
+from captrain.errors import UserError
 from captrain.records import Message
 from captrain.routing.compositions import BASE
 from captrain.routing.gains import routable
@@ -76,5 +77,11 @@ def conversation_router(
     adapters = routable(gains, router.gate)
     foreign = [name for name in adapters if name not in evidence.targets]
     neighbours = [] if foreign or not adapters else evidence.limited_to(adapters).examples(router)
-    by_turn = TurnRouter.read(results / "routes/turns.json") if turns else None
+    stored = results / "routes/turns.json"
+    if turns and (results / "routes/routes.csv").exists() and not stored.exists():
+        raise UserError(
+            f"{results / 'routes'} has no router that is asked before every turn: there is nothing to choose from",
+            "leave --turns out",
+        )
+    by_turn = TurnRouter.read(stored) if turns else None
     return ConversationRouter(router, neighbours, foreign[0] if foreign else BASE, by_turn)
