@@ -68,7 +68,7 @@ def row_of(stage: str) -> str:
 def repro(stage: str, root: Path = Path()) -> str:
     """Return the command that brings a stage of a project up to date: `dvc repro`, with its name for DVC."""
     pipeline = root / PROJECT_FILE
-    names = read_stages(pipeline, "restore it from git") if pipeline.exists() else {}
+    names = read_stages(pipeline, "restore it from git") if pipeline.exists() and pipeline.stat().st_size else {}
     return f"dvc repro {next((name for name in names if row_of(name) == stage), stage)}"
 
 
