@@ -99,8 +99,8 @@ def _unlike_references(spec: Spec) -> list[str]:
     if not solved or any(tuple(_called(reference)) in orders for reference in solved):
         return []
     return [
-        f"none of {len(dialogues)} demonstrations makes the calls of any of {len(solved)} references: the base may pass "
-        "nothing; see base.demonstrations, and after `dvc repro base` run `captrain doctor --play 20`"
+        f"none of {len(dialogues)} demonstrations makes the calls of any of {len(solved)} references: the base may "
+        "pass nothing; see base.demonstrations, and after `dvc repro base` run `captrain doctor --play 20`"
     ]
 
 
