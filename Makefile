@@ -29,10 +29,13 @@ EXPERIMENTS ?= default single rare compound
 OVERRIDES ?=
 NAME ?=
 JOBS ?= 2
+# Of `make domains`.
+DOMAINS ?= calendar harbour toll telescope
+FOLDER ?=
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv vllm installations repro figures verify test test-all fuzz hostile faults soak check docs bench tune doses replicate smollm studies clean
+.PHONY: help venv vllm installations repro figures verify test test-all fuzz hostile faults soak check docs bench tune doses replicate domains smollm studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +117,14 @@ smollm: $(STAMP) ## make the pretrained model of experiment=smollm: 93 MB of pac
 replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a time
 	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --overrides $(OVERRIDES) \
 	  --name "$(NAME)" --jobs $(JOBS)
+
+domains: $(STAMP) ## run the recipe where it was not made: four small domains, all SEEDS, as a project in FOLDER
+	@test -n "$(FOLDER)" || { echo "FOLDER=... names a folder outside of this one, new or of an earlier run"; exit 2; }
+	@test -e "$(FOLDER)/params.yaml" || captrain init "$(FOLDER)" --benchmark calendar
+	@cp tests/support/domains/*.py "$(FOLDER)/components/" && cp -R tests/support/domains/conf "$(FOLDER)/"
+	@cd "$(FOLDER)" && python "$(CURDIR)/scripts/replicate.py" --seeds $(SEEDS) --experiments $(DOMAINS) \
+	  --overrides baselines.rejection_sft.run=true --jobs $(JOBS)
+	@mkdir -p results/replicates/domains && cp "$(FOLDER)"/results/replicates/*.csv results/replicates/domains/
 
 studies: $(STAMP) ## run the grids of conf/study/, JOBS points at a time, and draw their figures
 	@for study in $(STUDIES); do \

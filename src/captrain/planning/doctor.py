@@ -251,8 +251,8 @@ def examine_agent(spec: Spec, root: Path, count: int) -> Finding:
     passed = sum(rollout.outcome == "passed" for rollout in rollouts)
     detail = f"passes {passed} of {len(rollouts)} discovery tasks"
     if not passed:
-        own = "set base.demonstrations._target_=MODULE:CLASS to dialogues of this benchmark, or raise base.steps"
-        remedy = "set another base.model" if spec.base.model or spec.base.pretrained else own
+        lessons = "set base.demonstrations._target_=MODULE:CLASS to dialogues of this benchmark, or raise base.steps"
+        remedy = "set another base.model" if spec.base.model or spec.base.pretrained else lessons
         return Finding("agent", False, f"{detail}: there would be nothing to contrast failures with", remedy)
     if passed == len(rollouts):
         return Finding("agent", None, f"{detail}: there may be no failures to learn from", "play more with --play")

@@ -94,13 +94,13 @@ def _unlike_references(spec: Spec) -> list[str]:
     tasks = target.tasks("discovery", EXAMPLES if most is None else min(EXAMPLES, most))
     solved = [reference for task in tasks if (reference := target.reference(task))]
     rng = random.Random(spec.seed)
-    taught = [source.demonstration(rng)[1] for _ in range(EXAMPLES * 5)]
-    orders = {tuple(_called(messages)) for messages in taught}
+    dialogues = [source.demonstration(rng)[1] for _ in range(EXAMPLES * 5)]
+    orders = {tuple(_called(messages)) for messages in dialogues}
     if not solved or any(tuple(_called(reference)) in orders for reference in solved):
         return []
     return [
-        f"none of {len(taught)} demonstrations makes the calls of any of {len(solved)} references: the base may pass "
-        "nothing; see base.demonstrations, and after `dvc repro base` run `captrain doctor --play 20`"
+        f"none of {len(dialogues)} demonstrations makes the calls of any of {len(solved)} references: the base may "
+        "pass nothing; see base.demonstrations, and after `dvc repro base` run `captrain doctor --play 20`"
     ]
 
 

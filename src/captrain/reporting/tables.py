@@ -53,7 +53,7 @@ above other failures: change in pass rate minus that on failures without the lab
 placebo: change by the adapters of the other capabilities, on failures that lack this one and not theirs.
 Intervals by bootstrap over tasks, not corrected for their number."""
 NO_BOUND = "no bound here"
-"""What is said of an oracle that lies below the row that it should bound."""
+"""Remark on an oracle that lies below the row that it should bound."""
 
 
 def table(folder: Path) -> Table:
