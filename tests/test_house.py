@@ -82,6 +82,7 @@ WRITERS = {
     "models/lora.py": "as above",
     "policies/fleet.py": "links of adapters, of which servers read only whole ones",
     "policies/servers.py": "logs of servers",
+    "projects/hub.py": "copies into the folder that its callers name, which is aside",
     "rollouts/collection.py": "adds whole lines to a journal, of which one that is cut off is played again",
     "training/grpo.py": "into its workspace, from which training goes on",
     "training/processes.py": "orders and failures in a workspace, which are written anew",

@@ -15,6 +15,7 @@ from captrain import __version__
 from captrain.cli.benchmark import benchmark
 from captrain.cli.console import print_all
 from captrain.cli.environments import export_environment
+from captrain.cli.hub import push
 from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, verify
 from captrain.cli.plan import doctor, plan, power
@@ -62,6 +63,7 @@ for command in (
     published,
     export,
     export_environment,
+    push,
     report,
     jobs,
     validate,

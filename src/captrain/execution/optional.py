@@ -16,7 +16,7 @@ EXTRAS = {
         ("deepdiff", "dvc", "fastapi", "gepa", "krippendorff", "matplotlib", "networkx", "openai"), "train"
     ),
     **dict.fromkeys(("openai", "ruamel", "scipy", "seaborn", "sklearn", "statsmodels", "tenacity"), "train"),
-    **dict.fromkeys(("trl", "uvicorn"), "train"),
+    **dict.fromkeys(("httpx2", "huggingface_hub", "trl", "uvicorn"), "train"),
     "sqlalchemy": "awm",
     "zstandard": "inspect",
 }

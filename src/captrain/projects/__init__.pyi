@@ -2,6 +2,8 @@ from .benchmark import check_benchmark as check_benchmark
 from .examination import BenchmarkReport as BenchmarkReport
 from .examination import Problem as Problem
 from .exporting import export_environment as export_environment
+from .hub import send as send
+from .hub import write_shipment as write_shipment
 from .layout import Example as Example
 from .layout import init_project as init_project
 from .pipeline import run_pipeline as run_pipeline

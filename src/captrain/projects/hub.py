@@ -1,0 +1,188 @@
+"""Adapters and environments for the Hugging Face Hub: a folder with all that would be sent, and its sending.
+
+Everything is checked before it is written: an adapter must be the one that its index names, an environment the one
+that its passport was made out for, and no text may hold what looks like a key. Nothing leaves this machine but by
+`send`.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel
+
+from captrain import __version__
+from captrain.config import Machine, load_spec, redacted
+from captrain.environments import load_environment, read_passports
+from captrain.errors import UserError
+from captrain.models import Adapter, adapter_config, require_trained
+from captrain.records import file_digest, publish_json, publish_text, read_json
+
+Kind = Literal["adapters", "environments"]
+REPOSITORIES: dict[Kind, str] = {"adapters": "model", "environments": "dataset"}
+"""Kinds of repositories on the hub."""
+ROUTES = ("routes.csv", "compositions.json", "turns.json")
+LISTING = "digests.json"
+"""File with the digest of every other."""
+
+
+class _Row(BaseModel):
+    """Fields that are read of an adapter in an index."""
+
+    digest: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """Content of a repository on the hub, in a folder."""
+
+    kind: Kind
+    folder: Path
+    files: list[str]
+
+
+def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters") -> Shipment:
+    """Write all that would be sent.
+
+    Args:
+        kind: of what is sent.
+        root: of the project.
+        folder: to write into.
+        stage: which has trained the adapters, or written the environments.
+
+    Raises:
+        UserError: there is none, one was altered, or a text holds what looks like a key.
+        EnvironmentFault: an environment does not load.
+    """
+    (_write_adapters if kind == "adapters" else _write_environments)(root, folder, stage)
+    spec = load_spec(root / "results/spec.yaml").model_dump(mode="json", by_alias=True, exclude={"machine"})
+    publish_text(folder / "spec.yaml", yaml.safe_dump(spec, sort_keys=False, allow_unicode=True))
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in paths:
+        text = path.read_bytes().decode(errors="replace") if path.suffix != ".safetensors" else ""
+        if redacted(text) != text:
+            raise UserError(
+                f"{path.relative_to(folder)} holds what looks like a key, and would be sent", "take the key out of it"
+            )
+    digests = {str(path.relative_to(folder)): file_digest(path) for path in paths}
+    lock = root / "dvc.lock"
+    locked = {"dvc.lock": file_digest(lock)} if lock.exists() else {}
+    publish_json(folder / LISTING, {"captrain": __version__, "stage": stage, **locked, "files": digests})
+    return Shipment(kind, folder, [*digests, LISTING])
+
+
+def send(shipment: Shipment, repository: str, private: bool) -> str:
+    """Send a shipment to the hub, and return the address of its commit.
+
+    Args:
+        shipment: to send.
+        repository: OWNER/NAME; made if it is not there. What it has beside the shipment stays.
+        private: whether a repository that is made is to be seen by its owner alone.
+
+    Raises:
+        UserError: the hub does not take it, or does not answer.
+    """
+    import httpx2
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    hub, kind = HfApi(library_name="captrain", library_version=__version__), REPOSITORIES[shipment.kind]
+    try:
+        hub.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
+        commit = hub.upload_folder(
+            repo_id=repository,
+            repo_type=kind,
+            folder_path=shipment.folder,
+            commit_message=f"{shipment.kind.capitalize()} of captrain {__version__}",
+        )
+    except (HfHubHTTPError, LocalTokenNotFoundError) as error:
+        remedy = "`hf auth login`, or set HF_TOKEN to a token that may write there"
+        raise UserError(f"the hub does not take {repository}: {error}", remedy) from error
+    except (HFValidationError, OfflineModeIsEnabled) as error:
+        remedy = "name it OWNER/NAME, and leave HF_HUB_OFFLINE unset"
+        raise UserError(f"{repository} cannot be sent: {error}", remedy) from error
+    except httpx2.HTTPError as error:
+        remedy = "look at the network and HF_ENDPOINT, and send it again"
+        raise UserError(f"the hub does not answer: {error}", remedy) from error
+    return commit.commit_url
+
+
+def _write_adapters(root: Path, folder: Path, stage: str) -> None:
+    """Write the adapters of a stage, each in plain PEFT format with its model card, and the routes to them."""
+    index = root / "results" / stage / "index.json"
+    rows = read_json(index, dict[str, _Row], f"run `dvc repro {stage}`, or name another stage with --stage")
+    if not rows:
+        raise UserError(f"{index} names no adapter", "name another stage with --stage")
+    bases = set[str]()
+    for name, row in rows.items():
+        source = root / row.path
+        require_trained(Adapter(str(source), row.digest), stage)
+        shutil.copytree(source, folder / name)
+        bases.add(str(adapter_config(source)["base_model_name_or_path"]))
+    shutil.copy(index, folder / "index.json")
+    for name in ROUTES if stage == "adapters" else ():
+        if (path := root / "results/routes" / name).exists():
+            (folder / "routes").mkdir(exist_ok=True)
+            shutil.copy(path, folder / "routes" / name)
+    [base] = bases
+    table = "".join(f"| [{name}]({name}/README.md) | `{row.digest}` |\n" for name, row in rows.items())
+    first = next(iter(rows))
+    publish_text(
+        folder / "README.md",
+        f"""---
+library_name: peft
+base_model: {json.dumps(base)}
+tags: [captrain, lora]
+---
+# LoRA adapters of captrain
+
+One adapter for each capability that the agent lacked, in plain PEFT format, named by its content; `digests.json` has
+the digest of every file, `spec.yaml` the settings of the run, `routes/` which task is given to which adapter.
+
+| adapter | content hash |
+|---|---|
+{table}
+```python
+from peft import PeftModel
+
+model = PeftModel.from_pretrained(base, "OWNER/NAME", subfolder={json.dumps(first)})  # base: {base}
+```
+""",
+    )
+
+
+def _write_environments(root: Path, folder: Path, stage: str) -> None:
+    """Write the environments that have their passports, with these and their pages."""
+    stage = "environments" if stage == "adapters" else stage
+    source, spec = root / "results" / stage, load_spec(root / "results/spec.yaml")
+    passports = {name: passport for name, passport in read_passports(source).items() if passport.passed}
+    if not passports:
+        raise UserError(f"{source} has no environment with a passport", "run `dvc repro environments`")
+    machine: Machine = spec.machine
+    for name, passport in passports.items():
+        load_environment(source, passport, machine)  # raises, unless the file is the one that was checked
+        for ending in (".py", ".passport.json", ".md"):
+            if (path := source / f"{name}{ending}").exists():
+                shutil.copy(path, folder / path.name)
+    table = "".join(f"| [{name}]({name}.py) | `{passport.environment}` |\n" for name, passport in passports.items())
+    publish_text(
+        folder / "README.md",
+        f"""---
+tags: [captrain, environment, reinforcement-learning, agent]
+---
+# Training environments of captrain
+
+One self-contained file of Python for each capability that the agent lacked, with the passport that it has earned;
+`digests.json` has the digest of every file. `captrain validate FILE` examines one again, and
+`captrain export-environment FILE --to openenv|verifiers|trl` makes a package of it.
+
+| environment | fingerprint |
+|---|---|
+{table}""",
+    )
