@@ -170,8 +170,8 @@ class Target:
                 "mend the environment file; rollouts already whole are kept and a new run goes on from them",
             ) from error
 
-    def tasks(self, split: Split, count: int) -> list[Task]:
-        """List the first `count` tasks of a split.
+    def tasks(self, split: Split, count: int, *, fewer: bool = False) -> list[Task]:
+        """List the first `count` tasks of a split; with `fewer` all that there are, where a small world has less.
 
         Raises:
             EnvironmentFault: not that many, a repeated id, or a task that claims another split.
@@ -184,7 +184,8 @@ class Target:
                 f"environment {self.name} ({self.source}) returned something that is not a task ({first_fault(error)})",
                 'return dicts {"id", "split", "data"}',
             ) from None
-        if len(tasks) != count or len({task.id for task in tasks}) != count:
+        expected = min(count, len(tasks)) if fewer else count
+        if len(tasks) != expected or len({task.id for task in tasks}) != expected:
             raise EnvironmentFault(
                 f"environment {self.name} gave {len(tasks)} tasks ({len({t.id for t in tasks})} distinct ids) of "
                 f"split {split} where {count} were asked for",

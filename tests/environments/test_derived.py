@@ -17,7 +17,7 @@ from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import make_brief, synthesize_each
 from captrain.environments.synthesizer import Brief, NoTemplate
 from captrain.environments.templates import TemplateSynthesizer
-from captrain.errors import UserError
+from captrain.errors import EnvironmentFault, UserError
 from captrain.planning.estimate import Node
 from captrain.planning.plan import make_plan
 from captrain.policies.scripted import ScriptedPolicy
@@ -159,6 +159,10 @@ def test_a_benchmark_whose_solutions_call_every_tool_once_has_its_environments(t
         if not check.passed
     ]
     assert not failed
+    every = load_file(path).tasks("training", 500, fewer=True)  # fifty plates, four numbers of axles
+    assert 150 < len(every) <= 200
+    with pytest.raises(EnvironmentFault, match="where 500 were asked for"):
+        load_file(path).tasks("training", 500)
 
 
 def test_a_score_that_asks_for_words_that_nobody_told_is_refused_by_the_plan() -> None:

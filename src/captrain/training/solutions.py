@@ -116,7 +116,7 @@ def _demonstrations(
     target = environment.target(lesson.machine)
     size = target.size("training")
     last = environment.skip + count if size is None else min(size, environment.skip + count)
-    tasks = target.tasks("training", last)[environment.skip :]
+    tasks = target.tasks("training", last, fewer=True)[environment.skip :]
     demonstrate = _of_rollouts if lesson.source == "rollouts" else _of_references
     part = demonstrate(lesson, target, tasks, policy)
     source = f" of {len(tasks)} rollouts of its own" if lesson.source == "rollouts" else ""
