@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -68,6 +69,17 @@ def cores(machine: Machine) -> int:
         assert machine.slurm is not None
         return machine.slurm.cpus
     return 1 if multiprocessing.parent_process() is not None or WORKER in os.environ else machine.workers
+
+
+def room(machine: Machine) -> int:
+    """Return the bytes that what one process of this machine computes may take beside its weights: half of the memory
+    that there is, or that this process's group may use, over all that share it."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    group = Path("/sys/fs/cgroup/memory.max")
+    if group.exists() and (limit := group.read_text().strip()).isdigit():
+        limits.append(int(limit))
+    sharing = machine.slurm.cpus if machine.launcher == "slurm" and machine.slurm else machine.workers
+    return min(limits) // 2 // sharing
 
 
 def dispatched() -> bool:
