@@ -7,7 +7,7 @@ from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.ledger import ledger_entry
 from captrain.records import publish, publish_json
-from captrain.rollouts import PolicySource, RolloutBatch, collect_batch, summarise_rollouts
+from captrain.rollouts import PolicySource, RolloutBatch, collect_batch, count_outcomes, summarise_rollouts
 
 
 @entry_point
@@ -23,7 +23,7 @@ def main() -> str:
     publish(Path("artifacts/rollouts/discovery.jsonl"), rollouts)
     publish(Path("results/rollouts/ledger.jsonl"), [ledger_entry(rollouts, stage="rollouts", method="trace")])
     publish_json(Path("results/rollouts/summary.json"), summarise_rollouts(rollouts, target))
-    return f"{sum(rollout.outcome == 'passed' for rollout in rollouts)} of {len(rollouts)} passed"
+    return count_outcomes(rollouts, spec.policy.settings().get("max_tokens"))
 
 
 if __name__ == "__main__":

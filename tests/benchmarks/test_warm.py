@@ -63,6 +63,14 @@ def test_a_pretrained_model_is_trained_further_and_acts_as_the_base(llama: Path,
     assert all(play.turns and len(play.token_ids) == len(play.logprobs) for play in policy.play(plays))
 
 
+def test_products_in_bfloat16_train_as_those_in_float32_do(llama: Path, tmp_path: Path) -> None:
+    spec = section(llama, 12)
+    exact = warm_start(spec, 0, tmp_path / "exact", llama)
+    near = warm_start(spec.model_copy(update={"products": "bfloat16"}), 0, tmp_path / "near", llama)
+    assert near["weights_sha256"] != exact["weights_sha256"]
+    assert near["loss"] == pytest.approx(exact["loss"], rel=0.05)
+
+
 def test_equal_seeds_give_equal_weights(llama: Path, tmp_path: Path) -> None:
     digests = [warm_start(section(llama, 2), seed, tmp_path / "base", llama)["weights_sha256"] for seed in (0, 0, 1)]
     assert digests[0] == digests[1] != digests[2]

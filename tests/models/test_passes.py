@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -94,6 +95,59 @@ def test_scores_and_gradients_are_those_of_the_rows_one_by_one(kind: str, tolera
     (scores.log_probs * importance).sum().backward()
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=100 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize(
+    "targets", [("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), ("v_proj", "down_proj")]
+)
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_an_adapter_learns_from_shared_rows_what_it_learns_from_rows_one_by_one(
+    kind: str, targets: tuple[str, ...]
+) -> None:
+    base, rows = a_model(kind), some_rows("groups")
+    model: Any = get_peft_model(base.float(), LoraConfig(r=4, lora_alpha=8, target_modules=[*targets]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    expected = one_by_one(model, rows)
+    expected.mean().backward()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = [parameter.grad.clone() for parameter in trained]
+    model.zero_grad()
+    scores = SharedPasses(base, 1).scores(rows, 0.7)
+    torch.testing.assert_close(scores.log_probs, expected, rtol=0, atol=1e-4)
+    scores.log_probs.mean().backward()
+    assert len(gradients) == 2 * 2 * len(targets)
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_a_pass_that_has_no_room_for_its_activations_gives_the_same_bytes_and_keeps_fewer() -> None:
+    found, sizes = [], []
+    for room in (None, 400_000, 0):
+        model, kept = a_model("llama"), list[int]()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: (kept.append(x.nbytes), x)[1], lambda x: x):
+            scores = SharedPasses(model, 1, room=room).scores(some_rows("groups"))
+        scores.log_probs.mean().backward()
+        found.append([scores.log_probs.detach(), *(parameter.grad for parameter in model.parameters())])
+        sizes.append(sum(kept))
+    for others in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], others, strict=True))
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_products_in_bfloat16_are_near_those_in_float32_and_gradients_stay_in_float32() -> None:
+    found = []
+    for products in (None, torch.bfloat16):
+        model = a_model("llama")
+        scores = SharedPasses(model, 1, products).scores(some_rows("groups"))
+        scores.log_probs.mean().backward()
+        found.append((scores.log_probs.detach(), [parameter.grad for parameter in model.parameters()]))
+    (exact, gradients), (near, others) = found
+    assert 0 < (exact - near).abs().max() < 0.2
+    for gradient, other in zip(gradients, others, strict=True):
+        assert gradient is not None and other is not None and other.dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(gradient.flatten(), other.flatten(), dim=0) > 0.98
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -141,6 +141,8 @@ def test_bfloat16_on_a_processor_without_instructions_for_it_is_named_with_what_
     finding = findings(root, "policy.precision=bfloat16")["processor"]
     assert finding.passed == passed and ("policy.precision=float32" in finding.remedy) != passed
     assert "accelerate" not in finding.remedy
+    warm = findings(root, "base.pretrained=some@0123456789abcdef", "base.products=bfloat16")["processor"]
+    assert warm.passed == passed and ("base.products=float32" in warm.remedy) != passed
     assert "processor" not in findings(root, "policy.precision=float32")
 
 

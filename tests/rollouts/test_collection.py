@@ -26,7 +26,7 @@ from captrain.models.lora import Adapter
 from captrain.policies.policy import Play
 from captrain.policies.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.records import Message, Purpose, Rollout, Score, Split, Task, load, publish
-from captrain.rollouts.collection import collect, pass_rate, summarise_rollouts
+from captrain.rollouts.collection import collect, count_outcomes, pass_rate, summarise_rollouts
 
 ROOT = Path(__file__).parents[2]
 COUNT = 12
@@ -522,3 +522,25 @@ def test_tasks_of_a_record_are_enough_to_open_them_again(tmp_path: Path) -> None
         task = Task.model_validate_json(rollout.task.model_dump_json())
         assert target.score(task, rollout.messages) == rollout.score
         assert target.open(task).messages == rollout.messages[:2]
+
+
+def test_rollouts_whose_turns_are_as_long_as_the_policy_allows_are_counted() -> None:
+    task = Task(id="t", split="discovery", data={})
+    masks = [[0, 1, 1, 0, 1], [0, 1, 1, 1, 0, 1], [1, 0, 1, 1, 1, 1], []]
+    rollouts = [
+        Rollout(
+            id=str(number),
+            environment="e",
+            task=task,
+            trial=0,
+            purpose="diagnosis",
+            policy="p",
+            messages=[],
+            mask=mask,
+            outcome="failed",
+        )
+        for number, mask in enumerate(masks)
+    ]
+    assert "0 of 4 passed; 2 have a turn that policy.max_tokens=3 ended" in count_outcomes(rollouts, 3)
+    assert "1 have a turn" in count_outcomes(rollouts, 4)
+    assert count_outcomes(rollouts, 5) == count_outcomes(rollouts, None) == "0 of 4 passed"

@@ -47,7 +47,8 @@ class Base(Section):
     """The tiny base model and its supervised training; or a `pretrained` one, name@digest of a folder below
     `machine.pretrained`, whose weights the training starts from; or a `model` that is served elsewhere, name or
     name@revision, in whose place nothing is trained. `demonstrations`: those of a benchmark of the user's own, a
-    component."""
+    component. `products`: the type in which the weights of a pretrained one are multiplied while they are trained; all
+    else is in float32."""
 
     model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
     hidden: Count
@@ -58,6 +59,7 @@ class Base(Section):
     learning_rate: Rate
     weight_decay: Annotated[float, Field(ge=0)]
     pretrained: Annotated[str, Field(pattern=r"^[\w.-]+@[0-9a-f]{16}$")] | None = None
+    products: Literal["float32", "bfloat16"] = "float32"
     demonstrations: Component | None = None
 
 

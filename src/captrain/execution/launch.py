@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tqdm import tqdm
@@ -82,6 +83,17 @@ def places(machine: Machine) -> int:
     if machine.launcher == "slurm" or not machine.gpus:
         return 1
     return int(os.environ.get(WORKER, machine.places(1)))
+
+
+def room(machine: Machine) -> int:
+    """Return the bytes that what one process of this machine computes may take beside its weights: half of the memory
+    that there is, or that this process's group may use, over all that share it."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    group = Path("/sys/fs/cgroup/memory.max")
+    if group.exists() and (limit := group.read_text().strip()).isdigit():
+        limits.append(int(limit))
+    sharing = machine.slurm.cpus if machine.launcher == "slurm" and machine.slurm else machine.workers
+    return min(limits) // 2 // sharing
 
 
 def dispatched() -> bool:

@@ -56,6 +56,18 @@ class Context(Protocol):
         """Say which outputs have no gradient."""
 
 
+class _Linear(Protocol):
+    """A linear layer of a model; those of PEFT have a `base_layer` and pairs."""
+
+    weight: Tensor
+    base_layer: nn.Linear
+    disable_adapters: bool
+    active_adapters: list[str]
+    scaling: dict[str, float]
+    lora_A: dict[str, nn.Linear]
+    lora_B: dict[str, nn.Linear]
+
+
 class _Block(NamedTuple):
     """Queries first to last that attend to the trunk and to the nodes start to stop, those of one tree, of which some
     are hidden (queries, nodes)."""
@@ -85,13 +97,22 @@ class _Shape(NamedTuple):
     blocks: Sequence[_Block]
 
 
-def token_scores(model: nn.Module, forest: Forest, temperature: float = 1.0) -> Scores:
+def token_scores(
+    model: nn.Module,
+    forest: Forest,
+    temperature: float = 1.0,
+    products: torch.dtype | None = None,
+    room: int | None = None,
+) -> Scores:
     """Score the forest's scored tokens.
 
     Args:
         model: a Qwen3ForCausalLM or LlamaForCausalLM (`captrain.models.DENSE`), its linear layers PEFT's or plain.
         forest: rows as trees.
         temperature: logits are divided by it.
+        products: type in which weights are multiplied; None: their own.
+        room: bytes for activations; what does not fit is computed again on the way back, to the same bytes. None: all
+            are kept, but for those that the model's own checkpointing leaves out.
     """
     body: Any = model.get_submodule("model")
     config: Any = model.config
@@ -99,16 +120,24 @@ def token_scores(model: nn.Module, forest: Forest, temperature: float = 1.0) -> 
     whole = _shape(config, forest, torch.promote_types(embed.dtype, torch.float32))
     last = whole._replace(sources=forest.sources, blocks=_blocks(forest, forest.sources))
     x = torch.embedding(embed, forest.ids).to(whole.cosine.dtype).t().contiguous()
+    again = (
+        0
+        if room is None
+        else max(0, len(body.layers) - room // _layer_bytes(whole, config.hidden_size, config.intermediate_size))
+    )
+    again = len(body.layers) if getattr(body, "gradient_checkpointing", False) else again
     for number, layer in enumerate(body.layers):
         shape = last if number == len(body.layers) - 1 else whole
-        arguments = (x, shape, *_layer_weights(layer, config.model_type == "qwen3"))
-        if getattr(body, "gradient_checkpointing", False) and torch.is_grad_enabled():
+        arguments = (x, shape, *_layer_weights(layer, config.model_type == "qwen3", products))
+        if number < again and torch.is_grad_enabled():
             x = checkpoint(_Layer.apply, *arguments, use_reentrant=False)
         else:
             x = _Layer.apply(*arguments)
     assert isinstance(x, Tensor)
     x = _Norm.apply(x, config.rms_norm_eps)
-    logits = _times(_weight(model.get_submodule("lm_head")) * body.norm.weight, x).t()
+    head: Any = model.get_submodule("lm_head")
+    head = _weight(head) * body.norm.weight
+    logits = _times(head.to(products or head.dtype), x).t()
     return score_states(logits, forest.targets, temperature, forest.places)
 
 
@@ -150,6 +179,16 @@ def _shape(config: Any, forest: Forest, dtype: torch.dtype) -> _Shape:
     )
 
 
+def _layer_bytes(shape: _Shape, hidden: int, inner: int) -> int:
+    """Estimate what a layer keeps of a pass for its way back."""
+    features = 3 * hidden + (3 * shape.heads + 4 * shape.groups) * shape.width + 4 * inner
+    pairs = sum(
+        (block.last - block.first) * (block.stop - block.start + (shape.trunk if block.start else 0))
+        for block in shape.blocks
+    )
+    return shape.cosine.element_size() * (features * shape.cosine.shape[1] + shape.heads * pairs)
+
+
 def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
     """Divide queries, which are nodes in ascending order, into blocks: that of the trunk, and one for each tree."""
     blocks = list[_Block]()
@@ -162,21 +201,51 @@ def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
     return blocks
 
 
-def _layer_weights(layer: Any, normed: bool) -> tuple[Tensor | None, ...]:
+def _layer_weights(layer: Any, normed: bool, products: torch.dtype | None) -> tuple[Tensor | None, ...]:
+    """Fuse the weights of a layer: those of `_Layer`, and behind them a pair, `up` and `down`, of each product."""
     attention, feedforward = layer.self_attn, layer.mlp
     norms = torch.stack([attention.q_norm.weight, attention.k_norm.weight]) if normed else None
     scale_1, scale_2 = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-    return (
-        _weight(attention.q_proj) * scale_1,
-        torch.cat([_weight(attention.k_proj), _weight(attention.v_proj)]) * scale_1,
-        norms,
-        _weight(attention.o_proj),
-        torch.cat([_weight(feedforward.gate_proj), _weight(feedforward.up_proj)]) * scale_2,
-        _weight(feedforward.down_proj),
-    )
+    parts: list[tuple[list[_Linear], Tensor | None]] = [
+        ([attention.q_proj], scale_1),
+        ([attention.k_proj, attention.v_proj], scale_1),
+        ([attention.o_proj], None),
+        ([feedforward.gate_proj, feedforward.up_proj], scale_2),
+        ([feedforward.down_proj], None),
+    ]
+    pairs = [pair for modules, scale in parts for pair in _pair(modules, scale)]
+    weights = list[Tensor]()
+    # What pairs learn needs no gradient of a whole weight, which costs as much as either product of the way back.
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not any(pair is not None for pair in pairs)):
+        for modules, scale in parts:
+            weight = torch.cat([_weight(module) for module in modules]) if len(modules) > 1 else _weight(modules[0])
+            weight = weight if scale is None else weight * scale
+            weights.append(weight.to(products or weight.dtype))
+    query, key_value, out, gate_up, down = weights
+    return (query, key_value, norms, out, gate_up, down, *pairs)
 
 
-def _weight(module: Any) -> Tensor:
+def _pair(modules: Sequence[_Linear], scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Combine the LoRA pairs of linear layers whose weights stand one above the other: `up` (outputs, ranks) and `down`
+    (ranks, inputs). None where no weight has a pair, where weights learn, too, and in float64, whose results were made
+    with gradients of whole weights."""
+    weights = [getattr(module, "base_layer", module).weight for module in modules]
+    if any(weight.requires_grad or weight.dtype == torch.float64 for weight in weights):
+        return None, None
+    ups, downs = list[Tensor](), list[Tensor]()
+    for module, weight in zip(modules, weights, strict=True):
+        paired = hasattr(module, "base_layer") and not module.disable_adapters
+        names = module.active_adapters if paired else ()
+        downs += [module.lora_A[name].weight for name in names]
+        parts = [module.scaling[name] * module.lora_B[name].weight for name in names]
+        ups.append(torch.cat(parts, 1) if parts else weight.new_zeros((len(weight), 0)))
+    if not downs:
+        return None, None
+    down = torch.cat(downs)
+    return torch.block_diag(*ups), down if scale is None else down * scale
+
+
+def _weight(module: _Linear) -> Tensor:
     """Return the weight of a linear layer, (outputs, inputs), with the active adapter of PEFT added."""
     if not hasattr(module, "base_layer"):
         return module.weight
@@ -231,7 +300,8 @@ class _Layer(torch.autograd.Function):
     """A decoder layer: x (hidden, nodes) to (hidden, nodes), or to the nodes at `sources` alone.
 
     Weights: `query` (heads x width, hidden), `key_value` (2 x groups x width, hidden), `scales` of queries and keys
-    (2, width) or None, `out`, `gate_up` (2 x inner, hidden), `down` (hidden, inner).
+    (2, width) or None, `out`, `gate_up` (2 x inner, hidden), `down` (hidden, inner). Pairs: `up` and `down` of each, in
+    which alone LoRA learns (see `_pair`), or None.
     """
 
     @staticmethod
@@ -245,6 +315,7 @@ class _Layer(torch.autograd.Function):
         out: Tensor,
         gate_up: Tensor,
         down: Tensor,
+        *pairs: Tensor | None,
     ) -> Tensor:
         normed_1, factor_1 = _normed(x, shape.eps)
         x, query_inputs = _asking(x, shape), _asking(normed_1, shape)
@@ -264,6 +335,7 @@ class _Layer(torch.autograd.Function):
             *(normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2),
             *(open_, gated, up, active, query, key_value, scales, out, gate_up, down),
             *(*kept_queries, *kept_keys),
+            *pairs,
         )
         return x.add_(_times(down, active))
 
@@ -274,23 +346,32 @@ class _Layer(torch.autograd.Function):
         normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2 = saved[:9]
         open_, gated, up, active, query, key_value, scales, out, gate_up, down = saved[9:19]
         shape, sources = ctx.shape, ctx.shape.sources
-        names = ("query", "key_value", "scales", "out", "gate_up", "down")
-        needs = dict(zip(names, ctx.needs_input_grad[2:], strict=True))
+        names: list[str] = ["query", "key_value", "scales", "out", "gate_up", "down"]
+        needs = dict(zip(names, ctx.needs_input_grad[2:8], strict=True))
+        pairs = dict(
+            zip((name for name in names if name != "scales"), zip(saved[23::2], saved[24::2], strict=True), strict=True)
+        )
         [gradient] = gradients
         to: dict[str, Tensor | None] = dict.fromkeys(needs)
-        if needs["down"]:
-            to["down"] = _outer(gradient, active, down)
+        to_pairs: dict[str, tuple[Tensor | None, Tensor | None]] = dict.fromkeys(pairs, (None, None))
+
+        def learn(name: str, behind: Tensor, inputs: Tensor, weight: Tensor) -> None:
+            up, lower = pairs[name]
+            if needs[name]:
+                to[name] = _outer(behind, inputs, weight)
+            elif up is not None and lower is not None:
+                to_pairs[name] = behind @ (lower @ inputs).t(), (up.t() @ behind) @ inputs.t()
+
+        learn("down", gradient, active, down)
         to_active = _times(down.t(), gradient)
         to_gate_up = torch.empty((2 * len(active), active.shape[1]), dtype=active.dtype)
         to_gate, to_up = to_gate_up.chunk(2)
         torch.mul(to_active, gated, out=to_up)
         # Of silu: open + gated * (1 - open).
         torch.mul(to_active.mul_(up), (open_ + gated).addcmul_(gated, open_, value=-1), out=to_gate)
-        if needs["gate_up"]:
-            to["gate_up"] = _outer(to_gate_up, normed_2, gate_up)
+        learn("gate_up", to_gate_up, normed_2, gate_up)
         gradient = gradient + _norm_back(_times(gate_up.t(), to_gate_up), normed_2, factor_2)
-        if needs["out"]:
-            to["out"] = _outer(gradient, mixed, out)
+        learn("out", gradient, mixed, out)
         to_queries, to_keys, to_values = _attend_back(
             _times(out.t(), gradient), ctx.shares, queries, keys, values, shape
         )
@@ -299,16 +380,15 @@ class _Layer(torch.autograd.Function):
         if needs["scales"] and to_first is not None and to_second is not None:
             to["scales"] = torch.stack([to_first, to_second])
         to_queries, to_key_value = to_queries.flatten(0, 1), torch.cat([to_keys, to_values]).flatten(0, 1)
-        if needs["query"]:
-            to["query"] = _outer(to_queries, query_inputs, query)
-        if needs["key_value"]:
-            to["key_value"] = _outer(to_key_value, normed_1, key_value)
+        learn("query", to_queries, query_inputs, query)
+        learn("key_value", to_key_value, normed_1, key_value)
         to_normed, to_asking = _times(key_value.t(), to_key_value), _times(query.t(), to_queries)
+        pair_gradients = [part for pair in to_pairs.values() for part in pair]
         if sources is None:
             to_normed += to_asking
-            return (_norm_back(to_normed, normed_1, factor_1).add_(gradient), None, *to.values())
+            return (_norm_back(to_normed, normed_1, factor_1).add_(gradient), None, *to.values(), *pair_gradients)
         to_x = _norm_back(to_normed.index_add_(1, sources, to_asking), normed_1, factor_1)
-        return (to_x.index_add_(1, sources, gradient), None, *to.values())
+        return (to_x.index_add_(1, sources, gradient), None, *to.values(), *pair_gradients)
 
 
 def _outer(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from captrain.errors import UserError
 from captrain.models.dense import Context, Scores, token_scores
-from captrain.models.forest import Row, make_forest, split_forest
+from captrain.models.forest import Forest, Row, make_forest, split_forest
 
 PARTS = 2
 """Parts that the rows of a pass are divided into."""
@@ -34,10 +34,14 @@ class SharedPasses:
     Args:
         model: a dense Qwen3 or Llama (see `token_scores`); gradients are those of what requires them now.
         processes: that share a pass, this one among them; no more than `PARTS` have work.
+        products: type in which weights are multiplied; None: their own.
+        room: bytes for the activations of a pass in each process; no part of the result (see `token_scores`).
     """
 
-    def __init__(self, model: nn.Module, processes: int) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, processes: int, products: torch.dtype | None = None, room: int | None = None
+    ) -> None:
+        self.model, self.products, self.room = model, products, room
         self.processes = min(processes, PARTS)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._helpers: list[_Helper] = []
@@ -57,6 +61,11 @@ class SharedPasses:
         """
         return Scores(*_Pass.apply(self, rows, temperature, *self.parameters))
 
+    def score(self, forest: Forest, temperature: float) -> Scores:
+        """Score a part of a pass in this process, which holds all parts that no other process has."""
+        room = None if self.room is None else self.room * self.processes // PARTS
+        return token_scores(self.model, forest, temperature, self.products, room)
+
     def close(self) -> None:
         """End the other processes; a later pass starts them anew."""
         while self._helpers:
@@ -73,16 +82,22 @@ class SharedPasses:
     def helpers(self) -> "list[_Helper]":
         """Return the processes beside this one, which are started if they are not there yet."""
         while len(self._helpers) < self.processes - 1:
-            self._helpers.append(_Helper(self.model, self.parameters))
+            self._helpers.append(_Helper(self))
         return self._helpers
 
 
 class _Part:
     """A part of a pass in the process that computes it: from its rows to the gradients of the parameters."""
 
-    def __init__(self, model: nn.Module, rows: Sequence[Row], temperature: float, differentiated: bool) -> None:
+    def __init__(
+        self,
+        passes: SharedPasses,
+        rows: Sequence[Row],
+        temperature: float,
+        differentiated: bool,
+    ) -> None:
         with torch.set_grad_enabled(differentiated):
-            self.scores = token_scores(model, make_forest(rows), temperature) if rows else None
+            self.scores = passes.score(make_forest(rows), temperature) if rows else None
 
     def values(self) -> list[Tensor]:
         """Detach the scores from their history; nothing for no rows."""
@@ -99,15 +114,15 @@ class _Part:
 class _Helper:
     """A process that computes parts of passes; weights and gradients are in memory that both processes have."""
 
-    def __init__(self, model: nn.Module, parameters: Sequence[Tensor]) -> None:
-        self.weights, self.gradients = ([_shared(parameter) for parameter in parameters] for _ in range(2))
+    def __init__(self, passes: SharedPasses) -> None:
+        self.weights, self.gradients = ([_shared(parameter) for parameter in passes.parameters] for _ in range(2))
         context = multiprocessing.get_context("fork")
         self.connection, far_end = context.Pipe()
-        self.process = context.Process(target=self._serve, args=(far_end, model, parameters), daemon=True)
+        self.process = context.Process(target=self._serve, args=(far_end, passes), daemon=True)
         self.process.start()
         far_end.close()
 
-    def _serve(self, connection: Connection, model: nn.Module, parameters: Sequence[Tensor]) -> None:
+    def _serve(self, connection: Connection, passes: SharedPasses) -> None:
         self.connection.close()
         part: _Part | None = None
         # Whoever asks has gone: there is nobody to tell.
@@ -116,13 +131,13 @@ class _Helper:
                 question = connection.recv()
                 if isinstance(question, tuple):
                     with torch.no_grad():
-                        for parameter, weights in zip(parameters, self.weights, strict=True):
+                        for parameter, weights in zip(passes.parameters, self.weights, strict=True):
                             parameter.copy_(weights)
-                    part = _Part(model, *question)
+                    part = _Part(passes, *question)
                     connection.send([values.numpy() for values in part.values()])
                 else:
                     assert part is not None
-                    gradients = part.gradients(torch.from_numpy(question), parameters)
+                    gradients = part.gradients(torch.from_numpy(question), passes.parameters)
                     for place, gradient in zip(self.gradients, gradients, strict=True):
                         if gradient is not None:
                             place.copy_(gradient)
@@ -183,7 +198,7 @@ class _Pass(torch.autograd.Function):
         for helper, share in zip(helpers, shares[1:], strict=False):
             helper.begin(parameters, [rows[number] for number in share], temperature, keep)
         local = [shares[0], *shares[1 + len(helpers) :]]
-        parts = [_Part(passes.model, [rows[number] for number in share], temperature, keep) for share in local]
+        parts = [_Part(passes, [rows[number] for number in share], temperature, keep) for share in local]
         scores = [parts[0].values(), *([torch.from_numpy(values) for values in helper.answer()] for helper in helpers)]
         scores += [part.values() for part in parts[1:]]
         bounds = [0, *accumulate(sum(scored[1:]) for _, scored in rows)]

@@ -43,7 +43,7 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
         return None
     from trl.trainer.utils import FusedCausalLMOutput
 
-    passes = None if sharded else SharedPasses(model, launch.cores(machine))
+    passes = None if sharded else SharedPasses(model, launch.cores(machine), room=launch.room(machine))
 
     def forward(
         self: "PreTrainedModel",

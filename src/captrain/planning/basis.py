@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from captrain.comparison import Baseline, baselines, trained_baselines
 from captrain.config import GrpoSettings, Spec
+from captrain.execution import launch
 from captrain.planning.assumptions import (
     ANALYST,
     COMPOSED_COLUMNS,
@@ -83,12 +84,21 @@ def basis(estimate: Estimate) -> list[BasisRow]:
 def _embedded(estimate: Estimate) -> list[BasisRow]:
     """List the basis of the embedded base, whose rollouts are played in this process."""
     rates = estimate.rates
+    spec, room = estimate.spec, launch.room(estimate.spec.machine)
+    pretrained = [
+        BasisRow(
+            "activations of a pass, at most",
+            f"{room / 2**30:.1f} GiB a process",
+            "half of this machine's memory; what does not fit is computed again",
+        )
+    ]
     return [
         BasisRow("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
         BasisRow("in training", f"{rates.training.value:g}", rates.training.source),
         BasisRow("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
         BasisRow("processes", str(estimate.spec.machine.workers), "spec: machine.workers"),
         BasisRow("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
+        *(pretrained if spec.base.pretrained else []),
         BasisRow("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
     ]
 

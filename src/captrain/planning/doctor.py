@@ -97,6 +97,7 @@ def _processor(spec: Spec, _: Path) -> Iterator[Finding]:
     """Check for instructions for bfloat16 where it is computed here: without them it is some thirty times slower than
     float32."""
     precisions = {
+        "base.products": spec.base.products if spec.base.pretrained else None,
         "policy.precision": spec.policy.settings().get("precision"),
         "machine.accelerate.precision": spec.machine.accelerate.precision,
     }

@@ -3,6 +3,7 @@ from .batch import PolicySource as PolicySource
 from .batch import RolloutBatch as RolloutBatch
 from .batch import collect_batch as collect_batch
 from .collection import collect as collect
+from .collection import count_outcomes as count_outcomes
 from .collection import floor_scores as floor_scores
 from .collection import pass_rate as pass_rate
 from .collection import rollout_record as rollout_record

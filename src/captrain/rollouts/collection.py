@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Literal
 
@@ -321,6 +322,18 @@ def summarise_rollouts(rollouts: Sequence[Rollout], target: Target) -> JsonObjec
         "kinds": rows,
         "benchmark": target.about,
     }
+
+
+def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
+    """Say how many rollouts passed, and how many have a turn of as many tokens as the policy allows (`limit`, None
+    where it has none): there it has ended hardly where the model would have."""
+    counts = f"{sum(rollout.outcome == 'passed' for rollout in rollouts)} of {len(rollouts)} passed"
+    if not isinstance(limit, int):
+        return counts
+    cut = sum(any(flag and len([*tokens]) >= limit for flag, tokens in groupby(rollout.mask)) for rollout in rollouts)
+    return (
+        f"{counts}; {cut} have a turn that policy.max_tokens={limit} ended: raise it if that is many" if cut else counts
+    )
 
 
 def _kind(task: Task) -> str:

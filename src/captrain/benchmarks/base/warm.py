@@ -2,8 +2,8 @@
 
 Without that a small model answers the desk in prose and calls nothing, and there is nothing to diagnose. The
 demonstrations have the same shortcuts (`demonstrations`), so what the model lacks afterwards is known here, and must be
-found there. It computes in float32: unlike the embedded base, its bytes are not the same on every CPU. In bfloat16 a
-processor without instructions for it is some thirty times slower.
+found there. It computes in float32, with products in bfloat16 where that is asked for: unlike the embedded base, its
+bytes are not the same on every CPU. In bfloat16 a processor without instructions for it is some thirty times slower.
 """
 
 import random
@@ -86,7 +86,7 @@ def make_base(spec: Base, seed: int, folder: Path, machine: Machine, show: Show 
     if spec.pretrained is None:
         return train_base(spec, seed, folder, show, launch.cores(machine))
     pretrained = pretrained_folder(spec.pretrained, Path(machine.pretrained))
-    return warm_start(spec, seed, folder, pretrained, show, launch.cores(machine))
+    return warm_start(spec, seed, folder, pretrained, show, launch.cores(machine), launch.room(machine))
 
 
 def warm_start(
@@ -96,16 +96,18 @@ def warm_start(
     pretrained: Path,
     show: Show = iter,
     processes: int = 1,
+    room: int | None = None,
 ) -> JsonObject:
     """Train a pretrained model further and save it in Hugging Face format.
 
     Args:
-        spec: the `base` section; of it steps, batch, learning_rate and weight_decay.
+        spec: the `base` section; of it steps, batch, learning_rate, weight_decay and products.
         seed: run seed.
         folder: where model and tokenizer are written.
         pretrained: folder of the model to begin with, in the same format.
         show: wraps the sequence of batches, for a progress bar.
         processes: that share the work; no part of the result.
+        room: bytes for the activations of each; no part of the result.
 
     Returns:
         Summary as of `captrain.benchmarks.train_base`, and what was trained on.
@@ -129,7 +131,7 @@ def warm_start(
     )
     warm = max(1, spec.steps // 20)
     losses: list[float] = []
-    with SharedPasses(model, processes) as passes:
+    with SharedPasses(model, processes, getattr(torch, spec.products), room) as passes:
         for step, rows in enumerate(show(batches)):
             loss = -passes.scores(rows).log_probs.mean()
             loss.backward()
