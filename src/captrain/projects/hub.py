@@ -15,11 +15,11 @@ import yaml
 from pydantic import BaseModel
 
 from captrain import __version__
-from captrain.config import Machine, load_spec, redacted
+from captrain.config import Machine, load_spec
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.models import Adapter, adapter_config, require_trained
-from captrain.records import file_digest, publish_json, publish_text, read_json
+from captrain.records import file_digest, publish_json, publish_text, read_json, redacted
 
 Kind = Literal["adapters", "environments"]
 REPOSITORIES: dict[Kind, str] = {"adapters": "model", "environments": "dataset"}
