@@ -6,6 +6,7 @@ import pytest
 from support.cheats import CHEATS, cheat
 from support.honest import HONEST, honest, tools_of
 from support.hostile import PAGE
+from support.needs import further
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import compose_spec
@@ -18,6 +19,9 @@ from captrain.records import Check
 DEFAULT = compose_spec("default", 0, [], Path(__file__).parents[2] / "conf")
 AGAINST = make_standard(load_benchmark(DEFAULT.benchmark), DEFAULT.evaluation.tasks, DEFAULT.environments)
 
+FIRST = {meant: name for name, (_, _, meant) in reversed(CHEATS.items())}
+"""The first cheat that each check is meant for."""
+
 
 def examined(folder: Path, text: str, tools: list[dict[str, object]], seeds: int, seed: int = 0) -> list[Check]:
     path = folder / "written.py"
@@ -26,7 +30,7 @@ def examined(folder: Path, text: str, tools: list[dict[str, object]], seeds: int
     return run_checks(load_file(path), path, against, (), seed=seed)
 
 
-@pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.parametrize("name", further(sorted(CHEATS, key=lambda name: name not in FIRST.values()), len(FIRST)))
 def test_a_cheat_earns_no_passport_and_the_check_that_is_meant_for_it_says_why(tmp_path: Path, name: str) -> None:
     _, _, meant = CHEATS[name]
     checks = examined(tmp_path, cheat(name), AGAINST.tools, 30 if "one_task" in name else 20)
@@ -34,7 +38,7 @@ def test_a_cheat_earns_no_passport_and_the_check_that_is_meant_for_it_says_why(t
     assert not check.passed and check.detail
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", further(HONEST, 4))
 def test_an_honest_environment_earns_its_passport_whoever_wrote_it(tmp_path: Path, name: str) -> None:
     assert [check for check in examined(tmp_path, honest(name), tools_of(name), 20) if not check.passed] == []
 

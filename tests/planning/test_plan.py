@@ -4,10 +4,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.needs import further
 
 from captrain.comparison import TRACE_STAGES, baselines
 from captrain.config import Spec, compose_configuration
@@ -392,10 +394,25 @@ def test_planning_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("experiment", ["paper_tau2", "paper_toolsandbox"])
-@pytest.mark.parametrize("methods", ["headline", "all"])
-@pytest.mark.parametrize("router", ["classifier", "gate", "retrieval", "sets"])
-@pytest.mark.parametrize("experts", ["false", "true"])
+EACH_ONCE = (
+    ("paper_tau2", "headline", "classifier", "false"),
+    ("paper_tau2", "all", "retrieval", "true"),
+    ("paper_toolsandbox", "all", "gate", "true"),
+    ("paper_toolsandbox", "headline", "sets", "false"),
+)
+"""Settings of the paper: each value with some of the others."""
+TOGETHER = product(
+    ("paper_tau2", "paper_toolsandbox"),
+    ("headline", "all"),
+    ("classifier", "gate", "retrieval", "sets"),
+    ("false", "true"),
+)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "methods", "router", "experts"),
+    further([*EACH_ONCE, *(case for case in TOGETHER if case not in EACH_ONCE)], len(EACH_ONCE)),
+)
 def test_the_papers_settings_compose_on_the_node_of_8_gpus(
     spec: Compose, experiment: str, methods: str, router: str, experts: str
 ) -> None:
