@@ -197,9 +197,8 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
         examined.report.facts["structures of tasks"] = f"{len(structures)} in {references} references{few}"
     if references < len(tasks):
         missing = f"{len(tasks) - references} of {len(tasks)} tasks have none: without references the programmatic "
-        missing += (
-            "analyst has nothing to compare with and no environment is derived (analyst=openai synthesizer=openai)"
-        )
+        missing += "analyst finds what goes with failing alone and no environment is derived (analyst=openai "
+        missing += "synthesizer=openai)"
         examined.report.facts["references"] = missing
     if rewards_of["nothing"] and min(rewards_of["nothing"]) == 1:
         examined.note("score", "", "doing nothing scores 1 on every task", "score what the agent was asked to do")
