@@ -172,3 +172,14 @@ def test_a_world_that_refuses_a_reference_shows_nothing_of_tools_and_the_others_
     with open_worlds(target=agent) as worlds:
         shown = learn_toolbox(played(agent, 40, ()), agent.tools, worlds)
         assert len(plays) > 2 and [shown.kind(tool) for tool in ("gauge", "turn")] == ["read", "write"]
+
+
+def test_habits_are_selected_where_no_task_has_a_reference_and_nothing_else() -> None:
+    agent = target(reference=lambda _, task: [])
+    rollouts = [rollout.model_copy(update={"reference": []}) for rollout in played(target(), 200)]
+    names, candidates = selected(agent, rollouts)
+    # A reading that is guessed is right in a third: so few rollouts need not tell that from luck.
+    assert {"wrong_record", "missing_write"} <= names <= {"missing_lookup", "wrong_record", "missing_write"}
+    tools = {tool["function"]["name"] for tool in agent.tools}
+    by_id = {candidate.id: candidate for candidate in candidates}
+    assert {*by_id["missing_write"].details["tools"]} <= tools and by_id["missing_write"].examples

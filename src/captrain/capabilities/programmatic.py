@@ -2,7 +2,8 @@
 
 It needs no model. It sees what any reader of the logs sees (messages, reference solutions, outcomes, tool schemas), and
 never the task's data (but for a benchmark's own milestones) or how the agent was made. A rollout lacks the capability
-of a cause (see `registry`) when one occasion went wrong, and without an occasion the label is NA.
+of a cause (see `registry`) when one occasion went wrong, and without an occasion the label is NA. Rollouts without a
+reference are held against what nearly all that passed have in common (see `learnt_needs`).
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from captrain.capabilities.alignment import Finding, Story, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.learning import learn_toolbox
+from captrain.capabilities.learnt_needs import learn_needs
 from captrain.capabilities.registry import KINDS, Kind
 from captrain.capabilities.vocabulary import Vocabulary
 from captrain.config import ModelAccess
@@ -35,7 +37,9 @@ class ProgrammaticAnalyst:
         for run, sample in enumerate(samples):
             for name, rollout in {rollout.id: rollout for rollout in sample}.items():
                 runs_of.setdefault(name, (rollout, []))[1].append(run)
-        toolbox = learn_toolbox([rollout for rollout, _ in runs_of.values()], tools)
+        rollouts = [rollout for rollout, _ in runs_of.values()]
+        toolbox = learn_toolbox(rollouts, tools)
+        needs = learn_needs(rollouts, toolbox)
         values: list[set[str]] = [set() for _ in samples]
         for rollout, places in runs_of.values():
             story = Story(rollout, toolbox)
@@ -48,29 +52,36 @@ class ProgrammaticAnalyst:
         vocabularies = {entries: Vocabulary(entries) for entries in {*lists}}
         occasions = [_Occasions(vocabularies[entries]) for entries in lists]
         for rollout, places in runs_of.values():
-            story = Story(rollout, toolbox)
+            story, by_contrast = Story(rollout, toolbox), needs.findings(rollout) if needs else {}
             for slug, kind in KINDS.items():
                 findings = {}
                 for run in places:
                     key = id(occasions[run].values) if kind.by_values else 0
                     if key not in findings:
                         findings[key] = kind.find(story, occasions[run].values)
+                        findings[key] += [by_contrast[slug]] if slug in by_contrast else []
                     if findings[key]:
                         occasions[run].add(slug, findings[key])
         return [run_occasions.candidates() for run_occasions in occasions]
 
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """LACKING at the first occasion that went wrong, PRESENT when none did, NA without an occasion."""
-        toolbox = learn_toolbox([*{request.rollout.id: request.rollout for request in requests}.values()], tools)
+        rollouts = [*{request.rollout.id: request.rollout for request in requests}.values()]
+        toolbox = learn_toolbox(rollouts, tools)
+        needs = learn_needs(rollouts, toolbox)
         pools = {id(request.capabilities): request.capabilities for request in requests}
         values = {
             key: {candidate.id: Vocabulary(candidate.details.get("values", [])) for candidate in pool}
             for key, pool in pools.items()
         }
         return [
-            {slug: _verdict(KINDS[slug], story, entries) for slug, entries in values[id(request.capabilities)].items()}
+            {
+                slug: _verdict(KINDS[slug], story, entries, by_contrast.get(slug))
+                for slug, entries in values[id(request.capabilities)].items()
+            }
             for request in requests
             for story in [Story(request.rollout, toolbox)]
+            for by_contrast in [needs.findings(request.rollout) if needs else {}]
         ]
 
 
@@ -108,8 +119,9 @@ class _Occasions:
         ]
 
 
-def _verdict(kind: Kind, story: Story, values: Vocabulary) -> Label:
-    findings = sorted(kind.find(story, values), key=lambda finding: not finding.lacking)
+def _verdict(kind: Kind, story: Story, values: Vocabulary, by_contrast: Finding | None) -> Label:
+    findings = kind.find(story, values) + ([by_contrast] if by_contrast else [])
+    findings.sort(key=lambda finding: not finding.lacking)
     if not findings:
         return Label(verdict="NA", evidence=kind.absent)
     first = findings[0]

@@ -69,8 +69,6 @@ from .rows import label as label
 from .rows import supervision as supervision
 from .rows import unequal_total as unequal_total
 from .statistics import Bootstrap as Bootstrap
-from .statistics import fisher as fisher
-from .statistics import holm as holm
 from .statistics import mean as mean
 from .statistics import sign_test as sign_test
 from .statistics import summarise as summarise

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from captrain.capabilities import holm
 from captrain.comparison.baselines.registry import baselines
 from captrain.comparison.rows import GRPO, ORACLE, RANDOM, compared_pairs, supervision
-from captrain.comparison.statistics import holm
 from captrain.comparison.tables import interpret_difference
 
 CONFIDENCE = 0.95

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from captrain.capabilities import holm
 from captrain.comparison.baselines.registry import baselines
 from captrain.comparison.rows import (
     BASE,
@@ -38,7 +39,6 @@ from captrain.comparison.statistics import (
     best_single,
     cohens_h,
     followed,
-    holm,
     mean,
     oracle,
     random_choice,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from captrain.capabilities import KINDS, CandidateAccount
+from captrain.capabilities import KINDS, LEVEL, CandidateAccount, name_of, prompt_line
 from captrain.comparison import Design, tasks_needed
-from captrain.diagnosis.association import LEVEL, line_of, name_of
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.synthesis import Writer, diagnosed_evidence, possible_writers
@@ -69,7 +68,7 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     orders = [row for row in findings.order if row.p_holm <= LEVEL and not row.holds and row.name not in subjects]
     for row in orders[:ORDERS]:
         counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
-        advice.append(Advice(row.name, f'{counts}; a line in the prompt costs little: "{line_of(row.key)}"'))
+        advice.append(Advice(row.name, f'{counts}; a line in the prompt costs little: "{prompt_line(row.key)}"'))
     strongest = [row for row in findings.order if row.p == row.p][:1]
     for row in strongest if account.failures and not findings.fixes else ():
         counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
@@ -89,7 +88,7 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
 
 def _about_fix(fix: Fix, failures: int, training: Mapping[str, str]) -> Advice:
     causes = [cause for cause, _ in fix.causes.most_common(1)]
-    lines = [line for line in (line_of(fix.key), *(KINDS[cause].line for cause in causes)) if line]
+    lines = [line for line in (prompt_line(fix.key), *(KINDS[cause].line for cause in causes)) if line]
     action = f'a line in the prompt: "{lines[0]}"' if lines else TRAINED
     if fix.key == REFERENCE:
         action = "read these references in suspects.jsonl, and correct those that are wrong"

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from captrain.capabilities import EXAMPLES, KINDS, Toolbox, Verdicts, code_of
+from captrain.capabilities import EXAMPLES, KINDS, Toolbox, Verdicts, code_of, has_solution
 from captrain.diagnosis.explained import Explained
-from captrain.diagnosis.needs import has_solution
 from captrain.diagnosis.streaming import DiagnosedLabels, LabelRows, StreamedLabels, resample_counts
 from captrain.records import Capability, JsonObject, Label, Rollout, Spool
 

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from captrain.benchmarks import Kind, Worlds
-from captrain.capabilities import SUSPECT, SelectionAccount, select_by_verdicts
+from captrain.capabilities import SUSPECT, SelectionAccount, has_solution, select_by_verdicts
 from captrain.config import Selection
 from captrain.diagnosis.clauses import Clauses
 from captrain.diagnosis.contrast import label_causes
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs, refer
 from captrain.diagnosis.findings import Collection, Findings
-from captrain.diagnosis.needs import has_solution
 from captrain.diagnosis.streaming import StreamedLabels
 from captrain.interop import Logs
 

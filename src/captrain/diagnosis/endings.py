@@ -4,8 +4,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from captrain.capabilities import slip_of
-from captrain.diagnosis.calls import Call
+from captrain.capabilities import Call, slip_of
 from captrain.diagnosis.case import REFUSAL, Case, plain
 from captrain.diagnosis.provenance import is_identifier, shape
 from captrain.diagnosis.repair import Repair

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from captrain.benchmarks import Kind, Worlds
-from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of, learn_toolbox
+from captrain.capabilities import KINDS, SIMULATOR, Needs, Story, Toolbox, acts_of, learn_needs, learn_toolbox
 from captrain.contract import calls_of
 from captrain.diagnosis.book import RecordBook
 from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, Confidence
 from captrain.diagnosis.clauses import Clauses, Setting
 from captrain.diagnosis.explanation import Explanation, explain
-from captrain.diagnosis.needs import FEWEST, Needs, has_solution
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
@@ -145,10 +144,8 @@ def explain_logs(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, Setting] = {}
     due: dict[str, set[str]] = {}
-    unreferenced = 0
     for rollout in logs.rollouts:
         outcomes.add(rollout)
-        unreferenced += rollout.outcome != "error" and not has_solution(rollout)
         if rollout.environment not in settings:
             policy = logs.policies.get(rollout.environment) or _instructions(rollout)
             settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set(), clauses)
@@ -162,7 +159,7 @@ def explain_logs(
             setting.book.add(acts_of(rollout.messages, toolbox))
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
-    spool, needs = Spool(Explained), Needs(logs.rollouts, toolbox) if unreferenced >= FEWEST else None
+    spool, needs = Spool(Explained), learn_needs(logs.rollouts, toolbox)
     for rollout in logs.rollouts:
         spool.add(_explained(Case(rollout, settings[rollout.environment]), worlds, needs))
     return Explanations(_agreed(spool, outcomes), settings, outcomes, toolbox, needs)
@@ -241,9 +238,15 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explai
     repair, unproven = _repaired(case, worlds)
     explanation = explain(case, repair)
     suspicions = [*explanation.suspicions]
-    lacks, occasions = needs.causes(rollout) if needs and not has_solution(rollout) else ([], set[str]())
+    findings = needs.findings(rollout) if needs else {}
     kinds = {cause.kind for cause in explanation.causes}
+    lacks = [
+        Cause(kind, finding.message, finding.evidence, "medium", False)
+        for kind, finding in findings.items()
+        if finding.lacking
+    ]
     causes = [_record(cause) for cause in (*explanation.causes, *(c for c in lacks if c.kind not in kinds))]
+    of_agent = {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
     failed = rollout.outcome == "failed"
     spoilt = failed and explanation.spoilt is not None and explanation.spoilt.kind == SIMULATOR
     standing: Standing = "suspect" if suspicions else "spoilt" if spoilt else "contrasted"
@@ -253,9 +256,7 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explai
             "primary": causes[0] if causes and failed else None,
             "secondary": causes[1:] if failed else [cause for cause in causes if KINDS[cause.cause].of_agent],
             "suspicions": suspicions,
-            "occasions": sorted(
-                _occasions(case.story) | occasions | {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
-            ),
+            "occasions": sorted(_occasions(case.story) | findings.keys() | of_agent),
             "tools": sorted({tool for cause in (*explanation.of_agent, *lacks) for tool in cause.tools}),
             "ended_by": explanation.ended_by,
             "repairs": [*_repair_steps(repair, explanation, case.story.last)],

@@ -11,23 +11,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
-from captrain.capabilities import Toolbox, text_of
-from captrain.comparison import fisher, holm
+from captrain.capabilities import (
+    EVERY,
+    LEVEL,
+    Association,
+    Call,
+    Key,
+    Needs,
+    Tally,
+    Toolbox,
+    fisher,
+    has_solution,
+    holm,
+    name_of,
+    order_traits,
+    place_of,
+    prompt_line,
+    sourced_calls,
+    text_of,
+)
 from captrain.contract import calls_of
-from captrain.diagnosis.association import EVERY, LEVEL, Association, Key, Tally, line_of, name_of
-from captrain.diagnosis.calls import Call
 from captrain.diagnosis.explained import Explained, RepairStep
 from captrain.diagnosis.features import (
     STEP,
     WORD,
     Fault,
-    order_traits,
-    place_of,
     reference_traits,
-    sourced_calls,
     task_traits,
 )
-from captrain.diagnosis.needs import Needs, has_solution
 from captrain.records import Message, Record, Rollout
 
 FIXES = 3
@@ -194,7 +205,7 @@ class Collection:
 
 def _fault_of(row: Association, message: int, evidence: str) -> Fault:
     """A fault by what goes with failing."""
-    return Fault(key=("order", row.name, "" if row.holds else line_of(row.key)), message=message, evidence=evidence)
+    return Fault(key=("order", row.name, "" if row.holds else prompt_line(row.key)), message=message, evidence=evidence)
 
 
 def _faults_of(row: Explained) -> list[Fault]:

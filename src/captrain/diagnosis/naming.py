@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 
-from captrain.capabilities import SIMULATOR, leaves, text_of
+from captrain.capabilities import SIMULATOR, Call, leaves, text_of
 from captrain.diagnosis.book import objects
-from captrain.diagnosis.calls import Call
 from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import violations

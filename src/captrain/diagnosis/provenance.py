@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from captrain.capabilities import text_of
-from captrain.diagnosis.calls import Call
+from captrain.capabilities import Call, text_of
 
 IDENTIFIER = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[#\w-]{2,}|\d{8,}")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")

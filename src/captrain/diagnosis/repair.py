@@ -13,8 +13,7 @@ from itertools import combinations, islice
 from typing import Literal
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
-from captrain.capabilities import Toolbox, leaves, result_of, says, text_of
-from captrain.diagnosis.calls import Call, calls_in, is_prose
+from captrain.capabilities import Call, Toolbox, calls_in, is_prose, leaves, result_of, says, text_of
 from captrain.records import JsonObject, Rollout
 
 SMALL = 2

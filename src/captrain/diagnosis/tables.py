@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 
-from captrain.capabilities import KINDS, LACKING, PRESENT
+from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association
 from captrain.comparison import wilson
-from captrain.diagnosis.association import LEVEL, Association
 from captrain.diagnosis.diagnosis import Diagnosis, shares
 
 ROWS = 12

@@ -244,8 +244,8 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
     texts += lacking.values()
     if "reference" in lacking and spec.analyst.target == PROGRAMMATIC:
         texts.append(
-            f"without references the programmatic analyst finds {' and '.join(UNAIDED)} alone: "
-            "analyst=openai analyst.name=MODEL has no such bounds"
+            f"without references the programmatic analyst finds {' and '.join(UNAIDED)}, and what nearly all passed "
+            "rollouts do and failed ones lack: analyst=openai analyst.name=MODEL has no such bounds"
         )
     if estimate.served and spec.benchmark.settings().get("user", "") is None:
         texts.append("benchmark.user is null: a script plays the user, for checks and not for results")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from captrain.capabilities import Toolbox, reports_error, same, text_of
+from captrain.capabilities.alignment import Toolbox, reports_error, same, text_of
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, digest
 

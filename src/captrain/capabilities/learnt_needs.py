@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from captrain.capabilities import KINDS, Toolbox, acts_of, leaves, says, text_of
-from captrain.diagnosis.association import LEVEL, Association, Key, Tally, Traits
-from captrain.diagnosis.cause import Cause
-from captrain.diagnosis.features import order_traits, place_of, sourced_calls
+from captrain.capabilities.alignment import Finding, Toolbox, acts_of, leaves, says, text_of
+from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
+from captrain.capabilities.order import order_traits, place_of, sourced_calls
+from captrain.capabilities.registry import KINDS
 from captrain.records import Rollout
 
 LUCKY = 0.2
@@ -22,6 +22,12 @@ LUCKY = 0.2
 FEWEST = 10
 """Rollouts without a reference below which nothing is learnt for their sake."""
 WORD = re.compile(r"[^\W\d_]{3,}")
+
+
+def learn_needs(rollouts: Iterable[Rollout], toolbox: Toolbox) -> "Needs | None":
+    """Learn what rollouts need where enough of them have no reference; None where few are without."""
+    unreferenced = sum(rollout.outcome != "error" and not has_solution(rollout) for rollout in rollouts)
+    return Needs(rollouts, toolbox) if unreferenced >= FEWEST else None
 
 
 def has_solution(rollout: Rollout) -> bool:
@@ -158,14 +164,17 @@ class Needs:
         sound = [c for c in lacks.values() if not (c.need.kind == "fabricated_fact" and "missing_lookup" in kinds)]
         return sorted(sound, key=lambda lack: [*KINDS].index(lack.need.kind)), occasions
 
-    def causes(self, rollout: Rollout) -> tuple[list[Cause], set[str]]:
-        """The causes of what a rollout lacks, of each kind the surest, and the kinds that it could show."""
-        lacks, occasions = self.of(rollout)
-        causes = {
-            lack.need.kind: Cause(lack.need.kind, lack.message, lack.need.evidence, "medium", False)
-            for lack in reversed(lacks)
-        }
-        return [causes[kind] for kind in dict.fromkeys(lack.need.kind for lack in lacks)], occasions
+    def findings(self, rollout: Rollout) -> dict[str, Finding]:
+        """The surest finding of each kind of cause that a rollout without a reference could show, roots first."""
+        lacks, occasions = ([], set[str]()) if has_solution(rollout) else self.of(rollout)
+        findings: dict[str, Finding] = {}
+        for lack in lacks:
+            key = lack.need.association.key
+            tools = tuple(name for name in key[1:] if name in self._toolbox.schemas)
+            arguments = key[-1:] if key[0] in ("described", "sourced", "same") else ()
+            findings.setdefault(lack.need.kind, Finding(True, lack.need.evidence, lack.message, tools, arguments))
+        present = Finding(False, "nothing that most passed rollouts have is lacking", 0)
+        return findings | {kind: present for kind in sorted(occasions - findings.keys())}
 
 
 def _subject(key: Key) -> Key:

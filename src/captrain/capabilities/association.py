@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from captrain.comparison import fisher, holm
+from captrain.capabilities.significance import fisher, holm
 
 Key = tuple[str, ...]
 LEVEL = 0.05
@@ -151,7 +151,7 @@ def name_of(key: Key, holds: bool = True) -> str:
     return (phrase.holds if holds else phrase.fails).format(*key[1:])
 
 
-def line_of(key: Key) -> str:
+def prompt_line(key: Key) -> str:
     """The line for a prompt, "" where there is none."""
     return PHRASES[key[0]].line.format(*key[1:])
 
