@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from captrain.config.machine import Machine
+from captrain.config.machine import VLLM, Accelerate, Machine, ModelAccess
 from captrain.errors import EnvironmentFault, UserError
-from captrain.execution import launch
+from captrain.execution import LENDER, launch
+from captrain.records import JsonObject, publish_json
+from captrain.training import processes
 
 
 def machine(workers: int) -> Machine:
@@ -68,8 +71,10 @@ def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
 
 SLEEPERS = """
 import os, pathlib, time
-from captrain.execution import launch
-from captrain.config.machine import Machine
+from captrain.execution import LENDER, launch
+from captrain.records import JsonObject, publish_json
+from captrain.training import processes
+from captrain.config.machine import VLLM, Accelerate, Machine, ModelAccess
 
 def sleep(number):
     pathlib.Path(f"pid-{number}").write_text(str(os.getpid()))
@@ -115,3 +120,63 @@ def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     assert until(lambda: not any(alive(worker) for worker in workers), 10)
+
+
+EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(python="python", gpus=2), "asking": ModelAccess(gpus=2)}
+
+
+def layout(machine: Machine) -> tuple[str | None, int, bool]:
+    time.sleep(0.5)  # so that each worker has an item
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), launch.places(machine), bool(os.environ.get(LENDER))
+
+
+@pytest.mark.parametrize(
+    ("processes", "items", "devices", "places"),
+    [(1, 4, ["0", "1", "2", "3"], 1), (1, 2, ["0,1", "2,3"], 2), (2, 2, ["0,1", "2,3"], 1), (1, 3, ["0", "1", "2"], 1)],
+)
+def test_trainings_at_once_have_each_gpus_of_their_own_and_all_of_them_where_there_are_few(
+    processes: int, items: int, devices: list[str], places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    accelerate = Accelerate(processes=processes, strategy="fsdp" if processes > 1 else "none")
+    node = Machine(workers=0, accelerate=accelerate, **EIGHT)
+    assert node.workers == 4 // processes
+    # They borrow the servers of this process.
+    assert sorted(launch.run(layout, [node] * items, node, "layouts")) == [(gpus, places, True) for gpus in devices]
+    assert launch.run(layout, [node], node, "layouts") == [(None, 4 // processes, False)]
+
+
+class Divided:
+    """A training of ten portions, which says by how many processes it is shared."""
+
+    name = "divided"
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def on(self, machine: Machine) -> "Divided":
+        return Divided(machine)
+
+    def portions(self) -> tuple[int, str]:
+        return 10, "portions"
+
+    def fit(self, workspace: Path) -> JsonObject:
+        raise NotImplementedError
+
+
+def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_divides_among(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = list[int]()
+
+    def run(config: Path, order: Path, log: Path, machine: Machine) -> int:
+        ran.append(machine.accelerate.processes)
+        log.write_text("")
+        publish_json(tmp_path / processes.RESULT, {})
+        return 0
+
+    monkeypatch.setattr(processes, "_run", run)
+    for gpus in (8, 16):  # of these two serve and two are the endpoint's
+        node = Machine(workers=0, accelerate=Accelerate(processes=2, strategy="ddp"), **{**EIGHT, "gpus": gpus})
+        processes.fit(Divided(node), tmp_path)
+    assert ran == [2, 10]

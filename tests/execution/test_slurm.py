@@ -28,7 +28,7 @@ from captrain.benchmarks.base.training import train_base
 from captrain.comparison.arms import Arm, ArmBatch, play_batch
 from captrain.config import compose_spec, load_spec, publish_spec
 from captrain.config.components import Component
-from captrain.config.machine import Machine, Slurm
+from captrain.config.machine import Accelerate, Machine, Slurm
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.execution import jobs, launch, slurm
 from captrain.execution.fingerprint import fingerprint, identity_of
@@ -332,6 +332,38 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
     assert [(one.name, one.digest, one.history) for one in trained] == [
         (one.name, one.digest, one.history) for one in alone
     ]
+
+
+@pytest.mark.needs("slurm")
+def test_two_nodes_train_one_adapter_to_the_bytes_that_one_node_comes_to(
+    home: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    from support.training import job
+
+    from captrain.training.jobs import TrainingEnvironment
+    from captrain.training.runs import train
+
+    noting = Component.model_validate({"_target_": "support.cluster.holding.Letters"})
+    places = {"environments": (TrainingEnvironment("letters", noting, 2),)}
+    one = job(tiny, tmp_path / "letters.py", rollouts=16, trainer={"epochs": 1}, **places)
+    trained = []
+    for nodes in (2, 1):
+        folder = tmp_path / f"nodes-{nodes}"
+        folder.mkdir()
+        os.chdir(folder)
+        machine = Machine(
+            launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30, nodes=nodes, resubmissions=0), workers=1,
+            batch=1, accelerate=Accelerate(processes=2, strategy="fsdp"),
+        )  # fmt: skip
+        trained += launch.run(train, [replace(one, machine=machine)], machine, "adapters")
+        scored = Path("nodes").read_text().split()
+        # Each process plays its own rollouts, on its own node.
+        assert {name: scored.count(name) for name in scored} == ({"n1": 8, "n2": 8} if nodes == 2 else {"n1": 16})
+    (tmp_path / "here").mkdir()
+    os.chdir(tmp_path / "here")
+    trained.append(train(one))
+    assert len({one.digest for one in trained}) == 1 and all(one.history == trained[0].history for one in trained)
+    assert [one.errors for one in trained] == [0, 0, 0] and trained[0].history[0]["informative"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -475,3 +475,16 @@ def test_trainings_are_at_once_where_somebody_has_counted_the_gpus(spec: Compose
     assert "1 on 8 GPUs, one after another" in " ".join(printed(planned(spec(*uncounted), memory=141.0)).split())
     counted = planned(spec(*uncounted, "machine.gpus=8"), memory=141.0)
     assert "2 of training, over one fleet" in " ".join(printed(counted).split())
+
+
+def test_a_job_of_two_nodes_needs_on_each_the_gpus_of_its_share_and_of_the_servers(spec: Compose) -> None:
+    job = (*PAPER, "policy=vllm", "machine=slurm", "machine.slurm.nodes=2", "machine.vllm.gpus=2")
+    with pytest.raises(UserError, match=r"processes = 1 cannot be divided evenly among slurm.nodes = 2: set .*=2"):
+        spec(*job)
+    fsdp = ("machine.accelerate.processes=4", "machine.accelerate.strategy=fsdp", "machine.accelerate.rows=1")
+    fsdp += ("machine.accelerate.precision=bfloat16", "machine.accelerate.gradient_checkpointing=true")
+    with pytest.raises(UserError, match="machine.slurm.gpus = 3, and .* training for 4 more on 2 nodes"):
+        planned(spec(*job, *fsdp, "machine.slurm.gpus=3")).refuse_impossible()
+    made = planned(spec(*job, *fsdp, "machine.slurm.gpus=4"))
+    made.refuse_impossible()
+    assert "2 of its servers, and 4 to train on 2 nodes" in " ".join(printed(made).split())

@@ -259,7 +259,7 @@ def test_the_configuration_is_what_accelerate_reads(strategy: Any, tmp_path: Pat
     from accelerate.utils import DistributedType
 
     path = tmp_path / "accelerate.yaml"
-    path.write_text(yaml.safe_dump(configuration(Accelerate(processes=4, strategy=strategy))))
+    path.write_text(yaml.safe_dump(configuration(on(processes=4, strategy=strategy))))
     found = load_config_from_file(str(path))
     assert isinstance(found, ClusterConfig) and found.num_processes == 4 and found.mixed_precision == "no"
     assert found.distributed_type == {"ddp": DistributedType.MULTI_GPU, "fsdp": DistributedType.FSDP}[strategy]

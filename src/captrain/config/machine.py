@@ -57,6 +57,8 @@ class Slurm(Section):
 
     partition: str = ""
     """Partition of the cluster; "" is its default."""
+    nodes: Count = 1
+    """Nodes of one job, over which the processes of a training are divided; all else of these is for each node."""
     gpus: Annotated[int, Field(ge=0)] = 0
     cpus: Count = 1
     memory: Annotated[str, Field(pattern=r"^[1-9]\d*(MB|GB)$")] = "8GB"
@@ -216,4 +218,15 @@ class Machine(Section):
     def _has_slurm_section(self) -> "Machine":
         if self.launcher == "slurm" and self.slurm is None:
             raise ValueError("launcher is slurm, and slurm says nothing of its jobs: choose machine=slurm")
+        processes = self.accelerate.processes
+        if self.nodes > 1 and processes % self.nodes:
+            raise ValueError(
+                f"accelerate.processes = {processes} cannot be divided evenly among slurm.nodes = {self.nodes}: set "
+                f"accelerate.processes={-(-processes // self.nodes) * self.nodes}, with strategy ddp or fsdp"
+            )
         return self
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the processes of a training are divided among."""
+        return self.slurm.nodes if self.launcher == "slurm" and self.slurm else 1

@@ -249,6 +249,8 @@ class Dispatch:
         executor.update_parameters(
             job_name=submission.name,
             time=self.slurm.minutes,
+            nodes=self.slurm.nodes,
+            ntasks_per_node=1,
             mem=self.slurm.memory,
             cpus_per_task=self.slurm.cpus,
             gpus_per_node=self.slurm.gpus or None,
@@ -256,7 +258,11 @@ class Dispatch:
             setup=[THREADS, *self.slurm.setup],
             stderr_to_stdout=True,
             # Since 22.05 srun does not take this over from sbatch.
-            srun_args=[f"--cpus-per-task={self.slurm.cpus}", "--open-mode=append"],
+            # The work is done on the first node, from where a training starts its processes on all.
+            srun_args=[
+                *(f"--cpus-per-task={self.slurm.cpus}", "--open-mode=append"),
+                *("--nodes=1", "--ntasks=1", "--relative=0"),
+            ],
             additional_parameters={**self.slurm.options, "requeue": True},
         )
         try:

@@ -142,7 +142,9 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
 
 def _servers(estimate: Estimate) -> list[BasisRow]:
     """List the basis of servers that a job starts itself."""
-    gpus = f"{estimate.servers(True)} of its servers, and {estimate.spec.machine.accelerate.processes} to train"
+    machine = estimate.spec.machine
+    shared = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
+    gpus = f"{estimate.servers(True)} of its servers, and {machine.accelerate.processes} to train{shared}"
     endpoint = estimate.spec.machine.asking.gpus
     place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
     return [

@@ -250,7 +250,7 @@ class Estimate:
             return self.node.gpus
         machine = self.spec.machine
         slurm = machine.slurm if machine.launcher == "slurm" else None
-        elsewhere = self.at_once * machine.accelerate.processes * training + machine.asking.gpus
+        elsewhere = self.at_once * machine.accelerate.processes // machine.nodes * training + machine.asking.gpus
         gpus = slurm.gpus if slurm else self.node.gpus
         return machine.vllm.replicas * machine.vllm.gpus or max(1, gpus - elsewhere)
 

@@ -166,9 +166,10 @@ def _gpus(estimate: Estimate) -> list[UserError]:
         more = f", and machine.asking for {endpoint}" if endpoint else ""
         remedy = "lower machine.vllm.replicas or machine.accelerate.processes, or state --gpus"
         return [UserError(f"{demand}{more}: {node.gpus} are planned with", remedy)]
-    slurm, gpus = machine.slurm, serving + training
+    slurm, gpus = machine.slurm, serving + training // machine.nodes  # of the first node
     if machine.launcher == "slurm" and slurm is not None and slurm.gpus < gpus:
-        problem = f"machine.slurm.gpus = {slurm.gpus}, and {demand}"
+        shared = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
+        problem = f"machine.slurm.gpus = {slurm.gpus}, and {demand}{shared}"
         return [UserError(problem, f"set machine.slurm.gpus={gpus}")]
     return []
 

@@ -224,8 +224,8 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
     if references < len(tasks):
         missing = f"{len(tasks) - references} of {len(tasks)} tasks have none: without references the programmatic "
         missing += (
-            "analyst finds what goes with failing alone and no environment is derived (analyst=openai analyst.name=MODEL "
-            "synthesizer=openai synthesizer.name=MODEL)"
+            "analyst finds what goes with failing alone and no environment is derived "
+            "(analyst=openai analyst.name=MODEL synthesizer=openai synthesizer.name=MODEL)"
         )
         examined.report.facts["references"] = missing
     if rewards_of["nothing"] and min(rewards_of["nothing"]) == 1:

@@ -1,5 +1,7 @@
 """One training in several processes: `accelerate launch`, with DDP, or with FSDP for a base that no single GPU holds.
 
+In a Slurm job of several nodes (`machine.slurm.nodes`) a step of the job launches them on each.
+
 What is trained is the same, whatever the training is (`SharedTraining`): the demonstrations of an update, or groups,
 tasks and keys of a step, so that with equal weights the rollouts of a step do not depend on the number of processes.
 Each process samples the rollouts that it trains on; where a policy starts servers, the first process samples for all.
@@ -15,6 +17,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import traceback
@@ -39,6 +42,8 @@ ORDER = "job.pkl"
 """Pickled job that the processes are to train."""
 SCRATCH = ("checkpoints*", "points", "trained.json")
 """Patterns of files that a workspace need not keep once its result is published."""
+LAUNCHER = """trap '' USR2; exec "$0" "$1" "$2" --machine_rank "$SLURM_NODEID" "${@:3}\""""
+"""Script of a node's launcher, deaf to the signal by which a job is told of its time limit."""
 RESULT = "trained.json"
 """File that rank 0 leaves in the workspace at the end."""
 
@@ -70,13 +75,14 @@ class SharedTraining(Protocol):
         ...
 
 
-def configuration(accelerate: Accelerate) -> JsonObject:
+def configuration(machine: Machine) -> JsonObject:
     """Write the settings of `accelerate launch`'s configuration file.
 
     Layers are the units of sharding, and frozen weights lie beside trainable ones within them. The first process reads
     the base, and the others get their parts from it. Precision is that in which the base is loaded: no other is mixed
-    in.
+    in. Of several nodes the first one, where this process is, has the first processes.
     """
+    accelerate, nodes = machine.accelerate, machine.nodes
     sharding = {
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -91,14 +97,21 @@ def configuration(accelerate: Accelerate) -> JsonObject:
         "compute_environment": "LOCAL_MACHINE",
         # "MULTI_GPU" is also what starts processes without GPUs: each finds out for itself.
         "distributed_type": "FSDP" if accelerate.strategy == "fsdp" else "MULTI_GPU",
-        "num_machines": 1,
+        "num_machines": nodes,
         "num_processes": accelerate.processes,
         "machine_rank": 0,
-        "main_process_port": 0,
+        "main_process_port": 0 if nodes == 1 else _free_port(),
+        **({"main_process_ip": socket.gethostname(), "same_network": True} if nodes > 1 else {}),
         "mixed_precision": "no",
         "use_cpu": False,
         **({"fsdp_config": sharding} if accelerate.strategy == "fsdp" else {}),
     }
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return free.getsockname()[1]
 
 
 def fit(training: SharedTraining, workspace: Path) -> JsonObject:
@@ -119,7 +132,7 @@ def fit(training: SharedTraining, workspace: Path) -> JsonObject:
     _check(training)
     config, order = workspace / "accelerate.yaml", workspace / ORDER
     log, failure = workspace / "processes.log", workspace / "failure.pkl"
-    publish_text(config, yaml.safe_dump(configuration(training.machine.accelerate), sort_keys=False))
+    publish_text(config, yaml.safe_dump(configuration(training.machine), sort_keys=False))
     order.write_bytes(pickle.dumps(training))
     for path in (*workspace.glob("failure*.pkl"), workspace / RESULT):
         path.unlink(missing_ok=True)
@@ -160,9 +173,10 @@ def _check(training: SharedTraining) -> None:
             f"{count}",
             "choose a number of processes that divides it",
         )
-    if torch.cuda.is_available() and torch.cuda.device_count() < processes:
+    if torch.cuda.is_available() and torch.cuda.device_count() < processes // training.machine.nodes:
         raise UserError(
-            f"machine.accelerate.processes = {processes}, and {torch.cuda.device_count()} GPUs are visible",
+            f"machine.accelerate.processes = {processes} on {training.machine.nodes} nodes, and "
+            f"{torch.cuda.device_count()} GPUs are visible on this one",
             "choose as many processes as GPUs, or fewer",
         )
 
@@ -189,7 +203,7 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
 def _run(config: Path, order: Path, log: Path, machine: Machine) -> int:
     """Run the processes and return the status that they end with. Servers are this process's, or its lender's."""
     command = [
-        *(sys.executable, "-I", str(KEEPER), str(GRACE)),
+        *(sys.executable, "-I", str(KEEPER), str(GRACE), *_on_each_node(machine)),
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)),
         *("-m", "captrain.training.processes", str(order)),
     ]
@@ -209,6 +223,15 @@ def _run(config: Path, order: Path, log: Path, machine: Machine) -> int:
     finally:
         running.stdin.close()
         running.wait()
+
+
+def _on_each_node(machine: Machine) -> list[str]:
+    """Make what starts a launcher on each node of this job, which it tells its number among them; nothing on one."""
+    if machine.nodes == 1:
+        return []
+    nodes = str(machine.nodes)
+    options = ("--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--ntasks-per-node=1", "--relative=0")
+    return ["srun", *options, f"--nodes={nodes}", f"--ntasks={nodes}", "bash", "-c", LAUNCHER]
 
 
 # Each of the processes, as `accelerate launch` starts it: python -m captrain.training.processes JOBFILE

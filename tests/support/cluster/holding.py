@@ -18,6 +18,8 @@ class Letters(BASE["Environment"]):
     def score(self, task: dict[str, Any], messages: list[Any]) -> Any:
         with Path("scored").open("a") as file:
             SCORED.append(file.write(f"{os.getpid()}\n"))
+        with Path("nodes").open("a") as file:
+            file.write(f"{os.environ.get('SLURMD_NODENAME', 'here')}\n")
         while len(SCORED) > 20 and Path("hold").exists():
             time.sleep(0.02)
         return super().score(task, messages)
