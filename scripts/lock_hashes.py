@@ -2,7 +2,7 @@
 
 Each pin gets the hashes of all files that the package index has of that version, whatever platform they are for; hashes
 that stand at the same version already stay, and those of files named on the command line are added, because indexes of
-torch's wheels for the CPU are others. Needs `uv` on the path.
+torch's wheels for the CPU are others. What is pinned for a platform alone stays. Needs `uv` on the path.
 """
 
 import argparse
@@ -53,9 +53,13 @@ def index_hashes(lock: Path) -> dict[tuple[str, str], set[str]]:
 
 def locked(text: str, sources: list[Mapping[tuple[str, str], set[str]]]) -> str:
     """Write a lock file with the hashes of all sources."""
-    lines: list[str] = []
+    lines, is_marked = list[str](), False
     for line in text.splitlines():
-        if match := PIN.match(line):
+        match = PIN.match(line)
+        is_marked = ";" in match[3] if match else is_marked and bool(HASH.search(line))
+        if is_marked:
+            lines.append(line)
+        elif match:
             key = plain(match[1]), match[2]
             hashes = sorted(set[str]().union(*(source.get(key, set()) for source in sources)))
             if not hashes:
