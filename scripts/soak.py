@@ -12,12 +12,13 @@ import json
 import os
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -46,6 +47,10 @@ BODIES: tuple[bytes, ...] = (
     b'{"model": ' + b"[" * 5000,
     b"\xff\xfe",
 )
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+BEGINNINGS = (b"", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{", HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+SLOW = 32
+"""Requests that are begun and not ended, at a time."""
 
 
 @dataclass
@@ -125,7 +130,15 @@ def soak_server(model: Path, seconds: float) -> Readings:
             raise SystemExit("captrain serve did not start")
         threading.Thread(target=server.stdout.read, daemon=True).start()
 
+        slow: deque[socket.socket] = deque()
+
         def ask(draw: random.Random) -> str:
+            if draw.random() < 0.1:
+                slow.append(socket.create_connection(("127.0.0.1", int(address)), timeout=30))
+                slow[-1].sendall(draw.choice(BEGINNINGS))
+                if len(slow) > SLOW:
+                    slow.popleft().close()
+                return "begun and left open"
             connection = http.client.HTTPConnection("127.0.0.1", int(address), timeout=30)
             try:
                 path, body = "/v1/chat/completions", draw.choice(BODIES)

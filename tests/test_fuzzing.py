@@ -6,25 +6,49 @@ never any. `CAPTRAIN_FUZZ` says how many of each; what was found once stays in `
 """
 
 import copy
+import gzip
+import io
 import json
+import math
 import os
+import re
 import tempfile
-from collections.abc import Callable
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from support.finished import Captrain
 
-from captrain.config import load_choice, load_spec
+from captrain.config import Selection, compose_spec, load_choice, load_spec
+from captrain.config.compose import compose_data
 from captrain.contract import calls_of
-from captrain.diagnosis import diagnose, publish_diagnosis, read_labels
+from captrain.diagnosis import (
+    diagnose,
+    diagnose_labels,
+    label_summary,
+    publish_diagnosis,
+    read_clauses,
+    read_kinds,
+    read_labels,
+)
 from captrain.environments import read_passports
-from captrain.errors import UserError
+from captrain.errors import InfrastructureError, UserError
 from captrain.interop import read_logs
-from captrain.records import Passport, Rollout, load, read_json, read_table
+from captrain.models import ContextLengthExceeded, Endpoint
+from captrain.planning import Node, make_plan, plan_tables
+from captrain.planning.doctor import _answer as listed_models
+from captrain.planning.doctor import _tool_call as tool_call
+from captrain.policies.openai import OpenAIPolicy, reply_message
+from captrain.policies.policy import ClosedQuestion
+from captrain.records import Passport, Rollout, load, parse_yaml, read_json, read_table
 
 EXAMPLES = int(os.environ.get("CAPTRAIN_FUZZ", "30"))
 FUZZ = settings(
@@ -146,12 +170,10 @@ def survives(action: Callable[[], object]) -> None:
     try:
         action()
     except UserError as error:
-        assert "Error" not in error.problem and "\x1b" not in error.problem, error.problem
+        assert not re.search(r"[a-z]Error\b", error.problem) and "\x1b" not in error.problem, error.problem
 
 
 def read_and_diagnose(path: Path) -> None:
-    from captrain.config import Selection
-
     logs = read_logs([path])
     for rollout in logs.rollouts:
         for message in rollout.messages:
@@ -233,8 +255,6 @@ MISTAKES = [
 
 def configure(override: str) -> None:
     """Compose with an override, as every command and stage that takes settings does."""
-    from captrain.config import compose_spec
-
     try:
         compose_spec("smoke", 0, [override], Path(__file__).parents[1] / "conf")
     except UserError as error:
@@ -259,3 +279,260 @@ def test_an_override_that_broke_something_once_is_one_message(
     status, out, err = captrain(tmp_path, "plan", override)
     assert status == 2 and not out and err.startswith("error: ") and "Traceback" not in err
     assert len(err) < 4000 and all(sign.isprintable() or sign == "\n" for sign in err)
+
+
+YAML = st.lists(
+    st.sampled_from(
+        ["a: ", "&a ", "*a", "*b", "[", "]", "{", "}", ", ", "- ", "\n", "\n  ", "<<: ", "!!python/name:os.system ",
+         "!!binary ", "!!set ", "!x ", "? ", "|\n", ">-\n", "---\n", "...\n", "2020-01-01", "0x1f", "1e999", ".nan",
+         "~", "true: ", "yes", "'", '"', "#", "%YAML 9.9\n", "%TAG ! x\n", "\t", "\x85", "\u2028", "\ufeff", "9" * 5000,
+         "1_0: ", "stages: ", "seed: 0\n", "experiment: smoke\n", "overrides: ", "read", "clauses: ", "=: ", "\\x"]
+    ),
+    max_size=14,
+).map("".join)  # fmt: skip
+YAML_READERS: dict[str, Callable[[Path], object]] = {
+    "spec.yaml": load_spec,
+    "params.yaml": load_choice,
+    "kinds.yaml": read_kinds,
+    "clauses.yaml": read_clauses,
+    "values.yaml": lambda path: parse_yaml(path.read_text(), object, "it"),
+    "experiment.yaml": lambda path: compose_mine(path),
+}
+
+
+def compose_mine(path: Path) -> None:
+    """Compose with a file of a project's own in conf/."""
+    folder = path.parent / "conf/experiment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("# @package _global_\ndefaults: [smoke]\n" + path.read_text())
+    compose_spec("mine", 0, [], folder.parent)
+
+
+@pytest.mark.needs("minutes")
+@pytest.mark.parametrize("name", YAML_READERS)
+@settings(FUZZ, max_examples=max(10, EXAMPLES // 2))
+@given(text=YAML)
+def test_yaml_of_any_pieces_is_read_or_is_one_message(name: str, text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        path.write_text(text, errors="surrogatepass")
+        survives(lambda: YAML_READERS[name](path))
+
+
+LABEL_LINE = {
+    "run": 0, "rollout": "r", "task": "t", "outcome": "failed", "count": 1, "suspect": False,
+    "labels": {"a": "LACKING", "b": {"verdict": "PRESENT", "evidence": "x", "message": 0}},
+}  # fmt: skip
+SELECTION = Selection(delta=0.2, coverage=0.1, agreement=1, confidence=0.95, floor=0.0, resamples=10, ranking="product")
+
+
+def judge_labels(path: Path) -> None:
+    label_summary(diagnose_labels(read_labels([path]), SELECTION, 4, 0))
+
+
+@pytest.mark.needs("minutes")
+@FUZZ
+@given(data=st.data())
+def test_labels_that_were_bent_anywhere_are_judged_or_refused_in_one_message(data: Any) -> None:
+    lines = [json.dumps({**LABEL_LINE, "rollout": f"r{number}", "outcome": outcome})
+             for number, outcome in enumerate(["failed", "passed"] * 4)]  # fmt: skip
+    place = data.draw(st.sampled_from(places(LABEL_LINE)))
+    bent_line = json.dumps(bent(LABEL_LINE, place, data.draw(st.one_of(ODD, st.sampled_from([1e30, 10**30, "yes"])))))
+    twice = data.draw(
+        st.sampled_from(["", '"run": 1, ', '"labels": {"a": "NA", "a": "NA"}, ', f'"count": {"9" * 5000}, '])
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "labels.jsonl")
+        path.write_text("\n".join([*lines, bent_line.replace("{", "{" + twice, 1)]))
+        survives(lambda: judge_labels(path))
+
+
+CELLS = st.one_of(
+    st.text(max_size=8),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.sampled_from(["t", "", '"', "1e999", "9" * 5000, "1_0", "\u0661", "=1+1", "\0", "\ud800", "x" * 200_000]),
+)
+
+
+@pytest.mark.needs("minutes")
+@FUZZ
+@given(
+    head=st.sampled_from(
+        ["trace_id,reward", "reward,trace_id", "trace_id,reward,reward", "trace_id", "", "\ufefftrace_id,reward"]
+    ),
+    rows=st.lists(st.lists(CELLS, max_size=4), max_size=4),
+    separator=st.sampled_from([",", ",", ";", "\t"]),
+)
+def test_scores_of_any_cells_are_read_or_refused_in_one_message(
+    head: str, rows: list[list[str]], separator: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, log = Path(folder, "scores.csv"), Path(folder, "log.jsonl")
+        text = "\n".join([head, *(separator.join(row) for row in rows)])
+        path.write_bytes(text.encode(errors="surrogatepass"))
+        log.write_text(json.dumps(DOCUMENTS["spans"][1]))
+        survives(lambda: read_logs([log], path))
+
+
+def packed(member: bytes, way: int) -> bytes:
+    """Pack the samples of an Inspect log: stored, deflated, in zstd, with a bent directory."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED if way == 1 else zipfile.ZIP_STORED) as archive:
+        archive.writestr("header.json", json.dumps({"version": 2, "eval": {"model": "m"}}))
+        archive.writestr("samples/1_epoch_1.json", zstandard.compress(member) if way == 2 else member)
+        archive.writestr("samples/../../x.json", member)
+    content = buffer.getvalue()
+    return content.replace(b"\x00\x00", b"\x5d\x00", 2) if way == 2 else content
+
+
+@pytest.mark.needs("minutes")
+@FUZZ
+@given(data=st.data())
+def test_an_archive_that_was_bent_anywhere_is_read_or_refused_in_one_message(data: Any) -> None:
+    sample = DOCUMENTS["inspect"][1]["samples"][0]
+    place = data.draw(st.sampled_from(places(sample)))
+    member = json.dumps(bent(sample, place, data.draw(ODD))).encode()
+    way = data.draw(st.integers(0, 4))
+    content = gzip.compress(member) if way == 4 else packed(member, way)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content = content[:at] + data.draw(st.binary(max_size=3)) + content[at + data.draw(st.integers(0, 3)) :]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, data.draw(st.sampled_from(["log.eval", "log.json.gz", "log.jsonl", "log.json", "log.zip"])))
+        path.write_bytes(content)
+        survives(lambda: read_and_diagnose(path))
+
+
+NUMBERS = st.one_of(
+    st.integers(-(10**40), 10**40).map(str),
+    st.floats().map(str),
+    st.sampled_from(["0", "-1", "1", "1e30", "1e308", "1e999", "-inf", "nan", "1e-400", "0.5", "2147483648", "1_000",
+                     "0x10", "007", "1e3", "true", str(2**63), str(2**64), "9" * 5000, "1000000000000"]),
+)  # fmt: skip
+
+
+def numeric_settings(value: object, name: str = "") -> list[str]:
+    """Names of all settings below one that hold a number."""
+    if isinstance(value, dict):
+        return [found for key, inner in value.items() for found in numeric_settings(inner, f"{name}.{key}".strip("."))]
+    return [name] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+NUMERIC = numeric_settings(compose_data("smoke", 0, [], Path(__file__).parents[1] / "conf"))
+
+
+def plan_with(override: str) -> None:
+    """Compose with an override and say what it would take."""
+    spec = compose_spec("smoke", 0, [override], Path(__file__).parents[1] / "conf")
+    plan = make_plan(spec, Node(), "it")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(*plan_tables(plan))
+    plan.refuse_impossible()
+
+
+@pytest.mark.needs("minutes")
+@settings(FUZZ, max_examples=max(10, EXAMPLES // 4))
+@given(setting=st.sampled_from(NUMERIC), number=NUMBERS)
+def test_a_setting_of_any_number_is_planned_or_is_one_message(setting: str, number: str) -> None:
+    survives(lambda: plan_with(f"{setting}={number}"))
+
+
+CHAT = {
+    "id": "x", "object": "chat.completion", "created": 1, "model": "m", "prompt_token_ids": [1],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    "choices": [{
+        "index": 0, "finish_reason": "stop", "token_ids": [1], "message": {
+            "role": "assistant", "content": "B", "refusal": None, "tool_calls": [CALL]},
+        "logprobs": {"content": [{"token": "B", "logprob": -1.0, "top_logprobs": [{"token": "B", "logprob": -1.0}]}]},
+    }],
+}  # fmt: skip
+TOKENS = {"model": "m", "choices": [{"token_ids": [1], "logprobs": {
+    "token_logprobs": [-1.0], "top_logprobs": [{"token_id:1": -1.0}]}}]}  # fmt: skip
+MODELS = {"object": "list", "data": [{"id": "m", "object": "model"}]}
+HEADERS = st.sampled_from([{}, {}, {"Content-Type": "text/html"}, {"Content-Type": "application/json; charset=x"},
+    {"Content-Encoding": "gzip"}, {"Retry-After": "9" * 400}, {"Location": "file:///etc/passwd"}])  # fmt: skip
+STATUSES = st.sampled_from([200] * 6 + [204, 301, 400, 401, 402, 404, 413, 429, 500, 503, 999])
+
+
+@pytest.fixture(scope="module")
+def asking() -> Iterator[tuple[dict[str, Callable[[], object]], list[Any]]]:
+    """All that is asked of an endpoint, and the list of status, headers and bytes of which its next answer is made."""
+    answer: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            status, headers, body = answer
+            self.send_response(status)
+            for name, value in (
+                {"Content-Length": str(len(body)), "Content-Type": "application/json"} | headers
+            ).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body if status != 204 else b"")
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        os.environ |= {"URL_OF_FUZZ": f"http://127.0.0.1:{server.server_port}/v1", "KEY_OF_FUZZ": "none"}
+        model = Endpoint("m", endpoint="URL_OF_FUZZ", key="KEY_OF_FUZZ", retries=0, timeout=5)
+        agent = OpenAIPolicy(
+            name="m", temperature=0, max_turns=1, max_tokens=1, retries=0, timeout=5,
+            endpoint="URL_OF_FUZZ", key="KEY_OF_FUZZ",
+        )  # fmt: skip
+        user = [{"role": "user", "content": "Hi"}]
+        yield (
+            {
+                "chat": lambda: reply_message(model.chat(messages=user)[0].choices[0].message),
+                "scores": lambda: agent.answer_scores([ClosedQuestion(user, ("A", "B"))]),
+                "tokens": lambda: model.complete([1]),
+                "models": lambda: str(listed_models("it", model, "m")),
+                "tool": lambda: str(tool_call(model)),
+            },
+            answer,
+        )
+        server.shutdown()
+
+
+ANSWERS = {"chat": CHAT, "scores": CHAT, "tokens": TOKENS, "models": MODELS, "tool": CHAT}
+
+
+def test_a_log_probability_beyond_all_numbers_is_no_error(
+    asking: tuple[dict[str, Callable[[], object]], list[Any]],
+) -> None:
+    questions, answer = asking
+    place = ("choices", 0, "logprobs", "content", 0, "top_logprobs", 0, "logprob")
+    answer[:] = [200, {}, json.dumps(bent(CHAT, place, 10**40)).encode()]
+    assert questions["scores"]() == [[-math.inf, 0.0]]
+
+
+def test_a_place_of_a_member_before_its_archive_costs_one_sample(tmp_path: Path) -> None:
+    path = tmp_path / "log.eval"
+    content = packed(json.dumps(DOCUMENTS["inspect"][1]["samples"][0]).encode(), 0)
+    path.write_bytes(content[1:])
+    survives(lambda: read_and_diagnose(path))
+
+
+@pytest.mark.needs("minutes")
+@pytest.mark.parametrize("name", ANSWERS)
+@FUZZ
+@given(data=st.data())
+def test_any_answer_of_an_endpoint_is_taken_or_is_one_message(
+    name: str, asking: tuple[dict[str, Callable[[], object]], list[Any]], data: Any
+) -> None:
+    questions, answer = asking
+    place = data.draw(st.sampled_from(places(ANSWERS[name])))
+    body = json.dumps(bent(ANSWERS[name], place, data.draw(ODD))).encode()
+    body = data.draw(st.one_of(st.just(body), st.just(body), st.binary(max_size=50), st.sampled_from(BEGINNINGS)))
+    answer[:] = [data.draw(STATUSES), data.draw(HEADERS), body]
+    try:
+        survives(questions[name])
+    except (InfrastructureError, ContextLengthExceeded) as fault:
+        assert "\x1b" not in str(fault) and len(str(fault)) < 1500

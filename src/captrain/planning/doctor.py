@@ -175,7 +175,7 @@ def _answer(subject: str, endpoint: Endpoint, name: str) -> Finding:
         problem = f"does not list its models as OpenAI's interface does ({first_fault(error)})"
         return Finding(subject, False, problem, f"correct {variables}: the base URL ends in /v1 on most servers")
     if name not in names:
-        listing = ", ".join(known[:80] for known in names[:5]) or "no model"
+        listing = ", ".join(model[:80] for model in names[:5]) or "no model"
         return Finding(subject, False, f"serves {listing}, and not {name}", "correct the name, or serve that model")
     return Finding(subject, True, f"answers, and serves {name}")
 

@@ -114,7 +114,7 @@ class OpenAIPolicy:
             raise UserError(
                 f"the endpoint of {self.name} shows no log-probabilities", "choose a router that asks no model"
             )
-        likely = {token.token: token.logprob for token in logprobs.content[0].top_logprobs}
+        likely = {token.token: min(0.0, token.logprob) for token in logprobs.content[0].top_logprobs}
         scores = [likely.get(answer, -math.inf) for answer in question.answers]
         total = math.fsum(math.exp(score) for score in scores)
         return [score - math.log(total) if total else score for score in scores]

@@ -155,13 +155,15 @@ def _name_of(host: str) -> str:
 
 
 class PunctualProtocol(H11Protocol):
-    """A connection on which the next request must begin to be answered within a time, or it is closed; the one that has
-    waited longest is closed at once where there are as many connections as may be."""
+    """A connection that holds its place only while an answer to it is made: its next request must begin to be answered
+    within a time, and its answer must be taken, or it is closed; the one that has waited longest for the rest of its
+    request is closed at once where there are as many connections as may be."""
 
     seconds = 20.0
     queue: ClassVar[dict["PunctualProtocol", None]] = {}
-    """Connections without a request, in the order in which they began to wait."""
+    """Connections without a whole request, in the order in which they began to wait."""
     _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See `asyncio.Protocol`."""
@@ -175,25 +177,63 @@ class PunctualProtocol(H11Protocol):
         super().data_received(data)
         self._expect()
 
+    def on_response_complete(self) -> None:
+        """See `H11Protocol`."""
+        super().on_response_complete()
+        self._expect()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        self._stall = self._stall or self.loop.call_later(3 * self.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        self._end_stall()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._cancel()
+        self._end_stall()
+        self.queue.pop(self, None)
         super().connection_lost(exc)
 
     def _expect(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._cancel()
+        if self.transport.is_closing():
+            return
+        if self._is_begun():
+            self._cancel()  # The body has a time of its own: `Protected`.
         elif self._timer is None:
             self._timer = self.loop.call_later(self.seconds, self._give_up)
-            self.queue[self] = None
+        if self._is_whole():
+            self.queue.pop(self, None)
+        else:
+            self.queue.setdefault(self)
+
+    def _is_begun(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _is_whole(self) -> bool:
+        return self._is_begun() and not self.cycle.more_body
 
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self.queue.pop(self, None)
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _give_up(self) -> None:
         self._cancel()
-        if self.cycle is None or self.cycle.response_complete:
+        self.queue.pop(self, None)
+        if self._is_whole():
+            return
+        # Closing would wait for a reader of what is left.
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
             self.transport.close()

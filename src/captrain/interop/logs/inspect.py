@@ -83,6 +83,9 @@ def _document(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> object:
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     if entry.file_size > MOST:
         raise ValueError(f"it has more than {MOST >> 20} MiB")
+    assert archive.filename is not None
+    if not 0 <= entry.header_offset < Path(archive.filename).stat().st_size:
+        raise ValueError("its place is not in the file")
     if entry.compress_type != ZSTD:
         with archive.open(entry) as member:
             return _bounded(member)

