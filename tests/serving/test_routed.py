@@ -15,7 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 from support.adapters import save_adapter
 from support.finished import Captrain
-from support.servers import policy, real_machine
+from support.servers import policy, real_machine, replicas
 
 from captrain import play
 from captrain.benchmarks import evaluation_tasks, load_benchmark
@@ -202,7 +202,7 @@ def test_in_front_of_a_real_vllm_every_task_has_the_adapter_of_its_route_and_rat
     sampling = {"temperature": 1.0, "max_turns": int(str(settings["max_turns"])), "max_tokens": 32}
     parser = ["--enable-auto-tool-choice", "--tool-call-parser=hermes"]
     served = policy(Path("artifacts/base"), real_machine(), dtype="float32", arguments=parser, **sampling)
-    [replica] = served.fleet.replicas
+    [replica] = replicas(served)
     replica.ready()
     command = [sys.executable, "-c", "from captrain.cli.app import main; main()", "serve", "--route", "--port", "0"]
     command += ["--upstream", str(replica.client.base_url), "--served-model-name", replica.name]
