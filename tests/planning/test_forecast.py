@@ -47,6 +47,7 @@ def test_stages_to_run_are_those_that_changed_and_what_comes_after(tmp_path: Pat
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 
     (tmp_path / "dvc.yaml").write_text(PIPELINE)
+    (tmp_path / "params.yaml").write_text("experiment: default\nseed: 0\noverrides: []\n")
     for name in ("given", "other"):
         (tmp_path / name).write_text("one")
     call("dvc", "init", "--no-scm")

@@ -33,8 +33,13 @@ LATENCY = 4.0
 
 @pytest.fixture(autouse=True)
 def stopped() -> Iterator[None]:
-    """No server outlives its test."""
+    """No server outlives its test, and none of another file's is there."""
+    close_fleets()
     yield
+    close_fleets()
+
+
+def close_fleets() -> None:
     for fleet in fleets.values():
         fleet.close()
     fleets.clear()

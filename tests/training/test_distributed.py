@@ -332,4 +332,4 @@ def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
     by_rows = weights(trained(job, tmp_path / "rows", on(precision="float32")).folder)
     assert max(tensor.abs().max().item() for name, tensor in once.items() if "lora_B" in name) > 1e-3
     for name, tensor in once.items():
-        torch.testing.assert_close(tensor, by_rows[name], rtol=0, atol=2e-4)
+        torch.testing.assert_close(tensor, by_rows[name], rtol=0, atol=5e-4)
