@@ -1,19 +1,18 @@
 """A soak: the server and the pool of workers under mixed load, good and bad. Run by `make soak DURATION=600`.
 
 Each is asked for so many seconds by several threads: what is right, what is wrong, what is cut off, and for the pool
-workers that die in the middle. Memory, file descriptors and threads are read all the while. What they are in the last
-third of the time may not be more than in the third before it, but for what an allocator and a request on its way take.
+workers that die in the middle. Three times in that, the requests stop; memory, file descriptors and threads are read
+when nothing is at work any more, since a request on its way holds as much as it likes. What they are after the last
+third of the time may not be more than after the second, but for what an allocator keeps.
 Prints a row each, and ends with status 1 where something grew or no request was answered.
 """
 
 import argparse
 import http.client
 import json
-import os
 import random
 import re
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -34,7 +33,12 @@ from captrain.errors import InfrastructureError
 TILL = Path(__file__).parents[1] / "tests/workers/contract_worker.py"
 THREADS = 4
 SLACK = {"memory, MB": 8.0, "descriptors": 2 * THREADS, "threads": 2 * THREADS, "processes": THREADS}
-"""Slack of the last third over the one before: requests and workers come and go, and allocators keep some."""
+"""Slack after the last third over the one before: workers come and go, and allocators keep some."""
+ROUNDS = 3
+QUIET = 0.5
+"""Seconds without work after which a process is at rest."""
+PATIENCE = 120.0
+"""Seconds that it has for coming to rest."""
 CHAT = {"model": "base", "max_tokens": 4, "messages": [{"role": "user", "content": "Say 1."}]}
 BODIES: tuple[bytes, ...] = (
     json.dumps(CHAT).encode(),
@@ -55,7 +59,7 @@ SLOW = 32
 
 @dataclass
 class Readings:
-    """Readings, one value a moment, by name; and the outcomes of the requests."""
+    """Readings at rest, one value a round, by name; and the outcomes of the requests."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -73,17 +77,12 @@ class Readings:
             self.values.setdefault(name, []).append(value)
 
     def growth(self) -> dict[str, float]:
-        """Measure by how much the last third is above the one before, by the median of each."""
-        thirds = {name: len(values) // 3 for name, values in self.values.items()}
-        return {
-            name: statistics.median(values[-third:]) - statistics.median(values[-2 * third : -third])
-            for name, values in self.values.items()
-            if (third := thirds[name])
-        }
+        """Measure by how much the last round has left more than the one before."""
+        return {name: values[-1] - values[-2] for name, values in self.values.items()}
 
 
 @contextmanager
-def under_load(ask: Callable[[random.Random], str], readings: Readings) -> Iterator[None]:
+def under_load(ask: Callable[[random.Random], str], outcomes: Counter[str], first_seed: int) -> Iterator[None]:
     """Ask all the while, in several threads; an outcome that an exception is, is its name."""
     over, lock = threading.Event(), threading.Lock()
 
@@ -95,9 +94,9 @@ def under_load(ask: Callable[[random.Random], str], readings: Readings) -> Itera
             except (OSError, http.client.HTTPException, InfrastructureError) as error:
                 outcome = type(error).__name__
             with lock:
-                readings.outcomes[outcome] += 1
+                outcomes[outcome] += 1
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
+    threads = [threading.Thread(target=work, args=(first_seed + number,)) for number in range(THREADS)]
     for thread in threads:
         thread.start()
     try:
@@ -108,21 +107,34 @@ def under_load(ask: Callable[[random.Random], str], readings: Readings) -> Itera
             thread.join()
 
 
-def watch(process: psutil.Process, readings: Readings, seconds: float) -> None:
-    """Read every so often, from the first answer on: until then the process still loads what it needs."""
-    latest = time.monotonic() + 60
-    while not (readings.outcomes["200"] or readings.outcomes["answered"]) and time.monotonic() < latest:
-        time.sleep(0.1)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(min(1.0, seconds / 30))
+def rest(process: psutil.Process) -> None:
+    """Wait until a process does nothing: requests whose clients have left are still answered."""
+    latest, used, since = time.monotonic() + PATIENCE, -1.0, time.monotonic()
+    while time.monotonic() < min(since + QUIET, latest):
+        time.sleep(QUIET / 10)
+        times = process.cpu_times()
+        # A tick or two of housekeeping, ours or a server's, is no work.
+        if times.user + times.system > used + 0.02:
+            used, since = times.user + times.system, time.monotonic()
+
+
+def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds: float) -> Readings:
+    """Ask for so many seconds in all, from the first answer on, and read after each third."""
+    readings = Readings()
+    for number in range(ROUNDS):
+        with under_load(ask, readings.outcomes, number * THREADS):
+            latest = time.monotonic() + PATIENCE
+            while not (readings.outcomes["200"] or readings.outcomes["answered"]) and time.monotonic() < latest:
+                time.sleep(0.1)
+            time.sleep(seconds / ROUNDS)
+        rest(process)
         readings.read(process)
+    return readings
 
 
 def soak_server(model: Path, seconds: float) -> Readings:
     """`captrain serve`, asked over HTTP."""
     command = [sys.executable, "-m", "captrain.cli.app", "serve", str(model), "--port", "0"]
-    readings = Readings()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         address = next((match[1] for line in server.stdout if (match := re.search(r":(\d+)/v1", line))), "")
@@ -157,15 +169,14 @@ def soak_server(model: Path, seconds: float) -> Readings:
             finally:
                 connection.close()
 
-        with under_load(ask, readings):
-            watch(psutil.Process(server.pid), readings, seconds)
+        readings = watch(psutil.Process(server.pid), ask, seconds)
         server.terminate()
     return readings
 
 
 def soak_pool(seconds: float) -> Readings:
     """The pool of workers, in this process, with a benchmark that misbehaves on command."""
-    pool, readings = Pool("till", [sys.executable, "-S", str(TILL)], processes=2, timeout=5.0), Readings()
+    pool = Pool("till", [sys.executable, "-S", str(TILL)], processes=2, timeout=5.0)
 
     def ask(draw: random.Random) -> str:
         session = pool.session(task_id=f"till/{draw.randrange(64)}")
@@ -178,11 +189,9 @@ def soak_pool(seconds: float) -> Readings:
                 session.close()
 
     try:
-        with under_load(ask, readings):
-            watch(psutil.Process(os.getpid()), readings, seconds)
+        return watch(psutil.Process(), ask, seconds)
     finally:
         pool.close()
-    return readings
 
 
 def main() -> int:
@@ -195,12 +204,12 @@ def main() -> int:
         "captrain serve": lambda: soak_server(options.model, options.seconds),
         "pool of workers": lambda: soak_pool(options.seconds),
     }
-    table = Table("", "requests", "what came of them", *SLACK, title=f"{options.seconds:g} s each, last third (growth)")
+    table = Table("", "requests", "what came of them", *SLACK, title=f"{options.seconds:g} s each, at rest after the last third (growth)")
     is_sound = True
     for name, soak in soaks.items():
         readings = soak()
         growth = readings.growth()
-        cells = [f"{statistics.median(readings.values[key][-5:]):.0f} ({growth[key]:+.1f})" for key in SLACK]
+        cells = [f"{readings.values[key][-1]:.0f} ({growth[key]:+.1f})" for key in SLACK]
         outcomes = ", ".join(f"{outcome} {count}" for outcome, count in readings.outcomes.most_common())
         table.add_row(name, str(readings.outcomes.total()), outcomes, *cells)
         replies = readings.outcomes["200"] + readings.outcomes["answered"]

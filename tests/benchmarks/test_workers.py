@@ -487,6 +487,14 @@ def test_episodes_whose_worker_always_dies_end_as_errors_and_are_on_no_side_of_t
             assert rollout.error is not None and "a till worker" in rollout.error
 
 
+def test_who_always_loses_the_worker_to_a_neighbour_passes_by_itself(pool: MakePool, tmp_path: Path) -> None:
+    clerk = Clerk("!die", {"till/1": 99})
+    target = Target(Till(pool(processes=1), ["till/0", "till/1", "till/2"]), "tests", "0")
+    rollouts = played(target, clerk, tmp_path, 3, Together)
+    assert [rollout.outcome for rollout in rollouts] == ["passed", "error", "passed"]
+    assert [rollout.retries for rollout in rollouts] == [2, 2, 2]
+
+
 def test_a_grader_that_dies_makes_an_error_and_no_failure(pool: MakePool, tmp_path: Path) -> None:
     class Fragile(Till):
         def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:

@@ -326,10 +326,11 @@ def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
 
     from captrain.models import trainers
 
-    job = letters_job(tiny, environment, rollouts=16, policy={"precision": "float32"})
+    # With seed 0 one weight of 4,352 has a gradient that is all noise, and Adam makes a whole step of its sign.
+    job = replace(letters_job(tiny, environment, rollouts=16, policy={"precision": "float32"}), seed=1)
     once = weights(trained(job, tmp_path / "once", on(precision="float32")).folder)
     monkeypatch.setattr(trainers, "DENSE", ())
     by_rows = weights(trained(job, tmp_path / "rows", on(precision="float32")).folder)
     assert max(tensor.abs().max().item() for name, tensor in once.items() if "lora_B" in name) > 1e-3
     for name, tensor in once.items():
-        torch.testing.assert_close(tensor, by_rows[name], rtol=0, atol=5e-4)
+        torch.testing.assert_close(tensor, by_rows[name], rtol=0, atol=1e-5)

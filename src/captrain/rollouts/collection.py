@@ -130,7 +130,7 @@ class _Collection:
 
     def attempts(self, samples: Sequence[Sample]) -> Iterator[Rollout]:
         """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted again, as often as
-        may be. Raises InfrastructureError after `OUTAGE` such errors on end."""
+        may be, the last time by itself. Raises InfrastructureError after `OUTAGE` such errors on end."""
         identity, plays = self.identity, dict[int, tuple[Play, GuardedEpisode, Task, int]]()
         row: list[str] = []
 
@@ -141,36 +141,39 @@ class _Collection:
 
         for attempt in range(self.retries + 1):
             retried: list[Sample] = []
-            plays.clear()
-            for task, trial in samples:
-                key = f"{self.seed}/{task.id}/{trial}"
-                episode = self.target.open(task, key)
-                play = Play(key, episode, self.adapter.folder if self.adapter else "")
-                plays[id(play)] = (play, episode, task, trial)
-            # Others may be open while one is scored: whatever is raised then, all are closed.
-            with closing_episodes([episode for _, episode, *_ in plays.values()]):
-                for play, verdict in scored(self.policy.play([play for play, *_ in plays.values()]), score):
-                    _, _, task, trial = plays[id(play)]
-                    row = [*row, play.error] if play.error else []
-                    if len(row) >= OUTAGE:
-                        raise outage(f"{self.target.name}: the last {len(row)} plays", row)
-                    if play.error and attempt < self.retries:
-                        retried.append((task, trial))
-                        continue
-                    name = digest(*identity, task.id, trial)[:12]
-                    rollout = rollout_record(
-                        play,
-                        self.target,
-                        task,
-                        trial,
-                        self.purpose,
-                        self.policy.digest,
-                        self.adapter,
-                        verdict,
-                        attempt,
-                        name,
-                    )
-                    yield rollout
+            # One that dies takes with it what its worker holds: the last attempt has no neighbours.
+            is_last = 0 < attempt == self.retries
+            for together in [[sample] for sample in samples] if is_last else [samples]:
+                plays.clear()
+                for task, trial in together:
+                    key = f"{self.seed}/{task.id}/{trial}"
+                    episode = self.target.open(task, key)
+                    play = Play(key, episode, self.adapter.folder if self.adapter else "")
+                    plays[id(play)] = (play, episode, task, trial)
+                # Others may be open while one is scored: whatever is raised then, all are closed.
+                with closing_episodes([episode for _, episode, *_ in plays.values()]):
+                    for play, verdict in scored(self.policy.play([play for play, *_ in plays.values()]), score):
+                        _, _, task, trial = plays[id(play)]
+                        row = [*row, play.error] if play.error else []
+                        if len(row) >= OUTAGE:
+                            raise outage(f"{self.target.name}: the last {len(row)} plays", row)
+                        if play.error and attempt < self.retries:
+                            retried.append((task, trial))
+                            continue
+                        name = digest(*identity, task.id, trial)[:12]
+                        rollout = rollout_record(
+                            play,
+                            self.target,
+                            task,
+                            trial,
+                            self.purpose,
+                            self.policy.digest,
+                            self.adapter,
+                            verdict,
+                            attempt,
+                            name,
+                        )
+                        yield rollout
             if not retried:
                 break
             samples = retried
