@@ -109,13 +109,13 @@ def under_load(ask: Callable[[random.Random], str], outcomes: Counter[str], firs
 
 def rest(process: psutil.Process) -> None:
     """Wait until a process does nothing: requests whose clients have left are still answered."""
-    latest, used, since = time.monotonic() + PATIENCE, -1.0, time.monotonic()
+    latest, seconds, since = time.monotonic() + PATIENCE, -1.0, time.monotonic()
     while time.monotonic() < min(since + QUIET, latest):
         time.sleep(QUIET / 10)
         times = process.cpu_times()
         # A tick or two of housekeeping, ours or a server's, is no work.
-        if times.user + times.system > used + 0.02:
-            used, since = times.user + times.system, time.monotonic()
+        if times.user + times.system > seconds + 0.02:
+            seconds, since = times.user + times.system, time.monotonic()
 
 
 def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds: float) -> Readings:
@@ -204,7 +204,9 @@ def main() -> int:
         "captrain serve": lambda: soak_server(options.model, options.seconds),
         "pool of workers": lambda: soak_pool(options.seconds),
     }
-    table = Table("", "requests", "what came of them", *SLACK, title=f"{options.seconds:g} s each, at rest after the last third (growth)")
+    table = Table(
+        "", "requests", "what came of them", *SLACK, title=f"{options.seconds:g} s each, then at rest (growth)"
+    )
     is_sound = True
     for name, soak in soaks.items():
         readings = soak()
