@@ -1,5 +1,6 @@
 """ToolSandbox: what holds without it, and on a real installation named by CAPTRAIN_TOOLSANDBOX_PYTHON."""
 
+import hashlib
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from captrain.benchmarks.toolsandbox import ToolSandbox, family, split_families
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
-from captrain.errors import UserError
+from captrain.errors import InfrastructureError, UserError
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Message, Task, digest
@@ -165,7 +166,7 @@ def chance_calls(task: Task, tools: Sequence[dict[str, Any]], count: int = 4) ->
 
 
 @installed
-def test_there_are_129_scenarios_of_which_28_need_an_outside_key(target: Target) -> None:
+def test_there_are_129_scenarios_of_which_28_ask_outside_services(target: Target) -> None:
     environment: Any = target.environment
     categories = [one["category"] for one in environment._scenarios.values()]
     assert {name: categories.count(name) for name in set(categories)} == {
@@ -252,6 +253,29 @@ def test_what_a_model_writes_is_never_executed(target: Target, tmp_path: Path) -
     target.score(task, [*record, BYE, *replies])
     episode.close()
     assert not mark.exists()
+
+
+@installed
+def test_scenarios_that_ask_outside_services_are_played_with_kept_answers_and_never_fail_for_want_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAPID_API_KEY", raising=False)
+    url, params = "https://real-time-finance-data.p.rapidapi.com/search", {"query": "Apple"}
+    name = hashlib.sha256(json.dumps([url, params], sort_keys=True).encode()).hexdigest()[:16]
+    answer = {"data": {"stock": [{"name": "Apple Inc", "symbol": "AAPL:NASDAQ", "price": 231.5}]}}
+    (tmp_path / f"{name}.json").write_text(json.dumps({"url": url, "params": params, "answer": answer}))
+    target = benchmark(f"benchmark.answers={tmp_path}")
+    assert target.about["not_runnable"] == {} and len(everything(target)) == 129
+    (task,) = [one for one in everything(target) if one.id == "toolsandbox/find_stock_symbol_with_company_name"]
+    told: Message = {"role": "assistant", "content": "The stock symbol of Apple is AAPL."}
+    record = target.play(task, [tool_call("search_stock", {"query": "Apple"}), told])
+    assert "AAPL" in next(message["content"] for message in record if message["role"] == "tool")
+    assert target.score(task, record).reward > 0.5 > target.floor(task).reward
+    with pytest.raises(InfrastructureError, match="did not answer: RAPID_API_KEY is not set, and no answer is kept"):
+        target.play(task, [tool_call("search_stock", {"query": "Pear"}), told])
+    assert target.score(task, record).reward > 0.5
+    environment: Any = target.environment
+    environment.pool.close()
 
 
 @installed

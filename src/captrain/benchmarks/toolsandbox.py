@@ -1,9 +1,10 @@
 """ToolSandbox: a phone with contacts, messages, reminders and settings, in ToolSandbox's own environment.
 
 Its 129 base scenarios are scored by milestones, 0 to 1; a scenario is passed when the similarity is perfect. 28 of them
-need an outside key and the network: they are listed as not runnable, and are never failed. There are no reference
-solutions; tasks carry what their milestones check, which is the benchmark's own reference. ToolSandbox is installed by
-the user, from its own repository and under its own licence, and found through `machine.benchmarks.toolsandbox`.
+ask outside services: they are played where their answers are kept, and are listed as not runnable otherwise. There are
+no reference solutions; tasks carry what their milestones check, which is the benchmark's own reference. ToolSandbox is
+installed by the user, from its own repository and under its own licence, and found through
+`machine.benchmarks.toolsandbox`.
 
 ToolSandbox has no splits. Ours are by families: scenarios that are variants of each other stay together, so that no
 variant of a test scenario is ever diagnosed on. The paper evaluates on all 129; numbers on our test split are not its.
@@ -77,6 +78,8 @@ class ToolSandbox:
         clock: the instant at which every scenario begins (UTC); scenario data are relative to it.
         discovery: share of the scenarios for diagnosis.
         training: share of the scenarios for training; the rest is the test split.
+        answers: folder that keeps the answers of outside services; with it, and RAPID_API_KEY in the environment for
+            those that are not kept yet, all scenarios are played. None: those that ask are left out.
         user: who plays the user; None: a script that leaves after the agent's first words, for checks only.
 
     Raises:
@@ -93,6 +96,7 @@ class ToolSandbox:
         clock: Annotated[str, AfterValidator(_instant)] = "2026-01-15T10:00:00",
         discovery: Annotated[float, Field(gt=0, lt=1)] = 0.35,
         training: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+        answers: Annotated[str, Field(min_length=1)] | None = None,
         user: Policy | None = None,
     ) -> None:
         if discovery + training >= 1:
@@ -102,6 +106,7 @@ class ToolSandbox:
             )
         self.machine, self.categories, self.clock = machine, categories, clock
         self.discovery, self.training, self.user = discovery, training, user
+        self.answers = None if answers is None else Path(answers).expanduser().absolute()
 
     @cached_property
     def pool(self) -> Pool:
@@ -112,7 +117,10 @@ class ToolSandbox:
             [str(Path(installed.python).expanduser()), str(WORKERS / "toolsandbox_worker.py")],
             processes=installed.processes,
             timeout=installed.timeout,
-            env={"CAPTRAIN_CLOCK": self.clock},
+            env={
+                "CAPTRAIN_CLOCK": self.clock,
+                **({} if self.answers is None else {"CAPTRAIN_ANSWERS": str(self.answers)}),
+            },
         )
 
     @cached_property
@@ -128,8 +136,10 @@ class ToolSandbox:
     @cached_property
     def not_runnable(self) -> dict[str, str]:
         """Scenarios that cannot be played here, with the reason; they are in no split."""
+        if self.answers is not None:
+            return {}
         return {
-            name: f"needs an outside key: {', '.join(scenario['external'])}"
+            name: f"needs benchmark.answers: {', '.join(scenario['external'])}"
             for name, scenario in self._scenarios.items()
             # Where information is missing the point is not to reach the tool.
             if scenario["external"] and scenario["category"] != "insufficient_information"

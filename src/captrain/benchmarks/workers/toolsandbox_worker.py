@@ -6,6 +6,10 @@ moves by one second with each call of a tool, so that a task is the same on ever
 again: it builds a fresh world, repeats what agent and user said, and asks ToolSandbox for the similarity. ToolSandbox
 keeps its world in one global; it is exchanged for each request, and requests come one at a time.
 
+Five tools ask outside services. An answer of theirs is kept in the folder ANSWERS and given to whoever asks the same
+again, so that a record scores as it was played; without a kept answer and RAPID_API_KEY the request of ours fails, and
+not the tool alone.
+
 What a model writes is never executed: calls are rebuilt from a tool that exists, JSON values, and an id of our own.
 """
 
@@ -29,6 +33,7 @@ import types
 import uuid
 from pathlib import Path
 
+import requests
 import tool_sandbox
 from tool_sandbox.common.execution_context import (
     DatabaseNamespace,
@@ -46,6 +51,7 @@ from tool_sandbox.scenarios.insufficient_information_scenarios import named_insu
 from tool_sandbox.scenarios.multiple_tool_call_scenarios import named_multiple_tool_call_scenarios
 from tool_sandbox.scenarios.multiple_user_turn_scenarios import named_multiple_user_turn_scenarios
 from tool_sandbox.scenarios.single_tool_call_scenarios import named_single_tool_call_scenarios
+from tool_sandbox.tools import rapid_api_search_tools
 
 IMPORT_SECONDS = time.perf_counter() - START
 CLOCK = datetime.datetime.fromisoformat(os.environ["CAPTRAIN_CLOCK"])
@@ -62,6 +68,12 @@ EXTERNAL = {
     "search_stock",
     "convert_currency",
 }
+ANSWERS = Path(os.environ.get("CAPTRAIN_ANSWERS", ""))
+"""Folder of what outside services have answered."""
+NOBODY = "none"
+"""A key that opens nothing."""
+FAULTS = []
+"""Reasons why a service has not answered, during one request of ours."""
 LEAVE = {
     "role": "user",
     "content": "",
@@ -87,6 +99,41 @@ def stop_clock():
     for name, module in list(sys.modules.items()):
         if name.startswith("tool_sandbox.") and getattr(module, "datetime", None) is datetime:
             setattr(module, "datetime", stopped)  # noqa: B010  (it is no attribute that a module has by its type)
+
+
+class KeptAnswer:
+    """An answer of a service, as ToolSandbox reads one."""
+
+    def __init__(self, url, headers, params):
+        path = ANSWERS / f"{hashlib.sha256(json.dumps([url, params], sort_keys=True).encode()).hexdigest()[:16]}.json"
+        if not path.exists():
+            self.ask(path, url, headers, params)
+        self.json = lambda: json.loads(path.read_text())["answer"]
+
+    @staticmethod
+    def ask(path, url, headers, params):
+        """Ask the service. That it refuses us is no answer, and the agent is not to blame for it."""
+        try:
+            if headers["X-RapidAPI-Key"] == NOBODY:
+                raise PermissionError("RAPID_API_KEY is not set, and no answer is kept")
+            answer = requests.get(url, params, headers=headers, timeout=30)
+            if answer.status_code in (401, 403, 429) or answer.status_code >= 500:
+                raise PermissionError(f"status {answer.status_code}")
+            kept = json.dumps({"url": url, "params": params, "answer": answer.json()}, indent=1)
+        except (OSError, ValueError) as error:  # those of requests are of OSError
+            FAULTS.append(f"{url} did not answer: {error}")
+            raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(kept)
+        draft.replace(path)
+
+
+def keep_answers():
+    """Give ToolSandbox's tools the answers that are kept."""
+    # ToolSandbox wants a key before it asks; what is kept needs none.
+    os.environ.setdefault("RAPID_API_KEY", NOBODY)
+    rapid_api_search_tools.requests = types.SimpleNamespace(get=KeptAnswer)
 
 
 class Agent(BaseRole):
@@ -304,7 +351,7 @@ def hello():
 
 
 def list_tasks():
-    """Scenarios with category, the tools that need an outside key, and what their milestones check."""
+    """Scenarios with category, the tools that ask outside services, and what their milestones check."""
     return {
         "tasks": [
             {
@@ -342,7 +389,15 @@ def step(episode, role, message):
     if episode not in EPISODES:
         raise BadRequest("there is no such episode")
     EPISODES[episode].enter()
-    return EPISODES[episode].take(role, message)
+    return answered(EPISODES[episode].take(role, message))
+
+
+def answered(result):
+    """A result, unless a service has not answered on the way to it."""
+    faults, FAULTS[:] = [*FAULTS], []
+    if faults:
+        raise OSError("; ".join(faults))
+    return result
 
 
 def evaluate(task_id, messages):
@@ -365,7 +420,7 @@ def evaluate(task_id, messages):
     parts |= {f"milestone {first + index}": 1.0 - float(score) for index, (_, score) in minefields}
     similarity = float(result.similarity)
     summary = {"milestones": float(result.milestone_similarity), "minefields": 1.0 - float(result.minefield_similarity)}
-    return {"reward": similarity, "success": similarity >= PERFECT, "parts": {**summary, **parts}}
+    return answered({"reward": similarity, "success": similarity >= PERFECT, "parts": {**summary, **parts}})
 
 
 def idle(task_id):
@@ -387,6 +442,8 @@ def stats():
 
 if __name__ == "__main__":
     stop_clock()
+    if "CAPTRAIN_ANSWERS" in os.environ:
+        keep_answers()
     build()
     operations = (hello, list_tasks, tools, reset, step, evaluate, idle, close, stats)
     serve({operation.__name__: operation for operation in operations}, REPLIES)
