@@ -105,13 +105,21 @@ class KeptAnswer:
     """An answer of a service, as ToolSandbox reads one."""
 
     def __init__(self, url, headers, params):
-        path = ANSWERS / f"{hashlib.sha256(json.dumps([url, params], sort_keys=True).encode()).hexdigest()[:16]}.json"
-        if not path.exists():
-            self.ask(path, url, headers, params)
-        self.json = lambda: json.loads(path.read_text())["answer"]
+        name = hashlib.sha256(json.dumps([url, params], sort_keys=True).encode()).hexdigest()[:16]
+        self.path = ANSWERS / f"{name}.json"
+        if not self.path.exists():
+            self.ask(url, headers, params)
+        self.text = self.path.read_text()
 
-    @staticmethod
-    def ask(path, url, headers, params):
+    def json(self):
+        """Return what the service said."""
+        try:
+            return json.loads(self.text)["answer"]
+        except (ValueError, TypeError, KeyError):
+            FAULTS.append(f"{self.path} is no kept answer: remove it, and it is asked for again")
+            raise
+
+    def ask(self, url, headers, params):
         """Ask the service. That it refuses us is no answer, and the agent is not to blame for it."""
         try:
             if headers["X-RapidAPI-Key"] == NOBODY:
@@ -119,14 +127,14 @@ class KeptAnswer:
             answer = requests.get(url, params, headers=headers, timeout=30)
             if answer.status_code in (401, 403, 429) or answer.status_code >= 500:
                 raise PermissionError(f"status {answer.status_code}")
-            kept = json.dumps({"url": url, "params": params, "answer": answer.json()}, indent=1)
+            text = json.dumps({"url": url, "params": params, "answer": answer.json()}, indent=1)
         except (OSError, ValueError) as error:  # those of requests are of OSError
             FAULTS.append(f"{url} did not answer: {error}")
             raise
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(kept)
-        draft.replace(path)
+        ANSWERS.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_suffix(f".{os.getpid()}")
+        draft.write_text(text)
+        draft.replace(self.path)
 
 
 def keep_answers():
