@@ -366,6 +366,38 @@ def test_two_nodes_train_one_adapter_to_the_bytes_that_one_node_comes_to(
     assert [one.errors for one in trained] == [0, 0, 0] and trained[0].history[0]["informative"] > 0
 
 
+@pytest.mark.needs("slurm")
+def test_two_nodes_that_are_killed_go_on_from_the_checkpoint_to_the_same_bytes(
+    home: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    from support.training import job
+
+    from captrain.training.jobs import TrainingEnvironment
+    from captrain.training.runs import train
+
+    holding = Component.model_validate({"_target_": "support.cluster.holding.Letters"})
+    places = {"environments": (TrainingEnvironment("letters", holding, 2),)}
+    one = job(tiny, tmp_path / "letters.py", rollouts=24, trainer={"epochs": 1}, **places)
+    machine = Machine(
+        launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30, nodes=2), workers=1,
+        batch=1, accelerate=Accelerate(processes=2, strategy="fsdp"),
+    )  # fmt: skip
+    Path("hold").write_text("8")  # each node has played half of two steps, and is in the third
+    waiting = Background(train, [replace(one, machine=machine)], machine, "adapters")
+    until(lambda: list(Path().glob(".cache/adapters/*/checkpoints*/checkpoint-2/history.json")), 240)
+    home.say("scontrol", "requeue", sent()[0])
+    until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2, 240)
+    Path("hold").unlink()
+    [killed] = waiting.result(300)
+    scored = Path("nodes").read_text().split()
+    # What lay in the checkpoint was not played again; the third step may have begun.
+    assert 24 <= len(scored) < 24 + 8 and {*scored} == {"n1", "n2"}
+    (tmp_path / "here").mkdir()
+    os.chdir(tmp_path / "here")
+    whole = train(one)
+    assert (killed.digest, killed.history, killed.errors) == (whole.digest, whole.history, 0)
+
+
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
     """A project of experiment smoke with a base of little training, and two environments of this repository."""
@@ -586,7 +618,7 @@ def _folder(item: Chore) -> dict[str, Path]:
 
 
 def test_a_job_is_queued_again_only_so_often(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "REQUEUEING", threading.Event())
+    monkeypatch.setattr(slurm, "ENDING", threading.Event())
     work = slurm.Work(chore, Chore("a"), "key", JOBS / "sub", requeues=2)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert work.checkpoint().function == work
@@ -598,7 +630,7 @@ def test_a_job_is_queued_again_only_so_often(here: Path, monkeypatch: pytest.Mon
 def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(slurm, "REQUEUEING", threading.Event())
+    monkeypatch.setattr(slurm, "ENDING", threading.Event())
 
     def ended(item: Any) -> None:
         if item == "told":
@@ -612,7 +644,7 @@ def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
         work()
     assert not (here / "jobs/told.failure").exists()
     assert "CalledProcessError" in capsys.readouterr().out
-    monkeypatch.setattr(slurm, "REQUEUEING", threading.Event())
+    monkeypatch.setattr(slurm, "ENDING", threading.Event())
     with pytest.raises(SystemExit):
         slurm.Work(ended, "not told", "other", here / "jobs", requeues=1)()
     assert (here / "jobs/other.failure").exists()

@@ -21,15 +21,18 @@ import os
 import pickle
 import secrets
 import shutil
+import signal
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tqdm import tqdm
@@ -59,10 +62,29 @@ Result = TypeVar("Result")
 
 GRACE = 5.0
 """Seconds that a job may be over before its result is seen, on a file system that is slow to say so."""
-REQUEUEING = threading.Event()
-"""Set in a job that is being queued again: Slurm ends its processes meanwhile, those that ask for it among them, so
-that what is raised from then on says nothing of the work."""
+ENDING = threading.Event()
+"""Set in a job that Slurm ends, to queue it again or for good: it ends the steps of a job in any order, so that what is
+raised around that moment says nothing of the work."""
+NOTICE = 2.0
+"""Seconds within which all steps of a job have been told that it ends."""
 THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
+
+
+@contextmanager
+def _told_of_the_end() -> Iterator[None]:
+    """Note that Slurm ends this job, beside what submitit does when it is told."""
+    others = signal.getsignal(signal.SIGTERM)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        ENDING.set()
+        if callable(others):
+            others(number, frame)
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, others)
 
 
 @dataclass(frozen=True)
@@ -77,7 +99,7 @@ class Work:
 
     def __call__(self) -> None:
         """Work, unless the result is there already; leave the result, or what the function raised."""
-        with exclusive(JOBS / "results" / f"{self.key}.lock"):
+        with exclusive(JOBS / "results" / f"{self.key}.lock"), _told_of_the_end():
             if stored_result(self.key) is not None:
                 print("the result is there already", flush=True)
                 return
@@ -86,7 +108,7 @@ class Work:
             except Exception as error:
                 account = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
                 print(account, flush=True)
-                if REQUEUEING.is_set():
+                if ENDING.wait(NOTICE):
                     raise SystemExit(1) from None
                 _write(self.folder / f"{self.key}.failure", _portable(error, account))
                 # No exception: that would be submitit's to record. Slurm is to know that this job failed.
@@ -101,7 +123,7 @@ class Work:
             # SystemExit, because the function that is interrupted may take any other exception for its own.
             print(f"not queued again: this has happened {self.requeues} times (machine.slurm.requeues)", flush=True)
             raise SystemExit(1)
-        REQUEUEING.set()
+        ENDING.set()
         return DelayedSubmission(self)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ exec(LETTERS.format(name="letters", flat=0), BASE)
 
 
 class Letters(BASE["Environment"]):
-    """A process stops within its third step of eight."""
+    """A process stops after as many scores as `hold` says, in place of 20."""
 
     def score(self, task: dict[str, Any], messages: list[Any]) -> Any:
         with Path("scored").open("a") as file:
             SCORED.append(file.write(f"{os.getpid()}\n"))
         with Path("nodes").open("a") as file:
             file.write(f"{os.environ.get('SLURMD_NODENAME', 'here')}\n")
-        while len(SCORED) > 20 and Path("hold").exists():
-            time.sleep(0.02)
+        with suppress(FileNotFoundError):
+            while len(SCORED) > int(Path("hold").read_text() or 20):
+                time.sleep(0.02)
         return super().score(task, messages)
