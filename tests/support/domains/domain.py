@@ -1,4 +1,4 @@
-"""Parts that all domains share: calls whose arguments are texts, an episode that answers them, tasks, scores, dialogues.
+"""Parts that domains share: calls whose arguments are texts, an episode that answers them, tasks, scores, dialogues.
 
 `copies.py` puts it into the files that a project gets, so it needs the standard library alone.
 """
