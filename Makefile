@@ -121,7 +121,7 @@ replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a
 domains: $(STAMP) ## run the recipe where it was not made: four small domains, all SEEDS, as a project in FOLDER
 	@test -n "$(FOLDER)" || { echo "FOLDER=... names a folder outside of this one, new or of an earlier run"; exit 2; }
 	@test -e "$(FOLDER)/params.yaml" || captrain init "$(FOLDER)" --benchmark calendar
-	@cp tests/support/domains/*.py "$(FOLDER)/components/" && cp -R tests/support/domains/conf "$(FOLDER)/"
+	@PYTHONPATH=tests python -m support.domains.copies "$(FOLDER)/components" && cp -R tests/support/domains/conf "$(FOLDER)/"
 	@cd "$(FOLDER)" && python "$(CURDIR)/scripts/replicate.py" --seeds $(SEEDS) --experiments $(DOMAINS) \
 	  --overrides baselines.rejection_sft.run=true --jobs $(JOBS)
 	@mkdir -p results/replicates/domains && cp "$(FOLDER)"/results/replicates/*.csv results/replicates/domains/

@@ -9,6 +9,7 @@ from threading import Thread
 import psutil
 import pytest
 from support.finished import Captrain
+from support.waiting import PATIENCE
 
 from captrain.config import compose_spec
 from captrain.diagnosis import read_labels
@@ -188,7 +189,7 @@ def test_what_a_benchmark_started_ends_with_its_check(tmp_path: Path, monkeypatc
     check_benchmark("starting:Odd", limit=1)
     number = int((tmp_path / "pid").read_text())
     with suppress(psutil.NoSuchProcess):
-        assert psutil.Process(number).wait(5) is None
+        assert psutil.Process(number).wait(PATIENCE) is None
 
 
 @pytest.mark.parametrize("answer", [[], None, 3, {"data": 5}, {"data": [{"name": "m"}]}, {"data": [None]}, "x"])
@@ -206,6 +207,6 @@ def test_odd_lists_of_models_are_findings_of_the_doctor(answer: object, monkeypa
         Thread(target=server.handle_request, daemon=True).start()
         monkeypatch.setenv("URL_OF_TEST", f"http://127.0.0.1:{server.server_port}/v1")
         monkeypatch.setenv("KEY_OF_TEST", "none")
-        endpoint = Endpoint("m", endpoint="URL_OF_TEST", key="KEY_OF_TEST", retries=0, timeout=5)
+        endpoint = Endpoint("m", endpoint="URL_OF_TEST", key="KEY_OF_TEST", retries=0, timeout=PATIENCE)
         finding = endpoint_finding("endpoint", endpoint, "m")
     assert finding.passed is False and "does not list its models" in finding.detail

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from support.waiting import PATIENCE
 
 from captrain.capabilities import Toolbox
 from captrain.diagnosis.features import reference_traits
@@ -109,12 +110,14 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(b" " * (1 << 16))
 
 
+PACKED = gzip.compress(b" " * (1 << 24))
+
+
 def packed(handler: BaseHTTPRequestHandler) -> None:
-    data = gzip.compress(b" " * (1 << 24))
     handler.send_header("Content-Encoding", "gzip")
-    handler.send_header("Content-Length", str(len(data)))
+    handler.send_header("Content-Length", str(len(PACKED)))
     handler.end_headers()
-    handler.wfile.write(data)
+    handler.wfile.write(PACKED)
 
 
 def other(handler: BaseHTTPRequestHandler) -> None:
@@ -140,7 +143,8 @@ def test_an_answer_without_end_is_a_fault_of_the_endpoint(
     with serving(send) as url:
         monkeypatch.setenv("URL_OF_TEST", url)
         monkeypatch.setenv("KEY_OF_TEST", "none")
-        endpoint = Endpoint("m", endpoint="URL_OF_TEST", key="KEY_OF_TEST", retries=0, timeout=0.6)
+        timeout = 0.6 if send is trickling else PATIENCE
+        endpoint = Endpoint("m", endpoint="URL_OF_TEST", key="KEY_OF_TEST", retries=0, timeout=timeout)
         with pytest.raises(TransientFault, match=reason):
             endpoint.chat(messages=[{"role": "user", "content": "Hi"}])
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.installations import data_beside, interpreter
 from support.planted import selected_causes
+from support.waiting import PATIENCE
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import Pool
@@ -97,7 +98,7 @@ class Till:
     """A simulated user at the toy benchmark's till, who says what `script` says."""
 
     def __init__(self, script: Callable[[Play], Sequence[Message]]) -> None:
-        self.pool = Pool("till", [sys.executable, str(TILL)], processes=1, timeout=30)
+        self.pool = Pool("till", [sys.executable, str(TILL)], processes=1, timeout=PATIENCE)
         self.keys: list[str] = []
         self.script = script
 

@@ -11,7 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from support.answering import KINDS, Answering, Body
 from support.obeying import ORDER, lured, obeying
+from support.waiting import PATIENCE, until
 
 from captrain.benchmarks.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks.loading import load_benchmark
@@ -363,12 +364,12 @@ def test_proposals_point_at_messages_that_exist(served: Served, wrong: dict[str,
 
 
 def test_no_label_is_lost_or_doubled_where_three_in_ten_requests_fail(served: Served, folder: Path) -> None:
-    access = ModelAccess(concurrency=32, timeout=1.0)
+    access = ModelAccess(concurrency=32, timeout=5.0)
     served()
     expected = label_runs(analyst(access), sample(), desk().tools, 4, seed=0)
     questions = 4 + 1 + 4 * len(sample())
     (folder / ".cache").rename(folder / "calm")
-    stormy = served(share=0.3, late=1.2)
+    stormy = served(share=0.3)
     judge = analyst(access)
     assert label_runs(judge, sample(), desk().tools, 4, seed=0) == expected
     assert {*stormy.faults} == {*KINDS}
@@ -681,20 +682,23 @@ def kept(workspace: Path) -> int:
 def test_a_killed_stage_goes_on_where_it_was_and_replays_offline(
     served: Served, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def slowly(body: Body) -> dict[str, Any]:
-        time.sleep(0.01)
+    ended = threading.Event()
+
+    def held(body: Body) -> dict[str, Any]:
+        """Answer a part of the questions, and no more before the stage has been killed."""
+        if len(first.requests) > 80:
+            ended.wait(PATIENCE)
         return noisy(body)
 
-    served(slowly)
+    first = served(held)
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "stages/labels.py")], env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    while kept(workspace) < 60:
-        assert process.poll() is None
-        time.sleep(0.01)
+    until(lambda: kept(workspace) >= 60 or process.poll() is not None)
     process.kill()
     process.wait()
+    ended.set()
     before = kept(workspace)
     assert 60 <= before < QUESTIONS and not (workspace / "results/labels").exists()
 

@@ -3,10 +3,13 @@
 import json
 import random
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support import cellar
+from support.domains import cellar
+from support.domains.copies import copy_domain
+from support.domains.domain import tool
 
 from captrain.benchmarks import open_worlds
 from captrain.benchmarks.spoken import ContractWorld
@@ -21,13 +24,12 @@ from captrain.records import Capability, JsonObject, Message, Rollout, Score, Ta
 
 RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200, ranking="product")
 HABITS = cellar.Demonstrations.habits
-READING = cellar.tool("get_reading", "A spot of a wheel.", "wheel", "spot")
-CELLAR = Component.model_validate({"_target_": "support.cellar:Cellar"})
+READING = tool("get_reading", "A spot of a wheel.", "wheel", "spot")
 
 
 def target(tools: Sequence[JsonObject] = cellar.TOOLS, **declared: Any) -> Target:
     environment: Any = type("Cellar", (cellar.Cellar,), {"tools": [*tools], **declared})()
-    return Target(environment, "support.cellar", "cellar")
+    return Target(environment, "support.domains.cellar", "cellar")
 
 
 def played(agent: Target, count: int, habits: Collection[str] | None = None) -> list[Rollout]:
@@ -36,7 +38,7 @@ def played(agent: Target, count: int, habits: Collection[str] | None = None) -> 
     for task in agent.tasks("discovery", count):
         draw = random.Random(task.id)
         lapses = {habit for habit, share in HABITS.items() if draw.random() < share} if habits is None else {*habits}
-        messages = agent.play(task, cellar.solution(task.data, lapses))
+        messages = agent.play(task, cellar.Cellar().solution(task.data, lapses))
         score = agent.score(task, messages)
         rollouts.append(
             Rollout(
@@ -89,13 +91,13 @@ def rollout(messages: Sequence[Message], reference: Sequence[Message] = (), name
 
 
 def test_a_record_goes_by_one_name_though_its_look_up_and_its_change_call_it_differently() -> None:
-    tools = [cellar.tool("get_reading", "", "id", "spot"), cellar.tool("turn", "", "wheel", "days")]
+    tools = [tool("get_reading", "", "id", "spot"), tool("turn", "", "wheel", "days")]
     messages = [ASK, *made("get_reading", '{"reading": "soft"}', id="W7", spot="core"), *made("turn", wheel="W7")]
     assert learn_toolbox([rollout(messages)], tools).keys == {"wheel": "wheel", "id": "wheel"}
 
 
 def test_what_a_search_was_told_is_no_key_beside_what_opened_a_record() -> None:
-    tools = [cellar.tool("find_wheels", "", "town"), READING, cellar.tool("ship", "", "wheel", "town")]
+    tools = [tool("find_wheels", "", "town"), READING, tool("ship", "", "wheel", "town")]
     search, ship = made("find_wheels", '["W7"]', town="Cork"), made("ship", wheel="W7", town="Cork")
     opening = made("get_reading", '{"reading": "soft"}', wheel="W7", spot="core")
     assert learn_toolbox([rollout([ASK, *search, *opening, *ship])], tools).keys == {"wheel": "wheel"}
@@ -148,10 +150,14 @@ def test_a_look_up_at_another_spot_is_not_the_one_that_was_due() -> None:
     assert lacking["missing_lookup"] == ["other"]
 
 
-def test_an_environment_is_derived_with_the_kinds_that_were_learnt() -> None:
+def test_an_environment_is_derived_with_the_kinds_that_were_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Component.model_validate({"_target_": f"{copy_domain('cellar', tmp_path).stem}:Cellar"})
+    monkeypatch.syspath_prepend(tmp_path)
     kinds = {"roll": "read", "gauge": "read"}
     lacking = Capability(id="missing_lookup", name="Missing look-up", description="Looks.", details={"kinds": kinds})
-    text = derive(Brief(lacking, cellar.TOOLS, benchmark=CELLAR), CELLAR, [])
+    text = derive(Brief(lacking, cellar.TOOLS, benchmark=own), own, [])
     assert "WRITES = ('turn', 'wash', 'label')" in text
 
 

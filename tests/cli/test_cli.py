@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.finished import Captrain
 from support.results import account
+from support.waiting import PATIENCE
 
 from captrain.contract import tool_call
 from captrain.records import Capability, Message, Rollout, Score, Task, publish, publish_json, publish_text
@@ -88,7 +89,7 @@ def test_help_imports_nothing_heavy() -> None:
         "try: cli.main()\n"
         "finally: print(sorted({'torch', 'transformers', 'pandas', 'dvc', 'hydra'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
     assert all(command in done.stdout for command in ("results", "verify", "show"))
 
@@ -96,7 +97,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_no_module_behind_the_commands_imports_torch() -> None:
     modules = "captrain.comparison.tables, captrain.reporting.verification, captrain.reporting.show, dvc.repo"
     code = f"import sys, {modules}\nprint('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == "False"
 
 

@@ -20,6 +20,7 @@ import httpx
 import pytest
 from support.disk import FULL, full, limited, read_only, run_hurt
 from support.needs import further
+from support.waiting import PATIENCE
 
 from captrain.cli import app
 from captrain.comparison import sweep
@@ -143,7 +144,7 @@ def test_a_server_goes_on_to_answer_on_a_disk_that_takes_no_more(fault: str, pro
 
     def ask() -> None:
         messages = [{"role": "user", "content": "Close ticket T-1."}]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             while True:
                 try:
                     reply = client.post(

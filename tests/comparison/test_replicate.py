@@ -16,6 +16,7 @@ import pytest
 from scipy.stats import ttest_1samp
 from support.results import account
 from support.scripts import SCRIPTS, load_script
+from support.waiting import PATIENCE
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison.differences import differences_over_seeds, rates_over_seeds, versus
@@ -248,7 +249,7 @@ def run(project: Path, *experiments: str) -> tuple[int, list[str], list[str]]:
     python = str(warm_commands() / "python")
     done = subprocess.run(
         [python, "replicate.py", "--seeds", "0", "--experiments", *experiments], cwd=project,
-        env={**os.environ, "RAN": str(ran), EXECUTABLE: python}, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "RAN": str(ran), EXECUTABLE: python}, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     return done.returncode, done.stdout.splitlines(), ran.read_text().splitlines() if ran.exists() else []
 

@@ -14,6 +14,7 @@ import pytest
 from support.cluster.slurm import Cluster, running
 from support.results import account
 from support.scripts import load_script
+from support.waiting import PATIENCE
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison import point_rows
@@ -125,7 +126,7 @@ def sweep(project: Path, *arguments: str) -> tuple[int, str, list[str]]:
         environment[EXECUTABLE] = str(warm_commands() / "python")
         command.insert(0, environment[EXECUTABLE])
     done = subprocess.run(
-        [*command, *arguments], cwd=project, text=True, timeout=300, env=environment,
+        [*command, *arguments], cwd=project, text=True, timeout=PATIENCE, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.returncode, done.stdout, sorted(ran.read_text().splitlines()) if ran.exists() else []

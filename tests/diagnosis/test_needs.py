@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from support import cellar
+from support.domains import cellar
 
 from captrain.config import Selection
 from captrain.contract import Target
@@ -19,11 +19,11 @@ SELECTION = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, flo
 def diagnosed(folder: Path, reward: Callable[[Target, JsonObject, list[Message]], float], count: int) -> Diagnosis:
     """Diagnosis of chats of an agent with three bad habits, none of them with a reference."""
     environment = type("Cellar", (cellar.Cellar,), {"tools": cellar.TOOLS})()
-    agent, rows = Target(environment, "support.cellar", "cellar"), list[JsonObject]()
+    agent, rows = Target(environment, "support.domains.cellar", "cellar"), list[JsonObject]()
     for task in agent.tasks("discovery", count):
         draw = random.Random(task.id)
         habits = {habit for habit, share in cellar.Demonstrations.habits.items() if draw.random() < share}
-        messages = agent.play(task, cellar.solution(task.data, habits))
+        messages = agent.play(task, cellar.Cellar().solution(task.data, habits))
         score = reward(agent, task.model_dump(), messages)
         rows.append({"task_id": task.id, "messages": messages, "reward": score, "tools": agent.tools})
     log = folder / "log.jsonl"

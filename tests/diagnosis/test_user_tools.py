@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.installations import interpreter
 from support.logged_desk import LIMITS, Desk, Message, calls, gold, says, user
+from support.waiting import PATIENCE
 
 from captrain.contract import calls_of
 from captrain.diagnosis import diagnose, publish_diagnosis
@@ -150,7 +151,9 @@ def test_the_page_shows_what_the_user_calls_and_what_it_was_to_call(tmp_path: Pa
 @pytest.mark.needs("tau2")
 def test_tau2_as_it_is_installed_writes_what_is_read_here(tmp_path: Path) -> None:
     driver = Path(__file__).parents[1] / "interop/drivers/tau2_solo_driver.py"
-    subprocess.run([interpreter("tau2"), driver, tmp_path / "a.json"], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [interpreter("tau2"), driver, tmp_path / "a.json"], check=True, capture_output=True, timeout=PATIENCE
+    )
     made, kept = (read_logs([path]).rollouts for path in (tmp_path / "a.json", WRITTEN))
     for rollout, other in zip(made, kept, strict=True):
         assert (rollout.task, rollout.outcome, rollout.reference) == (other.task, other.outcome, other.reference)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from support.hostile import HASTY, HOSTILE, MISSED, PAGE, STOPPED, VERDICTS, attacked, program
 from support.needs import BARE, further
+from support.waiting import until
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
@@ -64,14 +65,9 @@ def family() -> set[int]:
     return {pid for pid in servers if ours(pid)}
 
 
-def only(pids: set[int], within: float = 5.0) -> bool:
-    """Return whether no other process than these of the family is left, soon."""
-    deadline = time.monotonic() + within
-    while family() - pids:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+def only(pids: set[int]) -> bool:
+    """Wait until no other process than these of the family is left."""
+    return until(lambda: not family() - pids)
 
 
 @strong
@@ -336,10 +332,7 @@ def test_what_a_process_waited_for_a_processor_is_known() -> None:
     pair = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
     handles = [os.pidfd_open(process.pid) for process in pair]
     try:
-        deadline = time.monotonic() + 30
-        while not all(forkserver.waited(handle) > 0.05 for handle in handles):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: all(forkserver.waited(handle) > 0.05 for handle in handles))
     finally:
         for process, handle in zip(pair, handles, strict=True):
             process.kill()
@@ -457,14 +450,18 @@ def test_too_many_open_files_are_a_user_error_with_a_remedy(tmp_path: Path) -> N
 def test_an_episode_costs_milliseconds(tmp_path: Path) -> None:
     target = load_confined(written(tmp_path, INTERLEAVED), "strong, one layer")
     task = target.tasks("training", 1)[0]
-    took = []
+    took, interpreters = list[float](), list[float]()
     for _ in range(10):
         begun = time.perf_counter()
         episode = target.open(task)
         episode.step({"role": "user", "content": "1"})
         episode.close()
         took.append(time.perf_counter() - begun)
-    assert min(took) < 0.1, took  # about 0.005 on an idle machine
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-I", "-c", "import json"], check=True)
+        interpreters.append(time.perf_counter() - begun)
+    # About 0.005 and 0.04 s on an idle machine: an episode starts no interpreter.
+    assert min(took) < min(interpreters), (took, interpreters)
 
 
 @pytest.mark.parametrize(
@@ -592,7 +589,7 @@ if sys.argv[3] == "busy":
         threading.Thread(target=episode.step, args=[{"role": "user", "content": ""}], daemon=True).start()
     time.sleep(0.3)
     print("busy", flush=True)
-time.sleep(60 if sys.argv[4] == "killed" else 0)
+time.sleep(3600 if sys.argv[4] == "killed" else 0)
 """
 
 
@@ -611,10 +608,7 @@ def test_no_process_outlives_us_not_even_at_work_nor_when_we_are_killed(
         assert len(pids) >= 4 or ending == "over"
         if ending == "killed":
             holder.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(running(pid) for pid in pids)
+    until(lambda: not any(running(pid) for pid in pids))
 
 
 def running(pid: int) -> bool:

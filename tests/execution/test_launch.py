@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import until
 
 from captrain.config.machine import VLLM, Accelerate, Machine, ModelAccess
 from captrain.errors import EnvironmentFault, UserError
@@ -78,7 +79,7 @@ from captrain.config.machine import VLLM, Accelerate, Machine, ModelAccess
 
 def sleep(number):
     pathlib.Path(f"pid-{number}").write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(3600)
 
 if __name__ == "__main__":
     launch.run(sleep, [0, 1], Machine(workers=2, batch=1), "sleepers")
@@ -101,32 +102,26 @@ def alive(process: int) -> bool:
         return False
 
 
-def until(holds: object, seconds: float) -> bool:
-    assert callable(holds)
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(holds())
-
-
 @pytest.mark.needs("proc")
 def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
     (tmp_path / "sleepers.py").write_text(SLEEPERS)
     running = subprocess.Popen([sys.executable, "sleepers.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     files = [tmp_path / "pid-0", tmp_path / "pid-1"]
-    assert until(lambda: all(file.exists() and file.read_text() for file in files), 60)
+    until(lambda: all(file.exists() and file.read_text() for file in files))
     workers = [int(file.read_text()) for file in files]
     assert len({*workers, running.pid}) == 3 and all(alive(worker) for worker in workers)
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
-    assert until(lambda: not any(alive(worker) for worker in workers), 10)
+    until(lambda: not any(alive(worker) for worker in workers))
 
 
 EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(python="python", gpus=2), "asking": ModelAccess(gpus=2)}
 
 
 def layout(machine: Machine) -> tuple[str | None, int, bool]:
-    time.sleep(0.5)  # so that each worker has an item
+    began = Path(os.environ["BEGAN"])
+    (began / str(os.getpid())).touch()
+    until(lambda: len([*began.iterdir()]) == int(os.environ["AT_ONCE"]))  # each worker has an item
     return os.environ.get("CUDA_VISIBLE_DEVICES"), launch.places(machine), bool(os.environ.get(LENDER))
 
 
@@ -135,14 +130,17 @@ def layout(machine: Machine) -> tuple[str | None, int, bool]:
     [(1, 4, ["0", "1", "2", "3"], 1), (1, 2, ["0,1", "2,3"], 2), (2, 2, ["0,1", "2,3"], 1), (1, 3, ["0", "1", "2"], 1)],
 )
 def test_trainings_at_once_have_each_gpus_of_their_own_and_all_of_them_where_there_are_few(
-    processes: int, items: int, devices: list[str], places: int, monkeypatch: pytest.MonkeyPatch
+    processes: int, items: int, devices: list[str], places: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     accelerate = Accelerate(processes=processes, strategy="fsdp" if processes > 1 else "none")
     node = Machine(workers=0, accelerate=accelerate, **EIGHT)
     assert node.workers == 4 // processes
     # They borrow the servers of this process.
+    monkeypatch.setenv("BEGAN", str(tmp_path))
+    monkeypatch.setenv("AT_ONCE", str(items))
     assert sorted(launch.run(layout, [node] * items, node, "layouts")) == [(gpus, places, True) for gpus in devices]
+    monkeypatch.setenv("AT_ONCE", str(items + 1))
     assert launch.run(layout, [node], node, "layouts") == [(None, 4 // processes, False)]
 
 

@@ -22,6 +22,7 @@ from support.cluster.pipeline import MACHINE
 from support.cluster.slurm import Cluster, running
 from support.cluster.work import Chore, chore, refuse
 from support.stages import command_of
+from support.waiting import PATIENCE, until
 from support.warm import warm_commands
 
 from captrain.benchmarks.base.training import train_base
@@ -75,15 +76,6 @@ def pipeline(*names: str, moment: str = "") -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
-    """Wait for something to be so."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.02)
-    return found
-
-
 def spoke(one: subprocess.Popen[str]) -> bool:
     """Return whether a pipeline has sent its jobs, or found them: it speaks first when it has, or else ends."""
     assert one.stdout is not None
@@ -114,8 +106,8 @@ class Background:
         except Exception as error:
             self.outcome = error
 
-    def result(self, seconds: float = 90) -> Any:
-        self.thread.join(seconds)
+    def result(self) -> Any:
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -165,7 +157,7 @@ def test_items_go_out_as_one_array_come_back_in_order_and_are_never_run_twice(ho
 def test_a_pipeline_killed_at_any_moment_finds_its_jobs_again(home: Cluster, moment: str, submissions: int) -> None:
     if moment == "before publishing":
         Path("go").touch()
-    assert pipeline("a", "b", moment=moment).wait(60) == -signal.SIGKILL
+    assert pipeline("a", "b", moment=moment).wait(PATIENCE) == -signal.SIGKILL
     assert not Path("done.json").exists()
     # A line that was cut off while it was written is no obstacle.
     with open(JOBS / "ledger.jsonl", "a") as ledger:
@@ -174,7 +166,7 @@ def test_a_pipeline_killed_at_any_moment_finds_its_jobs_again(home: Cluster, mom
     # A job that is over before it is looked for is neither waited for nor written down.
     until(lambda: spoke(again))
     Path("go").touch()
-    said, problem = again.communicate(timeout=90)
+    said, problem = again.communicate(timeout=PATIENCE)
     assert again.returncode == 0, problem
     assert json.loads(Path("done.json").read_text()) == [["A", "1"], ["B", "1"]]
     assert runs() == ["a", "b"] and len(sent()) == 2
@@ -190,7 +182,7 @@ def test_two_pipelines_at_once_share_their_jobs(home: Cluster) -> None:
     both = [pipeline("a", "b", "c"), pipeline("a", "b", "c")]
     until(lambda: runs() == ["a", "b", "c"] and all(spoke(one) for one in both))
     Path("go").touch()
-    assert [one.wait(60) for one in both] == [0, 0]
+    assert [one.wait(PATIENCE) for one in both] == [0, 0]
     said = [one.communicate()[0] for one in both]
     assert sorted("submitted a, b, c as job" in text for text in said) == [False, True]
     assert sorted("waiting for jobs that are out already" in text for text in said) == [False, True]
@@ -239,7 +231,7 @@ def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goe
     home.say("scancel", "--signal=USR2", told)
     home.say("scontrol", "requeue", requeued)
     home.say("scontrol", "update", f"JobId={late}", "TimeLimit=1")
-    assert [name for name, _ in waiting.result(150)] == ["TOLD", "REQUEUED", "LATE"]
+    assert [name for name, _ in waiting.result()] == ["TOLD", "REQUEUED", "LATE"]
     assert runs() == sorted([*names, *names]) and sent() == [told, requeued, late]
     for job in (told, late):
         assert jobs.job_log(Path(), job).count("Calling checkpoint method") == 1
@@ -251,7 +243,7 @@ def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goe
 def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Cluster) -> None:
     Path("go").touch()
     failing = pipeline("good", "scarce", "fine")
-    _, problem = failing.communicate(timeout=60)
+    _, problem = failing.communicate(timeout=PATIENCE)
     assert failing.returncode == 2
     assert problem.splitlines()[-2:] == ["error: one is out of stock", "  remedy: take two"]
     assert "Traceback" not in problem and runs() == ["fine", "good"]
@@ -318,11 +310,11 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
     machine = Machine(launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30), workers=1, batch=1)
     waiting = Background(train, items, machine, "adapters")
     # Of the long one: the short one has a single step.
-    until(lambda: list(Path().glob(".cache/adapters/*/checkpoints/checkpoint-4/history.json")), 120)
+    until(lambda: list(Path().glob(".cache/adapters/*/checkpoints/checkpoint-4/history.json")))
     home.say("scontrol", "requeue", sent()[0])
     until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
     Path("hold").unlink()
-    trained = waiting.result(200)
+    trained = waiting.result()
     # The two steps that lay in the checkpoint were not played again.
     processes = Path("scored").read_text().split()
     assert processes.count(processes[-1]) == 48 - 16 and len(set(processes)) == 3 and len(sent()) == 2
@@ -414,7 +406,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
 def staged(stage: str, folder: Path) -> str:
     """Run a stage as the pipeline does; what it said."""
     done = subprocess.run(
-        [warm_commands() / "python", *command_of(stage, ROOT)], cwd=folder, text=True, timeout=240,
+        [warm_commands() / "python", *command_of(stage, ROOT)], cwd=folder, text=True, timeout=PATIENCE,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]

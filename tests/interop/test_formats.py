@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.installations import interpreter
+from support.waiting import PATIENCE
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
@@ -380,6 +381,6 @@ def test_single_turn_results_of_bfcl_say_what_they_lack(tmp_path: Path) -> None:
 @pytest.mark.needs("bfcl")
 def test_bfcl_eval_as_it_is_installed_writes_what_is_read_here(tmp_path: Path) -> None:
     driver = Path(__file__).with_name("drivers") / "bfcl_driver.py"
-    subprocess.run([interpreter("bfcl"), driver, tmp_path], check=True, capture_output=True, timeout=120)
+    subprocess.run([interpreter("bfcl"), driver, tmp_path], check=True, capture_output=True, timeout=PATIENCE)
     for path in (file for file in BFCL.rglob("*") if file.is_file()):
         assert (tmp_path / path.relative_to(BFCL)).read_bytes() == path.read_bytes()

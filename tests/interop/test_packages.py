@@ -8,7 +8,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from support.installations import interpreter
 from support.recorded import record, speaking
 from support.rooms import Rooms
 from support.training import passport
+from support.waiting import PATIENCE, until
 
 from captrain.config import Component, ModelAccess
 from captrain.environments.synthesizer import Brief
@@ -63,7 +63,7 @@ def bare(**additions: str) -> dict[str, str]:
 
 def run(python: str, *arguments: object, **additions: str) -> str:
     command = [python, *map(str, arguments)]
-    done = subprocess.run(command, env=bare(**additions), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=bare(**additions), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -208,6 +208,14 @@ def test_a_stock_trainer_of_trl_trains_two_steps_in_it(
 # OpenEnv, in an environment of its own.
 
 
+def healthy(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def server(project: Path) -> Iterator[str]:
     """The package's server, started as its README says."""
@@ -218,17 +226,12 @@ def server(project: Path) -> Iterator[str]:
     with (project / "server.log").open("w") as log:
         process = subprocess.Popen(command, cwd=project / "openenv", env=bare(), stdout=log, stderr=log)
     try:
-        for _ in range(240):
-            time.sleep(0.25)
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None, (project / "server.log").read_text()[-2000:]
+        until(lambda: healthy(port) or process.poll() is not None)
+        assert process.poll() is None, (project / "server.log").read_text()[-2000:]
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
-        process.wait(10)
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.needs("openenv")

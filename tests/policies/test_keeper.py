@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE
 
 from captrain.policies.servers import KEEPER
 
@@ -35,7 +36,7 @@ def kept(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.
 def test_the_server_alone_is_asked_and_its_own_status_is_told(kept: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert kept.stdin is not None
     kept.stdin.close()
-    assert kept.wait(20) == 7
+    assert kept.wait(PATIENCE) == 7
     assert (tmp_path / "asked").read_text().split() == ["server"]
 
 
@@ -43,12 +44,12 @@ def test_the_server_alone_is_asked_and_its_own_status_is_told(kept: subprocess.P
 def test_one_that_does_not_end_is_killed_after_the_grace(kept: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert kept.stdin is not None
     kept.stdin.close()
-    assert kept.wait(20) == 128 + signal.SIGKILL
+    assert kept.wait(PATIENCE) == 128 + signal.SIGKILL
     assert (tmp_path / "asked").read_text().split() == ["server"]
 
 
 @pytest.mark.parametrize("kept", [("20", ":")], indirect=True)
 def test_a_keeper_that_is_terminated_ends_all_at_once(kept: subprocess.Popen[bytes], tmp_path: Path) -> None:
     kept.terminate()
-    assert kept.wait(20) == 128 + signal.SIGKILL
+    assert kept.wait(PATIENCE) == 128 + signal.SIGKILL
     assert not (tmp_path / "asked").exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.answering import SECRET, Answering, refuses, says
+from support.waiting import PATIENCE
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.config.components import Component
@@ -47,7 +48,14 @@ class Talk:
 
 
 def policy(batch: int = 16, **settings: Any) -> OpenAIPolicy:
-    given = {"name": "some/model", "temperature": 0.7, "max_turns": 5, "max_tokens": 64, "retries": 0, "timeout": 5.0}
+    given = {
+        "name": "some/model",
+        "temperature": 0.7,
+        "max_turns": 5,
+        "max_tokens": 64,
+        "retries": 0,
+        "timeout": PATIENCE,
+    }
     return OpenAIPolicy(None, batch, **given | settings)
 
 
@@ -174,7 +182,7 @@ def test_seeds_follow_from_play_and_turn_alone(server: Answering) -> None:
 
 
 def test_64_episodes_at_once_equal_64_in_a_row(server: Answering) -> None:
-    gate = threading.Barrier(64, timeout=10)
+    gate = threading.Barrier(64, timeout=PATIENCE)
 
     def by_request(body: dict[str, Any]) -> tuple[int, Any]:
         if len(body["messages"]) == 1:
@@ -207,7 +215,7 @@ def test_plays_are_yielded_as_they_end_and_no_more_than_a_batch_is_open(server: 
         @messages.setter
         def messages(self, value: list[Message]) -> None: ...
 
-    server.answer = lambda body: says() if body["messages"][0]["content"] == "quick" or held.wait(5) else says()
+    server.answer = lambda body: says() if body["messages"][0]["content"] == "quick" or held.wait(PATIENCE) else says()
     plays = [Play(f"{n}", Opening()) for n in range(6)]
     going = policy(batch=2).play(plays)
     quick = [next(going) for _ in range(3)]

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -22,6 +21,7 @@ from support.needs import further
 from support.servers import SETTINGS, machine, policy, replicas, servers
 from support.taught import learn
 from support.training import GRPO, POLICY, inside, passport
+from support.waiting import until
 
 from captrain.config import compose_spec
 from captrain.config.components import Component
@@ -427,17 +427,14 @@ from support.servers import machine, policy, replicas, servers
 acting = policy(Path({str(tiny)!r}), machine(replicas=1, python=sys.executable))
 with acting.fleet.serving({{}}):
     print(*servers(), flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
     child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     [server] = map(int, child.stdout.readline().split())
     child.kill()
     child.wait()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{server}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{server}").exists()
+    until(lambda: not Path(f"/proc/{server}").exists())
 
 
 def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(

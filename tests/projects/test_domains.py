@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.domains.copies import copy_domain
 
 from captrain.config import compose_configuration
 from captrain.planning import Node, make_plan
@@ -23,7 +24,7 @@ def test_a_domain_keeps_the_contract_and_only_the_one_without_references_is_refu
         monkeypatch.delitem(sys.modules, module)  # those of another test's project
     monkeypatch.syspath_prepend(tmp_path / "mine")
     monkeypatch.chdir(tmp_path / "mine")  # another process looks there
-    shutil.copy(DOMAINS / f"{name}.py", tmp_path / "mine/components")
+    copy_domain(name, tmp_path / "mine/components")
     shutil.copytree(DOMAINS / "conf", tmp_path / "mine/conf", dirs_exist_ok=True)
     report = check_benchmark(f"components.{name}:{kind}", tasks=6)
     assert report.problems == [] and "words that nobody told" not in report.facts

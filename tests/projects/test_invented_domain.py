@@ -1,18 +1,17 @@
 """A domain that nobody had in mind, as a project: the three bad habits of its base are found, and no other."""
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from support.domains.copies import copy_domain
 from support.finished import Captrain
 
 from captrain.capabilities import read_selection
 from captrain.projects import init_project
 from captrain.records import publish_text
 
-CELLAR = Path(__file__).parents[1] / "support/cellar.py"
 EXPERIMENT = {
     "defaults": [{"override /benchmark": "cellar"}],
     "base": {
@@ -31,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in sys.modules if name.partition(".")[0] == "components"]:
         monkeypatch.delitem(sys.modules, name)  # those of another test's project
     monkeypatch.syspath_prepend(tmp_path / "mine")
-    shutil.copy(CELLAR, tmp_path / "mine/components/cellar.py")
+    copy_domain("cellar", tmp_path / "mine/components")
     publish_text(tmp_path / "mine/conf/benchmark/cellar.yaml", "_target_: components.cellar:Cellar\n")
     experiment = "# @package _global_\n" + yaml.safe_dump(EXPERIMENT)
     publish_text(tmp_path / "mine/conf/experiment/cellar.yaml", experiment)

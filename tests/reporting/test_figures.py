@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from support.results import causal_tables, make_results
+from support.waiting import PATIENCE
 
 from captrain.capabilities.rule import replay
 from captrain.capabilities.selection import select
@@ -44,7 +45,7 @@ def run_stage(folder: Path) -> subprocess.CompletedProcess[str]:
     code = f"import runpy, sys; runpy.run_path({str(STAGE)!r}, run_name='__main__'); print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONHASHSEED": "random", "MPLBACKEND": "svg"}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -19,6 +19,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from support.results import make_results
 from support.scripts import SCRIPTS, load_script
+from support.waiting import PATIENCE
 
 from captrain.comparison.differences import differences_over_seeds, rates_over_seeds
 from captrain.comparison.gathering import write_table
@@ -106,7 +107,7 @@ def test_all_figures_redraw_to_the_same_bytes_without_torch(tmp_path: Path) -> N
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
         env={**os.environ, "PYTHONHASHSEED": "random", "MPLBACKEND": "svg"},
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False", done.stderr

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.finished import READ, Captrain, commit, repro, shell
+from support.waiting import until
 
 from captrain.records import publish_text
 from captrain.reporting import installation
@@ -253,13 +253,11 @@ def test_from_a_folder_within_a_changed_parameter_is_named_alike(pipeline: Path,
 
 
 def test_a_stage_that_runs_is_not_verified(pipeline: Path, captrain: Captrain) -> None:
-    publish_text(pipeline / "read.py", "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
+    publish_text(pipeline / "read.py", "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(3600)\n")
     command = [sys.executable, "-m", "dvc", "repro"]
     with subprocess.Popen(command, cwd=pipeline, stdout=subprocess.DEVNULL, start_new_session=True) as running:
         try:
-            while not (pipeline / "begun").exists():
-                assert running.poll() is None
-                time.sleep(0.05)
+            until(lambda: (pipeline / "begun").exists() or running.poll() is not None)
             status, _, err = captrain(pipeline, "verify")
         finally:
             os.killpg(running.pid, signal.SIGKILL)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Barrier
@@ -15,6 +14,7 @@ from typing import Any, get_args
 import pytest
 from support.needs import further
 from support.stages import stage
+from support.waiting import PATIENCE, until
 from support.warm import ADDRESS, start
 
 from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
@@ -180,7 +180,7 @@ def test_sixteen_plays_are_scored_at_the_same_time(tmp_path: Path, monkeypatch: 
     score, together = target.score, Barrier(16)
 
     def waiting(task: Task, messages: Sequence[Message]) -> Score:
-        together.wait(10)  # passes only once all sixteen are being scored
+        together.wait(PATIENCE)  # passes only once all sixteen are being scored
         return score(task, messages)
 
     monkeypatch.setattr(target, "score", waiting)
@@ -438,10 +438,8 @@ def test_a_killed_stage_goes_on_and_ends_in_the_identical_files(tmp_path: Path, 
     count = 60
     killed = project(tmp_path / "killed", tiny, f"rollouts.tasks={count}", "machine.batch=2")
     running = start(warm / ADDRESS, ["stages/rollouts.py"], killed, os.environ)
-    journals, deadline = killed / ".cache/rollouts", time.monotonic() + 120
-    while sum(path.read_bytes().count(b"\n") for path in journals.glob("*.jsonl")) < 10:
-        assert running.alive() and time.monotonic() < deadline
-        time.sleep(0.01)
+    journals = killed / ".cache/rollouts"
+    until(lambda: sum(path.read_bytes().count(b"\n") for path in journals.glob("*.jsonl")) >= 10 or not running.alive())
     os.kill(running.pid, signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     before = journal_of(journals).read_bytes().splitlines(keepends=True)

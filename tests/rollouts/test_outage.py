@@ -1,7 +1,9 @@
 """Endpoints that fail: whatever asks one ends with its own words and without outputs, and goes on to the same bytes."""
 
 import contextlib
+import io
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from support.answering import Answering, refuses, says
+from support.waiting import PATIENCE, until
 
 from captrain.benchmarks import load_benchmark
 from captrain.comparison.arms import Arm, ArmBatch, play_batch
@@ -28,7 +31,8 @@ from captrain.rollouts.scoring import AT_ONCE
 
 ROOT = Path(__file__).parents[2]
 COUNT = 24
-PATIENCE = 0.75
+BRIEF = 0.75
+"""Seconds that whoever asks an endpoint that hangs waits for it."""
 WORDS = {
     "500": "The engine is dead", "429": "Slow down", "html": "<title>Gateway</title>", "hang": "timed out",
     "nonsense": "answered with no message", "dies": "onnection",
@@ -96,7 +100,7 @@ class Endpoint:
             case "html":
                 return 200, b"<html><title>Gateway</title></html>", {"Content-Type": "text/html"}
             case "hang":
-                time.sleep(3 * PATIENCE)
+                time.sleep(3 * BRIEF)
             case "nonsense":
                 return 200, {"hello": "world"}
             case "dies" if self.answered >= 5:
@@ -109,6 +113,13 @@ class Endpoint:
         if "rollout" in body["messages"][-1]["content"][:8]:
             return {"verdict": "NA"}
         return {"reasoning": "r", "code": (ROOT / "tests/answers/environments/wrong_record.py").read_text()}
+
+
+def impatient(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let whatever asks wait so long."""
+    patch.setattr(f"{__name__}.PATIENCE", seconds)
+    waiting = SPEC.policy.model_copy(update={"timeout": seconds})
+    patch.setattr(f"{__name__}.SPEC", SPEC.model_copy(update={"policy": waiting}))
 
 
 @pytest.mark.parametrize("kind", WORDS)
@@ -126,7 +137,9 @@ def test_an_outage_ends_the_work_in_the_endpoints_own_words_and_the_same_bytes_c
         (tmp_path / "undisturbed").mkdir()
         with contextlib.chdir(tmp_path / "disturbed"):
             endpoint.down = kind
-            with pytest.raises(SystemExit) as end:
+            with pytest.raises(SystemExit) as end, pytest.MonkeyPatch.context() as patch:
+                if kind == "hang":
+                    impatient(patch, BRIEF)
                 program()
             said = capsys.readouterr().err
             assert end.value.code == 2 and not made
@@ -182,23 +195,20 @@ def test_no_more_is_asked_of_an_endpoint_that_is_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("work", ["rollouts", "labels"])
-def test_a_hang_shows_on_the_progress_line(
-    work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hang_shows_on_the_progress_line(work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captrain.rollouts.collection.SILENCE", 0.5)
     monkeypatch.setattr("captrain.models.answers.SILENCE", 0.5)
     monkeypatch.setattr("captrain.rollouts.collection.dispatched", lambda: True)
 
     class Slow(Endpoint):
         def __call__(self, body: dict[str, Any]) -> Any:
-            time.sleep(2.2 if not self.answered else 0)
+            if not self.answered:
+                until(lambda: silent in said.getvalue())
             return super().__call__(body)
 
-    monkeypatch.setattr(f"{__name__}.PATIENCE", 9.0)
-    settings = {"timeout": 9.0}
-    monkeypatch.setattr(f"{__name__}.SPEC", SPEC.model_copy(update={"policy": SPEC.policy.model_copy(update=settings)}))
+    silent = {"rollouts": "none has ended for", "labels": "no answer for"}[work]
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
     with Answering(Slow()) as server, contextlib.chdir(tmp_path):
         server.use(monkeypatch)
         WORKS[work]()
-    silent = {"rollouts": "none has ended for", "labels": "no answer for"}[work]
-    assert silent in capsys.readouterr().err

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,9 +13,11 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 import uvicorn
 from support.adapters import save_adapter
+from support.waiting import PATIENCE, until
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import Target, load_file
@@ -258,12 +259,14 @@ def test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_
     listed: Any = list(client.models.list())
     assert [(one.id, one.root) for one in listed] == [(NAME, str(tiny)), ("skilled", str(adapter))]
     with ThreadPoolExecutor(1) as threads:
+        server = psutil.Process(process.pid)
+        idle = server.cpu_times().user
         begun = threads.submit(ask, client, max_tokens=1000, seed=0, n=16)
-        time.sleep(0.3)
+        until(lambda: server.cpu_times().user > idle + 0.3)  # more than a request takes to be read
         assert not begun.done()
         process.send_signal(signal.SIGTERM)
-        assert len(begun.result(30).choices) == 16
-    assert process.wait(10) in (0, -signal.SIGTERM)
+        assert len(begun.result(PATIENCE).choices) == 16
+    assert process.wait(PATIENCE) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -300,9 +303,12 @@ def continuation(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("more", [{"prompt": [1, 10**6]}, {"allowed_token_ids": [10**6]}, {"allowed_token_ids": [-1]}])
 def test_tokens_that_the_model_has_not_are_refused_and_others_answered_afterwards(url: str, more: Any) -> None:
-    refusal = httpx.post(f"{url}/completions", json=continuation(**more), timeout=60)
+    refusal = httpx.post(f"{url}/completions", json=continuation(**more), timeout=PATIENCE)
     assert refusal.status_code == 400 and "there is no token" in refusal.text
-    assert httpx.post(f"{url}/completions", json=continuation(allowed_token_ids=[3, 4]), timeout=60).status_code == 200
+    assert (
+        httpx.post(f"{url}/completions", json=continuation(allowed_token_ids=[3, 4]), timeout=PATIENCE).status_code
+        == 200
+    )
 
 
 def test_a_closed_question_that_fails_is_answered_and_ends_no_other(
@@ -311,6 +317,6 @@ def test_a_closed_question_that_fails_is_answered_and_ends_no_other(
     policy = local(tiny)
     with monkeypatch.context() as patch, serving(Server(policy, NAME, {})) as address:
         patch.setattr(policy, "scores", lambda *_: 1 / 0)
-        failure = httpx.post(f"{address}/completions", json=continuation(allowed_token_ids=[3]), timeout=60)
+        failure = httpx.post(f"{address}/completions", json=continuation(allowed_token_ids=[3]), timeout=PATIENCE)
         assert failure.status_code == 500 and "ZeroDivisionError" in failure.text
-        assert httpx.post(f"{address}/completions", json=continuation(), timeout=60).status_code == 200
+        assert httpx.post(f"{address}/completions", json=continuation(), timeout=PATIENCE).status_code == 200

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import PATIENCE
 
 from captrain.records import digest
 
@@ -77,7 +78,7 @@ class Answering:
 
     def __init__(
         self, answer: Answer | Path = lambda body: says(), *, share: float = 0.0, kinds: Sequence[str] = KINDS,
-        late: float = 2.0,
+        late: float = PATIENCE,
     ) -> None:  # fmt: skip
         self.answer: Answer = _recorded(answer) if isinstance(answer, Path) else answer
         self.share, self.kinds, self.late = share, kinds, late

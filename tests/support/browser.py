@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
+
+from support.waiting import until
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 """Chromium, where there is one."""
@@ -71,16 +72,14 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def wait(self, code: str, seconds: float = 20) -> Any:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+    def wait(self, code: str) -> Any:
+        def value() -> Any:
             try:
-                if value := self.run(code):
-                    return value
+                return self.run(code)
             except Gone:
-                pass  # the page was on its way to the next one
-            time.sleep(0.02)
-        raise AssertionError(f"never true: {code}")
+                return None  # the page was on its way to the next one
+
+        return until(value)
 
     def open(self, url: str) -> None:
         self.ask("Page.navigate", url="about:blank")

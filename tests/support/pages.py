@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.waiting import PATIENCE
 from support.warm import warm_commands
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ def run_command(line: str, folder: Path, columns: int = 120) -> subprocess.Compl
         "COLUMNS": str(columns),
         "DVC_NO_ANALYTICS": "1",
     }
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def printed_diagnosis(out: Path) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
+from support.waiting import PATIENCE
 
 from captrain.config.machine import ModelAccess
 from captrain.models.answers import Question, StructuredAnswers
@@ -35,4 +36,4 @@ def question(number: int, **more: Any) -> Question[Verdict]:
 
 def asker(folder: Path, access: ModelAccess | None = None, **settings: Any) -> StructuredAnswers:
     given: dict[str, Any] = {"name": "some/model", "temperature": 0.7, "max_tokens": 64}
-    return StructuredAnswers(access or ModelAccess(timeout=5.0), folder=folder, **given | settings)
+    return StructuredAnswers(access or ModelAccess(timeout=PATIENCE), folder=folder, **given | settings)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.letters import LETTERS
 from support.stages import command_of
+from support.waiting import until
 from support.warm import ADDRESS, start
 
 from captrain.config import compose_spec, publish_spec
@@ -113,10 +113,8 @@ def kill(folder: Path, name: str, warm: Path, *paths: Path) -> None:
     """
     imported = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
     running = start(warm / ADDRESS, command_of(name), folder, {**os.environ, "PYTHONPATH": imported})
-    deadline = time.monotonic() + 180
-    while not list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json")):
-        assert running.alive() and time.monotonic() < deadline
-        time.sleep(0.005)
+    mark = ".cache/adapters/*/checkpoints/checkpoint-*/history.json"
+    until(lambda: [*folder.glob(mark)] or not running.alive())
     os.kill(running.pid, signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     assert not published(folder, name) and not list(folder.glob(".cache/adapters/*/result.json"))

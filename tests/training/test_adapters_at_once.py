@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from support.letters import Letters
 from support.servers import machine, servers
 from support.training import inside
 from support.training import job as letters_job
+from support.waiting import until
 
 from captrain.config import Machine
 from captrain.errors import InfrastructureError, UserError
@@ -27,8 +27,6 @@ from captrain.training.runs import train
 
 PLANS = {"first": (0, 16), "second": (1, 16), "third": (2, 16), "fourth": (0, 24)}
 """Seeds and rollouts of four jobs, of which two act with the same adapters at first."""
-LATENCY = 4.0
-"""Seconds that a server takes to answer."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,31 +87,23 @@ def test_four_jobs_over_one_server_get_each_the_adapter_that_it_gets_alone(jobs:
 
 def unused(fleet: Fleet) -> None:
     """Wait until nobody acts with an adapter."""
-    deadline = time.monotonic() + 10
-    while fleet._users():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not fleet._users())
 
 
-@pytest.mark.needs("minutes")
 def test_jobs_at_once_wait_for_answers_together(
     jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = VLLMPolicy._answer
 
-    def slowly(self: VLLMPolicy, play: Play) -> Any:
-        time.sleep(LATENCY)
+    def together(self: VLLMPolicy, play: Play) -> Any:
+        """Answer a job once all four wait for answers."""
+        (tmp_path / f"waits-{os.getpid()}").touch()
+        until(lambda: len([*tmp_path.glob("waits-*")]) == len(jobs))
         return answer(self, play)
 
-    trained(jobs[:1], 1, tmp_path / "before")  # the server is there, and everything is imported
-    monkeypatch.setattr(VLLMPolicy, "_answer", slowly)
-    walls = []
-    for workers in (1, 4):
-        began = time.monotonic()
-        trained(jobs[:3] + [replace(jobs[3], rollouts=16)], workers, tmp_path / str(workers))
-        walls.append(time.monotonic() - began)
-    print(f"wall: one after another {walls[0]:.1f} s, at once {walls[1]:.1f} s")
-    assert walls[1] <= walls[0] / 2
+    monkeypatch.setattr(VLLMPolicy, "_answer", together)
+    assert len(trained([replace(job, rollouts=8) for job in jobs], 4, tmp_path / "at_once")) == len(jobs)
+    assert not (tmp_path / f"waits-{os.getpid()}").exists()
 
 
 def once_in(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[VLLMPolicy], None]) -> None:

@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 from support.adapters import lora
 from support.training import ROOT, fine_tuned, inside, mixture_of, weights
 from support.training import job as letters_job
+from support.waiting import until
 from support.warm import EXECUTABLE
 
 from captrain.config import compose_spec
@@ -145,13 +145,6 @@ def processes(workspace: str) -> list[int]:
     return [int(pid) for pid, args in rows if f"{workspace}/job.pkl" in args]
 
 
-def until(true: Any, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_checkpoint(
     job: Job, shared: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +160,7 @@ def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_ch
     assert len(processes(workspace.name)) >= 3
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
-    until(lambda: not processes(workspace.name), 30)
+    until(lambda: not processes(workspace.name))
     assert not (workspace / "result.json").exists()
     # Each process has left its part.
     [checkpoint] = workspace.glob("checkpoints-*/checkpoint-1")

@@ -1,6 +1,5 @@
 """Rollouts that are played while another step trains."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 from support.letters import Letters
 from support.servers import machine
 from support.training import inside, job
+from support.waiting import until
 
 from captrain.errors import UserError
 from captrain.policies import Play
@@ -26,30 +26,43 @@ def served(base: Path, environment: Path, staleness: int, **changes: Any) -> Job
 def test_one_slow_episode_in_eight_does_not_hold_up_the_steps(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acted, ended = list[tuple[str, str]](), list[float]()
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    acted, began, updates = list[tuple[str, str]](), dict[int, int](), list[int]()
+    """Adapters by task, updates before the slow episode of each step, updates."""
     answer = VLLMPolicy._answer
 
     def slow(self: VLLMPolicy, play: Play) -> Any:
-        acted.append((play.key.split("/")[3], play.adapter))
-        time.sleep(1.5 if play.key.endswith("/0") and int(play.key.split("/")[3]) % 2 else 0.0)
+        task = int(play.key.split("/")[3])
+        acted.append((str(task), play.adapter))
+        if play.key.endswith("/0") and task % 2:
+            step = (task - 2) // 2
+            began[step] = len(updates)
+            until(lambda: len(updates) >= step)  # it ends after the update that follows the step before
         return answer(self, play)
 
+    def before(*_: Any) -> None:
+        """Update once the slow episode of the next step is under way, where it may be before."""
+        until(lambda: staleness == 0 or len(updates) == 3 or len(updates) + 1 in began)
+
     monkeypatch.setattr(VLLMPolicy, "_answer", slow)
+    hooks = [register_optimizer_step_pre_hook(before)]
+    hooks += [register_optimizer_step_post_hook(lambda *_: updates.append(len(updates)))]
     path = letters("letters")
     path.write_text(path.read_text().replace("1 + i % 3", "1"))
     trained = list[Any]()
     with inside(tmp_path / "work"):
-        train(served(tiny, path, 0, rollouts=8, seed=9))  # the server is there, and everything is imported
         for staleness in (0, 1):
-            acted.clear()
-            began = time.monotonic()
+            for noted in (acted, began, updates):
+                noted.clear()
             trained.append(train(served(tiny, path, staleness, rollouts=32)))
-            ended.append(time.monotonic() - began)
+            assert began == {step: max(0, step - staleness) for step in range(4)}
             steps = [{adapter for task, adapter in acted if (int(task) - 2) // 2 == step} for step in range(4)]
             assert all(len(adapters) == 1 for adapters in steps)
             # With one, the first two steps are of the adapter as it began, and each later one of the step before.
             assert len(set.union(*steps)) == 4 - staleness and (steps[0] == steps[1]) == (staleness == 1)
-    assert ended[0] > 1.4 * ended[1]
+    for hook in hooks:
+        hook.remove()
     fresh, stale = trained
     assert (fresh.rollouts, stale.rollouts) == (32, 32) and fresh.digest != stale.digest
     assert [step["staleness"] for step in stale.history] == [0, 1, 1, 1]
