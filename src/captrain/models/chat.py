@@ -36,16 +36,18 @@ class Chat:
     Args:
         tokenizer: a Hugging Face tokenizer with a prefix-preserving chat template.
         tools: OpenAI function schemas.
+        template: further arguments of the chat template, such as `enable_thinking`.
 
     Raises:
         UserError: the tokenizer has no chat template, or one that does not end turns with its end token.
     """
 
-    def __init__(self, tokenizer: Any, tools: list[JsonObject]) -> None:
+    def __init__(self, tokenizer: Any, tools: list[JsonObject], template: JsonObject | None = None) -> None:
         if not tokenizer.chat_template:
             raise UserError("the tokenizer has no chat template", "use an instruction-tuned model")
         self.tokenizer = tokenizer
         self.tools = tools
+        self._template = template or {}
         self.end: int = tokenizer.eos_token_id
         self._core = tokenizer.backend_tokenizer
         special = {tokenizer.eos_token, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}
@@ -63,9 +65,8 @@ class Chat:
         self._up_to_end([USER, {"role": "assistant", "content": "?"}])  # raises
 
     def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages, tools=self._shown_tools if tools else None, add_generation_prompt=generate, tokenize=False
-        )
+        settings: JsonObject = {"add_generation_prompt": generate, "tokenize": False, **self._template}
+        return self.tokenizer.apply_chat_template(messages, tools=self._shown_tools if tools else None, **settings)
 
     def _up_to_end(self, messages: list[Message]) -> str:
         text = self._render(messages)

@@ -82,7 +82,8 @@ def template_findings(spec: Spec, _: Path) -> Iterator[Finding]:
         yield Finding("template", None, "is looked at when the model is there")
         return
     try:
-        yield _round_trip(build_tokenizer() if folder is None else _tokenizer(folder))
+        template = spec.policy.settings().get("chat_template_kwargs")
+        yield _round_trip(build_tokenizer() if folder is None else _tokenizer(folder), template)
     except UserError as error:
         yield Finding("template", False, error.problem, error.remedy)
 
@@ -110,8 +111,8 @@ def _tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
         raise UserError(problem, "download the whole model") from None
 
 
-def _round_trip(tokenizer: "PreTrainedTokenizerBase") -> Finding:
-    chat = Chat(tokenizer, [TOOL])
+def _round_trip(tokenizer: "PreTrainedTokenizerBase", template: JsonObject | None) -> Finding:
+    chat = Chat(tokenizer, [TOOL], template)
     opening: list[Message] = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Hello."}]
     call = {"type": "function", "function": {"name": "find_record", "arguments": ARGUMENTS}}
     remedy = "choose a model whose template writes tool calls as Hermes does, or serve it by policy=openai"
