@@ -372,6 +372,19 @@ PAPER = {
 }
 
 
+@pytest.mark.parametrize("name", ["local", "openai", "vllm"])
+def test_training_draws_from_the_whole_distribution_whatever_the_policy_acts_by(name: str) -> None:
+    chosen = [f"policy={name}", "base.model=some-model", "policy.chat_template_kwargs.enable_thinking=false"]
+    plain = compose("default", *chosen)
+    cut = compose("default", *chosen, "policy.top_p=0.9", "policy.top_k=20")
+    assert {"top_p": 0.9, "top_k": 20}.items() <= cut.policy.settings().items()
+    assert cut.policy.settings()["chat_template_kwargs"] == {"enable_thinking": False}
+    trained, acting = cut.exploring().settings(), plain.policy.settings()
+    assert {key: value for key, value in trained.items() if value is not None} == {
+        key: value for key, value in acting.items() if value is not None
+    }
+
+
 @pytest.mark.parametrize("experiment", PAPER)
 def test_a_paper_experiment_states_the_numbers_of_the_paper(experiment: str) -> None:
     given, paper = compose(experiment, seed=42), PAPER[experiment]

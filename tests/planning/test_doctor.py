@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,17 @@ def test_a_template_whose_calls_are_not_read_as_written_is_found_out(root: Path,
         assert finding.passed is False and detail in finding.detail and finding.remedy
     absent = findings(root, "base.model=captrain/none")
     assert absent["template"].passed is None and absent["adapters"].passed is None
+
+
+def test_templates_of_other_families_are_taken_and_what_they_do_not_write_is_said(root: Path, named: Path) -> None:
+    def finding(name: str) -> Finding:
+        template = files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
+        (named / "chat_template.jinja").write_text(template.replace("<|eot_id|>", "<|im_end|>"))
+        return findings(root, f"base.model={NAME}", "policy.chat_template_kwargs.enable_thinking=false")["template"]
+
+    assert finding("qwen3_6").passed and "writes no" not in finding("qwen3_6").detail
+    llama = finding("llama3_1")
+    assert llama.passed and "it writes no two calls in a turn and no text beside a call" in llama.detail
 
 
 def test_adapters_that_the_model_or_the_servers_do_not_take_are_named(root: Path, named: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The in-process engine: against Hugging Face's own numbers, and against itself in other batches."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,39 @@ def test_sampled_tokens_are_distributed_as_the_model_says() -> None:
     assert sample(logits, torch.tensor([[0.999999999]], dtype=torch.float64), 1.0, [0])[0] == [2]
 
 
+@pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.7}], ids=str)
+def test_a_token_is_drawn_from_the_likeliest_alone_with_its_probability_among_these(
+    grouped: Path, target: Target, settings: dict[str, Any]
+) -> None:
+    import torch
+
+    model, temperature = oracle(grouped), 2.0
+    acting = policy(grouped, temperature=temperature, **settings)
+    dialogues = played(acting, target, KEYS[:6])
+    drawn = set[int]()
+    for ids, mask, logprobs in dialogues.values():
+        with torch.inference_mode():
+            shares = (model(input_ids=torch.tensor([ids])).logits[0].double() / temperature).softmax(-1)
+        for at in (at for at in range(len(ids)) if mask[at]):
+            values, order = shares[at - 1].sort(descending=True)
+            values = values[: settings.get("top_k")] / values[: settings.get("top_k")].sum()
+            kept = 1 + int((values.cumsum(0) < settings.get("top_p", 2.0)).sum())
+            rank = order.tolist().index(ids[at])
+            assert rank < kept
+            assert logprobs[at] == pytest.approx(math.log(values[rank] / values[:kept].sum()), abs=1e-5)
+            drawn.add(rank)
+    assert len(drawn) > 1
+    same(played(acting, target, KEYS[3:4]), {KEYS[3]: dialogues[KEYS[3]]})
+
+
+def test_the_likeliest_token_alone_is_what_temperature_0_takes(grouped: Path, target: Target) -> None:
+    greedy = played(policy(grouped, temperature=0.0, top_p=0.5, top_k=4), target, KEYS[:3])
+    plain = played(policy(grouped, temperature=0.0), target, KEYS[:3])
+    one = played(policy(grouped, top_k=1), target, KEYS[:3])
+    for key, (ids, mask, _) in plain.items():
+        assert (ids, mask) == greedy[key][:2] == one[key][:2]
+
+
 def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_goes_on(tiny: Path, target: Target) -> None:
     acting = policy(tiny, max_tokens=5)
     tasks = target.tasks("training", 20)
@@ -397,8 +431,10 @@ def test_the_digest_names_what_decides_results_and_nothing_else(tiny: Path, mist
     others = [
         policy(mistral), policy(tiny, temperature=0.5), policy(tiny, max_turns=2), policy(tiny, max_tokens=7),
         policy(tiny, guidance=["Be friendly."]), policy(tiny, precision="float32"),
+        policy(tiny, top_p=0.5), policy(tiny, top_k=5), policy(tiny, chat_template_kwargs={"enable_thinking": False}),
     ]  # fmt: skip
-    assert len({plain, *(other.digest for other in others)}) == 7
+    assert len({plain, *(other.digest for other in others)}) == 10
+    assert policy(tiny, top_p=None, top_k=None, chat_template_kwargs={}).digest == plain
 
 
 def copied(folder: Path, to: Path) -> Path:

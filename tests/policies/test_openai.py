@@ -85,6 +85,15 @@ def test_a_request_holds_what_the_model_needs_and_nothing_else(server: Answering
     ]
 
 
+def test_a_request_holds_which_tokens_are_drawn_from_and_what_the_template_takes(server: Answering) -> None:
+    template = {"enable_thinking": False}
+    assert play(top_p=0.8, top_k=20, chat_template_kwargs=template).error is None
+    assert play(chat_template_kwargs=template).error is None
+    first, second = server.requests
+    assert (first["top_p"], first["top_k"], first["chat_template_kwargs"]) == (0.8, 20, template)
+    assert second["chat_template_kwargs"] == template and not {"top_p", "top_k"} & set(second)
+
+
 def test_an_episode_without_tools_sends_none(server: Answering) -> None:
     play(Talk(tools=[]))
     assert "tools" not in server.requests[0]
@@ -406,8 +415,11 @@ def test_the_digest_is_of_what_the_policy_is_and_not_of_where(monkeypatch: pytes
         {"max_turns": 6},
         {"max_tokens": 65},
         {"guidance": ["be brief"]},
+        {"top_p": 0.5},
+        {"top_k": 5},
+        {"chat_template_kwargs": {"enable_thinking": False}},
     ]
-    assert len({same, *(policy(**one).digest for one in changed)}) == 6
+    assert len({same, *(policy(**one).digest for one in changed)}) == 9
 
 
 def test_a_fault_of_the_episode_is_an_error_of_the_play_and_asks_nothing(server: Answering) -> None:

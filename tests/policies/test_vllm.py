@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -467,6 +468,36 @@ def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
         acting, target, [task], purpose="training", seed=0, journals=tmp_path, quiet=True
     )  # fmt: skip
     assert rollout.rerendered == 2 and summarise_rollouts([rollout], target)["rerendered_turns"] == 2
+
+
+def test_servers_are_told_which_tokens_to_draw_from_and_prompts_are_rendered_as_the_template_s_arguments_say(
+    fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder = shutil.copytree(fluent, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(files("trl").joinpath("chat_templates/qwen3.jinja").read_text())
+    target, complete, sent = load_file(letters()), Replica.complete, list[tuple[list[int], dict[str, Any]]]()
+
+    def told(self: Replica, prompt: list[int], **request: Any) -> TokenCompletion:
+        sent.append((list(prompt), request["extra_body"]))
+        # The server in vLLM's place draws from all tokens.
+        extra = {name: value for name, value in request["extra_body"].items() if name not in ("top_p", "top_k")}
+        return complete(self, prompt, **request | {"extra_body": extra})
+
+    monkeypatch.setattr(Replica, "complete", told)
+    task = target.tasks("training", 3)[2]
+    acting = policy(folder, top_p=0.9, top_k=7, chat_template_kwargs={"enable_thinking": False})
+    [play] = acting.play([Play(task.id, target.open(task))])
+    acting.close()
+    assert len(sent) == play.turns == 3
+    assert all({"top_p": 0.9, "top_k": 7}.items() <= extra.items() for _, extra in sent)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    header = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert [tokenizer.decode(prompt).endswith(header) for prompt, _ in sent] == [True] * 3
+    changed = [{}, {"top_p": 0.9}, {"top_k": 7}, {"chat_template_kwargs": {"enable_thinking": True}}]
+    assert len({acting.digest, *(policy(folder, **one).digest for one in changed)}) == 5
+    assert policy(folder, top_p=None, top_k=None, chat_template_kwargs=None).digest == policy(folder).digest
 
 
 def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Letters) -> None:

@@ -58,7 +58,7 @@ def _is_unlisted(text: str, key: str, data: JsonObject) -> bool:
     """Tell if an override is of a setting that conf/ does not list and that the section's class takes."""
     group, _, name = key.partition(".")
     part = None if text.startswith("+") or name in data.get(group, {name: 0}) else nested(group, data[group])
-    return part is not None and takes(part, name)
+    return part is not None and takes(part, name.partition(".")[0])
 
 
 def _drop_settings_of_others(data: JsonObject, options: Sequence[str], keys: Collection[str]) -> None:

@@ -192,10 +192,11 @@ class Spec(Section):
     machine: Machine
 
     def exploring(self) -> Component:
-        """Return the policy as it calibrates and trains."""
-        if self.environments.temperature is None:
-            return self.policy
-        return self.policy.model_copy(update={"temperature": self.environments.temperature})
+        """Return the policy as it calibrates and trains: from the whole distribution, which is what is trained."""
+        changes: dict[str, float | None] = {name: None for name in ("top_p", "top_k") if name in self.policy.settings()}
+        if self.environments.temperature is not None:
+            changes["temperature"] = self.environments.temperature
+        return self.policy.model_copy(update=changes) if changes else self.policy
 
     def _groups_per_step(self) -> dict[str, int]:
         """Return the groups per step of the trainer, and of each row that runs with another number of its own."""

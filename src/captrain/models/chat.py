@@ -4,20 +4,28 @@ One contract holds everywhere tokens are made (demonstrations, rollouts, trainin
 assistant turn + ... concatenates to what the chat template renders for the whole dialogue. Only the template makes
 turns: a special token that stands in a message or a tool's schema is tokenized as the text that it is, so that no
 user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls
-are read in Hermes format; a call that is not well formed is plain text, as it would be for a real model.
+are read in the format in which the template writes them (`captrain.models.call_formats`). A turn that stands where the
+template's header has opened a thought closes it first.
 """
 
 import json
 import re
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from os.path import commonprefix
 from typing import Any
 
+from jinja2 import TemplateError
+
 from captrain.errors import UserError
+from captrain.models.call_formats import FORMATS, CallFormat, parse_text
 from captrain.records import JsonObject, Message
 
-CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 USER: Message = {"role": "user", "content": "?"}
+REPLY: Message = {"role": "assistant", "content": ""}
+ANSWER = "an answer of a tool"
+PROBED: JsonObject = {"text": {"type": "string"}, "number": {"type": "integer"}}
+"""Parameters of the call by which the format of a template is recognised."""
 THOUGHT = re.compile(r"\A.*?</think>\s*", re.DOTALL)
 """Thinking of a model before it answers: it stays among the tokens, and is no part of the message."""
 MARK = "\x01"
@@ -36,16 +44,18 @@ class Chat:
     Args:
         tokenizer: a Hugging Face tokenizer with a prefix-preserving chat template.
         tools: OpenAI function schemas.
+        template: further arguments of the chat template, such as `enable_thinking`.
 
     Raises:
         UserError: the tokenizer has no chat template, or one that does not end turns with its end token.
     """
 
-    def __init__(self, tokenizer: Any, tools: list[JsonObject]) -> None:
+    def __init__(self, tokenizer: Any, tools: list[JsonObject], template: JsonObject | None = None) -> None:
         if not tokenizer.chat_template:
             raise UserError("the tokenizer has no chat template", "use an instruction-tuned model")
         self.tokenizer = tokenizer
         self.tools = tools
+        self._template = template or {}
         self.end: int = tokenizer.eos_token_id
         self._core = tokenizer.backend_tokenizer
         special = {tokenizer.eos_token, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}
@@ -59,13 +69,17 @@ class Chat:
         self._openings = lru_cache(OPENINGS)(self._ids)
         self._turns = lru_cache(REMEMBERED)(self._turn)
         self._parsed = lru_cache(REMEMBERED)(self._parse)
-        self._header = self._render([USER], generate=True)
-        self._up_to_end([USER, {"role": "assistant", "content": "?"}])  # raises
+        header, marked = self._render([USER], generate=True), self._up_to_end([USER, {**REPLY, "content": MARK}])
+        self._shared = len(commonprefix([header, marked]))
+        self._closing = self.encode("</think>\n\n") if "<think>" in header[self._shared :] else []
 
     def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages, tools=self._shown_tools if tools else None, add_generation_prompt=generate, tokenize=False
-        )
+        schemas = self._shown_tools if tools else None
+        settings: JsonObject = {"add_generation_prompt": generate, "tokenize": False, **self._template}
+        try:
+            return self.tokenizer.apply_chat_template(messages, tools=schemas, **settings)
+        except TypeError:  # some templates take arguments as JSON text alone
+            return self.tokenizer.apply_chat_template(_with_text_arguments(messages), tools=schemas, **settings)
 
     def _up_to_end(self, messages: list[Message]) -> str:
         text = self._render(messages)
@@ -118,23 +132,37 @@ class Chat:
         token ids."""
         return self.encode(self._render(self._as_text(messages), tools=True, generate=True))
 
-    def turn(self, message: Message) -> list[int]:
-        """Render an assistant message as the model would have written it, its end token included, as token ids."""
-        return self._turns(json.dumps(message))
+    def turn(self, message: Message, context: Sequence[int] = ()) -> list[int]:
+        """Render an assistant message as the model would have written it, its end token included, as token ids.
+
+        Args:
+            message: what it says.
+            context: token ids before it; none: an opening.
+        """
+        turn = self._turns(json.dumps(message))
+        if not self._closing or (context and not self.tokenizer.decode([*context[-16:]]).rstrip().endswith("<think>")):
+            return turn
+        return self._closing + turn
 
     def _turn(self, text: str) -> list[int]:
-        return self.encode(self._up_to_end([USER, self._as_text(json.loads(text))])[len(self._header) :])
+        return self.encode(self._turn_text(self._as_text(json.loads(text))))
+
+    def _turn_text(self, message: Message) -> str:
+        return self._up_to_end([USER, message])[self._shared :]
 
     def suffix(self, messages: list[Message]) -> list[int]:
         """Render what stands between the end token of an assistant turn and the first token of the next one, as token
         ids."""
-        before = [USER, {"role": "assistant", "content": MARK}]
 
         def render(replies: list[Message]) -> str:
+            turn: Message = {**REPLY, "content": MARK}
+            calls = [_call(reply.get("name", "")) for reply in replies if reply["role"] == "tool"]
+            if calls and not self._shows_answers:
+                turn["tool_calls"] = calls
             # Some templates render a turn in another way where others follow: what matters stands behind it.
-            text = self._render([*before, *replies], generate=True)
-            turn = text.find(MARK)
-            return text[self._past_end(text, -1 if turn < 0 else text.find(self.tokenizer.eos_token, turn)) :]
+            text = self._render([USER, turn, *replies], generate=True)
+            start = text.find(MARK)
+            return text[self._past_end(text, -1 if start < 0 else text.find(self.tokenizer.eos_token, start)) :]
 
         return self.encode(self._filled(False, self._as_text(messages), render))
 
@@ -157,33 +185,45 @@ class Chat:
 
     def _parse(self, ids: tuple[int, ...]) -> Message:
         text = self.tokenizer.decode([*(ids[:-1] if ids and ids[-1] == self.end else ids)])
-        return parse_text(THOUGHT.sub("", text, count=1))
+        return parse_text(THOUGHT.sub("", text, count=1), self._format, self.tools)
+
+    @cached_property
+    def _shows_answers(self) -> bool:
+        """Tell if the template shows what a tool has answered where no call stands before it."""
+        try:
+            return ANSWER in self._render([USER, REPLY, {"role": "tool", "name": "probe", "content": ANSWER}])
+        except TemplateError:
+            return False
+
+    @cached_property
+    def _format(self) -> CallFormat:
+        """Format of the calls that the template writes; Hermes where it writes none that is known."""
+        message: Message = {**REPLY, "tool_calls": [_call("probe", text="a", number=3)]}
+        try:
+            text = self._turn_text(message)
+        except TemplateError:
+            text = ""
+        text = THOUGHT.sub("", text.removesuffix(self.tokenizer.eos_token), count=1)
+        tools = [{"function": {"name": "probe", "parameters": {"properties": PROBED}}}]
+        return next((form for form in FORMATS.values() if parse_text(text, form, tools) == message), FORMATS["Hermes"])
+
+
+def _call(name: str, **arguments: object) -> JsonObject:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _with_text_arguments(messages: list[Message]) -> list[Message]:
+    def text(call: JsonObject) -> JsonObject:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    return [{**m, "tool_calls": [text(call) for call in m["tool_calls"]]} if "tool_calls" in m else m for m in messages]
 
 
 def _fill(pieces: list[str], messages: list[Message]) -> str:
     if len(pieces) != len(messages) + 1:
         return ""
     return pieces[0] + "".join(m["content"] + piece for m, piece in zip(messages, pieces[1:], strict=True))
-
-
-def parse_text(text: str) -> Message:
-    """Read Hermes tool calls out of what a model wrote; text with a malformed call comes back as plain content."""
-    calls = []
-    for body in CALL.findall(text):
-        try:
-            call = json.loads(body)
-            # Strictly: Python also reads NaN and halves of surrogate pairs, which no record could hold.
-            json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
-        except ValueError:
-            return {"role": "assistant", "content": text}
-        if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
-            return {"role": "assistant", "content": text}
-        if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
-            return {"role": "assistant", "content": text}
-        calls.append({"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}})
-    if not calls:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": CALL.sub("", text).strip(), "tool_calls": calls}
 
 
 def guide(opening: list[Message], lines: list[str]) -> list[Message]:
@@ -204,6 +244,6 @@ def dialogue_tokens(chat: "Chat", opening: list[Message], messages: list[Message
         if pending:
             suffix = chat.suffix(pending)
             ids, mask, pending = ids + suffix, mask + [0] * len(suffix), []
-        turn = chat.turn(message)
+        turn = chat.turn(message, ids)
         ids, mask = ids + turn, mask + [1] * len(turn)
     return ids, mask

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from jinja2 import TemplateError
+
 from captrain.benchmarks import build_model, build_tokenizer, pretrained_folder
 from captrain.config import Spec, build
 from captrain.errors import UserError
-from captrain.models import Chat, lora_config, trusts_code
+from captrain.models import FORMATS, Chat, lora_config, trusts_code
 from captrain.planning.assumptions import VLLM
 from captrain.planning.finding import Finding, command_output
 from captrain.policies import RANKS, served_rank
@@ -28,6 +30,7 @@ LEAST_VERSION = (0, 10, 2)
 """First version of vLLM that shows the token ids which it read and wrote."""
 IMPORT = 120.0
 """Seconds that vLLM may take to be imported."""
+TYPES = {"name": "string", "limit": "integer", "share": "number", "fields": "array", "by": "object"}
 TOOL: JsonObject = {
     "type": "function",
     "function": {
@@ -35,7 +38,7 @@ TOOL: JsonObject = {
         "description": "Find a record.",
         "parameters": {
             "type": "object",
-            "properties": {"name": {"type": "string"}, "limit": {"type": "integer"}, "fields": {"type": "array"}},
+            "properties": {name: {"type": kind} for name, kind in TYPES.items()},
             "required": ["name"],
         },
     },
@@ -82,7 +85,8 @@ def template_findings(spec: Spec, _: Path) -> Iterator[Finding]:
         yield Finding("template", None, "is looked at when the model is there")
         return
     try:
-        yield _round_trip(build_tokenizer() if folder is None else _tokenizer(folder))
+        template = spec.policy.settings().get("chat_template_kwargs")
+        yield _round_trip(build_tokenizer() if folder is None else _tokenizer(folder), template)
     except UserError as error:
         yield Finding("template", False, error.problem, error.remedy)
 
@@ -110,21 +114,30 @@ def _tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
         raise UserError(problem, "download the whole model") from None
 
 
-def _round_trip(tokenizer: "PreTrainedTokenizerBase") -> Finding:
-    chat = Chat(tokenizer, [TOOL])
+def _round_trip(tokenizer: "PreTrainedTokenizerBase", template: JsonObject | None) -> Finding:
+    chat = Chat(tokenizer, [TOOL], template)
     opening: list[Message] = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Hello."}]
     call = {"type": "function", "function": {"name": "find_record", "arguments": ARGUMENTS}}
-    remedy = "choose a model whose template writes tool calls as Hermes does, or serve it by policy=openai"
+    remedy = f"choose a model whose calls are like those of {', '.join(FORMATS)}, or serve it by policy=openai"
     if "find_record" not in tokenizer.decode(chat.prompt(opening)):
         return Finding("template", False, "does not show the model its tools", remedy)
     if "7041" not in tokenizer.decode(chat.suffix([{"role": "tool", "content": "record 7041"}])):
         return Finding("template", False, "does not show the model what a tool has answered", remedy)
-    for content, count in (("", 1), ("", 2), ("One moment.", 1)):
+    missing = []
+    for name, content, count in (("a call", "", 1), ("two calls in a turn", "", 2), ("text beside a call", "Wait.", 1)):
         message: Message = {"role": "assistant", "content": content, "tool_calls": [call] * count}
-        if chat.parse(chat.turn(message)) != message:
-            text = tokenizer.decode(chat.turn(message))
+        try:
+            turn = chat.turn(message)
+        except TemplateError:
+            turn = []
+        if chat.parse(turn) != message and name == "a call":
+            text = tokenizer.decode(turn)
             return Finding("template", False, f"writes a call as {text[:80]!r}, which is read as another one", remedy)
-    return Finding("template", True, "shows tools and their answers, and its calls are read as they were written")
+        missing += [name] if chat.parse(turn) != message else []
+    limits = f", but it writes no {' and no '.join(missing)}" if missing else ""
+    return Finding(
+        "template", True, f"shows tools and their answers, and its calls are read as they were written{limits}"
+    )
 
 
 def adapter_findings(spec: Spec, root: Path) -> Iterator[Finding]:

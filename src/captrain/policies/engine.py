@@ -250,7 +250,15 @@ class EngineRow:
 
 @torch.inference_mode()
 def sample_rows(
-    decoder: Decoder, rows: Sequence[EngineRow], *, end: int, temperature: float, max_tokens: int, max_length: int
+    decoder: Decoder,
+    rows: Sequence[EngineRow],
+    *,
+    end: int,
+    temperature: float,
+    max_tokens: int,
+    max_length: int,
+    top_p: float | None = None,
+    top_k: int | None = None,
 ) -> None:
     """Sample all rows to their ends.
 
@@ -261,6 +269,8 @@ def sample_rows(
         temperature: 0 is greedy.
         max_tokens: longest turn.
         max_length: longest dialogue.
+        top_p: see `captrain.policies.policy.TopP`.
+        top_k: see `captrain.policies.policy.TopK`.
     """
     decoder.reset()
     # Row i of the cache is branch i: the live rows whose tokens up to `position` are those; without any it is over.
@@ -274,7 +284,7 @@ def sample_rows(
         position = reach
         due = [(index, row) for index, branch in enumerate(branches) for row in branch if len(row.ids) == position]
         numbers = {index: number for number, index in enumerate(dict.fromkeys(index for index, _ in due))}
-        logits = decoder.forward(torch.tensor(fed), [*numbers])
+        logits = likeliest(decoder.forward(torch.tensor(fed), [*numbers]), temperature, top_p, top_k)
         uniforms = torch.tensor([[row.uniform()] for _, row in due], dtype=torch.float64)
         tokens, logprobs = sample(logits, uniforms, temperature, [numbers[index] for index, _ in due])
         for (_, row), token, logprob in zip(due, tokens, logprobs, strict=True):
@@ -305,6 +315,19 @@ def _forked(decoder: Decoder, branches: list[list[EngineRow]], position: int, re
     if origins != list(range(len(branches))):
         decoder.keep(origins)
     return forked
+
+
+def likeliest(logits: torch.Tensor, temperature: float, top_p: float | None, top_k: int | None) -> torch.Tensor:
+    """Leave the likeliest tokens their logits: `top_k` of them, and of these the fewest that have `top_p` together."""
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.shape[-1]), -1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if top_p is not None and temperature > 0:
+        values, order = logits.sort(dim=-1, descending=True, stable=True)
+        shares = F.softmax(values / temperature, -1)
+        beyond = shares.cumsum(-1) - shares >= top_p
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    return logits
 
 
 def sample(

@@ -16,7 +16,7 @@ from pydantic import Field
 from captrain.errors import UserError
 from captrain.execution import prepare_torch
 from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora, trusts_code
-from captrain.policies.policy import ClosedQuestion, Play, outgrown
+from captrain.policies.policy import ClosedQuestion, Play, TopK, TopP, options, outgrown
 from captrain.records import JsonObject, Message, digest, file_digest, read_json
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class LocalPolicy:
         precision: float64 makes results independent of the batch; float32 is about half as fast again, and a token
             in a million may then depend on what is sampled beside it; in bfloat16, for a model that takes its time, one
             in some hundreds may.
+        top_p: see `TopP`; None: of all tokens.
+        top_k: see `TopK`; None: of all tokens.
+        chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:
         UserError: a model file is missing or does not load.
@@ -57,10 +60,14 @@ class LocalPolicy:
         max_tokens: Annotated[int, Field(ge=1)],
         guidance: Sequence[str] = (),
         precision: Literal["float64", "float32", "bfloat16"] = "float64",
+        top_p: TopP | None = None,
+        top_k: TopK | None = None,
+        chat_template_kwargs: JsonObject | None = None,
     ) -> None:
         prepare_torch()
         self.batch, self.temperature, self.max_turns, self.max_tokens = batch, temperature, max_turns, max_tokens
         self.guidance, self.precision = list(guidance), precision
+        self.top_p, self.top_k = top_p, top_k
         weights = sorted(model.glob("*.safetensors"))
         missing = [name for name in MODEL_FILES if not (model / name).exists()]
         if missing or not weights:
@@ -79,8 +86,9 @@ class LocalPolicy:
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
         self.max_length: int = min(self.config.max_position_embeddings, LONGEST)
-        self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision)
-        self._chats = lru_cache(CHATS)(lambda tools: Chat(self.tokenizer, json.loads(tools)))
+        further = options(top_p=top_p, top_k=top_k, chat_template_kwargs=chat_template_kwargs).items()
+        self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision, *further)
+        self._chats = lru_cache(CHATS)(lambda tools: Chat(self.tokenizer, json.loads(tools), chat_template_kwargs))
         self._adapter, self._decoder = "", None
 
     def chat(self, tools: list[JsonObject]) -> Chat:
@@ -143,6 +151,8 @@ class LocalPolicy:
             temperature=self.temperature,
             max_tokens=self.max_tokens,
             max_length=self.max_length,
+            top_p=self.top_p,
+            top_k=self.top_k,
         )
         for play, row in rows:
             play.truncated = self.truncation(row)

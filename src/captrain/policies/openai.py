@@ -21,7 +21,7 @@ from pydantic import Field
 from captrain.config import Rate, Variable
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models import Completion, ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
-from captrain.policies.policy import ClosedQuestion, Play
+from captrain.policies.policy import ClosedQuestion, Play, TopK, TopP, options
 from captrain.records import JsonObject, Message, digest
 
 LIKELIEST = 20
@@ -44,6 +44,10 @@ class OpenAIPolicy:
         key: name of the environment variable that holds the key.
         retries: further attempts at a request, by the library, before its episode is given up.
         timeout: seconds for one request.
+        top_p: see `TopP`; None: of all tokens.
+        top_k: see `TopK`, where the endpoint knows it; None: of all tokens.
+        chat_template_kwargs: further arguments of the chat template, where the endpoint takes them (vLLM, SGLang), such
+            as {enable_thinking: false}.
     """
 
     def __init__(
@@ -60,11 +64,15 @@ class OpenAIPolicy:
         key: Variable = "OPENAI_API_KEY",
         retries: Annotated[int, Field(ge=0)] = 4,
         timeout: Rate = 120.0,
+        top_p: TopP | None = None,
+        top_k: TopK | None = None,
+        chat_template_kwargs: JsonObject | None = None,
     ) -> None:
         self.batch, self.name, self.temperature = batch, name, temperature
         self.max_turns, self.max_tokens, self.guidance = max_turns, max_tokens, list(guidance)
         self._served = Endpoint(name, endpoint=endpoint, key=key, retries=retries, timeout=timeout)
-        self.digest = digest("openai", name, temperature, max_turns, max_tokens, self.guidance)
+        self.options = options(top_p=top_p, top_k=top_k, chat_template_kwargs=chat_template_kwargs)
+        self.digest = digest("openai", name, temperature, max_turns, max_tokens, self.guidance, *self.options.items())
 
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
         """See `Policy.play`.
@@ -150,6 +158,7 @@ class OpenAIPolicy:
                 temperature=self.temperature,
                 max_tokens=self.max_tokens,
                 seed=int(digest(play.key, play.turns)[:8], 16) >> 1,
+                extra_body=self.options,
                 **tools,
             )
         except ContextLengthExceeded as refusal:

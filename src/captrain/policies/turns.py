@@ -85,6 +85,8 @@ class TurnPolicy:
                     temperature=self.policy.temperature,
                     max_tokens=self.policy.max_tokens,
                     max_length=self.policy.max_length,
+                    top_p=self.policy.top_p,
+                    top_k=self.policy.top_k,
                 )
             for play, row in rows:
                 play.truncated = self.policy.truncation(row)

@@ -42,7 +42,7 @@ from captrain.models import (
 from captrain.policies.fleet import BorrowedFleet, Fleet, fleet_of
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy
-from captrain.policies.policy import ClosedQuestion, Play, outgrown
+from captrain.policies.policy import ClosedQuestion, Play, TopK, TopP, outgrown
 from captrain.policies.servers import Answering, Service
 from captrain.records import JsonObject, Message, digest, file_digest
 
@@ -69,6 +69,9 @@ class VLLMPolicy(OpenAIPolicy):
         arguments: further arguments of the servers that decide what they answer, such as --quantization=fp8.
         retries: further attempts at a request before its episode is given up, and played again later.
         timeout: seconds for one request.
+        top_p: see `TopP`; None: of all tokens.
+        top_k: see `TopK`; None: of all tokens.
+        chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:
         UserError: the folder holds no model.
@@ -89,6 +92,9 @@ class VLLMPolicy(OpenAIPolicy):
         arguments: Sequence[str] = (),
         retries: Annotated[int, Field(ge=0)] = 3,
         timeout: Rate = 600.0,
+        top_p: TopP | None = None,
+        top_k: TopK | None = None,
+        chat_template_kwargs: JsonObject | None = None,
     ) -> None:
         self.weights = model_source(model)
         if self.weights.in_hub:
@@ -108,11 +114,14 @@ class VLLMPolicy(OpenAIPolicy):
             guidance=guidance,
             retries=retries,
             timeout=timeout,
+            top_p=top_p,
+            top_k=top_k,
+            chat_template_kwargs=chat_template_kwargs,
         )
         self.retries, self.timeout = retries, timeout
         self.dtype, self.longest, self.arguments = dtype, max_length, list(arguments)
         decisive = (temperature, max_turns, max_tokens, self.guidance, dtype, max_length, self.arguments)
-        self.digest = digest("vllm", identity, *decisive)
+        self.digest = digest("vllm", identity, *decisive, *self.options.items())
         self._machine = machine
         self._chats: dict[str, Chat] = {}
         self._names: dict[str, str] = {}
@@ -214,7 +223,7 @@ class VLLMPolicy(OpenAIPolicy):
         """Return the dialogue renderer for a set of tools."""
         key = digest(tools)
         if key not in self._chats:
-            self._chats[key] = Chat(self.tokenizer, tools)
+            self._chats[key] = Chat(self.tokenizer, tools, self.options.get("chat_template_kwargs"))
         return self._chats[key]
 
     def _episode(self, play: Play, stop: Event) -> Play:
@@ -265,7 +274,8 @@ class VLLMPolicy(OpenAIPolicy):
             "seed": int(digest(play.key, play.turns)[:8], 16) >> 1,
             "logprobs": 0,
         }
-        extra: JsonObject = {"return_token_ids": True, "stop_token_ids": [self.tokenizer.eos_token_id]}
+        cut = {name: value for name, value in self.options.items() if name in ("top_p", "top_k")}
+        extra: JsonObject = {"return_token_ids": True, "stop_token_ids": [self.tokenizer.eos_token_id], **cut}
         model = self._names[play.adapter] if play.adapter else self.name
         return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
 

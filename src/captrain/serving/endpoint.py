@@ -110,7 +110,7 @@ class Server:
             "created": int(time.time()),
             "model": request.model,
             "system_fingerprint": self.policy.digest,
-            "choices": [self._choice(request, index, row, len(prompt)) for index, row in enumerate(rows)],
+            "choices": [self._choice(request, tools, index, row, len(prompt)) for index, row in enumerate(rows)],
             "usage": usage(len(prompt), sum(map(len, replies))),
         }
         return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
@@ -177,9 +177,11 @@ class Server:
             raise self._too_long(len(prompt))
         return prompt
 
-    def _choice(self, request: CompletionRequest, index: int, row: EngineRow, start: int) -> JsonObject:
+    def _choice(
+        self, request: CompletionRequest, tools: list[JsonObject], index: int, row: EngineRow, start: int
+    ) -> JsonObject:
         tokens, tokenizer = row.ids[start:], self.policy.tokenizer
-        reply = self.policy.chat([]).parse(tokens)
+        reply = self.policy.chat(tools).parse(tokens)
         message: Message = {"role": "assistant", "content": reply["content"] or None}
         if calls := reply.get("tool_calls"):
             names = digest(tokens, index)

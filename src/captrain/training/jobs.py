@@ -10,7 +10,7 @@ from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_recorded
+from captrain.models import CHECKPOINTS, Adapter, Chat, checkpoint_marks, require_recorded
 from captrain.policies import Policy, load_policy
 from captrain.records import JsonObject, Passport
 
@@ -116,6 +116,10 @@ class Learner(Policy, Protocol):
     max_length: int
     """Tokens of the longest dialogue."""
     tokenizer: Any
+
+    def chat(self, tools: list[JsonObject]) -> Chat:
+        """Return the dialogue renderer for a set of tools."""
+        ...
 
 
 def learner(component: Component, base: Path, machine: Machine, purpose: str, way_out: str = "") -> Learner:

@@ -20,7 +20,6 @@ from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.ledger import LedgerEntry, ledger_entry
-from captrain.models import Chat
 from captrain.records import Task
 from captrain.rollouts import collect
 from captrain.training.faults import Faults
@@ -125,7 +124,7 @@ def _demonstrations(
 
 
 def _of_references(lesson: SolutionLesson, target: Target, tasks: Sequence[Task], policy: Learner) -> _Demonstrations:
-    chat, rows, left_out = Chat(policy.tokenizer, target.tools), list[Demonstration](), Counter[str]()
+    chat, rows, left_out = policy.chat(target.tools), list[Demonstration](), Counter[str]()
     for task in tasks:
         messages = target.play(task, lesson.faults.solution(target, task))
         if lesson.faults.filtered and not target.score(task, messages).success:

@@ -115,7 +115,7 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
         schemas = tools_of(trajectory, messages, tools)
         key = digest(schemas)
         if key not in chats:
-            chats[key] = Chat(policy.tokenizer, schemas)
+            chats[key] = policy.chat(schemas)
         row = demonstration_of(chats[key], messages, policy.max_length)
         if row is None:
             left_out[TOO_LONG] += 1

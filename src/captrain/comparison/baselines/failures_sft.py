@@ -18,7 +18,6 @@ from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.ledger import guard_split
-from captrain.models import Chat
 from captrain.records import Rollout, load
 from captrain.training import (
     TOO_LONG,
@@ -68,7 +67,7 @@ def teach_failures(lesson: FailureLesson) -> FineTuned:
     failed = [rollout.task for rollout in load(lesson.rollouts, Rollout) if rollout.outcome == "failed"]
     guard_split(failed, "diagnosis")
     tasks = {task.id: task for task in failed}
-    chat = Chat(policy.tokenizer, target.tools)
+    chat = policy.chat(target.tools)
     rows: list[Demonstration] = []
     left_out: Counter[str] = Counter()
     for task in tasks.values():
