@@ -30,7 +30,7 @@ OVERRIDES ?=
 NAME ?=
 JOBS ?= 2
 # Of `make domains`.
-DOMAINS ?= calendar harbour toll telescope
+DOMAINS ?= calendar harbour toll
 FOLDER ?=
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
@@ -118,7 +118,7 @@ replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a
 	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --overrides $(OVERRIDES) \
 	  --name "$(NAME)" --jobs $(JOBS)
 
-domains: $(STAMP) ## run the recipe where it was not made: four small domains, all SEEDS, as a project in FOLDER
+domains: $(STAMP) ## run the recipe where it was not made: three small domains, all SEEDS, as a project in FOLDER
 	@test -n "$(FOLDER)" || { echo "FOLDER=... names a folder outside of this one, new or of an earlier run"; exit 2; }
 	@test -e "$(FOLDER)/params.yaml" || captrain init "$(FOLDER)" --benchmark calendar
 	@PYTHONPATH=tests python -m support.domains.copies "$(FOLDER)/components" && cp -R tests/support/domains/conf "$(FOLDER)/"
