@@ -73,18 +73,18 @@ THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 @contextmanager
 def _told_of_the_end() -> Iterator[None]:
     """Note that Slurm ends this job, beside what submitit does when it is told."""
-    others = signal.getsignal(signal.SIGTERM)
+    previous = signal.getsignal(signal.SIGTERM)
 
     def note(number: int, frame: FrameType | None) -> None:
         ENDING.set()
-        if callable(others):
-            others(number, frame)
+        if callable(previous):
+            previous(number, frame)
 
     signal.signal(signal.SIGTERM, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, others)
+        signal.signal(signal.SIGTERM, previous)
 
 
 @dataclass(frozen=True)
