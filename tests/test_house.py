@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,15 @@ SKIPPING = {"pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.ma
 """Ways to leave a test out, of which the suite's own takes one."""
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All of a file's syntax tree."""
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
 def bound_names(path: Path) -> Iterator[tuple[str, int]]:
     """The names that a file gives to variables, parameters and attributes of itself, with their lines."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id, node.lineno
         elif isinstance(node, ast.arg):
@@ -107,7 +114,7 @@ def bound_names(path: Path) -> Iterator[tuple[str, int]]:
 
 def docstrings(path: Path) -> Iterator[tuple[str, int]]:
     """The docstrings of a file with their lines: of module, classes and functions, and those beneath assignments."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         body: list[ast.stmt] = getattr(node, "body", []) if isinstance(getattr(node, "body", []), list) else []
         heads = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         for before, statement in zip([None, *body], body, strict=False):
@@ -150,7 +157,7 @@ def test_rooms_import_from_rooms_and_not_from_their_modules() -> None:
     """A name that a room does not export is its own affair; a stage of a row runs that row."""
     for path in (path for path in SOURCES if "workers" not in path.parts and "confinement" not in path.parts):
         room = path.relative_to(ROOT / "src/captrain").parts[0] if "captrain" in path.parts else ""
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("captrain."):
                 _, place, *module = node.module.split(".")
                 row = [alias.name for alias in node.names] == ["BASELINE"]
@@ -170,7 +177,7 @@ def test_names_are_nouns_of_the_field() -> None:
 
 
 def test_any_stands_where_a_library_gives_it_and_no_line_is_kept_from_the_formatter() -> None:
-    names = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
+    names = [node for path in SOURCES for node in nodes(path) if isinstance(node, ast.Name)]
     assert sum(node.id == "Any" for node in names) < 120
     assert not [path for path in SOURCES if "# fmt: skip" in path.read_text()]
 
@@ -179,7 +186,7 @@ def test_whatever_is_read_is_read_in_one_place() -> None:
     """A function that opens a file and parses what it holds checks it by itself, or does not."""
     readers = set[str]()
     for path in SOURCES:
-        for function in ast.walk(ast.parse(path.read_text())):
+        for function in nodes(path):
             if isinstance(function, ast.FunctionDef | ast.Lambda):
                 calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
                 methods = {
@@ -200,7 +207,7 @@ def test_whatever_is_written_is_written_aside_first() -> None:
         name = str(path.relative_to(ROOT)).removeprefix("src/captrain/")
         if {"scripts", "workers", "confinement"} & {*path.parts}:
             continue
-        for function in ast.walk(ast.parse(path.read_text())):
+        for function in nodes(path):
             if not isinstance(function, ast.FunctionDef):
                 continue
             calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
@@ -240,7 +247,7 @@ def test_a_stage_is_a_short_script() -> None:
 def test_a_test_names_what_it_needs_by_one_marker_of_known_names() -> None:
     named, skipping = set[str](), set[str]()
     for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.needs":
                 named |= {word.value for word in node.args if isinstance(word, ast.Constant)}
             elif isinstance(node, ast.Attribute) and ast.unparse(node) in SKIPPING:
@@ -251,7 +258,7 @@ def test_a_test_names_what_it_needs_by_one_marker_of_known_names() -> None:
 def test_no_test_imports_another() -> None:
     tests = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not tests & {part for name in names for part in name.split(".")}, path

@@ -245,8 +245,9 @@ BASIC = SMOKE.machine.model_copy(update={"sandbox": "basic"})
 
 
 def test_a_pair_whose_passport_fails_is_left_out_with_its_findings_and_ends_nothing(
-    tmp_path: Path, rollouts: list[Rollout]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollouts: list[Rollout]
 ) -> None:
+    monkeypatch.setattr("captrain.environments.synthesis.is_own_text", lambda _text: True)  # no sandbox, which is slow
     known, drafts = [capability(name) for name in DEFICITS], Unfaithful()
     against = replace(AGAINST, bounds=BOUNDS.model_copy(update={"rounds": 1, "seeds": 10}))
     labels = lacking(rollouts, PAIRS[0])

@@ -22,7 +22,7 @@ from captrain.comparison.baselines.gepa import GEPAResult, optimise, publish_gep
 from captrain.comparison.baselines.reflection import Reflection, Walk, feedback
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.config.components import Component
-from captrain.contract import Target, tool_call
+from captrain.contract import tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry
 from captrain.projects.pipeline import shipped_stages
@@ -82,15 +82,6 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[GEPAResult, Path
         one = found()
     published(one, folder / "gepa")
     return one, folder
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    """Every task that is opened from here on."""
-    tasks: list[Task] = []
-    open_ = Target.open
-    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
-    return tasks
 
 
 def test_the_line_that_helps_is_found_and_the_harmful_one_is_not_taken(searched: tuple[GEPAResult, Path]) -> None:

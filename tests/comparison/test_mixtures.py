@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.stages import stage
-from support.training import ROOT, inside, job, kill, passport, project, published
+from support.training import ROOT, inside, interrupted, job, kill, passport, project, published
 
 from captrain.comparison.baselines import mixed, single
 from captrain.comparison.baselines.training import baseline_job
@@ -61,25 +61,6 @@ def places(letters: Letters, folder: Path) -> tuple[TrainingEnvironment, ...]:
 def both(tiny: Path, letters: Letters, tmp_path: Path) -> Job:
     """A job of two places: five steps of two groups."""
     return job(tiny, letters(), environments=places(letters, tmp_path), rollouts=40)
-
-
-def interrupted(one: Job, monkeypatch: pytest.MonkeyPatch, after: int) -> Path:
-    """Cut a training off when some steps have been played; its checkpoints."""
-    from captrain.training.grpo import PolicyTrainer
-
-    play = PolicyTrainer.play
-
-    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
-        if len(self.history) == after:
-            raise KeyboardInterrupt
-        return play(self, prompts)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PolicyTrainer, "play", pull_the_plug)
-        with pytest.raises(KeyboardInterrupt):
-            train(one)
-    [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
-    return checkpoints
 
 
 def test_places_are_taken_in_turn_and_the_tasks_of_each_in_order(
@@ -135,9 +116,7 @@ def test_an_environment_whose_tasks_calibration_has_spent_is_refused(
         train(job(tiny, few(letters, 2), skip=2, rollouts=24))
 
 
-def test_a_training_in_several_places_goes_on_to_the_identical_adapter(
-    both: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_in_several_places_goes_on_to_the_identical_adapter(both: Job, tmp_path: Path) -> None:
     from dataclasses import replace
 
     three = replace(
@@ -146,7 +125,7 @@ def test_a_training_in_several_places_goes_on_to_the_identical_adapter(
     with inside(tmp_path / "undisturbed"):
         whole = train(three)
     with inside(tmp_path / "cut"):
-        checkpoints = interrupted(three, monkeypatch, after=3)
+        checkpoints = interrupted(three, 3)
         assert last_checkpoint(checkpoints) is not None
         resumed = train(three)
     assert (resumed.digest, resumed.history) == (whole.digest, whole.history)

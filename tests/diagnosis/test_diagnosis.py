@@ -7,23 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from support.diagnosing import diagnose
 
-from captrain.cli.app import app
 from captrain.errors import UserError
 from captrain.records import Capability, Rollout, RolloutLabels, load
 
 LIBRARY = Path(__file__).parents[1] / "logs" / "library.json"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "tau2"
 FILES = ("report.md", "rollouts.jsonl", "candidates.jsonl", "labels.jsonl", "selection.json")
-
-
-def diagnose(*arguments: Any) -> str:
-    result = CliRunner().invoke(app, ["diagnose", *map(str, arguments)], env={"COLUMNS": "160"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0
-    return result.stdout
 
 
 def larger(path: Path, times: int) -> Path:

@@ -2,22 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.diagnosing import diagnose
 from support.published_labels import COUNTS, RUNS, published_labels
-from typer.testing import CliRunner
 
-from captrain.cli.app import app
 from captrain.errors import UserError
-
-
-def diagnose(*arguments: Any) -> str:
-    result = CliRunner().invoke(app, ["diagnose", *map(str, arguments)], env={"COLUMNS": "160"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0
-    return result.stdout
 
 
 def write(path: Path, *lines: object) -> Path:

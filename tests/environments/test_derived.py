@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.domains.copies import copy_domain
 from support.needs import further
 from support.rooms import Rooms
 
@@ -84,6 +85,7 @@ def test_environments_are_synthesized_for_a_benchmark_without_template_and_what_
 ) -> None:
     """The base solves every other rollout; a capability of words has no environment, and the others go on."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("captrain.environments.synthesis.is_own_text", lambda _text: True)  # no sandbox, which is slow
     # What runs beside the tests must not end the examination.
     long = "environments.seconds=600"
     settings = ["environments.seeds=30", "environments.groups=4", "environments.group_size=4", long]
@@ -145,10 +147,13 @@ def test_of_an_environment_no_more_variety_is_asked_than_its_benchmark_has(tmp_p
     assert (passed, measured) == (False, 1.0) and bound > "at least 1" and "environments.structures=1" in detail
 
 
-def test_a_benchmark_whose_solutions_call_every_tool_once_has_its_environments(tmp_path: Path) -> None:
+def test_a_benchmark_whose_solutions_call_every_tool_once_has_its_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A world of few tools: there that probe is the solution itself, and no shortcut."""
     bounds = compose_spec("default", 0, ["environments.seeds=20"], CONF).environments
-    toll = Component.model_validate({"_target_": "support.domains.toll.Toll"})
+    monkeypatch.syspath_prepend(tmp_path)
+    toll = Component.model_validate({"_target_": f"{copy_domain('toll', tmp_path).stem}:Toll"})
     details = {"kinds": {"vehicle": "read", "charge": "write"}}
     capability = Capability(id="missing_lookup", name="n", description="d", details=details)
     path = tmp_path / "missing_lookup.py"

@@ -27,19 +27,5 @@ def lora(model: Path, folder: Path, seed: int, **changes: Any) -> Adapter:
 
 
 def save_adapter(model: Path, folder: Path) -> Path:
-    """A LoRA adapter with random weights, as PEFT saves it."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    from captrain.training.recipe import LINEAR
-
-    torch.manual_seed(2)
-    config = LoraConfig(r=4, lora_alpha=12, target_modules=list(LINEAR), task_type="CAUSAL_LM")
-    adapted: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.3)
-    adapted.save_pretrained(folder)
-    return folder
+    """The folder of such an adapter."""
+    return Path(lora(model, folder, 2).folder)

@@ -1,31 +1,67 @@
-"""Equal files and equal overrides are composed once in a process: Hydra takes a tenth of a second, and hundreds of
-tests ask for the same few configurations."""
+"""Equal files and equal choices of options are composed once in a process: Hydra takes a tenth of a second, and
+hundreds of tests ask for the same few with other values."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
+
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from captrain.config import compose
 from captrain.config.shipped import conf_layers
 from captrain.records import JsonObject
 
 FileState = tuple[str, int, int]
-_composed: dict[tuple[tuple[FileState, ...], tuple[str, ...]], JsonObject] = {}
+Key = tuple[tuple[FileState, ...], tuple[str, ...]]
+_composed: dict[Key, JsonObject] = {}
+_chosen: dict[Key, DictConfig] = {}
 
 
 def compose_once() -> None:
     """From here on, what was composed is remembered until one of its files has changed; refusals are not."""
-    merge = compose._merged
+    merge, hydra_compose = compose._merged, hydra.compose
+    states: tuple[FileState, ...] = ()
 
     def merge_once(conf_dir: Path, overrides: list[str]) -> JsonObject:
-        key = tuple(state for layer in conf_layers(conf_dir) for state in states(layer)), tuple(overrides)
+        nonlocal states
+        states = tuple(state for layer in conf_layers(conf_dir) for state in states_of(layer))
+        key = states, tuple(overrides)
         if key not in _composed:
-            _composed[key] = merge(conf_dir, overrides)
+            hydra.compose = choose_once
+            try:
+                _composed[key] = merge(conf_dir, overrides)
+            finally:
+                hydra.compose = hydra_compose
         return copy.deepcopy(_composed[key])
+
+    def choose_once(config_name: str, overrides: Sequence[str]) -> DictConfig:
+        """Compose the options alone, and then set the values as Hydra does after it has composed."""
+        try:
+            loader = GlobalHydra.instance().config_loader()
+            assert isinstance(loader, ConfigLoaderImpl)
+            parsed = OverridesParser.create().parse_overrides([*overrides])
+            loader.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
+            values = [one for one in parsed if not loader.repository.group_exists(one.key_or_group)]
+            options = [str(one.input_line) for one in parsed if one not in values]
+            key = states, tuple(options)
+            if key not in _chosen:
+                _chosen[key] = hydra_compose(config_name, options)
+            config = copy.deepcopy(_chosen[key])
+            ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        except HydraException:
+            return hydra_compose(config_name, [*overrides])  # its own words
+        return config
 
     compose._merged = merge_once
 
 
-def states(folder: Path) -> list[FileState]:
+def states_of(folder: Path) -> list[FileState]:
     """Name, time and size of each file of a configuration."""
     files = sorted(folder.rglob("*.yaml"))
     return [(str(path), status.st_mtime_ns, status.st_size) for path in files for status in [path.stat()]]

@@ -178,3 +178,24 @@ def mixture_of(tiny: Path, folder: Path) -> Path:
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def interrupted(job: Job, after: int) -> Path:
+    """Cut a training off when some steps have been played; its checkpoints."""
+    import pytest
+
+    from captrain.training.grpo import PolicyTrainer
+    from captrain.training.runs import train
+
+    play = PolicyTrainer.play
+
+    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
+        if len(self.history) == after:
+            raise KeyboardInterrupt
+        return play(self, prompts)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PolicyTrainer, "play", pull_the_plug)
+        train(job)
+    [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
+    return checkpoints

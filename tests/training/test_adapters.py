@@ -17,6 +17,7 @@ from support.training import (
     ROOT,
     groups,
     inside,
+    interrupted,
     job,
     kill,
     moved,
@@ -104,23 +105,10 @@ def test_a_finished_training_is_read_and_not_done_again(
 
 
 def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
-    tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[Task]
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path, opened: list[Task]
 ) -> None:
-    from captrain.training.grpo import PolicyTrainer
-
-    play = PolicyTrainer.play
-
-    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
-        if len(self.history) == 2:
-            raise KeyboardInterrupt
-        return play(self, prompts)
-
     with inside(tmp_path):
-        with monkeypatch.context() as patch:
-            patch.setattr(PolicyTrainer, "play", pull_the_plug)
-            with pytest.raises(KeyboardInterrupt):
-                train(job(tiny, environment))
-        [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
+        checkpoints = interrupted(job(tiny, environment), 2)
         whole = last_checkpoint(checkpoints)
         assert whole is not None and whole.name == "checkpoint-4"
         # A later checkpoint that was cut off while it was written: no mark, and no telling what is in it.
@@ -191,13 +179,6 @@ def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
         rates.append(self.optimizer.param_groups[0]["lr"])
         return update(self, *args, **kwargs)
 
-    play = PolicyTrainer.play
-
-    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
-        if len(self.history) == 2:
-            raise KeyboardInterrupt
-        return play(self, prompts)
-
     monkeypatch.setattr(PolicyTrainer, "training_step", noted)
     with inside(tmp_path / "whole"):
         whole = train(falling)
@@ -206,9 +187,7 @@ def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
     assert "| learning rate, clip | 0.01 linear, 0.2 below, 0.28 above |" in card
     assert whole.digest != trained.digest and whole.history[0] == trained.history[0]
     with inside(tmp_path / "cut"):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(PolicyTrainer, "play", pull_the_plug)
-            train(falling)
+        interrupted(falling, 2)
         rates.clear()
         resumed = train(falling)
     assert rates == pytest.approx([0.01 * 2 / 6, 0.01 / 6])

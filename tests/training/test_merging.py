@@ -20,7 +20,6 @@ from support.needs import further
 from captrain.config import build, compose_spec, publish_spec
 from captrain.config.components import Component
 from captrain.config.machine import Machine
-from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.composition import lora_factors
@@ -253,15 +252,6 @@ def job(tiny: Path, folder: Path, teachers: dict[str, Adapter], **changes: Any) 
         name="distillation", base=tiny, policy=policy, trainer=trainer, environments=tuple(places),
         teachers=tuple(teachers[place.name] for place in places), **settings,
     )  # fmt: skip
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    """Every task that is opened from here on."""
-    tasks: list[Task] = []
-    open_ = Target.open
-    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
-    return tasks
 
 
 def test_the_divergence_is_that_of_the_student_from_the_teacher() -> None:
