@@ -69,6 +69,30 @@ def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
     assert str(error.value) == f"{problem}\n  remedy: {remedy}"
 
 
+def die_once(item: tuple[Path, int]) -> int:
+    """Kill the worker that has the second item first, or each that has it where the file is a folder."""
+    path, number = item
+    if number == 1 and not path.is_file():
+        if not path.exists():
+            path.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_a_worker_that_is_killed_ends_no_other_work_and_its_own_is_begun_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.run(die_once, [(tmp_path / "died", number) for number in range(6)], machine(2), "squares") == [
+        0, 1, 4, 9, 16, 25,
+    ]  # fmt: skip
+    assert "a worker process of squares died; what it held is begun again" in capfd.readouterr().err
+
+
+def test_workers_that_die_again_and_again_are_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a worker process of squares died 3 times"):
+        launch.run(die_once, [(tmp_path, number) for number in range(3)], machine(2), "squares")
+
+
 SLEEPERS = """
 import os, pathlib, time
 from captrain.execution import LENDER, launch
@@ -125,8 +149,11 @@ def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path
 EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(python="python", gpus=2), "asking": ModelAccess(gpus=2)}
 
 
-def layout(machine: Machine) -> tuple[str | None, int, bool]:
-    time.sleep(0.5)  # so that each worker has an item
+def layout(item: tuple[Machine, Path, int]) -> tuple[str | None, int, bool]:
+    """Tell what a worker has, once as many workers as there are items have one each."""
+    machine, folder, items = item
+    (folder / str(os.getpid())).touch()
+    assert until(lambda: len([*folder.iterdir()]) >= items, 120)
     return os.environ.get("CUDA_VISIBLE_DEVICES"), launch.places(machine), bool(os.environ.get(LENDER))
 
 
@@ -135,15 +162,16 @@ def layout(machine: Machine) -> tuple[str | None, int, bool]:
     [(1, 4, ["0", "1", "2", "3"], 1), (1, 2, ["0,1", "2,3"], 2), (2, 2, ["0,1", "2,3"], 1), (1, 3, ["0", "1", "2"], 1)],
 )
 def test_trainings_at_once_have_each_gpus_of_their_own_and_all_of_them_where_there_are_few(
-    processes: int, items: int, devices: list[str], places: int, monkeypatch: pytest.MonkeyPatch
+    processes: int, items: int, devices: list[str], places: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     accelerate = Accelerate(processes=processes, strategy="fsdp" if processes > 1 else "none")
     node = Machine(workers=0, accelerate=accelerate, **EIGHT)
     assert node.workers == 4 // processes
     # They borrow the servers of this process.
-    assert sorted(launch.run(layout, [node] * items, node, "layouts")) == [(gpus, places, True) for gpus in devices]
-    assert launch.run(layout, [node], node, "layouts") == [(None, 4 // processes, False)]
+    found = launch.run(layout, [(node, tmp_path, items)] * items, node, "layouts")
+    assert sorted(found) == [(gpus, places, True) for gpus in devices]
+    assert launch.run(layout, [(node, tmp_path, 1)], node, "layouts") == [(None, 4 // processes, False)]
 
 
 class Divided:
