@@ -533,6 +533,12 @@ def _reply(message: Message) -> str | None:
 def _milestones(rollout: Rollout) -> list[tuple[JsonObject, float]]:
     """The benchmark's milestones in their order, each with the part of the score it got; those without are left out."""
     parts = rollout.score.parts if rollout.score else {}
-    entries: list[JsonObject] = rollout.task.data.get("milestones") or []
-    milestones = {f"milestone {number}": entry for number, entry in enumerate(entries, start=1)}
+    entries = rollout.task.data.get("milestones")
+    milestones = {
+        f"milestone {number}": entry
+        for number, entry in enumerate(entries if isinstance(entries, list) else (), start=1)
+        if isinstance(entry, Mapping)
+        and isinstance(entry.get("tool", ""), str)
+        and isinstance(entry.get("arguments") or {}, Mapping)
+    }
     return [(milestone, parts[name]) for name, milestone in milestones.items() if name in parts]
