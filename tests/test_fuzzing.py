@@ -143,6 +143,13 @@ FOUND: list[tuple[str, list[Any], Any]] = [
     ("tau2", ["simulations", 0, "messages"], 3),
     ("tau2", ["tasks", 0, "evaluation_criteria", "actions", 0, "name"], []),
     ("tau2", ["tasks", 0, "evaluation_criteria", "actions", 0, "name"], None),
+    ("own", ["task", "data", "milestones", 0, "tool"], None),
+    ("own", ["task", "data", "milestones"], 3),
+    ("own", ["task", "data", "milestones"], ["x"]),
+    ("own", ["task", "data", "milestones", 0], {"tool": "get_order", "arguments": 3}),
+    ("own", ["task", "data", "milestones", 0], {"message": 3}),
+    ("own", ["task", "data", "milestones", 0], {"state": 3}),
+    ("own", ["task", "data", "milestones", 0], {"minefield": 3}),
 ]
 """Documents, the place in them, and what stood there when something broke."""
 

@@ -70,6 +70,30 @@ def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
     assert str(error.value) == f"{problem}\n  remedy: {remedy}"
 
 
+def die_once(item: tuple[Path, int]) -> int:
+    """Kill the worker that has the second item first, or each that has it where the file is a folder."""
+    path, number = item
+    if number == 1 and not path.is_file():
+        if not path.exists():
+            path.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_a_worker_that_is_killed_ends_no_other_work_and_its_own_is_begun_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.run(die_once, [(tmp_path / "died", number) for number in range(6)], machine(2), "squares") == [
+        0, 1, 4, 9, 16, 25,
+    ]  # fmt: skip
+    assert "a worker process of squares died; what it held is begun again" in capfd.readouterr().err
+
+
+def test_workers_that_die_again_and_again_are_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a worker process of squares died 3 times"):
+        launch.run(die_once, [(tmp_path, number) for number in range(3)], machine(2), "squares")
+
+
 SLEEPERS = """
 import os, pathlib, time
 from captrain.execution import LENDER, launch

@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 WORKER = "CAPTRAIN_WORKER"
 """Set in the environment of workers, to the places that each has (see `places`)."""
+
+POOLS = 3
+"""A worker that dies takes its pool with it; so many pools are made for what is not whole."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -54,7 +58,7 @@ def run(
         libraries: modules that the function imports and that take long.
 
     Raises:
-        UserError: a worker or a job died, or Slurm does not take jobs.
+        UserError: workers died again and again, a job died, or Slurm does not take jobs.
         Whatever the function raises for the first item that fails, after the others have come to their ends.
     """
     if machine.launcher == "slurm":
@@ -117,18 +121,25 @@ def _spread(
     count = min(machine.workers, len(items))
     # The servers of a model are this process's, so that workers share them, and none ends with a worker.
     lender = lender_address() if machine.vllm.python else ""
-    begin = partial(_begin_worker, os.getpid(), lender, context.Value("i", 0), machine, machine.places(count))
-    with ProcessPoolExecutor(count, context, initializer=begin) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        for future in tqdm(futures, desc=label, unit="item", leave=False, disable=None):
-            future.exception()
-        try:
-            return [future.result() for future in futures]
-        except BrokenProcessPool:
-            raise UserError(
-                f"a worker process of {label} died: it was killed, or memory ran out",
-                "run again, with a smaller machine.workers or machine.batch if it was memory; what is whole is kept",
-            ) from None
+    ends: dict[int, Future[Result]] = {}
+    for _ in range(POOLS):
+        begin = partial(_begin_worker, os.getpid(), lender, context.Value("i", 0), machine, machine.places(count))
+        with ProcessPoolExecutor(count, context, initializer=begin) as pool:
+            futures: dict[int, Future[Result]] = {}
+            with suppress(BrokenProcessPool):
+                for number in range(len(items)):
+                    if number not in ends:
+                        futures[number] = pool.submit(function, items[number])
+            for number, future in tqdm(futures.items(), desc=label, unit="item", leave=False, disable=None):
+                if not isinstance(future.exception(), BrokenProcessPool):
+                    ends[number] = future
+        if len(ends) == len(items):
+            return [ends[number].result() for number in range(len(items))]
+        print(f"captrain: a worker process of {label} died; what it held is begun again", file=sys.stderr)
+    raise UserError(
+        f"a worker process of {label} died {POOLS} times: it was killed, or memory ran out",
+        "run again, with a smaller machine.workers or machine.batch if it was memory; what is whole is kept",
+    )
 
 
 def _begin_worker(parent: int, lender: str, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:
