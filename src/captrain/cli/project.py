@@ -36,12 +36,12 @@ def run(
         return
     from captrain.planning import forecast_run, stale_stages
     from captrain.projects import run_pipeline
-    from captrain.reporting import show
+    from captrain.reporting import tables
 
     if stages := stale_stages(root):
         print_all(forecast_run(root, stages))
         run_pipeline(root)
-    print_all(show.results(root))
+    print_all(tables.results(root))
 
 
 def upgrade(
