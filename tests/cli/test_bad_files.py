@@ -48,7 +48,6 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "log.json": ("diagnose", "FILE", "--out", "OUT"),
     "log.jsonl": ("diagnose", "FILE", "--out", "OUT"),
     "log.eval": ("diagnose", "FILE", "--out", "OUT"),
-    "labels.jsonl": ("diagnose", "--labels", "FILE", "--out", "OUT"),
     "scores.csv": ("diagnose", str(LOGS), "--scores", "FILE", "--out", "OUT"),
     "diagnosis": ("synthesize", "wrong_argument", "--diagnosis", "FILE", "--out", "OUT"),
     "rollouts.jsonl": ("export", "FILE", "--to", "inspect", "--out", "OUT"),
