@@ -12,18 +12,14 @@ from typing import Annotated
 import typer
 
 from captrain import __version__
-from captrain.cli.benchmark import benchmark
 from captrain.cli.console import print_all
-from captrain.cli.environments import export_environment
-from captrain.cli.hub import push
+from captrain.cli.environments import export_environment, push, synthesize, validate
 from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, verify
 from captrain.cli.plan import doctor, plan, power
-from captrain.cli.project import check_benchmark, init, run, upgrade
+from captrain.cli.project import benchmark, check_benchmark, init, run, upgrade
 from captrain.cli.results import compare, export, published, report, results
 from captrain.cli.serve import route, serve
-from captrain.cli.synthesis import synthesize
-from captrain.cli.validate import validate
 from captrain.execution import entry_point
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""Commands about a project of the user's own: begun, run, and brought to another version of captrain."""
+"""Commands about a project of the user's own: begun, run, brought to another version of captrain; its benchmarks."""
 
 import os
 from pathlib import Path
@@ -93,3 +93,22 @@ def check_benchmark(
         return
     print_all("", *(str(problem) for problem in report.problems))
     raise typer.Exit(1)
+
+
+benchmark = typer.Typer(help="Benchmarks of others: install.", no_args_is_help=True)
+
+
+@benchmark.callback()
+def group() -> None:
+    """Install benchmarks of others, each in an environment of its own."""
+
+
+@benchmark.command()
+def install(
+    name: Annotated[str, typer.Argument(help="bfcl, tau2, agentdojo, openenv, or verifiers.")],
+    packages: Annotated[list[str] | None, typer.Argument(help="What else goes into it, as pip names it.")] = None,
+) -> None:
+    """Make the environment of a benchmark below .cache/installations, where its workers find it."""
+    from captrain.benchmarks import install_benchmark
+
+    print_all(f"{name}: {install_benchmark(name, project_root(), packages or [])}; choose it with benchmark={name}")
