@@ -36,7 +36,6 @@ RUN = (
     "captrain published",
     "captrain report",
     "captrain results",
-    "captrain show",
     "dvc dag",
     "dvc status",
     "dvc metrics show",

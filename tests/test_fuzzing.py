@@ -32,12 +32,9 @@ from captrain.config.compose import compose_data
 from captrain.contract import calls_of
 from captrain.diagnosis import (
     diagnose,
-    diagnose_labels,
-    label_summary,
     publish_diagnosis,
     read_clauses,
     read_kinds,
-    read_labels,
 )
 from captrain.environments import read_passports
 from captrain.errors import InfrastructureError, UserError
@@ -219,7 +216,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "log.json": lambda path: read_logs([path]),
     "log.eval": lambda path: read_logs([path]),
     "log.csv": lambda path: read_logs([path]),
-    "labels.jsonl": lambda path: read_labels([path]),
     "rollouts.jsonl": lambda path: load(path, Rollout),
     "a.passport.json": lambda path: read_passports(path.parent),
     "passport.json": lambda path: read_json(path, Passport),
@@ -324,34 +320,6 @@ def test_yaml_of_any_pieces_is_read_or_is_one_message(name: str, text: str) -> N
         path = Path(folder, name)
         path.write_text(text, errors="surrogatepass")
         survives(lambda: YAML_READERS[name](path))
-
-
-LABEL_LINE = {
-    "run": 0, "rollout": "r", "task": "t", "outcome": "failed", "count": 1, "suspect": False,
-    "labels": {"a": "LACKING", "b": {"verdict": "PRESENT", "evidence": "x", "message": 0}},
-}  # fmt: skip
-SELECTION = Selection(delta=0.2, coverage=0.1, agreement=1, confidence=0.95, floor=0.0, resamples=10, ranking="product")
-
-
-def judge_labels(path: Path) -> None:
-    label_summary(diagnose_labels(read_labels([path]), SELECTION, 4, 0))
-
-
-@pytest.mark.needs("minutes")
-@FUZZ
-@given(data=st.data())
-def test_labels_that_were_bent_anywhere_are_judged_or_refused_in_one_message(data: Any) -> None:
-    lines = [json.dumps({**LABEL_LINE, "rollout": f"r{number}", "outcome": outcome})
-             for number, outcome in enumerate(["failed", "passed"] * 4)]  # fmt: skip
-    place = data.draw(st.sampled_from(places(LABEL_LINE)))
-    bent_line = json.dumps(bent(LABEL_LINE, place, data.draw(st.one_of(ODD, st.sampled_from([1e30, 10**30, "yes"])))))
-    twice = data.draw(
-        st.sampled_from(["", '"run": 1, ', '"labels": {"a": "NA", "a": "NA"}, ', f'"count": {"9" * 5000}, '])
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "labels.jsonl")
-        path.write_text("\n".join([*lines, bent_line.replace("{", "{" + twice, 1)]))
-        survives(lambda: judge_labels(path))
 
 
 CELLS = st.one_of(

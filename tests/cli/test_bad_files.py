@@ -48,7 +48,6 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "log.json": ("diagnose", "FILE", "--out", "OUT"),
     "log.jsonl": ("diagnose", "FILE", "--out", "OUT"),
     "log.eval": ("diagnose", "FILE", "--out", "OUT"),
-    "labels.jsonl": ("diagnose", "--labels", "FILE", "--out", "OUT"),
     "scores.csv": ("diagnose", str(LOGS), "--scores", "FILE", "--out", "OUT"),
     "diagnosis": ("synthesize", "wrong_argument", "--diagnosis", "FILE", "--out", "OUT"),
     "rollouts.jsonl": ("export", "FILE", "--to", "inspect", "--out", "OUT"),
@@ -161,11 +160,11 @@ READ: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "results/evaluation/metrics.json": (("results",), ("power",)),
     "results/causality/capabilities.csv": (("results",),),
     "results/solutions/rediscovery.csv": (("results",),),
-    "results/capabilities/selection.json": (("show", "capabilities"), ("compare", ".", "HEAD")),
+    "results/capabilities/selection.json": (("compare", ".", "HEAD"),),
     "results/routes/routes.csv": (("compare", ".", "."),),
-    "results/adapters/index.json": (("show", "adapters"),),
-    "results/environments/invalid_call.passport.json": (("show", "environments"),),
-    "artifacts/rollouts/discovery.jsonl": (("show", "rollouts"),),
+    "results/adapters/index.json": (("report", "--out", "OUT"),),
+    "results/environments/invalid_call.passport.json": (("report", "--out", "OUT"),),
+    "artifacts/rollouts/discovery.jsonl": (("report", "--out", "OUT"),),
     "artifacts/evaluation/rollouts.jsonl": (("compare", ".", "."),),
     "params.yaml": (("plan",),),
 }
@@ -214,7 +213,7 @@ def test_a_gap_that_is_no_finite_number_is_one_message(
     file = project / "results/capabilities/selection.json"
     text = re.sub(r'"gap": [-.\d]+', f'"gap": {number}', file.read_text(), count=1)
     damaged(file, lambda path: path.write_text(text))
-    for command in (("show", "capabilities"), ("report", "--out", str(tmp_path / "out"))):
+    for command in (("compare", ".", "HEAD"), ("report", "--out", str(tmp_path / "out"))):
         status, out, err = captrain(project, *command)
         require_message(status, out, err)
         assert status == 2 and "selection.json" in err, (command, status, err)

@@ -38,9 +38,6 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 ROLLOUTS, OUT = "artifacts/rollouts/discovery.jsonl", f"{FULL}/out"
 WRITING: Mapping[str, tuple[str, ...]] = {
     "diagnose": ("diagnose", "few.jsonl", "--out", OUT),
-    "diagnose --labels": (
-        "diagnose", "--labels", "artifacts/labels/labels.jsonl", "--agreement", "4", "--out", OUT,
-    ),
     "synthesize": ("synthesize", "invalid_call", "--out", OUT),
     "export, Inspect": ("export", ROLLOUTS, "--to", "inspect", "--out", OUT),
     "export, chats": ("export", ROLLOUTS, "--to", "openai", "--out", f"{OUT}.jsonl"),

@@ -201,9 +201,7 @@ def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path
     assert fixes["a suspect reference"].startswith(
         f"in {of_suspects} of {len(failed)} failures, alone in {of_suspects}"
     )
-    # The rule on the same labels does not count them either.
-    diagnose("--labels", out / "labels.jsonl", "--out", tmp_path / "rule")
-    counted = json.loads((tmp_path / "rule/selection.json").read_text())["rollouts"]
+    counted = json.loads((out / "selection.json").read_text())["rollouts"]
     assert counted["passed"] + counted["failed"] == sum(row["standing"] == "contrasted" for row in causes.values())
     diagnose(*files, "--out", tmp_path / "kept", "--keep-suspects")
     assert '"suspect":true' not in (tmp_path / "kept/labels.jsonl").read_text()

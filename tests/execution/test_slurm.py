@@ -376,9 +376,9 @@ def test_two_nodes_that_are_killed_go_on_from_the_checkpoint_to_the_same_bytes(
     )  # fmt: skip
     Path("hold").write_text("8")  # each node has played half of two steps, and is in the third
     waiting = Background(train, [replace(one, machine=machine)], machine, "adapters")
-    until(lambda: list(Path().glob(".cache/adapters/*/checkpoints*/checkpoint-2/history.json")), 240)
+    until(lambda: list(Path().glob(".cache/adapters/*/checkpoints*/checkpoint-2/history.json")))
     home.say("scontrol", "requeue", sent()[0])
-    until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2, 240)
+    until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
     Path("hold").unlink()
     [killed] = waiting.result(300)
     scored = Path("nodes").read_text().split()

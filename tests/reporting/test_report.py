@@ -36,7 +36,7 @@ from captrain.records import (
     publish_json,
     publish_text,
 )
-from captrain.reporting import show
+from captrain.reporting import tables
 from captrain.reporting.pages import archive, build, data, shards
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -396,7 +396,7 @@ def test_the_overview_and_the_terminal_read_the_differences_alike(
     lines = [line for line in capsys.readouterr().out.splitlines() if " - " in line and "│" in line]
     said = [line.split("│")[-2].strip() for line in lines]
     cells = re.findall(r'<td class="reading">([^<]*)</td>', (report / "index.html").read_text())
-    assert said == [show.DISTINCT.get(cell, cell) for cell in cells] and "no (Holm)" in said and "yes" in said
+    assert said == [tables.DISTINCT.get(cell, cell) for cell in cells] and "no (Holm)" in said and "yes" in said
     text = " ".join(view(report, "overview").text.split())
     assert "TRACE in this run: against base +0.203, distinguishable; against GRPO on target -0.026, not" in text
 

@@ -1,4 +1,4 @@
-"""The command line: `captrain init | run | results | verify | show | report | plan | jobs | ...`.
+"""The command line: `captrain init | run | results | verify | report | plan | jobs | ...`.
 
 Each command reads and prints; `dvc repro` is what runs anything. The modules beside this one hold a group of commands
 each. What a command needs is imported inside it, so that `captrain --help` answers at once and nothing here but `serve`
@@ -12,19 +12,14 @@ from typing import Annotated
 import typer
 
 from captrain import __version__
-from captrain.cli.benchmark import benchmark
 from captrain.cli.console import print_all
-from captrain.cli.environments import export_environment
-from captrain.cli.hub import push
+from captrain.cli.environments import export_environment, push, synthesize, validate
 from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, verify
 from captrain.cli.plan import doctor, plan, power
-from captrain.cli.project import check_benchmark, init, run, upgrade
+from captrain.cli.project import benchmark, check_benchmark, init, run, upgrade
 from captrain.cli.results import compare, export, published, report, results
 from captrain.cli.serve import route, serve
-from captrain.cli.show import show
-from captrain.cli.synthesis import synthesize
-from captrain.cli.validate import validate
 from captrain.execution import entry_point
 
 app = typer.Typer(
@@ -71,7 +66,6 @@ for command in (
     route,
 ):
     app.command()(command)
-app.add_typer(show, name="show", no_args_is_help=True)
 app.add_typer(benchmark, name="benchmark")
 
 

@@ -1,11 +1,107 @@
-"""The command that takes environments out of the project."""
+"""Commands about environments and adapters: written, examined, and taken out of the project."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 import typer
 
+from captrain.cli.access import ENDPOINT, KEY, Budget, EndpointVariable, KeyVariable, ModelOptions, Prices
 from captrain.cli.console import print_all, project_root
+from captrain.errors import UserError
+
+
+def synthesize(
+    capability: Annotated[str, typer.Argument(help="A cause or capability that the diagnosis found, by its id.")],
+    out: Annotated[Path, typer.Option(help="Folder for the environment, its passport and its page.")],
+    diagnosis: Annotated[
+        Path | None, typer.Option(help="Folder that captrain diagnose wrote; else the project's own capabilities.")
+    ] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="JSON list of the tools' schemas, where the logs had none.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="A language model that writes it; else a program derives it.")] = "",
+    endpoint_env: EndpointVariable = ENDPOINT,
+    key_env: KeyVariable = KEY,
+    tokens: Budget = None,
+    prices: Prices = None,
+    dry_run: Annotated[bool, typer.Option(help="Say what would be made and what it costs, and make nothing.")] = False,
+    sandbox: Annotated[
+        Literal["strong", "strong, one layer", "basic"] | None,
+        typer.Option(help="Least level of confinement; machine.sandbox by default."),
+    ] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the project's base in it, too.")] = False,
+) -> None:
+    """Write an environment that trains a capability which a diagnosis found, with its passport (exit status 1 if it
+    earns none)."""
+    from captrain.diagnosis import (
+        order_synthesis,
+        publish_synthesis,
+        read_evidence,
+        read_project_evidence,
+        synthesis_cost,
+        synthesize_ordered,
+    )
+    from captrain.execution import require_folder
+
+    require_folder(out)
+    access = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run).access()
+    evidence = read_evidence(diagnosis, tools) if diagnosis else read_project_evidence(project_root())
+    base = _base(calibrate, evidence.project, out)
+    order = order_synthesis(evidence, capability, model, access, sandbox)
+    writer = f"{model} is asked: {synthesis_cost(order, access)}" if model else "derived by a program"
+    print_all(f"environment for {order.brief.capability.id}, {writer}")
+    if dry_run:
+        return
+    result = synthesize_ordered(order, base)
+    path = publish_synthesis(result, out)
+    checks = result.best.passport.checks
+    if usage := getattr(order.synthesizer, "usage", None):
+        print_all(f"asked: {usage.answers} answers, {usage.tokens} tokens{usage.cost}")
+    if not result.passed:
+        print_all(f"no attempt earned its passport: {result.best.passport.complaints()}", f"{path} is the best of them")
+        raise typer.Exit(1)
+    print_all(
+        f"passport: {len(checks)} checks passed, {'on' if base else 'without'} the base",
+        f"{path} trains {order.brief.capability.name}",
+    )
+
+
+def _base(calibrate: bool, project: Path | None, out: Path) -> Path | None:
+    """Locate the project's base, where it is to be played.
+
+    Raises:
+        UserError: there is none, or the folder belongs to the pipeline.
+    """
+    if project is not None and out.resolve().is_relative_to((project / "results").resolve()):
+        raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
+    if not calibrate:
+        return None
+    if project is None or not (project / "artifacts/base").exists():
+        raise UserError("there is no base to play", "run `dvc repro base` in a project, or leave --calibrate out")
+    return project / "artifacts/base"
+
+
+def validate(
+    file: Annotated[Path, typer.Argument(help="An environment file.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for passport and page; beside the file by default.")] = None,
+    sandbox: Annotated[
+        Literal["strong", "strong, one layer", "basic"] | None,
+        typer.Option(help="Least level of confinement; machine.sandbox by default."),
+    ] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the base in it, too.")] = False,
+) -> None:
+    """Make out the passport of any environment file, held against the target (exit status 1 when a check fails)."""
+    from captrain.environments import publish_validation, validate_file, validation_report
+    from captrain.execution import require_folder
+
+    folder = out or file.parent
+    require_folder(folder)
+    validation = validate_file(file, project_root(), folder, sandbox, calibrate)
+    publish_validation(validation, folder)
+    print_all(*validation_report(validation))
+    if not validation.passport.passed:
+        raise typer.Exit(1)
 
 
 def export_environment(
@@ -20,3 +116,32 @@ def export_environment(
     require_folder(out)
     files = export_environment(name, project_root(), to, out)
     print_all(f"{out}: {len(files)} files; {out / 'README.md'} says how it is used")
+
+
+def push(
+    kind: Annotated[Literal["adapters", "environments"], typer.Argument(help="What to send.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
+    dry_run: Annotated[Path | None, typer.Option(help="Write what would be sent into this folder.")] = None,
+    confirmed: Annotated[bool, typer.Option("--send", help="Send it. Without this word nothing is sent.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Let all see a repository that is made.")] = False,
+    stage: Annotated[str, typer.Option(help="Stage that has trained them, such as solutions.")] = "adapters",
+) -> None:
+    """Send adapters with their cards, digests and routes, or environments with their passports, to the Hugging Face
+    Hub."""
+    from captrain.execution import user_outputs
+    from captrain.projects import send, write_shipment
+
+    if (dry_run is None) != confirmed:
+        raise UserError(
+            f"nothing was sent to {repository}",
+            "say --dry-run FOLDER to see what would be, or --send to send it",
+        )
+    root = project_root()
+    if dry_run is not None:
+        with user_outputs(dry_run) as aside:
+            shipment = write_shipment(kind, root, aside, stage)
+        print_all(f"{dry_run}: {len(shipment.files)} files, of which nothing was sent")
+        return
+    with TemporaryDirectory() as folder:
+        shipment = write_shipment(kind, root, Path(folder), stage)
+        print_all(f"{send(shipment, repository, not public)}: {len(shipment.files)} files")

@@ -21,15 +21,11 @@ AnalystName = Literal["programmatic", "openai"]
 
 
 def diagnose(
+    files: Annotated[list[Path], typer.Argument(help="Logs of any format that docs/diagnose.md lists.")],
     out: Annotated[Path, typer.Option(help="Folder for report.md, figures and labels.")],
-    files: Annotated[list[Path] | None, typer.Argument(help="Logs of any format that docs/diagnose.md lists.")] = None,
-    labels: Annotated[
-        list[Path] | None,
-        typer.Option(help="In place of logs: JSONL of labels made elsewhere; repeatable, a run each."),
-    ] = None,
     delta: Annotated[float, typer.Option(min=0, max=1, help="Least gap between failed and passed rollouts.")] = 0.2,
     coverage: Annotated[float, typer.Option(min=0, max=1, help="Least share of failed rollouts that lack it.")] = 0.1,
-    agreement: Annotated[int, typer.Option(min=1, help="Labelling runs, of 10 for logs, that must agree.")] = 8,
+    agreement: Annotated[int, typer.Option(min=1, max=RUNS, help="Labelling runs, of 10, that must agree.")] = 8,
     ranking: Annotated[
         Ranking, typer.Option(help="Order of those that meet the rule; product: coverage x gap.")
     ] = "product",
@@ -59,22 +55,16 @@ def diagnose(
     from captrain.diagnosis import (
         advise,
         diagnose,
-        diagnose_labels,
         diagnosis_summary,
-        label_summary,
         publish_diagnosis,
-        publish_label_diagnosis,
         read_clauses,
         read_kinds,
-        read_labels,
     )
     from captrain.execution import require_apart, require_folder
     from captrain.interop import read_logs
 
     require_folder(out)
     require_apart(out)
-    if bool(files) == bool(labels):
-        raise UserError("captrain diagnose takes either logs or --labels", "name files, or --labels FILE")
     selection = Selection(
         delta=delta,
         coverage=coverage,
@@ -84,14 +74,7 @@ def diagnose(
         resamples=1000,
         ranking=ranking,
     )
-    if labels:
-        verdict = diagnose_labels(read_labels(labels), selection, count, seed)
-        publish_label_diagnosis(verdict, out)
-        print_all(*label_summary(verdict), f"{out / 'selection.json'} has the account")
-        return
-    if agreement > RUNS:
-        raise UserError(f"--agreement {agreement} of {RUNS} labelling runs", f"say at most {RUNS}")
-    logs = read_logs(files or [], scores, keep_secrets=keep_secrets)
+    logs = read_logs(files, scores, keep_secrets=keep_secrets)
     if analyst == "openai":
         options = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run)
         _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)

@@ -1,4 +1,4 @@
-"""Commands about a project of the user's own: begun, run, and brought to another version of captrain."""
+"""Commands about a project of the user's own: begun, run, brought to another version of captrain; its benchmarks."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def init(
 def run(
     stage: Annotated[str | None, typer.Argument(help="One stage, stale or not: what `dvc repro` calls.")] = None,
 ) -> None:
-    """Run the pipeline: what it will take, a line for each stage that ends, the results. `dvc repro` runs the same."""
+    """Run the pipeline: a line for each stage that ends, then the results. `dvc repro` runs the same."""
     root = project_root()
     os.chdir(root)
     if stage is not None:
@@ -34,14 +34,11 @@ def run(
 
         run_stage(root, stage)
         return
-    from captrain.planning import forecast_run, stale_stages
     from captrain.projects import run_pipeline
-    from captrain.reporting import show
+    from captrain.reporting import tables
 
-    if stages := stale_stages(root):
-        print_all(forecast_run(root, stages))
-        run_pipeline(root)
-    print_all(show.results(root))
+    run_pipeline(root)
+    print_all(tables.results(root))
 
 
 def upgrade(
@@ -96,3 +93,22 @@ def check_benchmark(
         return
     print_all("", *(str(problem) for problem in report.problems))
     raise typer.Exit(1)
+
+
+benchmark = typer.Typer(help="Benchmarks of others: install.", no_args_is_help=True)
+
+
+@benchmark.callback()
+def group() -> None:
+    """Install benchmarks of others, each in an environment of its own."""
+
+
+@benchmark.command()
+def install(
+    name: Annotated[str, typer.Argument(help="bfcl, tau2, agentdojo, openenv, or verifiers.")],
+    packages: Annotated[list[str] | None, typer.Argument(help="What else goes into it, as pip names it.")] = None,
+) -> None:
+    """Make the environment of a benchmark below .cache/installations, where its workers find it."""
+    from captrain.benchmarks import install_benchmark
+
+    print_all(f"{name}: {install_benchmark(name, project_root(), packages or [])}; choose it with benchmark={name}")

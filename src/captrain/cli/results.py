@@ -15,9 +15,9 @@ def results(
     ] = False,
 ) -> None:
     """Pass rates with intervals, paired differences, rollouts spent, and where the figures lie."""
-    from captrain.reporting import show
+    from captrain.reporting import tables
 
-    print_all(show.costs(project_root()) if rollouts else show.results(project_root()))
+    print_all(tables.costs(project_root()) if rollouts else tables.results(project_root()))
 
 
 def compare(

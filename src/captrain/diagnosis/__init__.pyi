@@ -5,10 +5,6 @@ from .diagnosis import diagnose as diagnose
 from .explained import Explained as Explained
 from .explained import RolloutCause as RolloutCause
 from .explained import read_kinds as read_kinds
-from .foreign_labels import diagnose_labels as diagnose_labels
-from .foreign_labels import label_summary as label_summary
-from .foreign_labels import publish_label_diagnosis as publish_label_diagnosis
-from .foreign_labels import read_labels as read_labels
 from .judged import judge as judge
 from .judged import judged_summary as judged_summary
 from .judged import judging_cost as judging_cost

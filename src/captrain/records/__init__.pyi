@@ -5,7 +5,6 @@ from .digests import file_digest as file_digest
 from .files import MOST as MOST
 from .files import first_fault as first_fault
 from .files import load as load
-from .files import named_twice as named_twice
 from .files import parse_table as parse_table
 from .files import parse_yaml as parse_yaml
 from .files import read_bytes as read_bytes

@@ -284,17 +284,6 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
             offset += len(line)
 
 
-def named_twice(document: bytes) -> str:
-    """Return a name that an object in a JSON document holds twice, of which readers take either; "" for none."""
-    twice: list[str] = []
-
-    def members(pairs: list[tuple[str, object]]) -> None:
-        twice.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-
-    json.loads(document, object_pairs_hook=members)
-    return plain(twice[0]) if twice else ""
-
-
 def remains(path: Path, kind: type[T]) -> list[T | None]:
     """Read JSON lines whose writer may be at work, or was killed: a value of this type for each line, None where it is
     not whole; nothing where there is no file.

@@ -1,26 +1,42 @@
-"""The final table as it is printed: drawn from the files that the evaluation wrote, with what is counted beneath it."""
+"""The tables of `captrain results`: drawn from the files that the stages wrote, with what is counted beneath them."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from captrain.comparison import (
     BASE,
     IDLE,
     ORACLE,
+    SUMS,
     TRACE,
+    ComparisonRow,
     evaluation_metrics,
     evaluation_table,
     headline_methods,
+    interpret_difference,
     label,
     supervision,
     unequal_total,
 )
 from captrain.errors import UserError
-from captrain.records import read_table
+from captrain.records import JsonObject, read_json, read_table
 
+KINDS = ("kind", "method", "label", "tasks", "pass_rate", "low", "high", "pass_hat_k", "mean_reward")
+DIFFERENCES = ("first", "second", "difference", "low", "high", "p", "distinguishable")
+DISTINCT = {
+    "distinguishable": "yes",
+    "not distinguishable": "no",
+    "not distinguishable after correction": "no (Holm)",
+}
+"""Readings of a difference, in one word: a row of the table is one line of 80 columns."""
 COLUMNS = (
     "method",
     "label",
@@ -116,10 +132,6 @@ def _interval(low: float, high: float) -> str:
     return "" if np.isnan(low) else f"{low:.3f} to {high:.3f}"
 
 
-def _number(value: float) -> str:
-    return "undefined" if np.isnan(value) else f"{value:.3f}"
-
-
 def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     """Describe what was played and what is counted, from the numbers themselves."""
     rows = main.to_dict("records")
@@ -148,3 +160,132 @@ def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     if passes.get(ORACLE, 1.0) < passes[TRACE]:
         lines.append("It lies below TRACE, chosen on too few trials of a task: no bound here. Set evaluation.trials=4.")
     return "\n".join(lines)
+
+
+def _columns(title: str, *names: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None or np.isnan(value) else f"{value:.3f}"
+
+
+def results(root: Path) -> RenderableType:
+    """Render the paired differences, and last the final table.
+
+    Before them stand, of a benchmark that describes itself, the rates by kind and the findings on the discovery split,
+    what repaired what, re-discovery, and where the figures lie.
+    """
+    from captrain.reporting.rediscovery import rediscovery_table
+
+    folder = root / "results/evaluation"
+    discovery = _discovery(root)
+    if discovery and not folder.exists():
+        return Group(discovery, Text("the test split has not been played: `dvc repro evaluation`"))
+    final = table(folder)
+    level = 1 - evaluation_metrics(folder).confidence
+    paired = _columns("paired differences over tasks, in pass rate", "difference", "rate", "interval", "p", "distinct")
+    for row in evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"):
+        paired.add_row(
+            f"{row['first']} - {row['second']}",
+            f"{row['difference']:+.3f}",
+            f"{row['low']:+.3f} to {row['high']:+.3f}",
+            "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
+            NO_BOUND
+            if row["first"] == ORACLE and row["difference"] < 0
+            else DISTINCT.get(reading := interpret_difference(row, level), reading),
+        )
+    paired.caption = (
+        "p: exact sign test over tasks; not given for bounds, which are no single policy\n"
+        "distinct: by the interval and, where there is a test, by p after Holm's correction for all tests here; "
+        "no (Holm): not after the correction"
+    )
+    figures = sorted((root / "results/figures").glob("*.p*"))
+    figures_line = (
+        f"figures: {', '.join(path.name for path in figures)} in results/figures/"
+        if figures
+        else ("figures: not drawn yet; run `dvc repro figures`")
+    )
+    kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
+    more = (_kinds(kinds), Text()) if kinds else ()
+    more += (discovery, Text()) if discovery else ()
+    causal = causal_table(root / "results/causality")
+    more += (causal, Text()) if causal else ()
+    again = rediscovery_table(root / "results")
+    more += (again, Text()) if again else ()
+    # The headline last: that is what a terminal still shows when all has been printed.
+    return Group(*more, Text(figures_line), Text(), paired, Text(), final)
+
+
+def costs(root: Path) -> RenderableType:
+    """Tabulate what each method has spent, and what the stages that it rests on took."""
+    from captrain.execution import times
+
+    seconds_of = times(root)
+    names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
+    table = _columns("what each method spent before the evaluation", *names)
+    for row in evaluation_table(root / "results/evaluation", "spent", ("label", "stages", *SUMS)).to_dict("records"):
+        stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
+        numbers = [f"{row[name]:,}" for name in SUMS]
+        complete = all(stage in seconds_of for stage in stages)
+        seconds = [
+            f"{sum(getattr(seconds_of[stage], unit) for stage in stages):,.0f}" if stages and complete else ""
+            for unit in ("wall_s", "cpu_s")
+        ]
+        table.add_row(row["label"], *numbers, *seconds, " ".join(stages))
+    table.caption = "seconds: those of whole stages, of the run that made these results; empty where they are not known"
+    return table
+
+
+def _kinds(rows: Sequence[ComparisonRow]) -> Table:
+    """Tabulate rates by kind of what was played: no bounds."""
+    table = _columns("test split by kind", "kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
+    for row in rows:
+        if row["mean_reward"] == row["mean_reward"] and not row["method"].startswith("router:"):
+            numbers = (_number(row[name]) for name in ("pass_hat_k", "mean_reward"))
+            interval = f"{row['low']:.3f} to {row['high']:.3f}"
+            table.add_row(row["kind"], row["label"], str(row["tasks"]), _number(row["pass_rate"]), interval, *numbers)
+    return table
+
+
+class _Rates(BaseModel):
+    pass_rate: float | None
+    mean_reward: float | None
+
+
+class _KindRates(_Rates):
+    rollouts: int = 0
+    floor: _Rates
+
+
+class _Summary(_KindRates):
+    """Fields that are read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
+
+    outcomes: dict[str, int]
+    kinds: dict[str, _KindRates]
+    benchmark: JsonObject = {}
+
+
+def _discovery(root: Path) -> RenderableType | None:
+    """Tabulate the base's results on the discovery split beside an agent that does nothing, and the facts that the
+    benchmark gives of itself; None for a benchmark that gives none."""
+    path = root / "results/rollouts/summary.json"
+    summary = read_json(path, _Summary) if path.exists() else None
+    if summary is None or not summary.benchmark:
+        return None
+    about = summary.benchmark
+    names = ("kind", "rollouts", "pass rate", "mean reward", "doing nothing: pass rate", "mean reward")
+    table = _columns("discovery split, base", *names)
+    whole = summary.model_copy(update={"rollouts": sum(kind.rollouts for kind in summary.kinds.values())})
+    for kind, row in {**summary.kinds, "all": whole}.items():
+        rates = (_number(rate) for part in (row, row.floor) for rate in (part.pass_rate, part.mean_reward))
+        table.add_row(kind, str(row.rollouts), *rates)
+    errors, closed = summary.outcomes.get("error", 0), len(about.get("not_runnable") or {})
+    lines = [
+        f"{name.replace('_', ' ')}: {json.dumps(value)}" for name, value in about.items() if name != "not_runnable"
+    ]
+    lines.append(f"{errors} rollouts ended in errors of infrastructure; {closed} tasks are not runnable here")
+    return Group(table, Text("\n".join(lines)))
