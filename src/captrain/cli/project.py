@@ -26,7 +26,7 @@ def init(
 def run(
     stage: Annotated[str | None, typer.Argument(help="One stage, stale or not: what `dvc repro` calls.")] = None,
 ) -> None:
-    """Run the pipeline: a line for each stage that ends, then the results. `dvc repro` runs the same."""
+    """Run the pipeline: what it will take, a line for each stage that ends, the results. `dvc repro` runs the same."""
     root = project_root()
     os.chdir(root)
     if stage is not None:
@@ -34,10 +34,13 @@ def run(
 
         run_stage(root, stage)
         return
+    from captrain.planning import forecast_run, stale_stages
     from captrain.projects import run_pipeline
     from captrain.reporting import tables
 
-    run_pipeline(root)
+    if stages := stale_stages(root):
+        print_all(forecast_run(root, stages))
+        run_pipeline(root)
     print_all(tables.results(root))
 
 

@@ -65,6 +65,8 @@ SHARED_TRAINING = Assumption(1.45, "measured here: the base of `default`")
 """Times that two processes train one model faster than one does."""
 STAGE_START = Assumption(2.0, "measured here")
 """Seconds that a stage takes before and after its work: libraries are read, outputs hashed and recorded."""
+PRODUCTS = Assumption(3_100.0, "measured here: products of two matrices of 192 x 192 in float64, one core, idle")
+"""A second, of the machine that all rates were measured on."""
 
 
 class Rates(NamedTuple):

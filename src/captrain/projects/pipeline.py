@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from captrain.config import alternatives, load_choice, read_stages, row_of, shipped
+from captrain.config import alternatives, read_stages, row_of, shipped
 from captrain.errors import UserError
 from captrain.execution import code_closure, files_below
 from captrain.records import JsonObject, Record, digest, file_digest, read_yaml
@@ -119,12 +119,11 @@ def run_pipeline(root: Path) -> None:
     """Bring the pipeline up to date as `dvc repro` does, of which nothing is seen but what the stages print.
 
     Raises:
-        UserError: params.yaml is not what it should be, a stage failed, or DVC reads no pipeline.
+        UserError: a stage failed, or DVC cannot run.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    load_choice(root / "params.yaml")
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     try:
         with Repo(str(root)) as repo:
