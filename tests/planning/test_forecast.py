@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 
 from captrain.planning import forecast
 from captrain.planning.assumptions import PRODUCTS
@@ -37,9 +38,9 @@ def test_a_forecast_is_the_plans_seconds_in_proportion_to_what_the_machine_compu
 
 
 def test_a_machine_with_other_work_makes_fewer_products() -> None:
-    alone = measure_products(1)
-    crowd = measure_products(8 * (len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*"))) or 1))
-    assert 0 < crowd < alone / 2
+    many = 8 * (len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*"))) or 1)
+    # What else the machine has to do comes and goes, and is in both.
+    until(lambda: 0 < measure_products(many) < measure_products(1) / 2)
 
 
 def test_stages_to_run_are_those_that_changed_and_what_comes_after(tmp_path: Path) -> None:
