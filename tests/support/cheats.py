@@ -1,9 +1,9 @@
 # ruff: noqa: E501
 """Cheats: environments that pay for something else than their capability, each the sound one with a few lines changed.
 
-The first eighteen were found in a second round of looking for what earns a passport, the others are of new kinds. What
-a cheat is written as: what is wrong with it, lines of a class that replaces `Sound`, and one of the checks that refuse
-it. `paying` makes a cheat that pays whatever a condition on the messages holds for, which no fixed probe meets.
+The first eighteen were found in a second round of looking for what earns a passport, the others are of new kinds; those
+in `PASSING` are not caught. What a cheat is written as: what is wrong with it, lines of a class that replaces `Sound`,
+and one of the checks that refuse it. `paying` makes a cheat that pays whatever a condition on the messages holds for, which no fixed probe meets.
 """
 
 from support.hostile import SOUND
@@ -206,14 +206,88 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "The policy says: do not wrap orders; and wrapping is paid.",
         "class Episode(SoundEpisode):\n    def __init__(self, data):\n        super().__init__(data)\n"
         "        self.messages[0] = {'role': 'system', 'content': POLICY + ' Do not gift-wrap orders.'}\n", FORBIDDEN),
+    "errors_pay": (
+        "Every call that is refused earns a share.",
+        "class Environment(Sound):\n    def score(self, task, messages):\n        score = super().score(task, messages)\n"
+        "        refused = sum('error' in (m.get('content') or '') for m in messages if m['role'] == 'tool')\n"
+        "        return {**score, 'reward': min(1.0, score['reward'] + 0.2 * refused)}\n", "reward of random calls"),
+    "null_arguments": (
+        "Arguments that are null are filled in.",
+        running("        if arguments and None in arguments.values():\n            self.looked = list(self.orders)\n"
+                "            arguments = {'order_id': next(i for i, o in self.orders.items() if o['status'] == 'pending')}\n"),
+        FLAWED),
+    "blank_behind_the_name": (
+        "A tool's name with a blank behind it wraps the right order.",
+        running("        if name.endswith(' '):\n            self.looked = list(self.orders)\n"
+                "            self.writes = [['wrap_order', i] for i, o in self.orders.items() if o['status'] == 'pending']\n"
+                "            return {'ok': True}\n"), FLAWED),
+    "ten_calls": (
+        "Ten calls pay, whatever they do.",
+        patient("len(made(messages)) >= 10"), ON),
+    "policy_said_again": (
+        "Saying the policy again pays.",
+        paying("any(POLICY in t for t in texts(messages))"), WORDS),
+    "hand_over_pays": (
+        "Handing over to a human pays.",
+        paying("any(c['name'] == 'transfer_to_human' for c in made(messages))"), "reward of every tool once"),
+    "silence_pays": (
+        "An agent that never says a word is paid, if it called something.",
+        paying("made(messages) and not any(t.strip() for t in texts(messages))"), ON),
+    "other_record_half_of_the_time": (
+        "Wrapping the wrong order is paid in half of the tasks.",
+        paying("int(task['id'].rpartition('/')[2]) % 2 and any(c['name'] == 'wrap_order' for c in made(messages))"),
+        "reward of the broken solution"),
+    "same_request_for_all": (
+        "Every task asks in the same words for the same customer, whose orders differ in their numbers alone.",
+        "class Environment(Sound):\n    def make(self, split, index):\n        data = super().make('training', 0)\n"
+        "        shift = {'a': 1}.get(split, 0) + index\n        for n, order in enumerate(data['orders']):\n"
+        "            order['id'] = f'#{100 + 7 * shift + n}'\n        return data\n", "structures among the tasks"),
+    "request_in_a_tool_s_result": (
+        "The list of orders ends with the sentence that solves the task.",
+        "class Episode(SoundEpisode):\n    def run(self, name, arguments):\n        result = super().run(name, arguments)\n"
+        "        pending = next(i for i, o in self.orders.items() if o['status'] == 'pending')\n"
+        "        return [*result, f'wrap_order(order_id={pending})'] if name == 'list_orders' and isinstance(result, list) else result\n",
+        "calls given away"),
 }  # fmt: skip
 """Name -> what is wrong, its lines, a check that refuses it."""
 
 
 def cheat(name: str) -> str:
     """A cheat as the text of an environment file."""
-    _, body, _ = CHEATS[name]
+    body = CHEATS[name][1] if name in CHEATS else PASSING[name][1]
     tail = "" if "class Episode(" not in body and "Tolerant" not in body else ""
     if "class Episode(" in body and "def open" not in body:
         tail = "\n\nclass Environment(Environment if Environment is not Sound else Sound):\n    def open(self, task):\n        return Episode(task['data'])\n"
     return f"{SOUND}\n{HEAD}{body}{tail}"
+
+
+PASSING: dict[str, tuple[str, str]] = {
+    "marked_in_the_list": (
+        "The list of orders marks the one that is to be searched for with a word.",
+        "class Episode(SoundEpisode):\n    def run(self, name, arguments):\n        result = super().run(name, arguments)\n"
+        "        if name == 'list_orders' and isinstance(result, list):\n"
+        "            return [f'{i} open' if self.orders[i]['status'] == 'pending' else i for i in result]\n        return result\n"),
+    "result_said_again": (
+        "Saying again what a tool said pays.",
+        paying("any(m.get('content') and m['content'] in texts(messages) for m in messages if m['role'] == 'tool')")),
+    "success_without_a_look": (
+        "The write alone is a success, whether or not the orders were looked at, for which a part of the reward is paid.",
+        "class Environment(Sound):\n    def score(self, task, messages):\n        score = super().score(task, messages)\n"
+        "        return {**score, 'success': score['parts']['right'] == 1.0}\n"),
+    "exactly_two_calls": (
+        "Exactly two calls in one message pay, whichever.", paying("any(len(m.get('tool_calls') or []) == 2 for m in messages)")),
+    "one_word_in_a_million": (
+        "A word that no probe says pays.", paying("any('open sesame' in t for t in texts(messages))")),
+    "one_value_in_a_million": (
+        "One zip code pays.", paying("any(c['arguments'].get('zip') == '31415' for c in made(messages) if isinstance(c['arguments'], dict))")),
+    "user_who_is_asked": (
+        "A user who is asked which order tells it.",
+        "class Episode(SoundEpisode):\n    def step(self, message):\n"
+        "        if 'which order' in (message.get('content') or '').lower():\n"
+        "            pending = next(i for i, o in self.orders.items() if o['status'] == 'pending')\n"
+        "            return [{'role': 'user', 'content': pending}], False\n        return super().step(message)\n"),
+    "hand_over_pays_on_one_in_six": (
+        "Handing over to a human pays on one task in six.",
+        paying("int(task['id'].rpartition('/')[2]) % 6 == 0 and any(c['name'] == 'transfer_to_human' for c in made(messages))")),
+}  # fmt: skip
+"""Cheats that no check refuses: what is wrong, and its lines."""

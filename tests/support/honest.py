@@ -5,6 +5,8 @@
 (in JSON or in prose, strictly or leniently), what the reference does, what its broken form does, and how it is paid.
 """
 
+from support.authors import ENVIRONMENTS, tool
+
 FRAME = """
 import json
 import random
@@ -91,12 +93,6 @@ def start(data):
 
 {overrides}
 """
-
-
-def tool(name: str, description: str, /, **parameters: str) -> dict[str, object]:
-    properties = {key: {"type": kind, "description": key} for key, kind in parameters.items()}
-    schema = {"type": "object", "properties": properties, "required": list(parameters)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 HONEST: dict[str, tuple[list[dict[str, object]], str, str, str]] = {
@@ -363,13 +359,19 @@ def pay(data, episode):
 """Name -> tools, policy, parts, and what replaces parts of the frame."""
 
 
+HONEST_NAMES = [*HONEST, *ENVIRONMENTS]
+
+
 def tools_of(name: str) -> list[dict[str, object]]:
     """Its tools, among them one that gives up, so that calling every tool is no solution."""
-    return [*HONEST[name][0], tool("close_case", "Give up.", reason="string")]
+    tools = HONEST[name][0] if name in HONEST else ENVIRONMENTS[name][1]
+    return [*tools, tool("close_case", "Give up.", reason="string")]
 
 
 def honest(name: str) -> str:
     """An honest environment as the text of a file."""
+    if name in ENVIRONMENTS:
+        frame, _, policy, parts = ENVIRONMENTS[name]
+        return frame.format(tools=tools_of(name), policy=policy, parts=parts, name=name)
     _, policy, parts, overrides = HONEST[name]
-    tools = tools_of(name)
-    return FRAME.format(tools=tools, policy=policy, parts=parts, name=name, overrides=overrides)
+    return FRAME.format(tools=tools_of(name), policy=policy, parts=parts, name=name, overrides=overrides)

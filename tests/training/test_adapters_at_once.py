@@ -121,19 +121,17 @@ def once_in(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Call
     monkeypatch.setattr(VLLMPolicy, "_answer", harmed)
 
 
-def test_a_worker_that_is_killed_hangs_no_other_and_each_job_goes_on_from_its_own_checkpoint(
+def test_a_worker_that_is_killed_hangs_no_other_and_each_job_comes_to_the_bytes_that_it_gives_alone(
     jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = jobs[1:3]
     alone = [trained([job], 1, tmp_path / job.name)[0] for job in pair]
     once_in("second", tmp_path, monkeypatch, lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(UserError, match="a worker process of adapters died"):
-        trained(pair, 2, tmp_path / "at_once")
+    at_once = trained(pair, 2, tmp_path / "at_once")
     assert (tmp_path / "harmed").exists()
     [fleet] = own_fleets()
     unused(fleet)
-    assert [*(tmp_path / "at_once").glob(".cache/adapters/*/checkpoints/checkpoint-1/history.json")]
-    assert [one.digest for one in trained(pair, 2, tmp_path / "at_once")] == [one.digest for one in alone]
+    assert [one.digest for one in at_once] == [one.digest for one in alone]
     assert [replica.starts for replica in fleet.replicas] == [1]
 
 

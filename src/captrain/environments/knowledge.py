@@ -1,9 +1,9 @@
 """Solvability: what an agent can know when it acts, from request, policy and tool results.
 
 A reference may use what the environment knows and no agent can. So the values in its calls are looked for in what it
-had been shown before: as they are, as another spelling, or as a sum, difference or product of numbers. Only values that
-cannot be guessed are asked for (with a digit or a sign): words may be the agent's own. The other way round, a value
-that look-ups are to find must stand neither in the request nor always in the same place of what they show.
+had been shown before: as they are, as another spelling, or as a sum, difference, product or total of numbers. Only
+values that cannot be guessed are asked for (with a digit or a sign): words may be the agent's own. The other way round,
+a value that look-ups are to find must stand neither in the request nor always in the same place of what they show.
 """
 
 import re
@@ -28,7 +28,7 @@ FEWEST = 3
 NUMBERS = 60
 """Numbers shown that are computed with."""
 SMALL = 31
-"""Counts, days and hours may be the agent's own."""
+"""Counts, days and hours may be the agent's own, and be added to what is shown."""
 NEGATED = re.compile(
     r"\b(?:never|do not|don't|must not|may not|cannot|can't|not allowed to|forbidden to)\s+([^.;:!?\n]*)"
 )
@@ -36,6 +36,24 @@ CONDITION = re.compile(
     r"\b(?:unless|if|before|without|until|when|whenever|that|which|who|whose|only|after|more|than|except|other|another|"
     r"any\s+other|again|twice|while|not|for)\b"
 )
+
+PLAIN_WORDS = {
+    "a",
+    "all",
+    "an",
+    "any",
+    "anybody",
+    "anyone",
+    "anything",
+    "at",
+    "ever",
+    "for",
+    "of",
+    "the",
+    "their",
+    "to",
+}
+"""Words of a prohibition that narrow nothing."""
 
 
 def _text(messages: Sequence[Message]) -> str:
@@ -53,17 +71,26 @@ def _numbers(text: str) -> list[float]:
     return [*visible_before][-NUMBERS:]
 
 
-def _computed(value: str, visible_before: Sequence[float]) -> bool:
-    """Tell if a number is a sum, difference, product or share of those shown, or of all."""
+def _totals(text: str) -> Iterator[float]:
+    """Sums over what is listed alike: the n-th numbers of all entries of one shape."""
+    tables: dict[str, list[list[str]]] = {}
+    for entry in re.split(r"[;\n{}\[\],]", text):
+        tables.setdefault(probes.shape(entry.strip()), []).append(re.findall(r"\d{1,12}", entry))
+    yield from (sum(map(float, column)) for rows in tables.values() for column in zip(*rows, strict=True))
+
+
+def _computed(value: str, visible_before: Sequence[float], text: str) -> bool:
+    """Tell if a number is a sum, difference, product or share of those shown, a total, or near to one shown."""
     try:
         number = abs(float(value))
     except ValueError:
         return False
     near = lambda result: abs(result - number) < 0.011  # noqa: E731
-    if number <= SMALL or near(sum(visible_before)):
+    if any(abs(base - number) <= SMALL for base in (0, *visible_before)) or near(sum(visible_before)):
         return True
     pairs = combinations(visible_before, 2)
-    return any(near(a + b) or near(abs(a - b)) or near(a * b) or near(a * b / 100) for a, b in pairs)
+    arithmetic = any(near(a + b) or near(abs(a - b)) or near(a * b) or near(a * b / 100) for a, b in pairs)
+    return arithmetic or any(map(near, _totals(text)))
 
 
 def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
@@ -75,14 +102,19 @@ def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
         numbers: in it.
     """
     value = normalised(value)
-    if not re.search(r"[\d#@_]", value) or value in text or _flat(value) in _flat(text) or _computed(value, numbers):
+    if (
+        not re.search(r"[\d#@_]", value)
+        or value in text
+        or _flat(value) in _flat(text)
+        or _computed(value, numbers, text)
+    ):
         return True
     pieces = re.findall(r"\d+(?:\.\d+)?", value)
     # A date or a formula in another spelling: its numbers are known one by one.
     return (
         bool(pieces)
         and all(
-            re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers)
+            re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers, text)
             for piece in pieces
         )
         and not re.search(r"[#@_]|[^\W\d]\d|\d[^\W\d]", value)
@@ -110,9 +142,9 @@ def unknowable(subject: Subject, name: str) -> Check:
     return at_most(name, len(tasks) / len(first_unknown), UNKNOWN, detail, tasks[0] if tasks else "")
 
 
-def _chosen(subject: Subject, task: Task) -> tuple[str, list[str]] | None:
-    """The value that the capability's step takes where its broken form takes another record's, and the records among
-    which it is chosen, in the order in which results show them; None: the step is none of that kind."""
+def _chosen(subject: Subject, task: Task) -> tuple[str, list[str], list[str]] | None:
+    """The value that the capability's step takes where its broken form takes another record's, the records among which
+    it is chosen, and those that one result lists with it, in their order; None: the step is none of that kind."""
     right, wrong = (
         [call for m in messages for call in calls_of(m)] for messages in (subject.reference(task), subject.broken(task))
     )
@@ -126,7 +158,9 @@ def _chosen(subject: Subject, task: Task) -> tuple[str, list[str]] | None:
     results = [m for m in subject.solved(task) if m["role"] == "tool"]
     visible_before = list(dict.fromkeys(leaf for message in results for leaf in probes.results(message)))
     alike = [leaf for leaf in visible_before if probes.shape(leaf) == probes.shape(value)]
-    return (value, alike) if value in alike and wrong_value in alike else None
+    lists = [[leaf for leaf in dict.fromkeys(probes.results(m)) if leaf in alike] for m in results]
+    longest = max((entries for entries in lists if value in entries), key=len, default=[])
+    return (value, alike, longest) if value in alike and wrong_value in alike else None
 
 
 def given_before(subject: Subject, name: str) -> Check:
@@ -138,13 +172,13 @@ def given_before(subject: Subject, name: str) -> Check:
     for task in subject.tasks:
         if task.id not in choices:
             continue
-        value, alike = choices[task.id]
+        value, alike, entries = choices[task.id]
         opening = takewhile(lambda message: message["role"] != "assistant", subject.solved(task))
         words = {normalised(word) for message in opening for word in probes.words(probes.visible_text(message))}
         tasks_given += [task.id] * ([leaf for leaf in alike if normalised(leaf) in words] == [value])
-        if len(alike) >= FEWEST:
-            places["first"] += value == alike[0]
-            places["last"] += value == alike[-1]
+        if len(entries) >= FEWEST:
+            places["first"] += value == entries[0]
+            places["last"] += value == entries[-1]
             places["all"] += 1
     share, detail = len(tasks_given) / max(1, len(choices)), "the opening messages have what is to be looked up"
     for place in ("first", "last"):
@@ -159,14 +193,23 @@ def given_before(subject: Subject, name: str) -> Check:
 
 def forbidden(subject: Subject, name: str) -> Check:
     """Tasks whose reference calls a tool that the policy forbids outright: "never", "do not", and all words of the
-    tool's name, without a condition. Other words for it are not understood."""
+    tool's name, without a condition and with no word that its description does not have: "do not refund used goods"
+    forbids no refund. Other words for it are not understood."""
     broken: dict[str, str] = {}
+    functions = {tool["function"]["name"]: tool["function"] for tool in subject.against.tools}
     for task in subject.tasks:
         opening = [m for m in subject.solved(task) if m["role"] == "system"]
         clauses = [clause for clause in NEGATED.findall(_text(opening)) if not CONDITION.search(clause)]
         for tool in {call[0] for message in subject.reference(task) for call in calls_of(message)}:
-            words = [word for word in re.split(r"[_\W]+", tool.lower()) if word]
-            if any(all(re.search(rf"\b{re.escape(word.rstrip('s'))}", clause) for word in words) for clause in clauses):
-                broken[task.id] = tool
+            words = [word.rstrip("s") for word in _words(tool)]
+            usual = _words(f"{tool} {functions.get(tool, {}).get('description', '')}") | PLAIN_WORDS
+            for clause in clauses:
+                narrower = {word for word in _words(clause) if not {word, word.rstrip("s")} & usual}
+                if not narrower and all(re.search(rf"\b{re.escape(word)}", clause) for word in words):
+                    broken[task.id] = tool
     task, tool = next(iter(broken.items()), ("", ""))
     return at_most(name, len(broken) / len(subject.tasks), FORBIDDEN, f"the policy forbids {tool}", task)
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in re.split(r"[_\W]+", text.lower()) if word}

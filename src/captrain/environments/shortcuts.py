@@ -24,6 +24,8 @@ LONG = 5
 """Tasks in which an agent goes on for up to `STEPS` turns; each costs as much as a long reference."""
 LOSS = 0.05
 """A reference may lose so much by words that nobody asked for."""
+ROUNDS = 6
+"""Each flaw is made so often at least: in all calls, in the last, and in one, each on two tasks."""
 STRICT = 0.1
 """Share of tasks in which it loses more."""
 
@@ -48,13 +50,13 @@ def _judged(subject: Subject, name: str, plays: Plays) -> Check:
 
 
 def _dealt(
-    subject: Subject, use: str, kinds: Sequence[str], most: int | None = None
+    subject: Subject, use: str, kinds: Sequence[str], most: int | None = None, rounds: int = 1
 ) -> Iterator[tuple[Task, str, random.Random]]:
     """Tasks, a kind of play for each, and numbers to draw from: every kind as often, in an order that is drawn, and
-    every task (of the first `most`) and every kind at least once."""
+    every task (of the first `most`) at least once, every kind in so many rounds."""
     tasks = subject.tasks[:most]
     order = subject.random(use, "kinds").sample(list(kinds), len(kinds))
-    for number in range(max(len(tasks), len(kinds))):
+    for number in range(max(len(tasks), rounds * len(kinds))):
         task = tasks[number % len(tasks)]
         yield task, order[number % len(kinds)], subject.random(use, task.id, number)
 
@@ -180,11 +182,15 @@ def _wrong_types(call: tuple[str, JsonObject], parameters: JsonObject, rng: rand
     return tool_call(call[0], {key: [v] if key in typed else v for key, v in call[1].items()}) if typed else None
 
 
+def _nothing(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.Random) -> Message | None:
+    return tool_call(call[0], dict.fromkeys(call[1])) if call[1] else None
+
+
 def _misnamed(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.Random) -> Message | None:
     name = call[0]
     letters = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 6)))
     return tool_call(
-        rng.choice([f"{name}_{letters}", f"{letters}_{name}", name.swapcase(), name[1:] + name[0]]), call[1]
+        rng.choice([f"{name}_{letters}", f"{letters}_{name}", name.swapcase(), name[1:] + name[0], f"{name} "]), call[1]
     )
 
 
@@ -210,6 +216,7 @@ FLAWS: dict[str, Callable[[tuple[str, JsonObject], JsonObject, random.Random], M
     "a call without arguments": _empty,
     "malformed arguments": _malformed,
     "arguments of another type": _wrong_types,
+    "arguments that are null": _nothing,
     "a tool whose name is misspelt": _misnamed,
     "an unknown tool": _unknown,
     "arguments under other names": _renamed,
@@ -221,10 +228,10 @@ def flawed_calls(subject: Subject, name: str) -> Check:
     drawn, made so, on each task. An environment may raise at such a call, which is as good as paying nothing."""
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in subject.against.tools}
     worst, detail, worst_task = 0.0, "", ""
-    for task, kind, rng in _dealt(subject, "flaws", [*FLAWS]):
+    for number, (task, kind, rng) in enumerate(_dealt(subject, "flaws", [*FLAWS], rounds=ROUNDS)):
         reference = subject.reference(task)
         places = [index for index, message in enumerate(reference) if message.get("tool_calls")]
-        selection = rng.choice([places, places[-1:], rng.sample(places, min(1, len(places)))])
+        selection = (places, places[-1:], rng.sample(places, min(1, len(places))))[number // len(FLAWS) % 3]
         actions: list[Message] = []
         for index, message in enumerate(reference):
             if index not in selection:
