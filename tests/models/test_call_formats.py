@@ -209,7 +209,6 @@ MALFORMED = {
         "<tool_call>\n<function=look>\n</function>\nand more\n</tool_call>",
         "<tool_call>\nlook\n</tool_call>",
     ],
-    "GLM": ["<tool_call>look\n<arg_key>order</arg_key>\n</tool_call>", "<tool_call>\n</tool_call>"],
     "MiniMax": [
         '<minimax:tool_call>\n<invoke name="look">\n1</invoke>\n</minimax:tool_call>', '<invoke name="look"></invoke>',
     ],

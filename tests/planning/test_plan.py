@@ -287,6 +287,25 @@ def test_gpus_that_overlap_are_refused_before_anything_is_planned(spec: Compose,
         spec(*PAPER, "policy=vllm", "machine=node8", setting)
 
 
+def test_servers_that_sleep_are_on_the_gpus_that_train_and_keep_room_for_what_stays_on_them(spec: Compose) -> None:
+    wide = (*PAPER, "policy=vllm", "machine=node8", "machine.asking.gpus=0", "machine.vllm.gpus=8")
+    wide += ("machine.accelerate.processes=8", "trainer.groups_per_step=32", "adapters.rollouts=5120")
+    with pytest.raises(UserError, match="they overlap"):
+        spec(*wide)
+    asleep = (*wide, "machine.vllm.arguments=[--enable-sleep-mode]", "environments.seeds=328")
+    made = planned(spec(*asleep))
+    made.refuse_impossible()
+    awake, trainer = made.memory["servers, awake"], made.memory["trainer"]
+    assert awake["trainer's weights"] == trainer["weights"] and awake["KV cache"] > 0 and "logits" not in awake
+    text = " ".join(printed(made).split())
+    assert "8 of its servers, and 8 to train, the same ones" in text
+    assert re.search(r"needs --gpu-memory-utilization=0\.[5-8]\d* or less", text)
+    with pytest.raises(UserError, match="give their GPUs to one training at a time: set machine.workers=1"):
+        spec(*asleep, "machine.workers=2")
+    with pytest.raises(UserError, match="staleness = 1 plays while it trains"):
+        planned(spec(*asleep, "trainer.staleness=1")).refuse_impossible()
+
+
 def test_all_that_is_impossible_is_said_at_once(spec: Compose) -> None:
     with pytest.raises(UserError) as refusal:
         planned(spec(*PAPER, "evaluation.tasks=61", "environments.temperature=null")).refuse_impossible()

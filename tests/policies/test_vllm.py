@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support import sleeping
 from support.adapters import lora, save_adapter
 from support.needs import further
 from support.servers import SETTINGS, machine, policy, replicas, servers
@@ -250,6 +251,32 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
     assert not victims and [one.starts for one in replicas(acting)] == [begun[0] + 1, begun[1]]
     equal(disturbed, undisturbed)
     assert {one.outcome for one in disturbed} <= {"passed", "failed"} and not any(one.retries for one in disturbed)
+
+
+def test_servers_that_may_sleep_do_so_while_nobody_plays_and_wake_with_their_adapters(
+    fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("NOTES", str(notes))
+    command, target, folder = [sleeping.__file__], load_file(letters()), weak_adapter(fluent, tmp_path)
+    adapter = Adapter(str(folder), adapter_digest(folder))
+    acting = policy(fluent, machine(command=command, arguments=[sleeping.FLAG], replicas=1))
+    [replica] = replicas(acting)
+    alone = played(local(fluent), target, tmp_path / "alone", adapter)
+    equal(played(acting, target, tmp_path / "first", adapter), alone)
+    assert notes.read_text().split() == ["/sleep?level=1"]
+    # As long as anybody plays, nobody else's end puts the servers to sleep.
+    with acting.fleet.serving({}):
+        equal(played(acting, target, tmp_path / "second", adapter), alone)
+        assert notes.read_text().split() == ["/sleep?level=1", "/wake_up?"]
+    assert notes.read_text().split() == ["/sleep?level=1", "/wake_up?", "/sleep?level=1"] and replica.starts == 1
+    # One that dies in its sleep is started again.
+    [child] = [one for one in psutil.Process().children(recursive=True) if command[0] in one.cmdline()[1:2]]
+    child.kill()
+    child.wait()
+    equal(played(acting, target, tmp_path / "third", adapter), alone)
+    assert replica.starts == 2
+    acting.close()
 
 
 def test_a_server_that_hangs_is_started_again(

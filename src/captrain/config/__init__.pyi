@@ -15,6 +15,7 @@ from .components import takes as takes
 from .components import variable as variable
 from .compose import not_composed as not_composed
 from .machine import PRETRAINED as PRETRAINED
+from .machine import SLEEP as SLEEP
 from .machine import VLLM as VLLM
 from .machine import Accelerate as Accelerate
 from .machine import Installation as Installation

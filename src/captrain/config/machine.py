@@ -100,6 +100,9 @@ DECISIVE = {
 """Arguments of a server that decide results, and the settings of policy vllm that they are instead."""
 
 
+SLEEP = "--enable-sleep-mode"
+
+
 class VLLM(Section):
     """The servers of policy vllm: child processes of whatever plays, in an environment of their own. They take their
     GPUs from the last of the visible ones on, so that the first is left to training where there are more."""
@@ -109,7 +112,8 @@ class VLLM(Section):
     command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
     """Arguments of the interpreter: a server that takes `vllm serve`'s arguments."""
     arguments: list[str] = []
-    """Further arguments that decide no result, such as --gpu-memory-utilization=0.5."""
+    """Further arguments that decide no result, such as --gpu-memory-utilization=0.5; with --enable-sleep-mode servers
+    sleep while nobody plays, on the GPUs that train then."""
     replicas: Count = 1
     gpus: Annotated[int, Field(ge=0)] = 1
     """GPUs of each replica; 0 leaves the choice to the server."""
@@ -120,6 +124,11 @@ class VLLM(Section):
     is asked for the least rank that it knows and that is enough. conf/ gives the number of capabilities."""
     start_timeout: Rate = 900.0
     """Seconds until a server must be healthy."""
+
+    @property
+    def sleeps(self) -> bool:
+        """Tell if servers give their GPUs to training while nobody plays."""
+        return SLEEP in self.arguments
 
     @model_validator(mode="after")
     def _decides_nothing(self) -> "VLLM":
@@ -200,14 +209,24 @@ class Machine(Section):
         there are fewer than `workers`."""
         return self.workers // min(self.workers, items) if self.gpus else 1
 
+    def together(self, training: int, serving: int) -> int:
+        """Count the GPUs of trainings and of servers: the same ones where these sleep."""
+        return max(training, serving) if self.vllm.sleeps else training + serving
+
     @model_validator(mode="after")
     def _gpus_are_apart(self) -> "Machine":
         serving, processes = self.vllm.replicas * self.vllm.gpus, self.accelerate.processes
         if self.workers == 0:
             # What this section says is settled here, once for all who read it.
-            object.__setattr__(self, "workers", max(1, (self.gpus - serving - self.asking.gpus) // processes))
+            free = 0 if self.vllm.sleeps else self.gpus - serving - self.asking.gpus
+            object.__setattr__(self, "workers", max(1, free // processes))
         training = self.workers * processes
-        if self.gpus and training + serving + self.asking.gpus > self.gpus:
+        if self.vllm.sleeps and self.workers > 1:
+            raise ValueError(
+                f"workers = {self.workers}, and servers that sleep ({SLEEP} in vllm.arguments) give their GPUs to one "
+                "training at a time: set machine.workers=1"
+            )
+        if self.gpus and self.together(training, serving) + self.asking.gpus > self.gpus:
             raise ValueError(
                 f"of {self.gpus} GPUs {training} train (workers x accelerate.processes), {serving} serve "
                 f"(vllm.replicas x vllm.gpus) and {self.asking.gpus} are the endpoint's (asking.gpus): they overlap"

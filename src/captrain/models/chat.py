@@ -24,8 +24,6 @@ from captrain.records import JsonObject, Message
 USER: Message = {"role": "user", "content": "?"}
 REPLY: Message = {"role": "assistant", "content": ""}
 ANSWER = "an answer of a tool"
-PROBED: JsonObject = {"text": {"type": "string"}, "number": {"type": "integer"}}
-"""Parameters of the call by which the format of a template is recognised."""
 THOUGHT = re.compile(r"\A.*?</think>\s*", re.DOTALL)
 """Thinking of a model before it answers: it stays among the tokens, and is no part of the message."""
 MARK = "\x01"
@@ -139,10 +137,9 @@ class Chat:
             message: what it says.
             context: token ids before it; none: an opening.
         """
-        turn = self._turns(json.dumps(message))
-        if not self._closing or (context and not self.tokenizer.decode([*context[-16:]]).rstrip().endswith("<think>")):
-            return turn
-        return self._closing + turn
+        # After a tool's answer some templates go on without a header, and so without a thought.
+        headless = context and self._closing and "<think>" not in self.tokenizer.decode([*context[-16:]])[-9:]
+        return ([] if headless else self._closing) + self._turns(json.dumps(message))
 
     def _turn(self, text: str) -> list[int]:
         return self.encode(self._turn_text(self._as_text(json.loads(text))))
@@ -156,9 +153,8 @@ class Chat:
 
         def render(replies: list[Message]) -> str:
             turn: Message = {**REPLY, "content": MARK}
-            calls = [_call(reply.get("name", "")) for reply in replies if reply["role"] == "tool"]
-            if calls and not self._shows_answers:
-                turn["tool_calls"] = calls
+            calls = [_call(reply.get("name", ""), {}) for reply in replies if reply["role"] == "tool"]
+            turn |= {"tool_calls": calls} if calls and not self._shows_answers else {}
             # Some templates render a turn in another way where others follow: what matters stands behind it.
             text = self._render([USER, turn, *replies], generate=True)
             start = text.find(MARK)
@@ -198,26 +194,34 @@ class Chat:
     @cached_property
     def _format(self) -> CallFormat:
         """Format of the calls that the template writes; Hermes where it writes none that is known."""
-        message: Message = {**REPLY, "tool_calls": [_call("probe", text="a", number=3)]}
+        message: Message = {**REPLY, "tool_calls": [_call("probe", {"text": "a", "number": 3})]}
         try:
             text = self._turn_text(message)
         except TemplateError:
             text = ""
         text = THOUGHT.sub("", text.removesuffix(self.tokenizer.eos_token), count=1)
-        tools = [{"function": {"name": "probe", "parameters": {"properties": PROBED}}}]
+        tools = [
+            {
+                "function": {
+                    "name": "probe",
+                    "parameters": {"properties": {"text": {"type": "string"}, "number": {"type": "integer"}}},
+                }
+            }
+        ]
         return next((form for form in FORMATS.values() if parse_text(text, form, tools) == message), FORMATS["Hermes"])
 
 
-def _call(name: str, **arguments: object) -> JsonObject:
+def _call(name: str, arguments: object) -> JsonObject:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _with_text_arguments(messages: list[Message]) -> list[Message]:
-    def text(call: JsonObject) -> JsonObject:
-        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        return {**call, "function": {**call["function"], "arguments": arguments}}
-
-    return [{**m, "tool_calls": [text(call) for call in m["tool_calls"]]} if "tool_calls" in m else m for m in messages]
+    return [
+        {**message, "tool_calls": [_call(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]}
+        if (functions := [call["function"] for call in message.get("tool_calls") or []])
+        else message
+        for message in messages
+    ]
 
 
 def _fill(pieces: list[str], messages: list[Message]) -> str:

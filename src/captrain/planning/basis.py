@@ -144,6 +144,7 @@ def _servers(estimate: Estimate) -> list[BasisRow]:
     """List the basis of servers that a job starts itself."""
     machine = estimate.spec.machine
     shared = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
+    shared += ", the same ones: servers sleep while it trains" if machine.vllm.sleeps else ""
     gpus = f"{estimate.servers(True)} of its servers, and {machine.accelerate.processes} to train{shared}"
     endpoint = estimate.spec.machine.asking.gpus
     place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
@@ -163,7 +164,7 @@ def _jobs_at_once(estimate: Estimate) -> BasisRow:
     if not estimate.vllm:
         return BasisRow("jobs at once", f"{machine.workers} of adapters and evaluation", "spec: machine.workers")
     if estimate.on_slurm:
-        job = estimate.servers(True) + machine.accelerate.processes
+        job = machine.together(machine.accelerate.processes, estimate.servers(True))
         jobs, setting = (
             f"{max(1, node.gpus // job)} of training on {node.gpus} GPUs",
             "machine.launcher = slurm; --gpus",

@@ -79,7 +79,7 @@ def _gpus(spec: Spec, _: Path) -> Iterator[Finding]:
     """Check that the machine has as many free GPUs as training, servers and endpoint hold."""
     machine, served = spec.machine, spec.policy.target == VLLM
     serving = machine.vllm.replicas * machine.vllm.gpus if served else 0
-    demand = serving + (machine.accelerate.processes if serving else 0) + machine.asking.gpus
+    demand = machine.together(machine.accelerate.processes if serving else 0, serving) + machine.asking.gpus
     if not demand or machine.launcher == "slurm":
         return
     query = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")

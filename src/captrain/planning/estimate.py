@@ -397,7 +397,13 @@ class Estimate:
         serving = {"weights": copies * 2 * size.parameters / gpus, "KV cache": cache / min(gpus, size.kv_heads)}
         if self.vllm:
             groups = {"servers": serving | {"LoRA": 2 * size.lora(self.rank, self.experts)}}
-            groups |= {"trainer": self._training_memory(size, longest)} if training else {}
+            learning = self._training_memory(size, longest)
+            groups |= {"trainer": learning} if training else {}
+            if training and vllm.sleeps:
+                # The trainer's weights stay where they are while servers are awake.
+                groups["servers, awake"] = groups.pop("servers") | {
+                    f"trainer's {name}": learning[name] for name in ("weights", "LoRA and its optimizer")
+                }
         else:
             sequence = 2 * size.layers * size.hidden + 34 * size.hidden + 8 * size.vocabulary
             learning = {

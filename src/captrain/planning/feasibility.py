@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from captrain.benchmarks import TOOLS, Demonstrations, StandardEnvironment, absences, in_workers, load_benchmark
-from captrain.config import Spec, build, component_class
+from captrain.config import SLEEP, Spec, build, component_class
 from captrain.contract import calls_of
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
@@ -162,11 +162,18 @@ def _gpus(estimate: Estimate) -> list[UserError]:
     serving, endpoint = estimate.servers(True), machine.asking.gpus
     training = estimate.at_once * machine.accelerate.processes
     demand = f"machine.vllm asks for {serving} GPUs, and training for {training} more"
-    if serving + training + endpoint > node.gpus:
+    if machine.vllm.sleeps and (staleness := estimate.spec.trainer.settings().get("staleness")):
+        return [
+            UserError(
+                f"trainer.staleness = {staleness} plays while it trains, and servers that sleep do so then",
+                f"set trainer.staleness=0, or leave {SLEEP} out of machine.vllm.arguments",
+            )
+        ]
+    if machine.together(training, serving) + endpoint > node.gpus:
         more = f", and machine.asking for {endpoint}" if endpoint else ""
         remedy = "lower machine.vllm.replicas or machine.accelerate.processes, or state --gpus"
         return [UserError(f"{demand}{more}: {node.gpus} are planned with", remedy)]
-    slurm, gpus = machine.slurm, serving + training // machine.nodes  # of the first node
+    slurm, gpus = machine.slurm, machine.together(training // machine.nodes, serving)  # of the first node
     if machine.launcher == "slurm" and slurm is not None and slurm.gpus < gpus:
         shared = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
         problem = f"machine.slurm.gpus = {slurm.gpus}, and {demand}{shared}"
@@ -225,6 +232,12 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
         texts.append(f"the size of {estimate.model} is not known: state it with --parameters, in billions")
     if spec.evaluation.trials == 1:
         texts.append("evaluation.trials = 1: the oracle bound and the causal test need two trials and are left out")
+    if estimate.vllm and spec.machine.vllm.sleeps and (parts := estimate.memory_groups(True).get("servers, awake")):
+        resident = sum(amount for name, amount in parts.items() if name.startswith("trainer's"))
+        share = math.floor(100 * (USABLE_MEMORY.value - resident / estimate.node.memory)) / 100
+        texts.append(
+            f"the trainer's weights stay: machine.vllm.arguments needs --gpu-memory-utilization={share} or less"
+        )
     if money is None:
         texts.append("machine.asking.input_price and output_price, for a million tokens, show the money")
     if not estimate.trainable:

@@ -30,7 +30,6 @@ LEAST_VERSION = (0, 10, 2)
 """First version of vLLM that shows the token ids which it read and wrote."""
 IMPORT = 120.0
 """Seconds that vLLM may take to be imported."""
-TYPES = {"name": "string", "limit": "integer", "share": "number", "fields": "array", "by": "object"}
 TOOL: JsonObject = {
     "type": "function",
     "function": {
@@ -38,7 +37,13 @@ TOOL: JsonObject = {
         "description": "Find a record.",
         "parameters": {
             "type": "object",
-            "properties": {name: {"type": kind} for name, kind in TYPES.items()},
+            "properties": {
+                "name": {"type": "string"},
+                "limit": {"type": "integer"},
+                "share": {"type": "number"},
+                "fields": {"type": "array"},
+                "by": {"type": "object"},
+            },
             "required": ["name"],
         },
     },
@@ -130,14 +135,12 @@ def _round_trip(tokenizer: "PreTrainedTokenizerBase", template: JsonObject | Non
             turn = chat.turn(message)
         except TemplateError:
             turn = []
-        if chat.parse(turn) != message and name == "a call":
-            text = tokenizer.decode(turn)
-            return Finding("template", False, f"writes a call as {text[:80]!r}, which is read as another one", remedy)
         missing += [name] if chat.parse(turn) != message else []
-    limits = f", but it writes no {' and no '.join(missing)}" if missing else ""
-    return Finding(
-        "template", True, f"shows tools and their answers, and its calls are read as they were written{limits}"
-    )
+        if "a call" in missing:
+            problem = f"writes a call as {tokenizer.decode(turn)[:80]!r}, which is read as another one"
+            return Finding("template", False, problem, remedy)
+    detail = "shows tools and their answers, and its calls are read as they were written"
+    return Finding("template", True, ", but it writes no ".join([detail, *filter(None, [" and no ".join(missing)])]))
 
 
 def adapter_findings(spec: Spec, root: Path) -> Iterator[Finding]:

@@ -269,8 +269,8 @@ def sample_rows(
         temperature: 0 is greedy.
         max_tokens: longest turn.
         max_length: longest dialogue.
-        top_p: see `captrain.policies.policy.TopP`.
-        top_k: see `captrain.policies.policy.TopK`.
+        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
+        top_k: number of the likeliest tokens, of which one is drawn; None: all tokens.
     """
     decoder.reset()
     # Row i of the cache is branch i: the live rows whose tokens up to `position` are those; without any it is over.
@@ -320,11 +320,9 @@ def _forked(decoder: Decoder, branches: list[list[EngineRow]], position: int, re
 def likeliest(logits: torch.Tensor, temperature: float, top_p: float | None, top_k: int | None) -> torch.Tensor:
     """Leave the likeliest tokens their logits: `top_k` of them, and of these the fewest that have `top_p` together."""
     if top_k is not None:
-        least = logits.topk(min(top_k, logits.shape[-1]), -1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1]), -1).values[:, -1:], -torch.inf)
     if top_p is not None and temperature > 0:
-        values, order = logits.sort(dim=-1, descending=True, stable=True)
-        shares = F.softmax(values / temperature, -1)
+        shares, order = F.softmax(logits / temperature, -1).sort(dim=-1, descending=True, stable=True)
         beyond = shares.cumsum(-1) - shares >= top_p
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
     return logits

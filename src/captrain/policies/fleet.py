@@ -86,18 +86,20 @@ class Fleet:
         """Folder of the adapters that are served."""
         self._lock = threading.Lock()
         self._in_use: Counter[str] = Counter()
+        self._plays = 0
         atexit.register(self.close)
 
     @contextmanager
     def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
-        """Start servers that are down, and let them serve these adapters under these digests; others that nobody acts
-        with are let go.
+        """Start servers that are down, wake those that sleep, and let them serve these adapters under these digests;
+        others that nobody acts with are let go. Servers that may sleep do so when nobody needs them any more.
 
         Raises:
             UserError: a server does not start, or does not take an adapter.
         """
         check_ranks(adapters.values(), self.machine)
         with self._lock:
+            self._plays += 1
             placed = {name: self._placed(name, folder) for name, folder in adapters.items()}
             self._in_use.update(adapters.keys())
         try:
@@ -111,6 +113,9 @@ class Fleet:
         finally:
             with self._lock:
                 self._in_use.subtract(adapters.keys())
+                self._plays -= 1
+                for replica in self.replicas if self.machine.sleeps and not self._plays else ():
+                    replica.sleep()
 
     def _users(self) -> Collection[str]:
         with self._lock:

@@ -9,18 +9,20 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from captrain.errors import UserError
 from captrain.execution import prepare_torch
 from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora, trusts_code
-from captrain.policies.policy import ClosedQuestion, Play, TopK, TopP, options, outgrown
+from captrain.policies.policy import ClosedQuestion, Play, options, outgrown
 from captrain.records import JsonObject, Message, digest, file_digest, read_json
 
 if TYPE_CHECKING:
     from captrain.policies.engine import Decoder, EngineRow, State
+
+    Kind = TypeVar("Kind", bound=EngineRow)
 
 LONGEST = 8192
 """Tokens of the longest dialogue, where the model itself could take more."""
@@ -42,8 +44,8 @@ class LocalPolicy:
         precision: float64 makes results independent of the batch; float32 is about half as fast again, and a token
             in a million may then depend on what is sampled beside it; in bfloat16, for a model that takes its time, one
             in some hundreds may.
-        top_p: see `TopP`; None: of all tokens.
-        top_k: see `TopK`; None: of all tokens.
+        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
+        top_k: number of the likeliest tokens, of which one is drawn; None: all tokens.
         chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:
@@ -60,8 +62,8 @@ class LocalPolicy:
         max_tokens: Annotated[int, Field(ge=1)],
         guidance: Sequence[str] = (),
         precision: Literal["float64", "float32", "bfloat16"] = "float64",
-        top_p: TopP | None = None,
-        top_k: TopK | None = None,
+        top_p: Annotated[float, Field(gt=0, lt=1)] | None = None,
+        top_k: Annotated[int, Field(ge=1)] | None = None,
         chat_template_kwargs: JsonObject | None = None,
     ) -> None:
         prepare_torch()
@@ -86,8 +88,8 @@ class LocalPolicy:
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
         self.max_length: int = min(self.config.max_position_embeddings, LONGEST)
-        further = options(top_p=top_p, top_k=top_k, chat_template_kwargs=chat_template_kwargs).items()
-        self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision, *further)
+        further = options(top_p=top_p, top_k=top_k, chat_template_kwargs=chat_template_kwargs)
+        self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision, *further.items())
         self._chats = lru_cache(CHATS)(lambda tools: Chat(self.tokenizer, json.loads(tools), chat_template_kwargs))
         self._adapter, self._decoder = "", None
 
@@ -141,9 +143,9 @@ class LocalPolicy:
 
     def play_with(self, decoder: "Decoder", plays: Sequence[Play]) -> list[Play]:
         """Play one batch on a given decoder."""
-        from captrain.policies.engine import sample_rows
+        from captrain.policies.engine import EngineRow, sample_rows
 
-        rows = [(play, row) for play in plays if play.start() and (row := self._row(play)) is not None]
+        rows = [(play, row) for play in plays if play.start() and (row := self.row(play, EngineRow)) is not None]
         sample_rows(
             decoder,
             [row for _, row in rows],
@@ -174,10 +176,8 @@ class LocalPolicy:
             play.truncated = outgrown(self.max_length, len(prompt))
         return not play.truncated
 
-    def _row(self, play: Play) -> "EngineRow | None":
+    def row(self, play: Play, kind: "type[Kind]") -> "Kind | None":
         """Enter the play into the engine; None where its prompt does not fit."""
-        from captrain.policies.engine import EngineRow
-
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)
         play.token_ids = chat.prompt(play.messages)
@@ -190,7 +190,7 @@ class LocalPolicy:
             replies = play.advance(chat.parse(turn))
             return chat.suffix(replies) if replies and play.turns < self.max_turns else []
 
-        return EngineRow(play.key, prompt, answer)
+        return kind(play.key, prompt, answer)
 
 
 def with_hint(opening: list[Message], hint: str) -> list[Message]:

@@ -21,7 +21,7 @@ from pydantic import Field
 from captrain.config import Rate, Variable
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models import Completion, ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
-from captrain.policies.policy import ClosedQuestion, Play, TopK, TopP, options
+from captrain.policies.policy import ClosedQuestion, Play, options
 from captrain.records import JsonObject, Message, digest
 
 LIKELIEST = 20
@@ -44,8 +44,8 @@ class OpenAIPolicy:
         key: name of the environment variable that holds the key.
         retries: further attempts at a request, by the library, before its episode is given up.
         timeout: seconds for one request.
-        top_p: see `TopP`; None: of all tokens.
-        top_k: see `TopK`, where the endpoint knows it; None: of all tokens.
+        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
+        top_k: number of the likeliest tokens, of which one is drawn, where the endpoint knows it; None: all tokens.
         chat_template_kwargs: further arguments of the chat template, where the endpoint takes them (vLLM, SGLang), such
             as {enable_thinking: false}.
     """
@@ -64,8 +64,8 @@ class OpenAIPolicy:
         key: Variable = "OPENAI_API_KEY",
         retries: Annotated[int, Field(ge=0)] = 4,
         timeout: Rate = 120.0,
-        top_p: TopP | None = None,
-        top_k: TopK | None = None,
+        top_p: Annotated[float, Field(gt=0, lt=1)] | None = None,
+        top_k: Annotated[int, Field(ge=1)] | None = None,
         chat_template_kwargs: JsonObject | None = None,
     ) -> None:
         self.batch, self.name, self.temperature = batch, name, temperature

@@ -6,9 +6,7 @@ A policy plays episodes; it knows nothing of scoring, splits, files or retries (
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
-
-from pydantic import Field
+from typing import Protocol, TypeVar
 
 from captrain.config import Component, Machine, build, takes
 from captrain.errors import InfrastructureError
@@ -34,12 +32,6 @@ class Playable(Protocol):
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `captrain.contract.Episode.step`."""
         ...
-
-
-TopP = Annotated[float, Field(gt=0, lt=1)]
-"""Share of the probability that the likeliest tokens, of which one is drawn, have together."""
-TopK = Annotated[int, Field(ge=1)]
-"""Number of the likeliest tokens, of which one is drawn."""
 
 
 def options(**settings: object) -> JsonObject:

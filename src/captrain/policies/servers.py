@@ -162,6 +162,7 @@ class Replica(Answering):
         self._deaths = Counter[str]()
         """Deaths of this server, by the requests that were under way."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._asleep = False
         self._lock = threading.RLock()
 
     @property
@@ -179,14 +180,31 @@ class Replica(Answering):
         self._fruitless = 0
 
     def ready(self) -> None:
-        """Start the server if it is not there.
+        """Start the server if it is not there, and wake it if it sleeps.
 
         Raises:
             UserError: there is no such interpreter, or the server does not get healthy, or serves another model.
         """
         with self._lock:
+            if self._asleep:
+                self._turn("/wake_up")
+            self._asleep = False
             if self._process is None:
                 self._start()
+
+    def sleep(self) -> None:
+        """Let the server give its GPUs to others; it keeps its weights and adapters in the memory of the machine."""
+        with self._lock:
+            self._asleep = self._process is not None and self._turn("/sleep?level=1")
+
+    def _turn(self, path: str) -> bool:
+        """Let the server fall asleep or wake; one that fails at it is stopped, and started again when it is needed."""
+        try:
+            self._control(path, {})
+        except TransientFault as fault:
+            print(f"{self._label} does not answer {path} ({fault}): it is stopped", file=sys.stderr)
+            self._kill()
+        return self._process is not None
 
     def mend(self, starts: int, request: str = "") -> None:
         """See `Answering`."""
@@ -246,6 +264,7 @@ class Replica(Answering):
     def _environment(self) -> dict[str, str]:
         """Copy our environment without what would lead the server's interpreter to our packages."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        env |= {"VLLM_SERVER_DEV_MODE": "1"} if self.machine.sleeps else {}
         return env | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} | devices(self.machine, self.number)
 
     def _healthy(self, seconds: float) -> bool:
@@ -380,7 +399,7 @@ class Replica(Answering):
             self.adapters.clear()
 
     def _kill(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._asleep = self._process, None, False
         if process is not None:
             process.terminate()
             process.wait()

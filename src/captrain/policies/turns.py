@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from captrain.errors import UserError
-from captrain.models import adapter_digest, guide
+from captrain.models import adapter_digest
 from captrain.policies.engine import EngineRow, sample_rows
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play, Policy
@@ -71,7 +71,7 @@ class TurnPolicy:
             yield from self._batch(plays[start : start + self.policy.batch])
 
     def _batch(self, plays: Sequence[Play]) -> Sequence[Play]:
-        rows = [(play, row) for play in plays if play.start() and (row := self._row(play)) is not None]
+        rows = [(play, row) for play in plays if play.start() and (row := self.policy.row(play, TurnRow)) is not None]
         while rows:
             groups: dict[str, list[TurnRow]] = {}
             for play, row in rows:
@@ -95,17 +95,3 @@ class TurnPolicy:
                 play.prompt_tokens = len(row.mask) - play.completion_tokens
             rows = [(play, row) for play, row in rows if row.goes_on]
         return plays
-
-    def _row(self, play: Play) -> TurnRow | None:
-        """Enter the play into the engine; None where its prompt does not fit."""
-        chat = self.policy.chat(play.tools)
-        play.messages = guide(play.messages, self.policy.guidance)
-        prompt = chat.prompt(play.messages)
-        if not self.policy.fits(play, prompt):
-            return None
-
-        def answer(turn: list[int]) -> list[int]:
-            replies = play.advance(chat.parse(turn))
-            return chat.suffix(replies) if replies and play.turns < self.policy.max_turns else []
-
-        return TurnRow(play.key, prompt, answer)

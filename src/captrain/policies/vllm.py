@@ -42,7 +42,7 @@ from captrain.models import (
 from captrain.policies.fleet import BorrowedFleet, Fleet, fleet_of
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy
-from captrain.policies.policy import ClosedQuestion, Play, TopK, TopP, outgrown
+from captrain.policies.policy import ClosedQuestion, Play, outgrown
 from captrain.policies.servers import Answering, Service
 from captrain.records import JsonObject, Message, digest, file_digest
 
@@ -69,8 +69,8 @@ class VLLMPolicy(OpenAIPolicy):
         arguments: further arguments of the servers that decide what they answer, such as --quantization=fp8.
         retries: further attempts at a request before its episode is given up, and played again later.
         timeout: seconds for one request.
-        top_p: see `TopP`; None: of all tokens.
-        top_k: see `TopK`; None: of all tokens.
+        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
+        top_k: number of the likeliest tokens, of which one is drawn; None: all tokens.
         chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:
@@ -92,8 +92,8 @@ class VLLMPolicy(OpenAIPolicy):
         arguments: Sequence[str] = (),
         retries: Annotated[int, Field(ge=0)] = 3,
         timeout: Rate = 600.0,
-        top_p: TopP | None = None,
-        top_k: TopK | None = None,
+        top_p: Annotated[float, Field(gt=0, lt=1)] | None = None,
+        top_k: Annotated[int, Field(ge=1)] | None = None,
         chat_template_kwargs: JsonObject | None = None,
     ) -> None:
         self.weights = model_source(model)
@@ -274,8 +274,11 @@ class VLLMPolicy(OpenAIPolicy):
             "seed": int(digest(play.key, play.turns)[:8], 16) >> 1,
             "logprobs": 0,
         }
-        cut = {name: value for name, value in self.options.items() if name in ("top_p", "top_k")}
-        extra: JsonObject = {"return_token_ids": True, "stop_token_ids": [self.tokenizer.eos_token_id], **cut}
+        extra: JsonObject = {
+            "return_token_ids": True,
+            "stop_token_ids": [self.tokenizer.eos_token_id],
+            **{name: value for name, value in self.options.items() if name in ("top_p", "top_k")},
+        }
         model = self._names[play.adapter] if play.adapter else self.name
         return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
 
