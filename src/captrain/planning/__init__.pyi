@@ -3,7 +3,7 @@ from .doctor import examine_agent as examine_agent
 from .doctor import examine_machine as examine_machine
 from .doctor import run_on_gpus as run_on_gpus
 from .estimate import Node as Node
-from .finding import Finding as Finding
 from .plan import Plan as Plan
 from .plan import make_plan as make_plan
 from .plan import plan_tables as plan_tables
+from .served_model import Finding as Finding
