@@ -72,6 +72,7 @@ from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
 from .significance import fisher as fisher
 from .significance import holm as holm
+from .stability import stability_table as stability_table
 from .verdicts import is_majority as is_majority
 from .verdicts import labels_of_rollouts as labels_of_rollouts
 from .vocabulary import Vocabulary as Vocabulary

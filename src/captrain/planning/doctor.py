@@ -22,10 +22,12 @@ from captrain.models import ContextLengthExceeded, Endpoint, TransientFault
 from captrain.planning.assumptions import ANALYST, LOCAL, SERVED, SYNTHESIZER, VLLM
 from captrain.planning.estimate import Estimate, Node
 from captrain.planning.feasibility import problems
-from captrain.planning.finding import PATIENCE, Finding, command_output
 from captrain.planning.served_model import (
+    PATIENCE,
     TOOL,
+    Finding,
     adapter_findings,
+    command_output,
     interpreter,
     named_model,
     template_findings,

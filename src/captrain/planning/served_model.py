@@ -7,9 +7,10 @@ against what servers take; the model is looked at without weights.
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jinja2 import TemplateError
 
@@ -18,10 +19,32 @@ from captrain.config import Spec, build
 from captrain.errors import UserError
 from captrain.models import FORMATS, Chat, lora_config, trusts_code
 from captrain.planning.assumptions import VLLM
-from captrain.planning.finding import Finding, command_output
 from captrain.policies import RANKS, served_rank
 from captrain.records import JsonObject, Message
 from captrain.training import GRPO
+
+PATIENCE = 20.0
+"""Seconds that an interpreter, a cluster or an endpoint may take to answer."""
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at: whether it is as the run needs it (None: it cannot be seen yet), what was seen, and
+    what to do if it is not."""
+
+    subject: str
+    passed: bool | None
+    detail: str
+    remedy: str = ""
+
+
+def command_output(*command: str, patience: float = PATIENCE) -> str | None:
+    """Run a command and return what it prints; None where it fails, is not there, or takes too many seconds."""
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=patience)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return process.stdout.strip() if process.returncode == 0 else None
+
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
