@@ -10,6 +10,7 @@ Prints a row each, and ends with status 1 where something grew or no request was
 import argparse
 import http.client
 import json
+import os
 import random
 import re
 import socket
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +37,7 @@ THREADS = 4
 SLACK = {"memory, MB": 8.0, "descriptors": 2 * THREADS, "threads": 2 * THREADS, "processes": THREADS}
 """Slack after the last third over the one before: workers come and go, and allocators keep some."""
 ROUNDS = 3
-QUIET = 0.5
+QUIET = 1.0
 """Seconds without work after which a process is at rest."""
 PATIENCE = 120.0
 """Seconds that it has for coming to rest."""
@@ -51,8 +53,14 @@ BODIES: tuple[bytes, ...] = (
     b'{"model": ' + b"[" * 5000,
     b"\xff\xfe",
 )
+JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 BEGINNINGS = (b"", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{", HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Settings of glibc that give back at once what is freed, so that memory at rest is what is held."""
+BURSTS = 20
+WORDS = 20
+"""Times that a text of our own says its word, at most."""
 SLOW = 32
 """Requests that are begun and not ended, at a time."""
 
@@ -66,9 +74,10 @@ class Readings:
 
     def read(self, process: psutil.Process) -> None:
         """Add a reading of a process and of those that it has started."""
-        children = process.children(recursive=True)
+        children, memory = process.children(recursive=True), process.memory_full_info()
         values = {
-            "memory, MB": process.memory_info().rss / (1 << 20),
+            # What is mapped from files comes and goes as the system pleases.
+            "memory, MB": (memory.rss - memory.shared + memory.swap) / (1 << 20),
             "descriptors": process.num_fds(),
             "threads": process.num_threads(),
             "processes": len(children),
@@ -132,10 +141,32 @@ def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds:
     return readings
 
 
+def novel(draw: random.Random, count: int) -> bytes:
+    """Make a request that nobody has made before, and nobody will again: another tool, another text."""
+    name = f"tool_{draw.getrandbits(64):x}"
+    tool = {"type": "function", "function": {"name": name, "description": name * WORDS}}
+    return json.dumps({**CHAT, "messages": [{"role": "user", "content": f"{name} " * count}], "tools": [tool]}).encode()
+
+
+def fill(address: int) -> None:
+    """Ask for as much at once as is ever asked for: what grows with that grows before anything is read."""
+
+    def ask(seed: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", address, timeout=PATIENCE)
+        connection.request("POST", "/v1/chat/completions", novel(random.Random(seed), WORDS), JSON)
+        assert connection.getresponse().status == 200
+        connection.close()
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for burst in range(BURSTS):
+            [*threads.map(ask, range(-THREADS * (burst + 1), -THREADS * burst))]
+
+
 def soak_server(model: Path, seconds: float) -> Readings:
     """`captrain serve`, asked over HTTP."""
     command = [sys.executable, "-m", "captrain.cli.app", "serve", str(model), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    pipe, env = subprocess.PIPE, os.environ | MALLOC
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env) as server:
         assert server.stdout is not None
         address = next((match[1] for line in server.stdout if (match := re.search(r":(\d+)/v1", line))), "")
         if not address:
@@ -155,20 +186,17 @@ def soak_server(model: Path, seconds: float) -> Readings:
             try:
                 path, body = "/v1/chat/completions", draw.choice(BODIES)
                 if draw.random() < 0.2:
-                    # What nobody has asked before, and nobody will again: another tool, another text.
-                    name = f"tool_{draw.getrandbits(64):x}"
-                    tool = {"type": "function", "function": {"name": name, "description": name * 20}}
-                    messages = [{"role": "user", "content": f"{name} " * draw.randint(1, 20)}]
-                    body = json.dumps({**CHAT, "messages": messages, "tools": [tool]}).encode()
+                    body = novel(draw, draw.randint(1, WORDS))
                 elif draw.random() < 0.05:
                     path, body = "/v1/load_lora_adapter", b'{"lora_name": "a", "lora_path": "a\\u0000b"}'
-                connection.request("POST", path, body, {"Content-Type": "application/json"})
+                connection.request("POST", path, body, JSON)
                 if draw.random() < 0.1:
                     return "left early"
                 return str(connection.getresponse().status)
             finally:
                 connection.close()
 
+        fill(int(address))
         readings = watch(psutil.Process(server.pid), ask, seconds)
         server.terminate()
     return readings

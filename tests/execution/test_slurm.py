@@ -380,7 +380,7 @@ def test_two_nodes_that_are_killed_go_on_from_the_checkpoint_to_the_same_bytes(
     home.say("scontrol", "requeue", sent()[0])
     until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
     Path("hold").unlink()
-    [killed] = waiting.result(300)
+    [killed] = waiting.result()
     scored = Path("nodes").read_text().split()
     # What lay in the checkpoint was not played again; the third step may have begun.
     assert 24 <= len(scored) < 24 + 8 and {*scored} == {"n1", "n2"}
