@@ -153,13 +153,14 @@ def fill(address: int) -> None:
 
     def ask(seed: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", address, timeout=PATIENCE)
-        connection.request("POST", "/v1/chat/completions", novel(random.Random(seed), WORDS), JSON)
+        connection.request("POST", "/v1/chat/completions", novel(random.Random(-1 - seed), WORDS), JSON)
         assert connection.getresponse().status == 200
         connection.close()
 
     with ThreadPoolExecutor(THREADS) as threads:
         for burst in range(BURSTS):
-            [*threads.map(ask, range(-THREADS * (burst + 1), -THREADS * burst))]
+            for future in [threads.submit(ask, THREADS * burst + number) for number in range(THREADS)]:
+                future.result()
 
 
 def soak_server(model: Path, seconds: float) -> Readings:
