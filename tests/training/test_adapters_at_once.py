@@ -112,6 +112,8 @@ def once_in(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Call
 
     def harmed(self: VLLMPolicy, play: Play) -> Any:
         seed, _, _, task, _ = play.key.split("/")
+        with (folder / "played").open("a") as file:
+            file.write(f"{play.key}\n")
         if int(seed) == PLANS[name][0] and int(task) >= 4:
             with suppress(FileExistsError):
                 (folder / "harmed").open("x").close()
@@ -129,6 +131,11 @@ def test_a_worker_that_is_killed_hangs_no_other_and_each_job_comes_to_the_bytes_
     once_in("second", tmp_path, monkeypatch, lambda _: os.kill(os.getpid(), signal.SIGKILL))
     at_once = trained(pair, 2, tmp_path / "at_once")
     assert (tmp_path / "harmed").exists()
+    # What lies in its checkpoint is not played again: a play asks as often as the same one does anywhere else.
+    first = [
+        key for key in (tmp_path / "played").read_text().split() if key.startswith("1/") and key.split("/")[3] < "4"
+    ]
+    assert first and len(first) == len({*first})
     [fleet] = own_fleets()
     unused(fleet)
     assert [one.digest for one in at_once] == [one.digest for one in alone]

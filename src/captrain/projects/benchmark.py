@@ -380,7 +380,14 @@ def _check_other_process(examined: Examined, target: str, settings: Mapping[str,
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=START + 6 * examined.limit, check=False
         )
-    except (MethodFailed, subprocess.TimeoutExpired):
+    except MethodFailed:
+        return  # it has been noted
+    except subprocess.TimeoutExpired as error:
+        text, remedy = (
+            f"do not come in another process within {error.timeout:.0f} s",
+            "list tasks in less, or raise --limit",
+        )
+        examined.report.add(Problem("tasks", "", examined.place("tasks"), text, remedy))
         return
     if process.returncode or process.stdout.strip().splitlines()[-1:] != [expected]:
         last = process.stderr.strip().splitlines()[-1:]

@@ -14,6 +14,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,6 +110,9 @@ def _tensorboard(page: RunPage) -> "tuple[GeneralTracker, int]":
     events.Reload()
     scalars = events.Tags()["scalars"]
     last = max((event.step for name in scalars for event in events.Scalars(name)), default=0)
+    # Files are read in the order of their names, which begin with the second in which they were made.
+    while any(path.name.split(".")[3] >= f"{int(time.time()):010d}" for path in (folder / page.name).glob("events.*")):
+        time.sleep(0.05)
     # A kill may have left a part of the last step: TensorBoard forgets it from there on, and gets it again.
     tracker = TensorBoardTracker(page.name, str(folder), purge_step=last or None)
     tracker.start()
