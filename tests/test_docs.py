@@ -244,6 +244,8 @@ def test_search_works_from_a_disk_and_no_table_is_cut_at_1280_pixels(
 def test_numbers_with_intervals_are_those_of_the_tables(page: str, committed: Path) -> None:
     tables = {
         "replicates/differences": "difference",
+        "replicates/domains/differences": "difference",
+        "replicates/domains/summary": "pass_rate",
         "replicates/headline/differences": "difference",
         "replicates/headline/summary": "pass_rate",
         "evaluation/differences": "difference",
