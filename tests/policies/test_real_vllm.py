@@ -12,6 +12,7 @@ import pytest
 from support.adapters import lora
 from support.servers import policy, real_machine, replicas
 from support.training import GRPO, inside, passport
+from support.waiting import until
 
 from captrain.config import Machine
 from captrain.config.components import Component
@@ -21,7 +22,7 @@ from captrain.models.composition import compose
 from captrain.models.lora import Adapter
 from captrain.policies.fleet import fleets
 from captrain.policies.local import LocalPolicy
-from captrain.policies.policy import ClosedQuestion
+from captrain.policies.policy import ClosedQuestion, Play
 from captrain.policies.servers import Replica
 from captrain.policies.vllm import VLLMPolicy
 from captrain.records import Rollout
@@ -170,7 +171,7 @@ def job_in(path: Path, model: Path, machine: Machine, name: str, seed: int) -> J
 
 
 def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
-    acting: VLLMPolicy, model: Path, served: Machine, letters: Letters, monkeypatch: pytest.MonkeyPatch
+    acting: VLLMPolicy, model: Path, served: Machine, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = letters("single")
     path.write_text(path.read_text().replace("1 + i % 3", "1"))
@@ -182,6 +183,15 @@ def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
         hold(self, *some)
         held.append({*self.adapters})
 
+    answer = VLLMPolicy._answer
+
+    def together(self: VLLMPolicy, play: Play) -> Any:
+        """Answer a job once both wait for answers."""
+        (tmp_path / f"waits-{os.getpid()}").touch()
+        until(lambda: len([*tmp_path.glob("waits-*")]) == 2)
+        return answer(self, play)
+
+    monkeypatch.setattr(VLLMPolicy, "_answer", together)
     monkeypatch.setattr(Replica, "hold", noted)
     two = served.model_copy(update={"workers": 2})
     jobs = [job_in(path, model, two, name, seed) for seed, name in enumerate(("first", "second"), start=1)]
