@@ -139,6 +139,34 @@ def test_the_code_of_a_call_holds_an_id_of_ours_a_tool_that_exists_and_values_al
     assert not mark.exists()
 
 
+ANSWERING = (
+    WITHOUT.partition("worker.Agent")[0]
+    + """
+def asked(query):
+    try:
+        return worker.answered(worker.KeptAnswer("https://stocks", {"X-RapidAPI-Key": "none"}, {"query": query}).json())
+    except Exception as error:
+        try: worker.answered(None)
+        except OSError as fault: return f"{type(error).__name__}, then {fault}"
+
+worker.REPLIES.write(json.dumps([asked(query) for query in json.loads(sys.argv[1])]))
+"""
+)
+
+
+def test_an_answer_that_is_kept_is_given_and_one_that_is_not_fails_the_request_and_not_the_tool(tmp_path: Path) -> None:
+    for query, text in {"Apple": '{"answer": "AAPL"}', "Pear": "{"}.items():
+        name = hashlib.sha256(json.dumps(["https://stocks", {"query": query}], sort_keys=True).encode()).hexdigest()
+        (tmp_path / f"{name[:16]}.json").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERING, '["Apple", "Pear", "Plum"]'], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(WORKERS), "CAPTRAIN_CLOCK": "2026-01-15T10:00:00", "CAPTRAIN_ANSWERS": str(tmp_path)},
+    )  # fmt: skip
+    kept, broken, absent = json.loads(done.stdout)
+    assert kept == "AAPL" and "JSONDecodeError, then" in broken and "is no kept answer: remove it" in broken
+    assert absent.endswith("https://stocks did not answer: RAPID_API_KEY is not set, and no answer is kept")
+
+
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
     found = benchmark(processes=2)

@@ -130,6 +130,20 @@ def test_what_is_wrong_is_one_message_with_line_method_task_and_remedy(
     assert str(tmp_path) not in out
 
 
+def test_tasks_that_never_come_in_another_process_are_a_problem(
+    tmp_path: Path, captrain: Captrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captrain.projects.benchmark.START", 1 - 6 * 5)
+    mark = tmp_path / "imported"
+    first, others = f"if not pathlib.Path({str(mark)!r}).exists()", f"pathlib.Path({str(mark)!r}).touch()"
+    wait = f"import pathlib, time\n{first}:\n    {others}\nelse:\n    time.sleep(600)\n"
+    head, _, rest = SOUND.partition("\nclass ")
+    (tmp_path / "desk.py").write_text(f"{head}\n{wait}\nclass {rest}")
+    status, out, err = captrain(tmp_path, "check-benchmark", "desk:CalendarDesk", "--tasks", "2", "--limit", "5")
+    [problem] = problems_in(out)
+    assert status == 1 and "tasks: do not come in another process within 1 s" in problem, out + err
+
+
 def test_what_comes_later_of_a_benchmark_is_foreseen(tmp_path: Path, captrain: Captrain) -> None:
     """Too little variety and no references are no faults of a benchmark: they are said, with the keys that help."""
     (tmp_path / "dvc.yaml").touch()

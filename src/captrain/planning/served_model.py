@@ -162,8 +162,10 @@ def _round_trip(tokenizer: "PreTrainedTokenizerBase", template: JsonObject | Non
         if "a call" in missing:
             problem = f"writes a call as {tokenizer.decode(turn)[:80]!r}, which is read as another one"
             return Finding("template", False, problem, remedy)
-    detail = "shows tools and their answers, and its calls are read as they were written"
-    return Finding("template", True, ", but it writes no ".join([detail, *filter(None, [" and no ".join(missing)])]))
+    lacks = f", but it writes no {' and no '.join(missing)}" if missing else ""
+    return Finding(
+        "template", True, f"shows tools and their answers, and its calls are read as they were written{lacks}"
+    )
 
 
 def adapter_findings(spec: Spec, root: Path) -> Iterator[Finding]:
