@@ -9,7 +9,7 @@ a value that look-ups are to find must stand neither in the request nor always i
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import combinations, takewhile
+from itertools import combinations, pairwise, takewhile
 
 from captrain.contract import calls_of
 from captrain.environments import probes
@@ -28,7 +28,7 @@ FEWEST = 3
 NUMBERS = 60
 """Numbers shown that are computed with."""
 SMALL = 31
-"""Counts, days and hours may be the agent's own, and be added to what is shown."""
+"""Counts, days and hours may be the agent's own; a range that is shown and is no longer may be gone through."""
 NEGATED = re.compile(
     r"\b(?:never|do not|don't|must not|may not|cannot|can't|not allowed to|forbidden to)\s+([^.;:!?\n]*)"
 )
@@ -65,10 +65,7 @@ def _flat(text: str) -> str:
 
 
 def _numbers(text: str) -> list[float]:
-    visible_before = dict.fromkeys(
-        float(number) for number in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", ""))
-    )
-    return [*visible_before][-NUMBERS:]
+    return [float(number) for number in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", ""))]
 
 
 def _totals(text: str) -> Iterator[float]:
@@ -80,15 +77,19 @@ def _totals(text: str) -> Iterator[float]:
 
 
 def _computed(value: str, visible_before: Sequence[float], text: str) -> bool:
-    """Tell if a number is a sum, difference, product or share of those shown, a total, or near to one shown."""
+    """Tell if a number is a sum, difference, product or share of those shown, a total, or within a short range of which
+    one end is named after the other."""
     try:
         number = abs(float(value))
     except ValueError:
         return False
     near = lambda result: abs(result - number) < 0.011  # noqa: E731
-    if any(abs(base - number) <= SMALL for base in (0, *visible_before)) or near(sum(visible_before)):
+    latest = [*dict.fromkeys(visible_before)][-NUMBERS:]
+    if number <= SMALL or near(sum(latest)):
         return True
-    pairs = combinations(visible_before, 2)
+    if any(low <= number <= high <= low + SMALL for low, high in pairwise(visible_before)):
+        return True
+    pairs = combinations(latest, 2)
     arithmetic = any(near(a + b) or near(abs(a - b)) or near(a * b) or near(a * b / 100) for a, b in pairs)
     return arithmetic or any(map(near, _totals(text)))
 
