@@ -80,6 +80,20 @@ def test_a_run_says_what_it_will_take_then_a_line_a_stage_and_the_table_last(spa
     assert spare.call("captrain", "run").splitlines() == results
 
 
+def test_without_alternatives_the_same_rows_cost_fewer_rollouts_of_evaluation(spare: Repository) -> None:
+    before = pd.read_csv(spare.folder / "results/evaluation/main.csv").set_index("method")
+    played = load(spare.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)
+    spare.choose("evaluation.alternatives=false", "causality.run=false")
+    spare.call("captrain", "run")
+    after = pd.read_csv(spare.folder / "results/evaluation/main.csv").set_index("method")
+    gone = {*before.index} - {*after.index}
+    assert {"bound:oracle", "bound:random", "router:classifier"} <= gone
+    assert all(name.startswith(("bound:", "router:")) or name == "single_share" for name in gone)
+    assert after.equals(before.loc[after.index])
+    assert len(load(spare.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)) < len(played)
+    assert "Test split" in spare.call("captrain", "results")
+
+
 def test_a_run_whose_stage_fails_ends_in_what_is_wrong_and_what_to_do(project: Repository) -> None:
     project.choose("selection.delta=nothing")
     try:

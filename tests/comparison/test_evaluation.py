@@ -221,6 +221,19 @@ def test_a_composition_is_no_choice_of_the_bounds() -> None:
     )
 
 
+def test_without_alternatives_an_adapter_plays_what_is_routed_to_it_and_nothing_is_bounded() -> None:
+    played = many({}).query("arm != 'a' or task in ['t0', 't1']")
+    routes = routes_of(["a", "a", "base", "base"])
+    with pytest.raises(UserError, match="arm a has 4 outcomes where 4 tasks x 2 trials were played"):
+        run(played, routes)
+    result = evaluate(
+        played, routes, LEDGER, ranked=["a"], controls={}, resamples=500, confidence=0.95, seed=0, alternatives=False
+    )
+    assert [*result.main["method"]] == ["idle", "base", "grpo_target", "trace"]
+    assert row(result.main, method="trace") == row(run(many({}), routes).main, method="trace")
+    assert not {"bound:oracle", "bound:random"} & {*result.differences["first"], *result.differences["second"]}
+
+
 def test_a_control_is_charged_for_its_own_capabilities_alone() -> None:
     ledger = [*LEDGER, charged("controls", 60, "b"), charged("controls", 60, "c")]
     routes = routes_of(["a"] * 4).assign(**{"control:random": ["b", "b", "base", "base"]})

@@ -13,7 +13,7 @@ import pandas as pd
 
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.comparison.baselines.registry import acting_stages
-from captrain.comparison.rows import BASE
+from captrain.comparison.rows import BASE, partial_stages
 from captrain.config import Component, Spec, takes
 from captrain.contract import Target
 from captrain.environments import read_passports
@@ -109,13 +109,13 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
     Raises:
         UserError: an adapter is missing, or is not the one the index names, or servers do not take one of its rank.
     """
-    routes = all_routes(results)
+    routes = all_routes(results, spec.evaluation.alternatives)
     stage_arms = [arm for stage in acting_stages() for arm in _stage_arms(results, stage)]
     arms_by_name = {arm.name: arm for arm in stage_arms}
     whole = [
         Arm("base"),
-        *(_limited_to_routes(arm, routes) for arm in stage_arms),
-        *_turn_arms(spec, results, arms_by_name),
+        *(_limited_to_routes(arm, routes, spec.evaluation.alternatives) for arm in stage_arms),
+        *(_turn_arms(spec, results, arms_by_name) if spec.evaluation.alternatives else ()),
     ]
     compositions = list(composition_arms(results, arms_by_name, routes))
     portions = [
@@ -141,10 +141,12 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
     return [rollout for _, rollouts in arm_rollouts for rollout in rollouts], outcomes, ledger
 
 
-def all_routes(results: Path) -> pd.DataFrame:
+def all_routes(results: Path, alternatives: bool = True) -> pd.DataFrame:
     """Join all routes: columns task, kind, and one for each router, each control and the adapters of solutions, with
-    the arm that it chooses for the task."""
+    the arm that it chooses for the task; without alternatives none for the routers beside the configured one."""
     routes = _routes(results / "routes/routes.csv")
+    if not alternatives:
+        routes = routes.filter(regex="^(task|kind|chosen|control:.*)$")
     for stage in ("solutions", "controls"):
         path = results / stage / "routes.csv"
         further = _routes(path) if path.exists() else routes[["task"]]
@@ -169,9 +171,10 @@ def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
         yield Arm(name, stage, require_trained(Adapter(row.path, row.digest), stage), guidance)
 
 
-def _limited_to_routes(arm: Arm, routes: pd.DataFrame) -> Arm:
-    """Limit the arm of a control to those tasks that a control routes to it."""
-    return replace(arm, tasks=routed_tasks(arm.name, routes)) if arm.stage == "controls" else arm
+def _limited_to_routes(arm: Arm, routes: pd.DataFrame, alternatives: bool) -> Arm:
+    """Limit the arm of a control, and without alternatives that of a capability, to those tasks that are routed to it."""
+    limited = partial_stages(alternatives)
+    return replace(arm, tasks=routed_tasks(arm.name, routes)) if arm.stage in limited and arm.name != arm.stage else arm
 
 
 def routed_tasks(name: str, routes: pd.DataFrame) -> frozenset[str]:

@@ -36,13 +36,14 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
     selected = load(results / "capabilities/capabilities.jsonl", Capability)
     evaluation = evaluate(
         outcomes,
-        all_routes(results),
+        all_routes(results, spec.evaluation.alternatives),
         [entry for path in ledgers for entry in load(path, LedgerEntry)] + entries + curve_entries,
         ranked=[capability.id for capability in selected if capability.id in passports],
         controls=controls_of(results / "controls"),
         resamples=spec.evaluation.resamples,
         confidence=spec.evaluation.confidence,
         seed=spec.seed,
+        alternatives=spec.evaluation.alternatives,
     )
     if len(curve):
         evaluation = replace(evaluation, curve=whole_curve(curve, evaluation.main, spec.curve.points))

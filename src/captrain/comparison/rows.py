@@ -99,17 +99,29 @@ def controls_of(folder: Path) -> dict[str, list[str]]:
     return read_json(path, dict[str, list[str]]) if path.exists() else {}
 
 
-def methods(arms: Mapping[str, str], routes: Sequence[str], ranked: Sequence[str]) -> list[Method]:
+def partial_stages(alternatives: bool) -> tuple[str, ...]:
+    """List the stages of whose arms those that are not the stage's row play only the tasks that are routed to them.
+
+    Args:
+        alternatives: to the configured router are rows of the table, too: see `captrain.config.Evaluation`.
+    """
+    return ("compositions", "controls") if alternatives else ("compositions", "controls", "adapters", GENERALIST)
+
+
+def methods(
+    arms: Mapping[str, str], routes: Sequence[str], ranked: Sequence[str], alternatives: bool = True
+) -> list[Method]:
     """List all rows that were played, in the order of the table; bounds are no methods.
 
     Args:
         arms: name -> stage that it comes from; "" for the base and for doing nothing.
         routes: columns of the routes; `chosen` is the configured router's, and TRACE itself.
         ranked: capabilities with an environment, best first.
+        alternatives: an adapter of one capability has played every task.
     """
     single = [Method(name, arm=name) for name in (IDLE, BASE)]
     single += [Method(arm, arm=arm) for stage in baselines() for arm in arms if arms[arm] == arm == stage]
-    if SINGLE in arms.values() and arms.get(next(iter(ranked), "")) == "adapters":
+    if alternatives and SINGLE in arms.values() and arms.get(next(iter(ranked), "")) == "adapters":
         single.append(Method(SINGLE_SHARE, arm=ranked[0]))
     routers = [name for name in routes if name not in ("chosen", ROUTED) and not name.startswith("control:")]
     controls = [name for name in routes if name.startswith("control:")]
@@ -191,7 +203,7 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     and what else a baseline says that it is compared with."""
     rows = [row for name, row in baselines().items() if name in names]
     pairs = [(TRACE, BASE), *((row.name, BASE) for row in rows), *((TRACE, row.name) for row in rows)]
-    pairs += [*[(ORACLE, TRACE)] * (ORACLE in names), (TRACE, RANDOM)]
+    pairs += [*[(ORACLE, TRACE)] * (ORACLE in names), *[(TRACE, RANDOM)] * (RANDOM in names)]
     pairs += [(name, TRACE) for name in names if name.startswith(("merged:", "router:"))]
     if ROUTED in names:
         pairs += [(ROUTED, name) for name in (BASE, TRACE, *(row.name for row in rows))]

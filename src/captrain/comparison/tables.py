@@ -30,6 +30,7 @@ from captrain.comparison.rows import (
     headline_methods,
     label,
     methods,
+    partial_stages,
     spending,
     supervision,
 )
@@ -51,8 +52,6 @@ from captrain.records import JsonObject, Purpose
 
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
-PARTIAL = ("compositions", "controls")
-"""Stages whose arms are played on those tasks alone that are routed to them."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,7 @@ def evaluate(
     resamples: int,
     confidence: float,
     seed: int,
+    alternatives: bool = True,
 ) -> Evaluation:
     """Compare the base, the baselines, TRACE, other routers, merged adapters, controls and bounds on one set of
     outcomes.
@@ -109,20 +109,24 @@ def evaluate(
         resamples: bootstrap resamples of the tasks.
         confidence: of the percentile intervals, in (0, 1).
         seed: of the bootstrap.
+        alternatives: adapters of one capability have played every task, so that there are bounds of routers.
 
     Raises:
         UserError: the outcomes are not one per task, arm and trial; a route is missing or leads to an arm that was
             not played; TRACE and a baseline spent unequal totals.
     """
     stages = {str(arm): str(stage) for arm, stage in outcomes.groupby("arm", sort=False)["stage"].first().items()}
-    passes = _by_arm(outcomes, stages, "passed")
+    partial = partial_stages(alternatives)
+    passes = _by_arm(outcomes, stages, "passed", partial)
     routes = _checked_routes(routes, outcomes, passes)
-    rows = methods(stages, [str(column) for column in routes.columns], ranked)
+    rows = methods(stages, [str(column) for column in routes.columns], ranked, alternatives)
     totals = spending([row.name for row in rows], ledger, ranked, controls)
     passes_by_method = _method_outcomes(rows, passes, routes)
-    rewards = _method_outcomes(rows, _by_arm(outcomes, stages, "reward"), routes)
-    choices = {arm: passes[arm].to_numpy(float) for arm in (BASE, *_of(stages, "adapters"))}
-    summaries = {name: summarise(array) for name, array in passes_by_method.items()} | _bounds(choices, routes)
+    rewards = _method_outcomes(rows, _by_arm(outcomes, stages, "reward", partial), routes)
+    summaries = {name: summarise(array) for name, array in passes_by_method.items()}
+    if alternatives:
+        choices = {arm: passes[arm].to_numpy(float) for arm in (BASE, *_of(stages, "adapters"))}
+        summaries |= _bounds(choices, routes)
     graded = {name: pd.DataFrame(array).mean(axis=1).to_numpy() for name, array in rewards.items()}
     kinds = outcomes.groupby("task", sort=False)["kind"].first().loc[passes[BASE].index].to_numpy()
     intervals = Bootstrap(len(kinds), resamples, confidence, seed)
@@ -159,7 +163,9 @@ def _of(stages: Mapping[str, str], stage: str) -> list[str]:
     return sorted(arm for arm, origin in stages.items() if origin == stage)
 
 
-def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> dict[str, pd.DataFrame]:
+def _by_arm(
+    outcomes: pd.DataFrame, stages: Mapping[str, str], column: str, partial: Sequence[str]
+) -> dict[str, pd.DataFrame]:
     """Pivot outcomes to a frame tasks x trials of `column` per arm: the reward, or `passed` as 1.0 passed, 0.0 failed;
     NaN for an error, and where an arm that acts on some tasks alone was not played."""
     unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
@@ -179,7 +185,7 @@ def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> d
     rows_of = dict(iter(scored.groupby("arm", sort=False)))
     for arm, stage in stages.items():
         rows = rows_of[arm].set_index(["task", "trial"])
-        expected = rows.index.get_level_values("task").nunique() if stage in PARTIAL else len(tasks)
+        expected = rows.index.get_level_values("task").nunique() if stage in partial and arm != stage else len(tasks)
         if len(rows) != expected * len(trials):
             raise UserError(
                 f"arm {arm} has {len(rows)} outcomes where {expected} tasks x {len(trials)} trials were played",

@@ -156,11 +156,16 @@ class Curve(Section):
 
 class Evaluation(Section):
     """The comparison on the test split; or, as the paper has it, on the tasks of all splits, those that were diagnosed
-    and trained on among them, which every row of the table then says."""
+    and trained on among them, which every row of the table then says.
+
+    `alternatives`: rows of the routers beside `router` and bounds of any, for which every adapter plays every task;
+    without them an adapter of one capability plays the tasks that are routed to it.
+    """
 
     tasks: Count
     splits: Literal["test", "all"] = "test"
     trials: Count
+    alternatives: bool = True
     resamples: Count
     confidence: Level
 
@@ -233,6 +238,8 @@ class Spec(Section):
             )
         if self.base.pretrained and self.base.model:
             broken.append("base.pretrained is trained further and base.model is not trained: one of them is the base")
+        if self.causality.run and not self.evaluation.alternatives:
+            broken.append("causality.run needs evaluation.alternatives: each adapter on every task")
         if broken:
             raise ValueError("; ".join(broken))
         return self

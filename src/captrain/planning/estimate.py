@@ -126,7 +126,8 @@ class Estimate:
         self.trace = self.diagnosis + self.calibration + self.training
         self.further = share * CONTROL_CHOICES.value * self.count if spec.controls.run else 0
         self.controls = self.further * (calibration + spec.adapters.rollouts)
-        self.composed = share * COMPOSED_COLUMNS.value if self.count > 1 else 0
+        columns = COMPOSED_COLUMNS.value if spec.evaluation.alternatives else 1
+        self.composed = share * columns if self.count > 1 else 0
 
     def _throughput(self) -> Throughput:
         """Estimate the throughput of one GPU with the agent's model: as it was stated, or in inverse proportion to its
@@ -172,6 +173,10 @@ class Estimate:
         spec = self.spec
         baseline_arms = sum(row.arms(self.count) for row in baselines().values() if row.section(spec).run)
         arms = 1 + self.count + baseline_arms + len(spec.merging.methods) + self.further
+        if not spec.evaluation.alternatives:
+            # All adapters of a kind, one for each capability, share the tasks.
+            kinds = 1 + spec.baselines.solutions.run
+            arms -= kinds * max(0, self.count - 1)
         arms += 2 * max(0, spec.curve.points - 1)
         rollouts = (arms + self.composed) * self._arm_rollouts()
         return self._rollout_stage("evaluation", rollouts, math.ceil(arms), spec.machine.workers, user=True)
