@@ -1,19 +1,24 @@
-"""Select capabilities from cached labels."""
+"""Select capabilities from cached labels, and by proven needs where `selection.proof` asks for them."""
 
 from pathlib import Path
 
+from captrain.benchmarks import load_benchmark
 from captrain.capabilities import select, stability_table
 from captrain.config import load_spec
+from captrain.diagnosis import needed_causes
 from captrain.execution import entry_point
-from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
+from captrain.records import Capability, Rollout, RolloutLabels, load, publish, publish_json, publish_text
 
 
 @entry_point
 def main() -> str:
-    spec, folder = load_spec(), Path("results/capabilities")
+    spec, folder, needs = load_spec(), Path("results/capabilities"), None
     labels = load(Path("artifacts/labels/labels.jsonl"), RolloutLabels)
     candidates = load(Path("results/labels/candidates.jsonl"), Capability)
-    selected = select(labels, candidates, spec.selection, spec.capabilities.count, spec.seed)
+    if spec.selection.proof is not None:
+        rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
+        needs = needed_causes(rollouts, load_benchmark(spec.benchmark, spec.machine), spec.machine)
+    selected = select(labels, candidates, spec.selection, spec.capabilities.count, spec.seed, needs)
     publish_json(folder / "selection.json", selected.report)
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))

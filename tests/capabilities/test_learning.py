@@ -17,6 +17,7 @@ from captrain.capabilities import ProgrammaticAnalyst, Toolbox, label_runs, lear
 from captrain.capabilities.learning import PASSES, VARIED
 from captrain.config import Component, Selection
 from captrain.contract import Target, tool_call
+from captrain.diagnosis import needed_causes
 from captrain.environments.derived import derive
 from captrain.environments.synthesizer import Brief
 from captrain.errors import InfrastructureError, UserError
@@ -73,6 +74,24 @@ def test_planted_habits_are_selected_and_nothing_else_whatever_a_schema_requires
     slugs, candidates = selected(agent, played(agent, 150))
     assert slugs == {"missing_lookup", "wrong_record", "missing_write"}
     assert candidates[0].details["kinds"] == {"roll": "read", "gauge": "read"}
+
+
+def test_what_an_agent_never_does_right_is_selected_by_proof_where_no_contrast_can_show_it() -> None:
+    agent = target()
+    rollouts = played(agent, 150, {"first", "stop"})
+    with open_worlds(target=agent) as worlds:
+        candidates, labels = label_runs(
+            ProgrammaticAnalyst(), rollouts, agent.declared_tools, 10, seed=0, worlds=worlds
+        )
+    needs = needed_causes(rollouts, agent, None)
+    assert {*needs} == {rollout.id for rollout in rollouts if rollout.outcome == "failed"}
+    by_contrast, by_proof = (
+        select(labels, candidates, RULE.model_copy(update={"proof": share}), count=10, seed=0, needs=needs)
+        for share in (None, 0.1)
+    )
+    assert [capability.id for capability in by_contrast.capabilities] == ["wrong_record"]
+    assert [capability.id for capability in by_proof.capabilities] == ["wrong_record", "missing_write"]
+    assert [c["id"] for c in by_proof.report["candidates"] if c.get("by_proof")] == ["missing_write"]
 
 
 ASK: Message = {"role": "user", "content": "Do it."}

@@ -36,6 +36,47 @@ def test_as_many_runs_must_retain_as_the_runs_with_a_say_demand(
     assert (decision.required, decision.selected) == (needed, selected)
 
 
+def test_a_proven_need_selects_where_there_is_nothing_to_contrast_and_ranks_behind_what_the_contrast_selects() -> None:
+    undefined = Contrast(id="a", gap=None, gap_low=None, coverage=0.3, per_run=[NO_GAP] * 10)
+    contrasted = Contrast(id="b", gap=0.5, gap_low=0.1, coverage=0.5, per_run=[RETAINED] * 10)
+    shares = {"proven": 0.3, "proven_low": 0.1, "proven_high": 0.5}
+    proven, rare = (
+        Contrast(**{**undefined, **shares}),
+        Contrast(**{**undefined, **shares, "id": "c", "proven_low": 0.09}),
+    )
+    assert [d.selected for d in decide([proven, contrasted, rare], LIMITS)] == [True, False, False]
+    decisions = decide([proven, contrasted, rare], Limits(**{**LIMITS, "proof": 0.1}))
+    assert [(d.id, d.selected, d.by_proof) for d in decisions] == [
+        ("b", True, False),
+        ("a", True, True),
+        ("c", False, False),
+    ]
+
+
+def test_the_share_of_proven_failures_is_over_all_failures_and_its_interval_over_tasks() -> None:
+    settings = {"delta": 0.2, "coverage": 0.1, "agreement": 1, "confidence": 0.95, "floor": 0.0, "resamples": 500}
+    lacking = {"a": Label(verdict="LACKING"), "b": Label(verdict="LACKING")}
+    labels = [
+        RolloutLabels(
+            run=0, rollout=f"r{n}", task="", outcome="failed" if n < 40 else "passed", count=1, labels=lacking
+        )
+        for n in range(60)
+    ]
+    candidates = [Capability(id=slug, name=slug, description=slug) for slug in ("a", "b")]
+    needed = {f"r{n}": {"a"} for n in (*range(10), 50)}
+    chosen = select(labels, candidates, Selection.model_validate({**settings, "proof": 0.1}), 4, 0, needed)
+    first, second = chosen.report["candidates"]
+    assert [capability.id for capability in chosen.capabilities] == ["a"] and first.get("by_proof") is True
+    assert first.get("proven") == 0.25 and 0.1 < first.get("proven_low", 0) < 0.2 < 0.3 < first.get("proven_high", 0)
+    assert second.get("proven") == 0.0 and "lower bound of proven failures 0.000 is below 0.1" in second["reason"]
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(selection_table(chosen.report))
+    assert "by proof: 0.250 of the failures" in captured.get()
+    without = select(labels, candidates, Selection.model_validate(settings), 4, 0)
+    assert not without.capabilities and "proven" not in without.report["candidates"][0]
+
+
 def account(seed: int, failed: int, **changes: float) -> SelectionAccount:
     """Make an account of labels that runs disagree on: resamples of so few failed rollouts that some runs draw none."""
     draw = np.random.default_rng(seed)

@@ -29,6 +29,10 @@ def candidate(slug: str, *runs: RunRates, gap: float | None = 0.5, low: float | 
     return Contrast(id=slug, gap=gap, gap_low=low, coverage=0.5, per_run=[*runs])
 
 
+def proven(slug: str, *runs: RunRates, low: float | None, share: float) -> Contrast:
+    return Contrast(**{**candidate(slug, *runs, low=low), "proven": share, "proven_low": share, "proven_high": share})
+
+
 def cases() -> Iterator[tuple[list[Contrast], Limits]]:
     """Candidates and settings: each clause of the rule at its edge, then whatever chance brings."""
     yield [], LIMITS
@@ -56,6 +60,16 @@ def cases() -> Iterator[tuple[list[Contrast], Limits]]:
         LIMITS,
     )
     yield [candidate(slug, *[RETAINED] * 5, gap=gap) for slug, gap in (("z", 0.5), ("b", 0.5), ("m", 0.7))], LIMITS
+    proofs = {"proof": 0.1, "count": 3}
+    yield (
+        [
+            proven("contrast", *[RETAINED] * 5, low=0.1, share=0.05),
+            proven("least", *[NO_GAP] * 5, low=None, share=0.1),
+            proven("most", *[NARROW] * 5, low=0.1, share=0.3),
+            proven("short", *[NO_GAP] * 5, low=None, share=0.099999),
+        ],
+        Limits(**{**LIMITS, **proofs}),
+    )
     draw = random.Random(0)
     rates = [None, 0.0, 0.1, 0.2, 0.3, 0.5]
     for _ in range(300):
@@ -74,6 +88,8 @@ def cases() -> Iterator[tuple[list[Contrast], Limits]]:
         agreement, floor = draw.randint(1, runs), draw.choice([-1.0, 0.0, 0.2])
         settings = Limits(**{**LIMITS, **limits, "agreement": agreement, "floor": floor})
         yield candidates, settings
+        shown = [Contrast(**{**c, "proven": 0.3, "proven_low": draw.choice([0.0, 0.1, 0.2])}) for c in candidates]
+        yield shown, Limits(**{**settings, "proof": draw.choice([0.1, 0.2])})
         for ranking in get_args(Ranking):
             yield candidates, Limits(**{**settings, "ranking": ranking})
 
@@ -102,4 +118,4 @@ def test_the_script_of_the_report_decides_as_the_rule_does() -> None:
         for case in table
     ]
     assert json.loads(run.stdout) == expected
-    assert len({sum(row[-1] for row in decisions) for decisions in expected}) == 3  # none, one and both were selected
+    assert len({sum(row[-1] for row in decisions) for decisions in expected}) == 4  # none, one, two and three

@@ -5,6 +5,10 @@ their thresholds there, and selected when enough runs retain it. Two additions: 
 no say; and the lower bound of the pooled gap must exceed a floor, which one that is undefined in most of its many
 resamples does not have. So whether there is something to contrast is decided once, and not by chance of the few runs.
 
+A weak agent passes only what asks for nothing hard, and then there is nothing to contrast. A proven need does not ask
+for it: with a threshold `proof`, a candidate is selected as well whose share of the failures that pass once it alone is
+repaired, by replay, has a lower bound that reaches it. Such candidates rank behind those that the contrast selects.
+
 The rule works on the account of a selection (results/capabilities/selection.json) and on nothing else, that is on
 numbers rounded as they are written there. So the selection itself, its replay under other thresholds, the table of
 stability and the report's sliders (reporting/pages/static/report.js, held to `decide` by a test) cannot disagree.
@@ -31,17 +35,22 @@ class RunRates(TypedDict):
 
 
 class Contrast(TypedDict):
-    """Numbers of a candidate that the rule needs: pooled gap, its lower bound, pooled coverage, rates of each run."""
+    """Numbers of a candidate that the rule needs: pooled gap, its lower bound, pooled coverage, rates of each run; and,
+    where proofs were asked for, the share of failures that need its repair, `proven`, with its interval."""
 
     id: str
     gap: float | None
     gap_low: float | None
     coverage: float | None
     per_run: list[RunRates]
+    proven: NotRequired[float]
+    proven_low: NotRequired[float]
+    proven_high: NotRequired[float]
 
 
 class CandidateAccount(Contrast):
-    """A candidate in the account of a selection."""
+    """A candidate in the account of a selection; `by_proof`, where proofs were asked for: the contrast alone would not
+    select it."""
 
     name: str
     description: str
@@ -53,11 +62,12 @@ class CandidateAccount(Contrast):
     runs: int
     selected: bool
     reason: str
+    by_proof: NotRequired[bool]
 
 
 class Limits(TypedDict):
     """The settings that a selection was made by. `agreement`: of how many runs; `count`: selected at most; `ranking`:
-    "product" where it is not named."""
+    "product" where it is not named; `proof`: least share of failures that need the repair, where that selects."""
 
     delta: float
     coverage: float
@@ -66,6 +76,7 @@ class Limits(TypedDict):
     floor: float
     count: int
     ranking: NotRequired[Ranking]
+    proof: NotRequired[float]
 
 
 class SelectionAccount(TypedDict):
@@ -88,7 +99,8 @@ def read_selection(results: Path) -> SelectionAccount:
 @dataclass(frozen=True)
 class Decision:
     """Verdict of the rule on one candidate: in how many runs it is retained and in how many it must be, whether the
-    lower bound of its gap exceeds the floor, its rank among all candidates, from 1, and whether it is selected."""
+    lower bound of its gap exceeds the floor, its rank among all candidates, from 1, whether it is selected, and whether
+    that is by proof alone."""
 
     id: str
     retained: int
@@ -96,6 +108,7 @@ class Decision:
     bounded: bool
     rank: int
     selected: bool
+    by_proof: bool
 
 
 def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
@@ -104,14 +117,14 @@ def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
     Returns:
         Decisions in rank order: candidates that meet the rule first, then by what `ranking` names (the product, pooled
         coverage x gap, is the share of failures that the contrast explains; the paper ranks by the mean of the runs'
-        gaps), ties by id. Of those that meet it, the first `count` are selected.
+        gaps), ties by id; then those that are proven alone, by their shares. Of all these the first `count` are
+        selected.
     """
-    met = {candidate["id"]: _meets(candidate, limits) for candidate in candidates}
     ranking = limits.get("ranking", "product")
-    scores = {candidate["id"]: _score(candidate, ranking) for candidate in candidates}
-    ranked = sorted(
-        candidates, key=lambda candidate: (not met[candidate["id"]], -scores[candidate["id"]], candidate["id"])
-    )
+    met = {candidate["id"]: _meets(candidate, limits) for candidate in candidates}
+    proven = {c["id"]: not met[c["id"]] and _is_proven(c, limits) for c in candidates}
+    scores = {c["id"]: c.get("proven", 0.0) if proven[c["id"]] else _score(c, ranking) for c in candidates}
+    ranked = sorted(candidates, key=lambda c: (not met[c["id"]], not proven[c["id"]], -scores[c["id"]], c["id"]))
     return [
         Decision(
             id=candidate["id"],
@@ -119,7 +132,8 @@ def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
             required=_runs_required(candidate, limits),
             bounded=_is_bounded(candidate, limits),
             rank=rank,
-            selected=met[candidate["id"]] and rank <= limits["count"],
+            selected=(met[candidate["id"]] or proven[candidate["id"]]) and rank <= limits["count"],
+            by_proof=proven[candidate["id"]],
         )
         for rank, candidate in enumerate(ranked, start=1)
     ]
@@ -182,6 +196,10 @@ def _is_bounded(candidate: Contrast, limits: Limits) -> bool:
 
 def _meets(candidate: Contrast, limits: Limits) -> bool:
     return runs_retained(candidate, limits) >= _runs_required(candidate, limits) and _is_bounded(candidate, limits)
+
+
+def _is_proven(candidate: Contrast, limits: Limits) -> bool:
+    return "proof" in limits and candidate.get("proven_low", -1.0) >= limits["proof"]
 
 
 def mean_gap(candidate: Contrast) -> float | None:

@@ -7,7 +7,7 @@ luck, and rollouts of one task are nearly the same one. What follows from these 
 `captrain.capabilities.rule`. Pure arithmetic on labels: thresholds replay in seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +68,9 @@ class Verdicts:
     resample drew the rollout, `is_candidate` (candidates, runs) whether the run proposed the candidate, `failed`
     (rollouts,), `tasks` (rollouts,) the number of each rollout's task, from 0 without a hole. There are as many label
     sets as runs, or one where the labels of a rollout are the same in all. `could` (candidates, rollouts): whether the
-    rollout could have been told to lack the candidate, and counts in its coverage; None: all do."""
+    rollout could have been told to lack the candidate, and counts in its coverage; None: all do. `proven` (candidates,
+    rollouts): whether the rollout, failed, passes once what it lacks is repaired, and only then; None: not looked for.
+    """
 
     codes: Codes
     counts: Counts
@@ -76,6 +78,7 @@ class Verdicts:
     failed: Flags
     tasks: Places
     could: Flags | None = None
+    proven: Flags | None = None
 
     def reach(self, row: int) -> Flags:
         """The failed rollouts that could have been told to lack a candidate, (rollouts,)."""
@@ -94,7 +97,8 @@ class Verdicts:
 @dataclass(frozen=True)
 class Estimate:
     """One candidate: rates per run and pooled over all rollouts, in which runs it was proposed, and the bootstrap
-    interval of the pooled gap, NaN where the gap is undefined in most resamples."""
+    interval of the pooled gap, NaN where the gap is undefined in most resamples; the share of proven failures with its
+    interval, None where proofs were not looked for."""
 
     runs: Rates
     pooled: Rates
@@ -102,29 +106,43 @@ class Estimate:
     low: float
     high: float
     undefined: int
+    proven: tuple[float, float, float] | None = None
 
 
 def select(
-    labels: Sequence[RolloutLabels], candidates: Sequence[Capability], selection: spec.Selection, count: int, seed: int
+    labels: Sequence[RolloutLabels],
+    candidates: Sequence[Capability],
+    selection: spec.Selection,
+    count: int,
+    seed: int,
+    needs: Mapping[str, Collection[str]] | None = None,
 ) -> Selection:
     """Select at most `count` of the candidates by the rule of `captrain.capabilities.rule`; the report lists all of
     them in rank order.
+
+    Args:
+        labels: of all runs.
+        candidates: that they are of.
+        selection: thresholds.
+        count: selected at most.
+        seed: of the resamples.
+        needs: the causes whose repair a failed rollout needs, proven by replay, by its id; None: not looked for.
 
     Raises:
         UserError: there are no labels.
     """
     if not labels:
         raise UserError("there are no labels", "run `dvc repro labels` to make them again")
-    return select_by_verdicts(_arrays(labels, candidates), candidates, selection, count, seed)
+    return select_by_verdicts(_arrays(labels, candidates, needs), candidates, selection, count, seed)
 
 
 def select_by_verdicts(
     verdicts: Verdicts, candidates: Sequence[Capability], selection: spec.Selection, count: int, seed: int
 ) -> Selection:
     """See `select`; the rows of `verdicts` are the candidates, in their order."""
-    rollouts, gaps = len(verdicts.failed), _resampled_gaps(verdicts, selection.resamples, seed)
+    rollouts, (gaps, shares) = len(verdicts.failed), _resampled(verdicts, selection.resamples, seed)
     estimates = {
-        candidate.id: _estimate(verdicts, row, gaps[row], selection.confidence)
+        candidate.id: _estimate(verdicts, row, gaps[row], shares[row], selection.confidence)
         for row, candidate in enumerate(candidates)
     }
     limits = Limits(
@@ -137,6 +155,8 @@ def select_by_verdicts(
     )
     if selection.ranking != "product":
         limits["ranking"] = selection.ranking
+    if selection.proof is not None:
+        limits["proof"] = selection.proof
     capabilities = {candidate.id: candidate for candidate in candidates}
     decisions = decide([_contrast(slug, estimate) for slug, estimate in estimates.items()], limits)
     failed = int(verdicts.failed.sum())
@@ -151,7 +171,9 @@ def select_by_verdicts(
     return Selection(report, [capabilities[decision.id] for decision in decisions if decision.selected])
 
 
-def _arrays(labels: Sequence[RolloutLabels], candidates: Sequence[Capability]) -> Verdicts:
+def _arrays(
+    labels: Sequence[RolloutLabels], candidates: Sequence[Capability], needs: Mapping[str, Collection[str]] | None
+) -> Verdicts:
     rollouts = {name: index for index, name in enumerate(dict.fromkeys(row.rollout for row in labels))}
     runs = {run: index for index, run in enumerate(sorted({row.run for row in labels}))}
     slugs = {candidate.id: index for index, candidate in enumerate(candidates)}
@@ -168,7 +190,10 @@ def _arrays(labels: Sequence[RolloutLabels], candidates: Sequence[Capability]) -
         for slug, label in row.labels.items():
             codes[slugs[slug], run, rollout] = code_of(label)
             is_candidate[slugs[slug], run] = True
-    return Verdicts(codes, counts, is_candidate, failed, tasks)
+    proven = None
+    if needs is not None:
+        proven = np.array([[slug in needs.get(rollout, ()) for rollout in rollouts] for slug in slugs], bool) & failed
+    return Verdicts(codes, counts, is_candidate, failed, tasks, proven=proven)
 
 
 def code_of(label: Label) -> int:
@@ -188,16 +213,16 @@ def _rates(lacking: Floats, present: Floats, failed: Flags, reach: Flags, weight
     )
 
 
-def _resampled_gaps(verdicts: Verdicts, resamples: int, seed: int) -> Floats:
-    """The pooled gap of each candidate in each resample of the tasks, (candidates, resamples): a task that is drawn
-    brings all of its rollouts.
+def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, Floats]:
+    """The pooled gap of each candidate in each resample of the tasks, and its share of proven failures, both
+    (candidates, resamples): a task that is drawn brings all of its rollouts.
 
     The same resamples serve every candidate, so that a candidate's interval does not depend on what stands beside it.
     They are drawn a few at a time: all weights of many rollouts at once would fill the memory.
     """
     rollouts, tasks, generator = len(verdicts.failed), int(verdicts.tasks.max()) + 1, np.random.default_rng(seed)
     chances = np.full(tasks, 1 / tasks)
-    gaps = np.empty((len(verdicts.codes), resamples))
+    gaps, shares = np.empty((len(verdicts.codes), resamples)), np.full((len(verdicts.codes), resamples), np.nan)
     size = max(1, CHUNK // rollouts)
     for start in range(0, resamples, size):
         part = slice(start, min(start + size, resamples))
@@ -205,14 +230,16 @@ def _resampled_gaps(verdicts: Verdicts, resamples: int, seed: int) -> Floats:
         for row in range(len(verdicts.codes)):
             lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
             gaps[row, part] = _rates(lacking, present, verdicts.failed, verdicts.reach(row), weights).gap
-    return gaps
+            if verdicts.proven is not None:
+                shares[row, part] = _share(weights @ verdicts.proven[row], weights @ verdicts.failed)
+    return gaps, shares
 
 
 def _share(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
 
 
-def _estimate(verdicts: Verdicts, row: int, gaps: Floats, confidence: float) -> Estimate:
+def _estimate(verdicts: Verdicts, row: int, gaps: Floats, shares: Floats, confidence: float) -> Estimate:
     is_candidate, sets = verdicts.is_candidate[row], verdicts.codes.shape[1]
     rates = []
     for run, has_say in enumerate(is_candidate):
@@ -229,16 +256,21 @@ def _estimate(verdicts: Verdicts, row: int, gaps: Floats, confidence: float) -> 
     lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
     weights = np.ones((1, len(verdicts.failed)))
     pooled = _rates(lacking, present, verdicts.failed, verdicts.reach(row), weights, max(1, int(is_candidate.sum())))
-    defined = gaps[~np.isnan(gaps)]
+    defined, ends = gaps[~np.isnan(gaps)], [50 * (1 - confidence), 50 * (1 + confidence)]
     low = high = np.nan
     if 2 * len(defined) >= len(gaps):
-        low, high = np.percentile(defined, [50 * (1 - confidence), 50 * (1 + confidence)])
-    return Estimate(runs, pooled, is_candidate, float(low), float(high), len(gaps) - len(defined))
+        low, high = np.percentile(defined, ends)
+    proven = None
+    if verdicts.proven is not None:
+        share = verdicts.proven[row].sum() / max(1, verdicts.failed.sum())
+        least, most = np.nanpercentile(shares, ends)
+        proven = float(share), float(least), float(most)
+    return Estimate(runs, pooled, is_candidate, float(low), float(high), len(gaps) - len(defined), proven)
 
 
 def _contrast(slug: str, estimate: Estimate) -> Contrast:
     """Return a candidate's numbers for the rule: rounded, so that 0.5 - 0.3 reaches a threshold of 0.2."""
-    return Contrast(
+    contrast = Contrast(
         id=slug,
         gap=number_or_none(estimate.pooled.gap[0]),
         gap_low=number_or_none(estimate.low),
@@ -248,13 +280,16 @@ def _contrast(slug: str, estimate: Estimate) -> Contrast:
             for gap, coverage in zip(estimate.runs.gap, estimate.runs.coverage, strict=True)
         ],
     )
+    if estimate.proven is not None:
+        contrast["proven"], contrast["proven_low"], contrast["proven_high"] = (round(x, 6) for x in estimate.proven)
+    return contrast
 
 
 def _account(
     candidate: Capability, estimate: Estimate, decision: Decision, limits: Limits, resamples: int
 ) -> CandidateAccount:
     contrast = _contrast(candidate.id, estimate)
-    return CandidateAccount(
+    account = CandidateAccount(
         id=candidate.id,
         name=candidate.name,
         description=candidate.description,
@@ -271,21 +306,32 @@ def _account(
         selected=decision.selected,
         reason=_reason(contrast, estimate, decision, limits, resamples),
     )
+    if estimate.proven is not None:
+        account["proven"], account["proven_low"], account["proven_high"] = (round(x, 6) for x in estimate.proven)
+        account["by_proof"] = decision.by_proof
+    return account
 
 
 def _reason(contrast: Contrast, estimate: Estimate, decision: Decision, limits: Limits, resamples: int) -> str:
     """Explain why the candidate is selected, or all that it falls short in."""
     retained = f"retained in {decision.retained} of {len(contrast['per_run'])} runs"
+    rank = f"it ranks {decision.rank} and {limits['count']} are kept"
+    if decision.by_proof and estimate.proven is not None:
+        share, low, high = estimate.proven
+        proof = f"by proof: {share:.3f} of the failures ({low:.3f} to {high:.3f}) pass once it is repaired, not before"
+        return proof if decision.selected else f"{proof}, but {rank}"
     if decision.selected:
         return f"{retained}, lower bound of the gap {estimate.low:.3f}"
     shortfalls = []
+    if estimate.proven is not None and "proof" in limits:
+        shortfalls.append(f"lower bound of proven failures {estimate.proven[1]:.3f} is below {limits['proof']:g}")
     if decision.retained < decision.required:
         shortfalls.append(f"{retained}, {decision.required} needed ({_shortfalls_of_runs(contrast, estimate, limits)})")
     if np.isnan(estimate.low):
         shortfalls.append(f"gap undefined in {estimate.undefined} of {resamples} resamples")
     elif not decision.bounded:
         shortfalls.append(f"lower bound of the gap {estimate.low:.3f} is not above {limits['floor']:g}")
-    return "; ".join(shortfalls) or f"retained, but it ranks {decision.rank} and {limits['count']} are kept"
+    return "; ".join(shortfalls) or f"retained, but {rank}"
 
 
 def _shortfalls_of_runs(contrast: Contrast, estimate: Estimate, limits: Limits) -> str:
@@ -316,7 +362,10 @@ def selection_table(report: SelectionAccount) -> Table:
     is cut in a terminal of 80 columns."""
     counts = report["rollouts"]
     title = f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts"
-    reasons = [f"{row['id']}: {row['reason']}" for row in report["candidates"] if not row["selected"]]
+    by_proof = {row["id"] for row in report["candidates"] if row.get("by_proof")}
+    reasons = [
+        f"{row['id']}: {row['reason']}" for row in report["candidates"] if not row["selected"] or row["id"] in by_proof
+    ]
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, caption_justify="left")
     for name in ("capability", "gap", "interval", "mean", "coverage", "runs", "selected"):
         table.add_column(name, no_wrap=True)
@@ -324,7 +373,8 @@ def selection_table(report: SelectionAccount) -> Table:
         interval = f"{_cell(row['gap_low'])} to {_cell(row['gap_high'])}"
         runs = f"{row['runs_retained']}/{row['runs']}"
         cells = (_cell(row["gap"]), interval, _cell(mean_gap(row)), _cell(row["coverage"]), runs)
-        table.add_row(row["id"], *cells, "yes" if row["selected"] else "no")
+        verdict = "by proof" if row["id"] in by_proof else "yes"
+        table.add_row(row["id"], *cells, verdict if row["selected"] else "no")
     if not any(row["selected"] for row in report["candidates"]):
         reasons.insert(0, "no capability was selected")
     table.caption = "\n".join(reasons) or None

@@ -172,7 +172,7 @@ def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
 
 
 def _limited_to_routes(arm: Arm, routes: pd.DataFrame, alternatives: bool) -> Arm:
-    """Limit the arm of a control, and without alternatives that of a capability, to those tasks that are routed to it."""
+    """Limit the arm of a control, and without alternatives that of a capability, to the tasks that are routed to it."""
     limited = partial_stages(alternatives)
     return replace(arm, tasks=routed_tasks(arm.name, routes)) if arm.stage in limited and arm.name != arm.stage else arm
 

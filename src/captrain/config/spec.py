@@ -84,7 +84,9 @@ gap, pooled coverage."""
 
 
 class Selection(Section):
-    """Thresholds that a candidate capability must reach to be selected, and the order in which these are kept."""
+    """Thresholds that a candidate capability must reach to be selected, and the order in which these are kept. `proof`:
+    least share of failures, by its lower bound, that pass once a candidate is repaired in a replay, which selects it
+    where the contrast does not; null: the contrast alone does, as in the paper."""
 
     delta: Share
     coverage: Share
@@ -93,6 +95,7 @@ class Selection(Section):
     floor: Annotated[float, Field(ge=-1, le=1)]
     resamples: Count
     ranking: Ranking = "product"
+    proof: Share | None = None
 
 
 class Capabilities(Section):

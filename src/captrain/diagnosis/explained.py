@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from captrain.benchmarks import Kind, Worlds
+from captrain.benchmarks import Kind, Worlds, open_worlds
 from captrain.capabilities import KINDS, SIMULATOR, Needs, Story, Toolbox, acts_of, learn_needs, learn_toolbox
-from captrain.contract import calls_of
+from captrain.config import Machine
+from captrain.contract import Target, calls_of
 from captrain.diagnosis.book import RecordBook
 from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, Confidence
@@ -163,6 +164,28 @@ def explain_logs(
     for rollout in logs.rollouts:
         spool.add(_explained(Case(rollout, settings[rollout.environment]), worlds, needs))
     return Explanations(_agreed(spool, outcomes), settings, outcomes, toolbox, needs)
+
+
+def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine | None) -> dict[str, set[str]]:
+    """Find what failed rollouts need, proven by replay: by the id of each, the agent's own causes in its repair. A
+    rollout that no world plays, or whose reference is suspect, proves nothing.
+
+    Args:
+        rollouts: of one benchmark.
+        target: the benchmark, in whose worlds they are replayed.
+        machine: to run its workers.
+    """
+    spool = Spool(Rollout)
+    for rollout in rollouts:
+        spool.add(rollout)
+    logs = Logs(spool, target.declared_tools, {}, [], [], frozenset())
+    with open_worlds(target=target, machine=machine) as worlds:
+        explanations = explain_logs(logs, worlds)
+    return {
+        row.rollout: {cause.cause for cause in row.causes if KINDS[cause.cause].of_agent}
+        for row in explanations.rollouts
+        if row.outcome == "failed" and row.standing == "contrasted" and any(s.needed and s.proven for s in row.repairs)
+    }
 
 
 def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:

@@ -3,7 +3,7 @@
 
 /* The rule of captrain.capabilities.rule over the per-run numbers that a selection reports. A gap or coverage that
    is undefined is null. Returns one account a candidate, in rank order: id, retained runs, runs needed, shortfall,
-   selected. */
+   selected, and whether a proof selects it where the contrast does not. */
 function captrainSelect(report, limits) {
   const candidates = report.candidates;
   const runs = candidates.length ? candidates[0].per_run.length : 0;
@@ -20,6 +20,7 @@ function captrainSelect(report, limits) {
     if (retained < needed) shortfall = `retained in ${retained} of ${runs} runs, ${needed} needed`;
     else if (one.gap_low === null) shortfall = "the gap is undefined in most resamples";
     else if (one.gap_low <= limits.floor) shortfall = `lower bound of the gap ${one.gap_low.toFixed(3)} is not above ${limits.floor}`;
+    const proof = limits.proof !== undefined && shortfall !== "" && (one.proven_low ?? -1) >= limits.proof;
     const gaps = one.per_run.filter((each) => each.gap !== null).map((each) => Math.round(each.gap * 1e6));
     const scores = {
       product: one.gap === null || one.coverage === null ? null : one.gap * one.coverage,
@@ -27,12 +28,12 @@ function captrainSelect(report, limits) {
       mean_gap: gaps.length ? gaps.reduce((sum, gap) => sum + gap, 0) / (1e6 * gaps.length) : null,
       coverage: one.coverage,
     };
-    const score = scores[limits.ranking || "product"] ?? -Infinity;
-    return { id: one.id, name: one.name, gap: one.gap, coverage: one.coverage, retained, runs, needed, shortfall, score };
+    const score = proof ? one.proven : scores[limits.ranking || "product"] ?? -Infinity;
+    return { id: one.id, name: one.name, gap: one.gap, coverage: one.coverage, retained, runs, needed, shortfall, proof, score };
   });
   const order = (first, second) => (first < second ? -1 : first > second ? 1 : 0);
-  accounts.sort((first, second) => order(first.shortfall !== "", second.shortfall !== "") || order(second.score, first.score) || order(first.id, second.id));
-  accounts.forEach((one, at) => { one.selected = one.shortfall === "" && at < limits.count; });
+  accounts.sort((first, second) => order(first.shortfall !== "", second.shortfall !== "") || order(second.proof, first.proof) || order(second.score, first.score) || order(first.id, second.id));
+  accounts.forEach((one, at) => { one.selected = (one.shortfall === "" || one.proof) && at < limits.count; });
   return accounts;
 }
 
@@ -91,7 +92,7 @@ function captrainSliders() {
       link.href = `#capability-${one.id}`;
       link.textContent = one.name;
       head.append(link);
-      cell(row, one.selected ? "selected" : one.shortfall || `retained, but ${limits.count} are kept`, one.selected ? "passed reading" : "reading");
+      cell(row, one.selected ? (one.proof ? "selected by proof" : "selected") : one.proof ? `proven, but ${limits.count} are kept` : one.shortfall || `retained, but ${limits.count} are kept`, one.selected ? "passed reading" : "reading");
       cell(row, `${one.retained} of ${one.runs}`, "n");
       cell(row, number(one.gap), "n");
       cell(row, number(one.coverage), "n");
