@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from captrain.config import Accelerate, Machine
 from captrain.errors import UserError
+from captrain.models import forest as forest_module
 from captrain.models.dense import to_float64
 from captrain.models.forest import Row, make_forest, split_forest
 from captrain.models.passes import SharedPasses
@@ -211,6 +212,17 @@ def test_a_forest_holds_what_rows_have_in_common_once() -> None:
     ]
     # Nothing is read from a last scored token.
     assert forest.positions.max() == max(read) - 1
+
+
+def test_long_rows_of_a_prompt_are_several_trees_with_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = a_model("qwen3"), some_rows("groups")
+    longest = max(len(ids) for ids, _ in rows)
+    monkeypatch.setattr(forest_module, "TREE", 2 * longest)
+    forest = make_forest(rows)
+    assert len(forest.trees) > len({tuple(ids[: scored.index(True)]) for ids, scored in rows})
+    assert all(tree.stop - tree.start <= 3 * longest for tree in forest.trees)
+    scores = SharedPasses(model, 1).scores(rows, 0.7)
+    torch.testing.assert_close(scores.log_probs, one_by_one(model, rows), rtol=0, atol=1e-12)
 
 
 def test_rows_of_a_prompt_stay_together_and_tokens_are_shared_evenly() -> None:

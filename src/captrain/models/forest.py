@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+TREE = 4096
+"""Tokens of the rows of one tree, about at most: attention takes memory by their square."""
 Row = tuple[Sequence[int], Sequence[int]]
 """Token ids of a row, and 1 where a token is scored."""
 
@@ -35,7 +37,7 @@ class Forest:
     ids: (nodes,), token ids.
     positions: (nodes,), the number of ancestors, those of the trunk included.
     trunk: the first so many nodes are what all rows begin with.
-    trees: one for all rows of a prompt.
+    trees: one for all rows of a prompt, or of some of them, where they are long.
     sources: (predictions,), nodes that a scored token follows, in order and each once.
     places: (scored,), which of the predictions each scored token of each row is read from, row by row.
     targets: (scored,), these tokens.
@@ -57,9 +59,11 @@ def make_forest(rows: Sequence[Row]) -> Forest:
     """
     prompts = [tuple(ids[: next((i for i, flag in enumerate(scored) if flag), len(ids))]) for ids, scored in rows]
     trunk = _common(list(dict.fromkeys(prompts)))
-    groups: dict[tuple[int, ...], list[int]] = {}
+    groups: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    lengths: dict[tuple[int, ...], int] = {}
     for number, prompt in enumerate(prompts):
-        groups.setdefault(prompt, []).append(number)
+        lengths[prompt] = lengths.get(prompt, 0) + len(rows[number][0])
+        groups.setdefault((prompt, lengths[prompt] // TREE), []).append(number)
     ids, positions, trees = [*rows[0][0][:trunk]], [*range(trunk)], list[Tree]()
     nodes = [list[int]() for _ in rows]
     for members in groups.values():
