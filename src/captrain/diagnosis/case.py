@@ -132,8 +132,8 @@ class Case:
         """The writes on records that the reference reads, before it makes such a write, and the rollout did not."""
         expected, acts = self.story.expected, list[Act]()
         for act in self.story.writes:
-            own = [place for place, goal in enumerate(expected) if goal.kind == "write" and goal.tool == act.tool]
-            reads = [goal for goal in expected[: own[-1] if own else None] if goal.kind == "read"]
+            places = [place for place, goal in enumerate(expected) if goal.kind == "write" and goal.tool == act.tool]
+            reads = [goal for goal in expected[: places[-1] if places else None] if goal.kind == "read"]
             due = {(name, text_of(value)) for goal in reads for name, value in goal.record.items()}
             names = [name for name, value in act.record.items() if (name, text_of(value)) in due]
             if names and not self.was_read(act, names):
