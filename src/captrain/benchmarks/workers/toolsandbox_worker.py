@@ -454,7 +454,7 @@ def world(task_id):
 
 
 def kinds():
-    """What the tools of the open world do, by whether their code changes records."""
+    """Kinds of the tools of the open world, by whether their code changes records."""
     return {name: "write" if writes(tool) else "read" for name, tool in Agent.get_available_tools().items()}
 
 
