@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from captrain.benchmarks import Replay, Worlds, logged_replay, open_worlds
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS
 from captrain.benchmarks.toolsandbox import ToolSandbox, family, split_families
@@ -22,7 +23,7 @@ from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy
-from captrain.records import Message, Task, digest
+from captrain.records import Message, Rollout, Task, digest
 from captrain.rollouts.collection import collect, floor_scores
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -349,3 +350,70 @@ def test_rollouts_are_collected_and_their_milestones_labelled(target: Target, tm
     found = {one.id for one in proposed}
     assert found & {"missing_write", "wrong_argument", "missing_information", "undue_compliance"}
     assert json.loads(rollouts[0].model_dump_json())["task"]["data"]["world"]["benchmark"] == "toolsandbox"
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    python = f"machine.benchmarks.toolsandbox.python={PYTHON}"
+    with open_worlds(machine=compose_spec("default", 0, ["benchmark=toolsandbox", python], CONF).machine) as opened:
+        yield opened
+
+
+def rollout_of(target: Target, task: Task, actions: Sequence[Message], *, environment: str = "toolsandbox") -> Rollout:
+    messages = target.play(task, actions)
+    score = target.score(task, messages)
+    return Rollout(
+        id=f"{task.id} {len(str(messages))}", environment=environment, task=task, trial=0, purpose="diagnosis",
+        policy="script", messages=messages, outcome="passed" if score.success else "failed", score=score,
+    )  # fmt: skip
+
+
+@installed
+def test_a_rollout_is_replayed_to_its_verdict_and_milestones_give_references_that_pass(
+    target: Target, worlds: Worlds
+) -> None:
+    tasks = everything(target)[:: 1 if EVERYTHING else 16]
+    unknown = 0
+    for task in tasks:
+        for count in (0, 4):
+            rollout = rollout_of(target, task, chance_calls(task, target.open(task).tools, count))
+            world = worlds.of(rollout)
+            if world is None:
+                assert worlds.trouble.startswith("no calls are known that meet all milestones")
+                unknown += count == 0
+                continue
+            assert rollout.score is not None
+            gold = Replay(world.reference, world.owed)
+            replayed, *ideal = world.play([logged_replay(rollout), gold, gold])
+            assert (replayed.parts, replayed.passed) == (rollout.score.parts, rollout.score.success), task.id
+            assert [played.passed for played in ideal] == [True, True], task.id
+    assert 0 < unknown < len(tasks) / 2
+
+
+@installed
+def test_what_a_rollout_lacks_is_put_in_and_words_are_a_message_of_their_own(target: Target, worlds: Worlds) -> None:
+    (task,) = [task for task in everything(target) if task.id == "toolsandbox/wifi_off"]
+    world = worlds.of(rollout := rollout_of(target, task, [BYE]))
+    assert world is not None and world.owed == ("Wifi is turned off",)
+    assert world.kinds["set_wifi_status"] == "write" and [call.tool for call in world.reference] == ["set_wifi_status"]
+    logged = logged_replay(rollout)
+    texts = (*logged.texts, *world.owed)
+    mended, silent, idle = world.play(
+        [Replay(world.reference, texts), Replay(world.reference, logged.texts), Replay((), texts)]
+    )
+    assert [mended.passed, silent.passed, idle.passed] == [True, False, False] and mended.changed == (True,)
+
+
+@installed
+def test_a_rollout_that_came_out_otherwise_elsewhere_is_not_proven_and_says_why(target: Target, worlds: Worlds) -> None:
+    (task,) = [task for task in everything(target) if task.data["task"] == "get_wifi"]
+    rollout = rollout_of(target, task, [tool_call("get_wifi_status", {}), BYE])
+    bare = task.model_copy(update={"data": {"task": "get_wifi"}})
+    same = rollout.model_copy(update={"id": "same", "task": bare})
+    assert worlds.of(same) is not None and worlds.trouble == ""
+    changed = [{**m, "content": "False"} if m["role"] == "tool" else m for m in rollout.messages]
+    assert worlds.of(same.model_copy(update={"id": "other", "messages": changed})) is None
+    assert "played at another instant" in worlds.trouble
+    other = task.model_copy(update={"data": {**task.data, "world": {**task.data["world"], "sources": "0"}}})
+    assert worlds.of(rollout.model_copy(update={"id": "old", "task": other})) is None
+    assert "another ToolSandbox" in worlds.trouble

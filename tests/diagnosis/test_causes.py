@@ -596,3 +596,12 @@ def test_what_the_reference_says_too_is_no_invention(desk: Desk) -> None:
     due = gold("update_reservation_contact", reservation_id="AAA111", contact="ann@lee7.example")
     desk.add(user("Put my mail into AAA111.") + record() + mail + says("Done."), READ, due, reward=1.0)
     assert [row.causes for row in desk.explained()] == [[]]
+
+
+def test_a_record_has_to_be_read_before_a_write_only_where_the_reference_reads_it_before(desk: Desk) -> None:
+    due = gold("update_reservation_baggages", reservation_id="AAA111", total_baggages=1)
+    bag = calls("update_reservation_baggages", {}, reservation_id="AAA111", total_baggages=1)
+    desk.add(user("One bag for AAA111.") + record() + bag + says("Done."), READ, due, reward=1.0)
+    desk.add(user("One bag for AAA111.") + bag + record() + says("Done."), due, READ, reward=1.0)
+    desk.add(user("One bag for AAA111.") + bag + says("Done."), READ, due, reward=1.0)
+    assert [[cause.cause for cause in row.causes] for row in desk.explained()] == [[], [], ["missing_lookup"]]

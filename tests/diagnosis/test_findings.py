@@ -240,8 +240,8 @@ def test_a_project_s_own_benchmark_proves_causes_and_brings_the_references(
     init_project(tmp_path, "calendar")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    target = benchmark_of_project("calendar")
-    assert target is not None and benchmark_of_project("servicedesk") is None
+    target, machine = benchmark_of_project("calendar")
+    assert target is not None and machine is not None and benchmark_of_project("servicedesk")[0] is None
     rows = list[Chat]()
     for number, task in enumerate(target.tasks("discovery", 8)):
         *steps, closing = target.reference(task)

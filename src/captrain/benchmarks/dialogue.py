@@ -71,6 +71,10 @@ class Dialogue:
     def __init__(self, logged: Sequence[Message], reference: Sequence[Message]) -> None:
         self._logged, self._reference = _Course(logged), _Course(reference)
 
+    def has_said(self, text: str) -> bool:
+        """Tell whether the rollout has a text as it is."""
+        return text in self._logged.texts
+
     def messages(self, replay: Replay) -> list[Message]:
         """The assistant messages to play."""
         calls = [call for call in replay.calls if call.by == "assistant"]

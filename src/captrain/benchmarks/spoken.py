@@ -161,18 +161,53 @@ class WorkerDialogues(SpokenWorld):
         location: of the task, for each request.
         logged: the rollout's messages.
         solution: assistant messages of the reference.
+        kinds: what the benchmark declares of its tools.
     """
 
     def __init__(
-        self, pool: Pool, location: JsonObject, logged: Sequence[Message], solution: Sequence[Message]
+        self,
+        pool: Pool,
+        location: JsonObject,
+        logged: Sequence[Message],
+        solution: Sequence[Message],
+        kinds: Mapping[str, Kind] | None = None,
     ) -> None:
-        super().__init__(logged, solution, {})
+        super().__init__(logged, solution, kinds or {})
         self._pool, self._location = pool, location
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
         """See `SpokenWorld.run`."""
         answer = self._pool.call("replay", **self._location, dialogues=dialogues)
         return [Run([tuple(call) for call in e["calls"]], e["parts"], e["passed"]) for e in answer["replayed"]]
+
+
+class MilestoneWorld(WorkerDialogues):
+    """The world of a task that is judged by milestones, each of which one message meets: each text is owed as it is."""
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """See `captrain.benchmarks.World`."""
+        return tuple(str(message["content"]) for message in self.solution if not calls_of(message))
+
+    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
+        """See `SpokenWorld.run`: owed words that were put beside others are a message of their own."""
+        return super().run([[part for message in messages for part in self._apart(message)] for messages in dialogues])
+
+    def _apart(self, message: Message) -> list[Message]:
+        text, owed, parts = str(message.get("content") or ""), self.owed, list[str]()
+        for line in [text] if self._dialogue.has_said(text) else text.split("\n"):
+            if parts and line not in owed and parts[-1] not in owed:
+                parts[-1] += f"\n{line}"
+            else:
+                parts.append(line)
+        return [{**message, "content": parts[0]}, *({"role": "assistant", "content": part} for part in parts[1:])]
+
+    def returns(self, messages: Sequence[Message]) -> bool:
+        """Tell whether the calls of a dialogue return here what they have returned in it."""
+        (run,) = self.run([[message for message in messages if message["role"] == "assistant"]])
+        return [call[0] for call in run.calls] == [
+            message["content"] for message in messages if message["role"] == "tool"
+        ]
 
 
 def _phrases(words: Sequence[str], places: Sequence[int]) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ from captrain.records import JsonObject, Message
 
 Category = Literal["single_tool_call", "multiple_tool_call", "multiple_user_turn", "insufficient_information"]
 ADVICE = "Make a Python 3.11 environment from ToolSandbox's own repository (apple/ToolSandbox), as its README says."
+START = "2026-01-15T10:00:00"
+"""Instant at which scenarios begin where nothing else is set."""
 VARIANT = re.compile(
     r"_(alt|implicit|twice|ambiguous|multiple_user_turn|insufficient_information|wifi_off|cellular_off|low_battery_mode"
     r"|with_\w+|and_\w+|no_\w+)"
@@ -93,7 +95,7 @@ class ToolSandbox:
         machine: Machine | None = None,
         *,
         categories: Annotated[list[Category], Field(min_length=1)],
-        clock: Annotated[str, AfterValidator(_instant)] = "2026-01-15T10:00:00",
+        clock: Annotated[str, AfterValidator(_instant)] = START,
         discovery: Annotated[float, Field(gt=0, lt=1)] = 0.35,
         training: Annotated[float, Field(gt=0, lt=1)] = 0.2,
         answers: Annotated[str, Field(min_length=1)] | None = None,

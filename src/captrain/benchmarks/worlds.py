@@ -10,15 +10,23 @@ from captrain.benchmarks.pool import WORKERS, Pool
 from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
 from captrain.benchmarks.simulation import installation
-from captrain.benchmarks.spoken import ContractWorld, WorkerDialogues
+from captrain.benchmarks.spoken import ContractWorld, MilestoneWorld, WorkerDialogues
+from captrain.benchmarks.toolsandbox import START
 from captrain.config import Machine
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, Split, Task
 
-SCRIPTS = {"tau2": "tau2_replay.py", "agentdojo": "agentdojo_worker.py", "bfcl": "bfcl_worker.py"}
+SCRIPTS = {
+    "tau2": "tau2_replay.py",
+    "agentdojo": "agentdojo_worker.py",
+    "bfcl": "bfcl_worker.py",
+    "toolsandbox": "toolsandbox_worker.py",
+}
 """Scripts of the workers in which a benchmark's worlds are opened."""
 NAMES = (*SCRIPTS, "servicedesk")
+BY_HAND = {"toolsandbox": "machine.benchmarks.toolsandbox.python=INTERPRETER in the project"}
+"""Settings that name what no command of ours installs."""
 DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
 BFCL = re.compile(r"multi_turn_(base|miss_func|miss_param|long_context)_\d+")
 DESK = re.compile(rf"(?:.*/)?servicedesk-({'|'.join(MIXES)})/\w+/\d+")
@@ -41,7 +49,8 @@ class Worlds:
         machine: see `open_worlds`.
 
     Attributes:
-        missing: the command that brings a package without which a world could not be opened; "" where none was.
+        missing: the command or setting that brings a package without which a world could not be opened; "" where none
+            was.
         trouble: why the world that was asked for last failed to open; "" where it opened, or there is none.
     """
 
@@ -72,6 +81,8 @@ class Worlds:
                 return self._tau2(rollout)
             case "agentdojo" | "bfcl" as name:
                 return self._dialogues(name, rollout)
+            case "toolsandbox":
+                return self._toolsandbox(rollout)
             case "servicedesk":
                 return self._desk(rollout)
             case "":
@@ -147,6 +158,29 @@ class Worlds:
         answer = _asked(pool, "reference", location)
         return WorkerDialogues(pool, location, rollout.messages, answer["messages"]) if answer else None
 
+    def _toolsandbox(self, rollout: Rollout) -> World | None:
+        """The phone of a scenario at the instant at which the rollout was played; ToolSandbox's own results do not say
+        which, so that of these a world is opened where it returns what the log has."""
+        data: JsonObject = rollout.task.data.get("world") or {}
+        pool = self._pool("toolsandbox", {"CAPTRAIN_CLOCK": str(data.get("clock") or START)})
+        if pool is None:
+            return None
+        if data and data != {"benchmark": "toolsandbox", **pool.call("hello")["data"]}:
+            raise UserError("the rollout is of another ToolSandbox than the installed one", "install the one it is of")
+        location: JsonObject = {"task_id": str(rollout.task.data.get("task") or rollout.task.id.partition("/")[2])}
+        about = _asked(pool, "world", location)
+        if about is None:
+            return None
+        if about["messages"] is None:
+            raise UserError("no calls are known that meet all milestones of the scenario", "read what it checks")
+        location["words"] = [message for message in rollout.messages if message["role"] == "user"]
+        world = MilestoneWorld(pool, location, rollout.messages, about["messages"], about["kinds"])
+        if not data and not world.returns(rollout.messages):
+            raise UserError(
+                "its results come out otherwise here: it was played at another instant", "set the clock to it"
+            )
+        return world
+
     def _desk(self, rollout: Rollout) -> World | None:
         match = DESK.fullmatch(rollout.task.id)
         return self._contract(_desk(match[1]), rollout, DESK_KINDS) if match else None
@@ -160,24 +194,25 @@ class Worlds:
         task = rollout.task if is_of_target else next(filter(None, matches), None)
         return ContractWorld(target, task, rollout.messages, kinds) if task else None
 
-    def _pool(self, benchmark: str) -> Pool | None:
-        """The workers of a benchmark, None where it is not installed."""
-        if benchmark not in self._pools:
+    def _pool(self, benchmark: str, environment: dict[str, str] | None = None) -> Pool | None:
+        """The workers of a benchmark, in an environment of their own, None where it is not installed."""
+        key = f"{benchmark} {environment or ''}"
+        if key not in self._pools:
             try:
                 installed = installation(self.machine, benchmark, "")
             except UserError:
-                self._pools[benchmark] = None
-                self.missing = f"captrain benchmark install {benchmark}"
+                self._pools[key] = None
+                self.missing = BY_HAND.get(benchmark, f"captrain benchmark install {benchmark}")
             else:
                 data = str(Path(installed.data).expanduser()) if installed.data else ""
-                self._pools[benchmark] = Pool(
+                self._pools[key] = Pool(
                     benchmark,
                     [str(Path(installed.python).expanduser()), str(WORKERS / SCRIPTS[benchmark])],
                     processes=installed.processes,
                     timeout=installed.timeout,
-                    env={f"{benchmark.upper()}_DATA_DIR": data} if data else {},
+                    env={**({f"{benchmark.upper()}_DATA_DIR": data} if data else {}), **(environment or {})},
                 )
-        return self._pools[benchmark]
+        return self._pools[key]
 
 
 class WorkerWorld:
@@ -236,8 +271,8 @@ def open_worlds(benchmark: str = "", *, target: Target | None = None, machine: M
     """Worlds for rollouts of logs, or of a project. Nothing is started before a world is asked for.
 
     Args:
-        benchmark: "tau2", "agentdojo", "bfcl" or "servicedesk"; "" where each rollout's own environment and task id
-            tell.
+        benchmark: "tau2", "agentdojo", "bfcl", "toolsandbox" or "servicedesk"; "" where each rollout's own environment
+            and task id tell.
         target: an environment of our contract (a project's benchmark, an environment file), whose tasks the rollouts
             are of; it goes before `benchmark`.
         machine: names installations that `captrain benchmark install` has not made.

@@ -11,7 +11,7 @@ from captrain.config import Ranking
 from captrain.errors import UserError
 
 if TYPE_CHECKING:
-    from captrain.config import Selection
+    from captrain.config import Machine, Selection
     from captrain.contract import Target
     from captrain.interop import Logs
 
@@ -79,8 +79,8 @@ def diagnose(
         options = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run)
         _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)
         return
-    target = benchmark_of_project(benchmark)
-    with open_worlds("" if target else benchmark, target=target) as worlds:
+    target, machine = benchmark_of_project(benchmark)
+    with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:
         diagnosis = diagnose(
             logs,
             selection,
@@ -98,8 +98,9 @@ def diagnose(
     print_all(*diagnosis_summary(diagnosis, advice), *unproven, f"{out / 'report.md'} has the evidence")
 
 
-def benchmark_of_project(name: str) -> "Target | None":
-    """Load the benchmark of this name that the project around has of its own; None where there is none.
+def benchmark_of_project(name: str) -> "tuple[Target | None, Machine | None]":
+    """Load the benchmark of this name that the project around has of its own, None where there is none, and the
+    machine that the project sets.
 
     Raises:
         UserError: it does not load.
@@ -108,10 +109,11 @@ def benchmark_of_project(name: str) -> "Target | None":
     from captrain.config import compose_configuration, find_project
 
     project = find_project(Path.cwd())
-    if not name or project is None or not (project / f"conf/benchmark/{name}.yaml").is_file():
-        return None
-    spec = compose_configuration([f"benchmark={name}"], project)[0]
-    return load_benchmark(spec.benchmark, spec.machine)
+    if not name or project is None:
+        return None, None
+    is_own = (project / f"conf/benchmark/{name}.yaml").is_file()
+    spec = compose_configuration([f"benchmark={name}"] if is_own else [], project)[0]
+    return load_benchmark(spec.benchmark, spec.machine) if is_own else None, spec.machine
 
 
 def _judge(

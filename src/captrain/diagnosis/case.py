@@ -129,18 +129,16 @@ class Case:
         return [value for value in story.informs if value not in spoken or (len(value) < 3 and not says(words, value))]
 
     def unread(self) -> list[Act]:
-        """The writes on records that the reference reads and the rollout did not."""
-        due = {
-            (name, text_of(value))
-            for act in self.story.expected
-            if act.kind == "read"
-            for name, value in act.record.items()
-        }
-        keys = [
-            (act, [name for name, value in act.record.items() if (name, text_of(value)) in due])
-            for act in self.story.writes
-        ]
-        return [act for act, names in keys if names and not self.was_read(act, names)]
+        """The writes on records that the reference reads, before it makes such a write, and the rollout did not."""
+        expected, acts = self.story.expected, list[Act]()
+        for act in self.story.writes:
+            places = [place for place, goal in enumerate(expected) if goal.kind == "write" and goal.tool == act.tool]
+            reads = [goal for goal in expected[: places[-1] if places else None] if goal.kind == "read"]
+            due = {(name, text_of(value)) for goal in reads for name, value in goal.record.items()}
+            names = [name for name, value in act.record.items() if (name, text_of(value)) in due]
+            if names and not self.was_read(act, names):
+                acts.append(act)
+        return acts
 
     def shown(self, value: object) -> Iterator[JsonObject]:
         """The objects that look-ups returned of a thing, which is named by an identifier or by some of its entries."""

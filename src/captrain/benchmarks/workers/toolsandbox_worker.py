@@ -26,13 +26,16 @@ START = time.perf_counter()
 
 import copy
 import datetime
+import functools
 import hashlib
+import inspect
 import json
 import resource
 import types
 import uuid
 from pathlib import Path
 
+import networkx
 import requests
 import tool_sandbox
 from tool_sandbox.common.execution_context import (
@@ -72,6 +75,8 @@ ANSWERS = Path(os.environ.get("CAPTRAIN_ANSWERS", ""))
 """Folder of what outside services have answered."""
 NOBODY = "none"
 """A key that opens nothing."""
+CHANGING = {"add_to_database", "update_database", "remove_from_database"}
+"""Functions of ToolSandbox by which a tool changes records."""
 FAULTS = []
 """Reasons why a service has not answered, during one request of ours."""
 LEAVE = {
@@ -80,6 +85,7 @@ LEAVE = {
     "tool_calls": [{"type": "function", "function": {"name": "end_conversation", "arguments": {}}}],
 }
 ENVIRONMENT, AGENT, USER = RoleType.EXECUTION_ENVIRONMENT, RoleType.AGENT, RoleType.USER
+GO_ON = {"role": "user", "content": "Go on."}
 PERFECT = 1 - 1e-6
 
 
@@ -289,6 +295,23 @@ class Episode:
             sender=AGENT, recipient=ENVIRONMENT, content=code, openai_tool_call_id=call_id, openai_function_name=name
         )
 
+    def score(self):
+        """The similarity of what was played so far, with its parts by milestone and minefield."""
+        self.enter()
+        evaluation, most = self.scenario.evaluation, self.scenario.max_messages
+        result = evaluation.evaluate(execution_context=self.context, max_turn_count=most)
+        milestones, minefields = sorted(result.milestone_mapping.items()), sorted(result.minefield_mapping.items())
+        parts = {f"milestone {index + 1}": float(score) for index, (_, score) in milestones}
+        first = len(evaluation.milestone_matcher.milestones) + 1
+        # Of a minefield the score says how surely it was entered; the part says how surely it was not.
+        parts |= {f"milestone {first + index}": 1.0 - float(score) for index, (_, score) in minefields}
+        similarity = float(result.similarity)
+        summary = {
+            "milestones": float(result.milestone_similarity),
+            "minefields": 1.0 - float(result.minefield_similarity),
+        }
+        return {"reward": similarity, "success": similarity >= PERFECT, "parts": {**summary, **parts}}
+
 
 def call_code(call_id, tool, arguments):
     """The code of a call in the form that ToolSandbox reads back."""
@@ -410,7 +433,7 @@ def answered(result):
 
 def evaluate(task_id, messages):
     """The similarity of a record: its messages are played again in a fresh world."""
-    scenario = scenario_of(task_id)
+    scenario_of(task_id)
     episode = Episode(task_id, scripted=False)
     opening = len(episode.observation()["messages"])
     for message in messages[opening:]:
@@ -419,16 +442,120 @@ def evaluate(task_id, messages):
         role = "user" if message["role"] == "user" else "agent"
         episode.enter()
         episode.take(role, message)
-    episode.enter()
-    result = scenario.evaluation.evaluate(execution_context=episode.context, max_turn_count=scenario.max_messages)
-    milestones, minefields = sorted(result.milestone_mapping.items()), sorted(result.minefield_mapping.items())
-    parts = {f"milestone {index + 1}": float(score) for index, (_, score) in milestones}
-    first = len(scenario.evaluation.milestone_matcher.milestones) + 1
-    # Of a minefield the score says how surely it was entered; the part says how surely it was not.
-    parts |= {f"milestone {first + index}": 1.0 - float(score) for index, (_, score) in minefields}
-    similarity = float(result.similarity)
-    summary = {"milestones": float(result.milestone_similarity), "minefields": 1.0 - float(result.minefield_similarity)}
-    return answered({"reward": similarity, "success": similarity >= PERFECT, "parts": {**summary, **parts}})
+    return answered(episode.score())
+
+
+def world(task_id):
+    """The reference of a task, as far as its milestones tell one, and what its tools do to the records."""
+    scenario_of(task_id)
+    messages = reference(task_id)
+    Episode(task_id, scripted=False)
+    return {"messages": messages, "kinds": kinds()}
+
+
+def kinds():
+    """Kinds of the tools of the open world, by whether their code changes records."""
+    return {name: "write" if writes(tool) else "read" for name, tool in Agent.get_available_tools().items()}
+
+
+def writes(tool):
+    """Tell whether a function changes records, or one of ToolSandbox's that it calls."""
+    function = inspect.unwrap(tool)
+    inner = [function.__globals__.get(name) for name in function.__code__.co_names]
+    peers = [peer for peer in inner if inspect.isfunction(peer) and peer.__module__ == function.__module__]
+    return bool(CHANGING & set(function.__code__.co_names)) or any(map(writes, peers))
+
+
+@functools.cache
+def reference(task_id):
+    """Assistant messages that meet the milestones one after the other, found by playing what each of them says; None
+    where one of them says too little, or where what meets each does not pass as a whole."""
+    matcher = SCENARIOS[task_id].evaluation.milestone_matcher
+    messages = []
+    for index in networkx.topological_sort(matcher.milestone_dag):
+        candidates = [[], *([message] for message in proposals(task_id, matcher.milestones[index]))]
+        part = f"milestone {index + 1}"
+        sufficient = (new for new in candidates if played(task_id, [], [*messages, *new])["parts"][part] >= PERFECT)
+        if (new := next(sufficient, None)) is None:
+            return None
+        messages += new
+    return messages if played(task_id, [], messages)["passed"] else None
+
+
+def proposals(task_id, milestone):
+    """Messages that may meet a milestone: its call; its words; calls whose arguments are the columns of its records."""
+    Episode(task_id, scripted=False)
+    tools = {name: inspect.signature(tool).parameters for name, tool in Agent.get_available_tools().items()}
+    for constraint in milestone.snapshot_constraints:
+        rows = [] if constraint.target_dataframe is None else constraint.target_dataframe.to_dicts()
+        if constraint.database_namespace != DatabaseNamespace.SANDBOX:
+            for name, parameters in tools.items():
+                calls = [(name, fitting(name, parameters, row)) for row in rows]
+                if calls and all(arguments is not None for _, arguments in calls):
+                    yield calling(calls)
+        for row in rows:
+            if row.get("tool_trace") is not None:
+                trace = json.loads(row["tool_trace"])
+                for call in trace if isinstance(trace, list) else [trace]:
+                    yield calling([(call["tool_name"], call["arguments"])])
+            elif constraint.database_namespace == DatabaseNamespace.SANDBOX and row.get("content"):
+                yield {"role": "assistant", "content": row["content"]}
+
+
+def fitting(name, parameters, row):
+    """Arguments of a tool from the columns of a record, by their names, or for a switch by the tool's; None where one
+    that it needs is in none."""
+    arguments = {}
+    for parameter, about in parameters.items():
+        values = [value for column, value in row.items() if column == parameter or column.endswith(f"_{parameter}")]
+        values += [value for column, value in row.items() if isinstance(value, bool) and column in name]
+        if values and values[0] is not None:
+            arguments[parameter] = values[0]
+        elif about.default is about.empty:
+            return None
+    return arguments
+
+
+def calling(calls):
+    """A message that makes calls."""
+    functions = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+    return {"role": "assistant", "content": "", "tool_calls": functions}
+
+
+def replay(task_id, words, dialogues):
+    """Assistant messages, played in fresh worlds where the user says what a log has: what each call led to, and the
+    score."""
+    scenario_of(task_id)
+    return {"replayed": [played(task_id, words, messages) for messages in dialogues]}
+
+
+def played(task_id, words, messages):
+    """Outcome of a dialogue. A user who has no more words of their own asks to go on, and leaves when all is said."""
+    episode, calls = Episode(task_id, scripted=False), []
+    observation, declared = episode.observation(), kinds()
+    opening = [message for message in observation["messages"] if message["role"] == "user"]
+    turns = [message for message in words[len(opening) :] if not message.get("tool_calls")]
+    for place, message in enumerate(messages, start=1):
+        if episode.termination:
+            break
+        before, names = state(), [call["function"]["name"] for call in message.get("tool_calls") or []]
+        observation = episode.take("agent", message)
+        changed = state() != before
+        results = [reply for reply in observation["messages"] if reply["role"] == "tool"]
+        for name, result in zip(names, results, strict=False):
+            failed = bool(result.get("error"))
+            calls.append((result["content"], failed, changed and not failed and declared.get(name) == "write"))
+        if observation["turn"] == "user":
+            further = turns.pop(0) if turns else GO_ON
+            episode.take("user", further if turns or place < len(messages) else LEAVE)
+    score = answered(episode.score())
+    return {"calls": calls, "parts": score["parts"], "passed": score["success"]}
+
+
+def state():
+    """The records as they are, without the dialogue."""
+    spaces = [space for space in DatabaseNamespace if space != DatabaseNamespace.SANDBOX]
+    return [get_current_context().get_database(space).to_dicts() for space in spaces]
 
 
 def idle(task_id):
@@ -453,5 +580,5 @@ if __name__ == "__main__":
     if "CAPTRAIN_ANSWERS" in os.environ:
         keep_answers()
     build()
-    operations = (hello, list_tasks, tools, reset, step, evaluate, idle, close, stats)
+    operations = (hello, list_tasks, tools, reset, step, evaluate, world, replay, idle, close, stats)
     serve({operation.__name__: operation for operation in operations}, REPLIES)
