@@ -17,13 +17,14 @@ from captrain.benchmarks import Replay, Worlds, logged_replay, open_worlds
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS
 from captrain.benchmarks.toolsandbox import ToolSandbox, family, split_families
+from captrain.benchmarks.worlds import MOST_POOLS
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy
-from captrain.records import Message, Rollout, Task, digest
+from captrain.records import Message, Rollout, Score, Task, digest
 from captrain.rollouts.collection import collect, floor_scores
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -350,6 +351,24 @@ def test_rollouts_are_collected_and_their_milestones_labelled(target: Target, tm
     found = {one.id for one in proposed}
     assert found & {"missing_write", "wrong_argument", "missing_information", "undue_compliance"}
     assert json.loads(rollouts[0].model_dump_json())["task"]["data"]["world"]["benchmark"] == "toolsandbox"
+
+
+def logged_at(clock: str) -> Rollout:
+    task = Task(id="toolsandbox/wifi_off", split="discovery", data={"world": {"clock": clock}})
+    return Rollout(
+        id=clock, environment="toolsandbox", task=task, trial=0, purpose="diagnosis", policy="log", messages=[BYE],
+        outcome="failed", score=Score(reward=0.0, success=False),
+    )  # fmt: skip
+
+
+def test_a_log_s_clock_that_is_no_instant_and_clocks_without_end_open_no_worker() -> None:
+    machine = compose_spec("default", 0, ["machine.benchmarks.toolsandbox.python=/nowhere/python"], CONF).machine
+    with open_worlds(machine=machine) as worlds:
+        for clock in ("yesterday", "2026-01-15T10:00:00\0"):
+            assert worlds.of(logged_at(clock)) is None and "is no instant" in worlds.trouble
+        for second in range(MOST_POOLS + 2):
+            assert worlds.of(logged_at(f"2026-01-15T10:00:{second:02}")) is None
+        assert f"more than {MOST_POOLS} kinds of workers" in worlds.trouble
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,11 @@ VARIANT = re.compile(
 """Parts that a scenario's name adds to that of its family."""
 
 
-def _instant(text: str) -> str:
+def instant(text: str) -> str:
+    """Check that a text is an instant, and return it; a ValueError where it is none."""
     datetime.fromisoformat(text)
+    if not text.isascii() or not text.isprintable():  # which Python's parser takes at the end
+        raise ValueError(f"{text!r} is no instant")
     return text
 
 
@@ -95,7 +98,7 @@ class ToolSandbox:
         machine: Machine | None = None,
         *,
         categories: Annotated[list[Category], Field(min_length=1)],
-        clock: Annotated[str, AfterValidator(_instant)] = START,
+        clock: Annotated[str, AfterValidator(instant)] = START,
         discovery: Annotated[float, Field(gt=0, lt=1)] = 0.35,
         training: Annotated[float, Field(gt=0, lt=1)] = 0.2,
         answers: Annotated[str, Field(min_length=1)] | None = None,

@@ -11,7 +11,7 @@ from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
 from captrain.benchmarks.simulation import installation
 from captrain.benchmarks.spoken import ContractWorld, MilestoneWorld, WorkerDialogues
-from captrain.benchmarks.toolsandbox import START
+from captrain.benchmarks.toolsandbox import START, instant
 from captrain.config import Machine
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
@@ -36,6 +36,8 @@ DESK_KINDS: dict[str, Kind] = {
 SPLITS: tuple[Split, ...] = ("discovery", "training", "test")
 SIZES = (100, 2000)
 """Tasks of a split that one named by a log is looked for among: few first, since each has to be made."""
+MOST_POOLS = 8
+"""Kinds of workers at once, of benchmarks and of clocks: logs say of which instant they are."""
 MOST_OPEN = 200
 """Worlds that stay open for when a rollout is asked for again."""
 
@@ -57,7 +59,7 @@ class Worlds:
     def __init__(self, benchmark: str, target: Target | None, machine: Machine | None) -> None:
         self.benchmark, self.target, self.machine = benchmark, target, machine
         self.missing = self.trouble = ""
-        self._pools: dict[str, Pool | None] = {}
+        self._pools: dict[tuple[str, ...], Pool | None] = {}
         self._worlds: dict[str, tuple[list[Message], World | None]] = {}
 
     def of(self, rollout: Rollout) -> World | None:
@@ -162,7 +164,12 @@ class Worlds:
         """The phone of a scenario at the instant at which the rollout was played; ToolSandbox's own results do not say
         which, so that of these a world is opened where it returns what the log has."""
         data: JsonObject = rollout.task.data.get("world") or {}
-        pool = self._pool("toolsandbox", {"CAPTRAIN_CLOCK": str(data.get("clock") or START)})
+        clock = str(data.get("clock") or START)
+        try:
+            instant(clock)
+        except ValueError:
+            raise UserError(f"the rollout's clock is no instant: {clock!r}", f"write one such as {START}") from None
+        pool = self._pool("toolsandbox", {"CAPTRAIN_CLOCK": clock})
         if pool is None:
             return None
         if data and data != {"benchmark": "toolsandbox", **pool.call("hello")["data"]}:
@@ -196,8 +203,10 @@ class Worlds:
 
     def _pool(self, benchmark: str, environment: dict[str, str] | None = None) -> Pool | None:
         """The workers of a benchmark, in an environment of their own, None where it is not installed."""
-        key = f"{benchmark} {environment or ''}"
+        key = benchmark, *(environment or {}).values()
         if key not in self._pools:
+            if len(self._pools) == MOST_POOLS:
+                raise UserError(f"the logs ask for more than {MOST_POOLS} kinds of workers", "diagnose them apart")
             try:
                 installed = installation(self.machine, benchmark, "")
             except UserError:

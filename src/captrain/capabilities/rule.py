@@ -6,8 +6,8 @@ no say; and the lower bound of the pooled gap must exceed a floor, which one tha
 resamples does not have. So whether there is something to contrast is decided once, and not by chance of the few runs.
 
 A weak agent passes only what asks for nothing hard, and then there is nothing to contrast. A proven need does not ask
-for it: with a threshold `proof`, a candidate is selected as well whose share of the failures that pass once it alone is
-repaired, by replay, has a lower bound that reaches it. Such candidates rank behind those that the contrast selects.
+for it: with a threshold `proof`, a candidate is selected as well if the share of the failures that, replayed, do not
+pass without its repair has a lower bound that reaches it. Such candidates rank behind those that the contrast selects.
 
 The rule works on the account of a selection (results/capabilities/selection.json) and on nothing else, that is on
 numbers rounded as they are written there. So the selection itself, its replay under other thresholds, the table of

@@ -69,8 +69,7 @@ class Verdicts:
     (rollouts,), `tasks` (rollouts,) the number of each rollout's task, from 0 without a hole. There are as many label
     sets as runs, or one where the labels of a rollout are the same in all. `could` (candidates, rollouts): whether the
     rollout could have been told to lack the candidate, and counts in its coverage; None: all do. `proven` (candidates,
-    rollouts): whether the rollout, failed, passes once what it lacks is repaired, and only then; None: not looked for.
-    """
+    rollouts): whether the rollout, failed, does not pass without its repair; None: not looked for."""
 
     codes: Codes
     counts: Counts
@@ -264,7 +263,7 @@ def _estimate(verdicts: Verdicts, row: int, gaps: Floats, shares: Floats, confid
     if verdicts.proven is not None:
         share = verdicts.proven[row].sum() / max(1, verdicts.failed.sum())
         least, most = np.nanpercentile(shares, ends)
-        proven = float(share), float(least), float(most)
+        proven = round(float(share), 6), round(float(least), 6), round(float(most), 6)
     return Estimate(runs, pooled, is_candidate, float(low), float(high), len(gaps) - len(defined), proven)
 
 
@@ -281,7 +280,7 @@ def _contrast(slug: str, estimate: Estimate) -> Contrast:
         ],
     )
     if estimate.proven is not None:
-        contrast["proven"], contrast["proven_low"], contrast["proven_high"] = (round(x, 6) for x in estimate.proven)
+        contrast["proven"], contrast["proven_low"], contrast["proven_high"] = estimate.proven
     return contrast
 
 
@@ -307,7 +306,7 @@ def _account(
         reason=_reason(contrast, estimate, decision, limits, resamples),
     )
     if estimate.proven is not None:
-        account["proven"], account["proven_low"], account["proven_high"] = (round(x, 6) for x in estimate.proven)
+        account["proven"], account["proven_low"], account["proven_high"] = estimate.proven
         account["by_proof"] = decision.by_proof
     return account
 
@@ -318,7 +317,7 @@ def _reason(contrast: Contrast, estimate: Estimate, decision: Decision, limits: 
     rank = f"it ranks {decision.rank} and {limits['count']} are kept"
     if decision.by_proof and estimate.proven is not None:
         share, low, high = estimate.proven
-        proof = f"by proof: {share:.3f} of the failures ({low:.3f} to {high:.3f}) pass once it is repaired, not before"
+        proof = f"by proof: {share:.3f} of the failures ({low:.3f} to {high:.3f}) do not pass without its repair"
         return proof if decision.selected else f"{proof}, but {rank}"
     if decision.selected:
         return f"{retained}, lower bound of the gap {estimate.low:.3f}"

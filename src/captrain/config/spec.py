@@ -85,8 +85,8 @@ gap, pooled coverage."""
 
 class Selection(Section):
     """Thresholds that a candidate capability must reach to be selected, and the order in which these are kept. `proof`:
-    least share of failures, by its lower bound, that pass once a candidate is repaired in a replay, which selects it
-    where the contrast does not; null: the contrast alone does, as in the paper."""
+    least share of failures, by its lower bound, that in a replay do not pass without a candidate's repair, which
+    selects it where the contrast does not; null: the contrast alone does, as in the paper."""
 
     delta: Share
     coverage: Share

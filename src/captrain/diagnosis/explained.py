@@ -40,8 +40,8 @@ class RolloutCause(Record):
 
 class RepairStep(Record):
     """A difference from the reference: what would have to be done, whether the rollout passes only with it, whether
-    that is proven by replay, the message that it concerns, and why; of a call to be replaced, the arguments that
-    differ."""
+    that is proven by replay, the message that it concerns, why, and the kind of cause that it is of, "" where it is not
+    needed; of a call to be replaced, the arguments that differ."""
 
     step: str
     kind: Literal["insert", "replace", "drop", "end", "say"]
@@ -49,6 +49,7 @@ class RepairStep(Record):
     proven: bool
     message: int
     evidence: str
+    cause: str = ""
     arguments: list[str] = []
 
 
@@ -167,8 +168,9 @@ def explain_logs(
 
 
 def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine | None) -> dict[str, set[str]]:
-    """Find what failed rollouts need, proven by replay: by the id of each, the agent's own causes in its repair. A
-    rollout that no world plays, or whose reference is suspect, proves nothing.
+    """Find what failed rollouts need, proven by replay: by the id of each, the agent's own causes of the steps without
+    which it does not pass. A rollout that no world plays, or whose reference is suspect, proves nothing; nor does a
+    step that only follows from an earlier one.
 
     Args:
         rollouts: of one benchmark.
@@ -181,11 +183,12 @@ def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine 
     logs = Logs(spool, target.declared_tools, {}, [], [], frozenset())
     with open_worlds(target=target, machine=machine) as worlds:
         explanations = explain_logs(logs, worlds)
-    return {
-        row.rollout: {cause.cause for cause in row.causes if KINDS[cause.cause].of_agent}
-        for row in explanations.rollouts
-        if row.outcome == "failed" and row.standing == "contrasted" and any(s.needed and s.proven for s in row.repairs)
-    }
+    needs: dict[str, set[str]] = {}
+    for row in explanations.rollouts:
+        if row.outcome == "failed" and row.standing == "contrasted":
+            steps = {step.cause for step in row.repairs if step.needed and step.proven}
+            needs[row.rollout] = {c.cause for c in row.causes if c.cause in steps and KINDS[c.cause].of_agent}
+    return needs
 
 
 def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:
@@ -300,6 +303,7 @@ def _repair_steps(repair: Repair, explanation: Explanation, case_end: int) -> It
             proven=repair.proven,
             message=cause.message if cause else call.message if call else case_end,
             evidence=cause.evidence if cause else "",
+            cause=cause.kind if cause else "",
             arguments=call.differing(edit.goal) if call and edit.goal and edit.kind == "replace" else [],
         )
 
