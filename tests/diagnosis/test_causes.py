@@ -550,6 +550,17 @@ def test_a_number_that_a_look_up_never_made_would_have_shown_is_that_look_up_s(d
     assert row.causes[0].cause == "missing_lookup"
 
 
+def test_words_owed_of_a_choice_follow_from_the_other_one_that_was_made(desk: Desk) -> None:
+    places = [{"name": "Olive", "stars": "4.9"}, {"name": "Fig", "stars": "4.1"}]
+    shown = user("Book me the better place, and name it with its stars.") + calls("list_places", places)
+    due = gold("list_places"), gold("book_table", place="Olive")
+    for place, told in (("Fig", "Fig is booked."), ("Olive", "Olive is booked.")):
+        booked = calls("book_table", "booked", place=place) + says(told) + user("Thanks.") + says("Goodbye.")
+        desk.add(shown + booked, *due, informs=["Olive", "4.9"])
+    other, silent = ([cause.cause for cause in row.causes] for row in desk.explained())
+    assert len(other) == 1 and other != silent == ["missing_information"]
+
+
 def test_a_user_who_leaves_on_a_question_of_its_own_has_stopped_too_soon(desk: Desk) -> None:
     asks = user("Cancel AAA111.") + record(**RECENT) + says("Shall I cancel AAA111?")
     for words in (

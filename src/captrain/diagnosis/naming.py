@@ -148,7 +148,23 @@ class Namer:
             return SIMULATOR, departure, f"the user left before {value} was told"
         if self._handover:
             return "over_escalation", self._handover.message, f"{self._handover} was called, and {value} not told"
+        if choice := self._replaced_with(value):  # the reply tells of what was chosen, which was another
+            return self._of_replacing(choice)
         return "missing_information", last, f"{value} was {'in view and ' * self._in_view(value)}not told"
+
+    def _replaced_with(self, value: str) -> Edit | None:
+        """The replaced call that was to name a value, or other words owed that a result shows beside it, and did not:
+        the reply told of another choice."""
+        owed = [edit.text for edit in self.repair.edits if edit.kind == "say"]
+        shown = [text for role, _, text in self._texts if role == "tool" and holds(text, value)]
+        beside = [value, *(peer for peer in owed if any(holds(text, peer) for text in shown))]
+        for edit in self.repair.edits:
+            if edit.kind == "replace" and edit.goal:
+                call = self.repair.calls[edit.places[0]]
+                due, actual = (squeezed(text_of(one.arguments)) for one in (edit.goal, call))
+                if any(holds(due, peer) and not holds(actual, peer) for peer in beside):
+                    return edit
+        return None
 
     def _told_instead(self, value: str) -> tuple[int, str] | None:
         """The first reply that tells another value than the one of figures that is owed: one that nothing shows, or one
