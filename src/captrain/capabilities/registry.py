@@ -2,9 +2,10 @@
 
 One entry a cause, by the id that labels, printed causes, environments, adapters, tables and figures all use. An entry
 stands before those that it may bring about: what was not looked up before what was changed wrongly, and that before how
-the dialogue ended. A mismatch is charged to one cause: a wrong record says nothing against completion or argument
-values, another operation on the right record is a wrong decision. Finders are blind to the outcome; where a rollout
-gives no occasion for a cause, they find nothing, and the label is NA.
+the dialogue ended; a change that is not allowed before its values, which do not matter then. Of two causes at one
+message the one that stands first is the root. A mismatch is charged to one cause: a wrong record says nothing against
+completion or argument values, another operation on the right record is a wrong decision. Finders are blind to the
+outcome; where a rollout gives no occasion for a cause, they find nothing, and the label is NA.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +108,13 @@ KINDS = {
         (records,),
         Step("argument"),
     ),
+    "undue_compliance": Kind(
+        "Undue compliance",
+        "Declines what the policy forbids, even when the user asks for it.",
+        "nothing to decline is known",
+        (declined_requests, *BY_MILESTONES["undue_compliance"]),
+        line="Before any change, name the rule that allows it and the record that meets it; if there is none, decline.",
+    ),
     "wrong_operation": Kind(
         "Wrong operation",
         "Chooses the operation that the request and the record call for.",
@@ -128,13 +136,6 @@ KINDS = {
         "Fabricated fact",
         "Names only what the user or a tool has said.",
         line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
-    ),
-    "undue_compliance": Kind(
-        "Undue compliance",
-        "Declines what the policy forbids, even when the user asks for it.",
-        "nothing to decline is known",
-        (declined_requests, *BY_MILESTONES["undue_compliance"]),
-        line="Before any change, name the rule that allows it and the record that meets it; if there is none, decline.",
     ),
     "extra_write": Kind(
         "Unneeded operation",

@@ -9,7 +9,7 @@ the agent.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from captrain.capabilities import INFRASTRUCTURE, SIMULATOR, SUSPECT, slip_of
+from captrain.capabilities import INFRASTRUCTURE, KINDS, SIMULATOR, SUSPECT, slip_of
 from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause
 from captrain.diagnosis.conduct import (
@@ -82,7 +82,9 @@ def explain(case: Case, repair: Repair) -> Explanation:
     steps = tuple(namer.causes())
     proven = (cause for finder in CONDUCT for cause in finder(case))
     findings = [cause for cause in proven if _is_needed(cause, repair) or _is_open(cause, case)]
-    causes = [cause for cause in (*(cause for _, cause in steps), *findings) if cause.inherent or not against]
+    # Of one message the causes of needed steps come first, and of these the root.
+    roots = [*sorted((cause for _, cause in steps), key=_place), *sorted(findings, key=_place)]
+    causes = [cause for cause in roots if cause.inherent or not against]
     if (handover := _undue_handover(case, repair)) is not None:
         causes.append(handover)
     looped = {tool for cause in causes if cause.kind == "loop" for tool in cause.tools}
@@ -131,6 +133,11 @@ def _undue_handover(case: Case, repair: Repair) -> Cause | None:
         return None
     evidence = f"{handover} was called where the reference hands nothing over"
     return Cause("over_escalation", handover.message, evidence, "high", False, (handover.tool,))
+
+
+def _place(cause: Cause) -> int:
+    """The place of a cause in the registry: root before symptom."""
+    return [*KINDS].index(cause.kind)
 
 
 def _rank(cause: Cause) -> int:

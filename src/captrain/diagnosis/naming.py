@@ -156,12 +156,12 @@ class Namer:
         """The replaced call that was to name a value, or other words owed that a result shows beside it, and did not:
         the reply told of another choice."""
         owed = [edit.text for edit in self.repair.edits if edit.kind == "say"]
-        shown = [text for role, _, text in self._texts if role == "tool" and holds(text, value)]
-        beside = [value, *(peer for peer in owed if any(holds(text, peer) for text in shown))]
+        results = [text for role, _, text in self._texts if role == "tool" and holds(text, value)]
+        beside = [value, *(peer for peer in owed if any(holds(text, peer) for text in results))]
         for edit in self.repair.edits:
             if edit.kind == "replace" and edit.goal:
                 call = self.repair.calls[edit.places[0]]
-                due, actual = (squeezed(text_of(one.arguments)) for one in (edit.goal, call))
+                due, actual = squeezed(text_of(edit.goal.arguments)), squeezed(text_of(call.arguments))
                 if any(holds(due, peer) and not holds(actual, peer) for peer in beside):
                     return edit
         return None
