@@ -4,6 +4,7 @@ import os
 import signal
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -135,6 +136,22 @@ def test_a_pass_that_has_no_room_for_its_activations_gives_the_same_bytes_and_ke
     for others in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], others, strict=True))
     assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_layers_that_are_computed_again_hold_no_attention_until_then() -> None:
+    layers, nodes = 12, 1500
+    shares = layers * SIZE["num_attention_heads"] * nodes**2 * 4
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZE, "num_hidden_layers": layers, "max_position_embeddings": nodes + 1}))
+    row = torch.randint(1, 50, (nodes + 1,)).tolist(), [0, *([1] * nodes)]
+    held = dict[int | None, int]()
+    for room in (0, None):
+        before = psutil.Process().memory_info().rss
+        scores = SharedPasses(model, 1, room=room).scores([row])
+        held[room] = psutil.Process().memory_info().rss - before
+        scores.log_probs.mean().backward()
+        del scores
+    assert held[0] < shares / 3 and held[None] > shares * 2 / 3
 
 
 def test_products_in_bfloat16_are_near_those_in_float32_and_gradients_stay_in_float32() -> None:

@@ -293,7 +293,6 @@ class _LayerContext(Context, Protocol):
     """Context of a layer, with what `_Layer` keeps beside tensors."""
 
     shape: _Shape
-    shares: list[Tensor]
 
 
 class _Layer(torch.autograd.Function):
@@ -330,12 +329,14 @@ class _Layer(torch.autograd.Function):
         open_ = gate.sigmoid()
         gated = gate.mul_(open_)
         active = gated * up
-        ctx.shape, ctx.shares = shape, shares
+        ctx.shape = shape
+        # All of it, shares too: only what is saved so is left out where a layer is computed again.
         ctx.save_for_backward(
             *(normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2),
             *(open_, gated, up, active, query, key_value, scales, out, gate_up, down),
             *(*kept_queries, *kept_keys),
             *pairs,
+            *shares,
         )
         return x.add_(_times(down, active))
 
@@ -349,7 +350,7 @@ class _Layer(torch.autograd.Function):
         names: list[str] = ["query", "key_value", "scales", "out", "gate_up", "down"]
         needs = dict(zip(names, ctx.needs_input_grad[2:8], strict=True))
         pairs = dict(
-            zip((name for name in names if name != "scales"), zip(saved[23::2], saved[24::2], strict=True), strict=True)
+            zip((n for n in names if n != "scales"), zip(saved[23:33:2], saved[24:33:2], strict=True), strict=True)
         )
         [gradient] = gradients
         to: dict[str, Tensor | None] = dict.fromkeys(needs)
@@ -373,7 +374,7 @@ class _Layer(torch.autograd.Function):
         gradient = gradient + _norm_back(_times(gate_up.t(), to_gate_up), normed_2, factor_2)
         learn("out", gradient, mixed, out)
         to_queries, to_keys, to_values = _attend_back(
-            _times(out.t(), gradient), ctx.shares, queries, keys, values, shape
+            _times(out.t(), gradient), saved[33:], queries, keys, values, shape
         )
         to_queries, to_first = _placed_back(to_queries, scales, 0, shape, *saved[19:21])
         to_keys, to_second = _placed_back(to_keys, scales, 1, shape, *saved[21:23])
