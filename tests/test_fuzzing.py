@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import signal
 import tempfile
 import threading
 import zipfile
@@ -55,6 +56,8 @@ FUZZ = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
+LATE = 300
+"""Seconds after which an example is without end."""
 CALL = {"id": "c", "type": "function", "function": {"name": "get_order", "arguments": '{"id": "#1"}'}}
 MESSAGES = [
     {"role": "system", "content": "Help."},
@@ -147,6 +150,8 @@ FOUND: list[tuple[str, list[Any], Any]] = [
     ("own", ["task", "data", "milestones", 0], {"message": 3}),
     ("own", ["task", "data", "milestones", 0], {"state": 3}),
     ("own", ["task", "data", "milestones", 0], {"minefield": 3}),
+    ("verifiers", ["traces", 0, "nodes", 0, "parent"], -1),
+    ("verifiers", ["traces", 0, "nodes", 0, "parent"], 0),
 ]
 """Documents, the place in them, and what stood there when something broke."""
 
@@ -170,11 +175,15 @@ def bent(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def survives(action: Callable[[], object]) -> None:
-    """Run it: a result or a `UserError`, whose message no Python error is named in."""
+    """Run it: a result or a `UserError`, whose message no Python error is named in, and either before it is too late."""
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"no end within {LATE} s"))
+    signal.alarm(LATE)
     try:
         action()
     except UserError as error:
         assert not re.search(r"[a-z]Error\b", error.problem) and "\x1b" not in error.problem, error.problem
+    finally:
+        signal.alarm(0)
 
 
 def read_and_diagnose(path: Path) -> None:

@@ -23,6 +23,8 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
     messages: list[JsonObject] = []
     place = leaves[-1] if leaves else None
     while place is not None:
+        if place < 0 or len(messages) == len(nodes):
+            return "the parents of its nodes lead to no root"
         messages.insert(0, _message(nodes[place]["message"]))
         place = nodes[place].get("parent")
     rewards = trace.get("rewards") or {}
