@@ -175,7 +175,7 @@ def bent(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def survives(action: Callable[[], object]) -> None:
-    """Run it: a result or a `UserError`, whose message no Python error is named in, and either before it is too late."""
+    """Run it: a result or a `UserError`, whose message no Python error is named in, and neither too late."""
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"no end within {LATE} s"))
     signal.alarm(LATE)
     try:
