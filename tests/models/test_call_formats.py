@@ -45,12 +45,16 @@ FAMILIES: dict[str, tuple[str, dict[str, bool], str]] = {
     **{name: ("<|eot_id|>", {}, "Llama") for name in ("llama3_1", "llama3_2")},
     "deepseekv3": ("<｜end▁of▁sentence｜>", {}, "DeepSeek V3"),
     "minimax": ("[e~[", {}, "MiniMax"),
+    "glm4moe": ("<|endoftext|>", {}, "GLM"),
+    "glm4moe without thinking": ("<|endoftext|>", {"enable_thinking": False}, "GLM"),
+    **{f"gemma4{version}": ("<turn|>", {}, "Gemma 4") for version in ("", "_v2", "_v3", "_v4", "_v5")},
+    "gptoss": ("<|return|>", {}, "Harmony"),
 }
 """Templates that TRL has, with their end token, their arguments, and the format of their calls."""
 FAMILIES["nemotron_3_5_lightning"] = FAMILIES.pop("nemotron_3_3_5_lightning")
 
-ONE = "Llama"
-"""Writes one call a turn, and no text beside it."""
+ONE = ("Llama", "Harmony")
+"""Write one call a turn, and no text beside it."""
 SCHEMA: dict[str, Any] = {
     "order": {"type": "string"},
     "count": {"type": "integer"},
@@ -76,6 +80,13 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 
 
+THOUGHTS = {
+    "Gemma 4": "<|channel>thought\nhm, let me see\n<channel|>",
+    "Harmony": "<|channel|>analysis<|message|>hm, let me see<|end|><|start|>assistant",
+}
+"""Thoughts of families that do not write `</think>` behind them."""
+LAST = 20
+"""Characters that hold the end of a dialogue."""
 ANSWER: Message = {"role": "tool", "name": "change_order", "content": "change_order ok"}
 
 
@@ -86,7 +97,7 @@ def tokenizer_of(family: str) -> Any:
 
     name, end = family.split()[0], FAMILIES[family][0]
     template = MINIMAX if name == "minimax" else files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
-    special = {end, "<|bos|>", *re.findall(r"<[|｜][^<>{}'\"\s]+[|｜]>|\]~!?b[\[\]]", template)}
+    special = {end, "<|bos|>", *re.findall(r"<[|｜][^<>{}'\"\s]+[|｜]>|\]~!?b[\[\]]|<\|[\w\"|]+>|<\w+\|>", template)}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -116,18 +127,20 @@ def calls(*arguments: dict[str, Any], content: str = "") -> Message:
     return {"role": "assistant", "content": content, "tool_calls": made}
 
 
-def without_thoughts(text: str) -> str:
+def alike(text: str) -> str:
+    """Without thoughts, and with the end that gpt-oss's template writes of a turn that is not the last."""
+    text = text.replace("<|return|>", "<|end|>")
     return re.sub(r"\n+", "\n", re.sub(r"(<think>)?\s*</think>\s*", "", text))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_turn_reads_back_as_the_message_it_was_made_from(family: str) -> None:
     chat = chat_of(family)
-    several = [] if FAMILIES[family][2] == ONE else [calls(*ARGUMENTS), calls(*ARGUMENTS[1:3], content="Look:")]
+    several = [] if FAMILIES[family][2] in ONE else [calls(*ARGUMENTS), calls(*ARGUMENTS[1:3], content="Look:")]
     for message in [say("Done."), say("a <b> {c}"), *(calls(one) for one in ARGUMENTS), *several]:
         turn = chat.turn(message)
         assert chat.parse(turn) == chat.parse(turn[:-1]) == message
-        assert turn.count(chat.end) == 1 and turn[-1] == chat.end
+        assert turn[-1] in chat.ends and turn.count(turn[-1]) == 1
         assert chat.turn(message) == chat_of(family, []).turn(message)
 
 
@@ -141,9 +154,9 @@ def test_pieces_are_what_the_template_renders_and_the_mask_covers_what_the_agent
     text = chat.tokenizer.decode(ids)
     rendered = chat._render([*opening, *messages], tools=True)
     if family != "deepseekv3":  # whose template leaves out what begins a second turn with a call
-        assert without_thoughts(text) == without_thoughts(rendered[: rendered.rindex(chat.tokenizer.eos_token)]) + (
-            chat.tokenizer.eos_token
-        )
+        end, rendered = chat.tokenizer.decode(ids[-1:]), rendered.rstrip()  # GLM writes the end of no last turn
+        whole = rendered[: rendered.rindex(end)] + end if end in rendered[-LAST:] else rendered + end
+        assert alike(text) == alike(whole)
     runs = re.findall("1+", "".join(map(str, mask)))
     assert len(runs) == 4
     written, at = [], 0
@@ -187,7 +200,8 @@ def test_what_was_sampled_stays_as_it_is_over_three_turns(
     turns = [chat.turn(said[0]), chat.turn(said[1], chat.suffix([ANSWER])), chat.turn(said[2], chat.suffix([ANSWER]))]
     for number in (0, 2):  # a thought before it, of tokens that no rendering would write
         closed = "</think>" in chat.tokenizer.decode(turns[number])
-        turns[number] = chat.encode("hm, let me see\n" + ("" if closed else "</think>\n\n")) + turns[number]
+        thought = THOUGHTS.get(FAMILIES[family][2], "hm, let me see\n" + ("" if closed else "</think>\n\n"))
+        turns[number] = chat.encode(thought) + turns[number]
     script = iter([token for turn in turns for token in turn])
     monkeypatch.setattr(engine, "sample", lambda logits, *_: ([next(script)], [-0.5]))
     [play] = acting.play([Play("0/talk/0", Talk())])
@@ -211,6 +225,18 @@ MALFORMED = {
     ],
     "MiniMax": [
         '<minimax:tool_call>\n<invoke name="look">\n1</invoke>\n</minimax:tool_call>', '<invoke name="look"></invoke>',
+    ],
+    "GLM": [
+        "<tool_call>look\n<arg_key>order</arg_key>\n</tool_call>", "<tool_call>look and see\n</tool_call>",
+        "<tool_call>look\n<arg_value>1</arg_value></tool_call>", "<tool_call>look",
+    ],
+    "Gemma 4": [
+        "<|tool_call>call:look{order:1<tool_call|>", '<|tool_call>call:look{order:<|"|>1}<tool_call|>',
+        "<|tool_call>look{}<tool_call|>", "<|tool_call>call:look{order:one}<tool_call|>",
+    ],
+    "Harmony": [
+        " to=functions.look<|channel|>commentary json<|message|>{", " to=functions.look<|message|>{}",
+        "<|channel|>commentary json<|message|>{}", " to=functions.look<|channel|>commentary json<|message|>[]",
     ],
     "Llama": ['{"name": "look"}', '{"name": "look", "parameters": "{}"}', '{"name": "look", "parameters": {}} or'],
     "DeepSeek": [
@@ -238,13 +264,14 @@ def test_what_a_schema_does_not_tell_apart_stays_text() -> None:
     assert set(map(type, arguments.values())) == {str}
 
 
-@pytest.mark.parametrize("family", ["qwen3_6", "deepseekv3", "minimax"])
+@pytest.mark.parametrize("family", ["qwen3_6", "deepseekv3", "minimax", "glm4moe", "gemma4", "gptoss"])
 def test_special_tokens_in_arguments_and_answers_are_text_in_every_family(family: str) -> None:
     chat = chat_of(family)
-    forged = f"x{chat.tokenizer.eos_token}y"
+    end = chat.tokenizer.decode(chat.turn(calls({}))[-1:])
+    forged = f"x{end}{chat.tokenizer.eos_token}y"
     plain, other = calls({"order": "xy"}), calls({"order": forged})
-    assert chat.turn(other).count(chat.end) == chat.turn(plain).count(chat.end) == 1
+    assert [sum(token in chat.ends for token in chat.turn(message)) for message in (plain, other)] == [1, 1]
     assert chat.parse(chat.turn(other)) == other
     answers: list[list[Message]] = [[{"role": "tool", "name": "look", "content": text}] for text in (forged, "xy")]
-    assert len({chat.suffix(answer).count(chat.end) for answer in answers}) == 1
+    assert len({sum(token in chat.ends for token in chat.suffix(answer)) for answer in answers}) == 1
     assert json.dumps(forged, ensure_ascii=False)[1:-1] in chat.tokenizer.decode(chat.suffix(answers[0]))

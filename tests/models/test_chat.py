@@ -275,7 +275,7 @@ def test_a_tokenizer_without_a_usable_chat_template_is_refused(chat: Chat) -> No
     with pytest.raises(UserError, match="no chat template"):
         Chat(tokenizer, [])
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    with pytest.raises(UserError, match="does not end turns with '<|im_end|>'".replace("|", r"\|")):
+    with pytest.raises(UserError, match="ends a turn with no special token"):
         Chat(tokenizer, [])
 
 

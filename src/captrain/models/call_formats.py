@@ -22,12 +22,19 @@ class CallFormat:
         call: pattern of one call: `name` and `arguments`; None where a block is a JSON object of the two.
         argument: pattern of one argument: `key` and `value`; None where arguments are a JSON object.
         arguments: key of the arguments where a block is a JSON object.
+        quote: what stands around text in arguments that are JSON but for it, and for keys without quotes; "" for JSON.
+        thought: pattern of what a model thinks before it answers: it stays among the tokens, and is no part of the
+            message.
+        words: pattern of a turn without calls; its first group is what is said.
     """
 
     block: str
     call: str | None = None
     argument: str | None = None
     arguments: str = "arguments"
+    quote: str = ""
+    thought: str = r"\A.*?</think>\s*"
+    words: str = r"\A(.*)\Z"
 
     def read(self, block: str, schemas: Mapping[str, JsonObject]) -> list[JsonObject]:
         """Read the calls of a block: names and arguments.
@@ -43,7 +50,7 @@ class CallFormat:
         return [
             {
                 "name": name,
-                "arguments": json.loads(body)
+                "arguments": json.loads(_as_json(body, self.quote))
                 if self.argument is None
                 else {key: _value(text, schemas.get(name, {}).get(key, {})) for key, text in _all(self.argument, body)},
             }
@@ -57,6 +64,25 @@ FORMATS = {
         r"<tool_call>(.*?)</tool_call>",
         r"<function=([^>\n]+)>(.*?)</function>",
         r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>",
+    ),
+    "GLM": CallFormat(
+        r"<tool_call>(.*?)</tool_call>",
+        r"\A\s*([^<>{}\s]+)\s*(.*)\Z",
+        r"<arg_key>([^<\n]+)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+        words=r"\A\n?(.*)\Z",
+    ),
+    "Gemma 4": CallFormat(
+        r"<\|tool_call>(.*?)<tool_call\|>",
+        r"\Acall:([^{\s]+)(\{.*\})\Z",
+        quote='<|"|>',
+        thought=r"\A<\|channel>.*?<channel\|>\s*",
+    ),
+    "Harmony": CallFormat(
+        r"\A((?:<\|channel\|>commentary)? to=functions\..*)\Z",
+        r"\A(?:<\|channel\|>commentary)? to=functions\.([^<\s]+)"
+        r"(?:<\|channel\|>commentary)? (?:<\|constrain\|>)?json<\|message\|>(.*)\Z",
+        thought=r"\A<\|channel\|>analysis<\|message\|>.*?<\|end\|><\|start\|>assistant",
+        words=r"\A<\|channel\|>final<\|message\|>(.*)\Z",
     ),
     "MiniMax": CallFormat(
         r"<minimax:tool_call>(.*?)</minimax:tool_call>",
@@ -79,11 +105,13 @@ def parse_text(text: str, form: CallFormat = FORMATS["Hermes"], tools: Sequence[
     """Read tool calls out of what a model wrote; text with a malformed call comes back as plain content.
 
     Args:
-        text: what the model wrote, thoughts left out.
+        text: what the model wrote, without the token that ends the turn.
         form: of the calls.
         tools: OpenAI function schemas, which say what stands for text and what for JSON where a format does not.
     """
-    plain: Message = {"role": "assistant", "content": text}
+    text = re.sub(form.thought, "", text, count=1, flags=re.DOTALL)
+    words = re.match(form.words, text, re.DOTALL)
+    plain: Message = {"role": "assistant", "content": words[1] if words else text}
     schemas = {
         function["name"]: (function.get("parameters") or {}).get("properties") or {}
         for function in (tool["function"] for tool in tools)
@@ -109,6 +137,19 @@ def _all(pattern: str, text: str) -> list[tuple[str, str]]:
     if re.sub(pattern, "", text, flags=re.DOTALL).strip():
         raise ValueError("more than the pattern")
     return re.findall(pattern, text, re.DOTALL)
+
+
+def _as_json(text: str, quote: str) -> str:
+    """Write arguments as JSON that have signs of their own around text, and none around keys."""
+    if not quote:
+        return text
+    parts = text.split(quote)  # what stands between two of them is text
+    return "".join(
+        json.dumps(part, ensure_ascii=False)
+        if place % 2
+        else re.sub(r"\bNone\b", "null", re.sub(r"(?<=[{,])([^{},:\[\]\s]+):", r'"\1":', part))
+        for place, part in enumerate(parts)
+    )
 
 
 def _value(text: str, schema: JsonObject) -> object:

@@ -5,7 +5,9 @@ assistant turn + ... concatenates to what the chat template renders for the whol
 turns: a special token that stands in a message or a tool's schema is tokenized as the text that it is, so that no
 user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls
 are read in the format in which the template writes them (`captrain.models.call_formats`). A turn that stands where the
-template's header has opened a thought closes it first.
+template's header has opened a thought closes it first. It ends with the special token that the template puts behind it;
+where that is the beginning of what follows, as in GLM, with the one that begins what follows most likely: a tool's
+answer after calls, else the user.
 """
 
 import json
@@ -24,9 +26,7 @@ from captrain.records import JsonObject, Message
 USER: Message = {"role": "user", "content": "?"}
 REPLY: Message = {"role": "assistant", "content": ""}
 ANSWER = "an answer of a tool"
-THOUGHT = re.compile(r"\A.*?</think>\s*", re.DOTALL)
-"""Thinking of a model before it answers: it stays among the tokens, and is no part of the message."""
-MARK = "\x01"
+MARK = "~mark~"
 SPLIT = "\ufdd0"
 """Stands between the first sign of a special token and the rest, where it is text: no character, and never encoded."""
 REMEMBERED = 2048
@@ -45,7 +45,7 @@ class Chat:
         template: further arguments of the chat template, such as `enable_thinking`.
 
     Raises:
-        UserError: the tokenizer has no chat template, or one that does not end turns with its end token.
+        UserError: the tokenizer has no chat template, or one that ends turns with no special token.
     """
 
     def __init__(self, tokenizer: Any, tools: list[JsonObject], template: JsonObject | None = None) -> None:
@@ -54,10 +54,10 @@ class Chat:
         self.tokenizer = tokenizer
         self.tools = tools
         self._template = template or {}
-        self.end: int = tokenizer.eos_token_id
         self._core = tokenizer.backend_tokenizer
         special = {tokenizer.eos_token, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}
         longest = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
+        self._token = re.compile(rf"\s*({'|'.join(map(re.escape, longest))})")
         self._special = re.compile("|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in longest))
         rests = "|".join(re.escape(token[1:]) for token in longest)
         self._split = re.compile(f"(?<=[{''.join(re.escape(token[0]) for token in longest)}]){SPLIT}(?={rests})")
@@ -67,7 +67,7 @@ class Chat:
         self._openings = lru_cache(OPENINGS)(self._ids)
         self._turns = lru_cache(REMEMBERED)(self._turn)
         self._parsed = lru_cache(REMEMBERED)(self._parse)
-        header, marked = self._render([USER], generate=True), self._up_to_end([USER, {**REPLY, "content": MARK}])
+        header, marked = self._render([USER], generate=True), self._ended({**REPLY, "content": MARK})
         self._shared = len(commonprefix([header, marked]))
         self._closing = self.encode("</think>\n\n") if "<think>" in header[self._shared :] else []
 
@@ -79,17 +79,51 @@ class Chat:
         except TypeError:  # some templates take arguments as JSON text alone
             return self.tokenizer.apply_chat_template(_with_text_arguments(messages), tools=schemas, **settings)
 
-    def _up_to_end(self, messages: list[Message]) -> str:
-        text = self._render(messages)
-        return text[: self._past_end(text, text.rfind(self.tokenizer.eos_token))]
-
-    def _past_end(self, text: str, end: int) -> int:
-        if end < 0:
+    def _ended(self, message: Message) -> str:
+        """Render an assistant message behind a user's, up to its end token."""
+        text = self._render([USER, message])
+        body = text.rstrip()
+        last = [found for found in self._token.finditer(body) if found.end() == len(body)]
+        if last:
+            return body
+        calls = message.get("tool_calls") or []
+        names = [call["function"]["name"] for call in calls]
+        answers: list[Message] = [{"role": "tool", "name": name, "content": ANSWER} for name in names]
+        whole = self._render([USER, message, *(answers or [USER])])
+        begun = self._token.match(whole, len(body)) if whole.startswith(body) else None
+        if begun is None:
             raise UserError(
-                f"the chat template does not end turns with {self.tokenizer.eos_token!r}",
+                "the chat template ends a turn with no special token of the tokenizer",
                 "set the tokenizer's eos_token to the token that ends an assistant turn",
             )
-        return end + len(self.tokenizer.eos_token)
+        return whole[: begun.end()]
+
+    @cached_property
+    def _plain_end(self) -> str:
+        """Token that ends a turn without calls."""
+        return self._last_token(self._ended({**REPLY, "content": MARK}))
+
+    @cached_property
+    def _call_end(self) -> str:
+        """Token that ends a turn with calls."""
+        try:
+            return self._last_token(self._ended({**REPLY, "tool_calls": [_call("probe", {})]}))
+        except TemplateError:
+            return self._plain_end
+
+    def _last_token(self, text: str) -> str:
+        return [*self._token.finditer(text)][-1][1]
+
+    @cached_property
+    def end(self) -> int:
+        """Id of the token that ends a turn without calls."""
+        return self.tokenizer.convert_tokens_to_ids(self._plain_end)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Ids of the tokens that end a turn."""
+        call = self.tokenizer.convert_tokens_to_ids(self._call_end)
+        return frozenset((self.end, call, self.tokenizer.eos_token_id))
 
     def encode(self, text: str) -> list[int]:
         """Tokenize text, without added special tokens.
@@ -145,22 +179,34 @@ class Chat:
         return self.encode(self._turn_text(self._as_text(json.loads(text))))
 
     def _turn_text(self, message: Message) -> str:
-        return self._up_to_end([USER, message])[self._shared :]
+        return self._ended(message)[self._shared :]
 
-    def suffix(self, messages: list[Message]) -> list[int]:
-        """Render what stands between the end token of an assistant turn and the first token of the next one, as token
-        ids."""
+    def suffix(self, messages: list[Message], last: int | None = None) -> list[int]:
+        """Render what stands between an assistant turn and the first token of the next one, as token ids.
+
+        Args:
+            messages: what follows the turn.
+            last: the turn's last token; the end token comes first where it is another, as in a turn that was cut off.
+        """
+        is_answered = any(message["role"] == "tool" for message in messages)
 
         def render(replies: list[Message]) -> str:
-            turn: Message = {**REPLY, "content": MARK}
             calls = [_call(reply.get("name", ""), {}) for reply in replies if reply["role"] == "tool"]
-            turn |= {"tool_calls": calls} if calls and not self._shows_answers else {}
+            turn: Message = {**REPLY, "content": MARK}
+            if calls and not self._shows_answers:
+                calls[-1] = _call(calls[-1]["function"]["name"], {"mark": MARK})
+                turn = {**REPLY, "tool_calls": calls}
             # Some templates render a turn in another way where others follow: what matters stands behind it.
             text = self._render([USER, turn, *replies], generate=True)
-            start = text.find(MARK)
-            return text[self._past_end(text, -1 if start < 0 else text.find(self.tokenizer.eos_token, start)) :]
+            start = max(0, text.find(MARK))
+            if "tool_calls" in turn:
+                return text[text.index(self._call_end, start) + len(self._call_end) :]
+            end = self._token.search(text, start)
+            return text[end.end() :] if end else ""
 
-        return self.encode(self._filled(False, self._as_text(messages), render))
+        expected = self.tokenizer.convert_tokens_to_ids(self._call_end) if is_answered else self.end
+        follows = self.encode(self._filled(False, self._as_text(messages), render))
+        return follows if last in (None, expected) else [expected, *follows]
 
     def _filled(self, opening: bool, messages: list[Message], render: Callable[[list[Message]], str]) -> str:
         """Render messages without calls. Rendering is slow beside a tiny model, so each sequence of roles is rendered
@@ -180,8 +226,8 @@ class Chat:
         return self._parsed(tuple(ids))
 
     def _parse(self, ids: tuple[int, ...]) -> Message:
-        text = self.tokenizer.decode([*(ids[:-1] if ids and ids[-1] == self.end else ids)])
-        return parse_text(THOUGHT.sub("", text, count=1), self._format, self.tools)
+        text = self.tokenizer.decode([*(ids[:-1] if ids and ids[-1] in self.ends else ids)])
+        return parse_text(text, self._format, self.tools)
 
     @cached_property
     def _shows_answers(self) -> bool:
@@ -199,7 +245,7 @@ class Chat:
             text = self._turn_text(message)
         except TemplateError:
             text = ""
-        text = THOUGHT.sub("", text.removesuffix(self.tokenizer.eos_token), count=1)
+        text = text.removesuffix(self._call_end)
         tools = [
             {
                 "function": {

@@ -11,7 +11,7 @@ not depend on what is played beside it. float32 is there for who prefers speed t
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -206,8 +206,8 @@ class EngineRow:
     Args:
         key: names the row's randomness.
         prompt: ids to begin with.
-        answer: called with a turn's ids when it ends; returns the ids that follow it (the next turn's header
-            included), or [] when the dialogue is over.
+        answer: called with a turn's ids when it ends; returns the ids that follow it (the end token of one that was
+            cut off at its limit and the next turn's header included), or [] when the dialogue is over.
     """
 
     def __init__(self, key: str, prompt: list[int], answer: Callable[[list[int]], list[int]]) -> None:
@@ -227,21 +227,19 @@ class EngineRow:
             self._uniforms = self._generator.random(64)[::-1].tolist()
         return self._uniforms.pop()
 
-    def take(self, token: int, logprob: float, end: int, max_tokens: int, max_length: int) -> None:
+    def take(self, token: int, logprob: float, ends: Collection[int], max_tokens: int, max_length: int) -> None:
         """Append a sampled token; at the end of a turn also what answers it."""
         self.ids.append(token)
         self.mask.append(1)
         self.logprobs.append(logprob)
         self.turn.append(token)
-        if token != end and len(self.turn) < max_tokens:
+        if token not in ends and len(self.turn) < max_tokens:
             self.over = self.truncated = len(self.ids) >= max_length
             return
-        # A turn cut off at its limit is closed for the model, so that the dialogue stays one the template renders.
-        reply = self.answer(self.turn)
-        follows = ([] if token == end else [end]) + reply
+        follows = self.answer(self.turn)
         self.turn = []
-        self.truncated = bool(reply) and len(self.ids) + len(follows) >= max_length
-        self.over = not reply or self.truncated
+        self.truncated = bool(follows) and len(self.ids) + len(follows) >= max_length
+        self.over = not follows or self.truncated
         if not self.over:
             self.ids += follows
             self.mask += [0] * len(follows)
@@ -253,7 +251,7 @@ def sample_rows(
     decoder: Decoder,
     rows: Sequence[EngineRow],
     *,
-    end: int,
+    ends: Collection[int],
     temperature: float,
     max_tokens: int,
     max_length: int,
@@ -265,7 +263,7 @@ def sample_rows(
     Args:
         decoder: the model; its cache is reset.
         rows: dialogues; changed in place.
-        end: id of the token that ends a turn.
+        ends: ids of the tokens that end a turn.
         temperature: 0 is greedy.
         max_tokens: longest turn.
         max_length: longest dialogue.
@@ -288,7 +286,7 @@ def sample_rows(
         uniforms = torch.tensor([[row.uniform()] for _, row in due], dtype=torch.float64)
         tokens, logprobs = sample(logits, uniforms, temperature, [numbers[index] for index, _ in due])
         for (_, row), token, logprob in zip(due, tokens, logprobs, strict=True):
-            row.take(token, logprob, end, max_tokens, max_length)
+            row.take(token, logprob, ends, max_tokens, max_length)
         branches = [[row for row in branch if not row.over] for branch in branches]
         alive = [index for index, branch in enumerate(branches) if branch]
         if alive and len(alive) <= COMPACT * len(branches):

@@ -97,6 +97,11 @@ class LocalPolicy:
         """Return the dialogue renderer for a set of tools."""
         return self._chats(json.dumps(tools))
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids of the tokens that end a turn."""
+        return self.chat([]).ends
+
     def scores(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str = "") -> list[float]:
         """Score each of some tokens to come next, among these, at temperature 1: log-probabilities."""
         import torch
@@ -149,7 +154,7 @@ class LocalPolicy:
         sample_rows(
             decoder,
             [row for _, row in rows],
-            end=self.tokenizer.eos_token_id,
+            ends=self.ends,
             temperature=self.temperature,
             max_tokens=self.max_tokens,
             max_length=self.max_length,
@@ -188,7 +193,7 @@ class LocalPolicy:
 
         def answer(turn: list[int]) -> list[int]:
             replies = play.advance(chat.parse(turn))
-            return chat.suffix(replies) if replies and play.turns < self.max_turns else []
+            return chat.suffix(replies, turn[-1]) if replies and play.turns < self.max_turns else []
 
         return kind(play.key, prompt, answer)
 

@@ -6,7 +6,7 @@ one would have. Plays that have the same arm to come are played together. The st
 to turn, so that a chooser that always names the same arm gives the very rollouts of that arm.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -36,9 +36,9 @@ class TurnRow(EngineRow):
 
     goes_on = True
 
-    def take(self, token: int, logprob: float, end: int, max_tokens: int, max_length: int) -> None:
+    def take(self, token: int, logprob: float, ends: Collection[int], max_tokens: int, max_length: int) -> None:
         """See `EngineRow.take`."""
-        super().take(token, logprob, end, max_tokens, max_length)
+        super().take(token, logprob, ends, max_tokens, max_length)
         if self.over or not self.turn:
             self.goes_on, self.over = not self.over, True
 
@@ -81,7 +81,7 @@ class TurnPolicy:
                 sample_rows(
                     self.policy.decoder(folder),
                     groups[folder],
-                    end=self.policy.tokenizer.eos_token_id,
+                    ends=self.policy.ends,
                     temperature=self.policy.temperature,
                     max_tokens=self.policy.max_tokens,
                     max_length=self.policy.max_length,

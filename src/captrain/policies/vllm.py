@@ -235,9 +235,7 @@ class VLLMPolicy(OpenAIPolicy):
         chat, context = self.chat(play.tools), self._episode_state.context
         if context:
             play.rerendered += chat.dialogue(play.messages)[: len(play.token_ids)] != play.token_ids
-            follows = chat.suffix(_replies(play.messages))
-            # A turn that was cut off at its limit is closed for the model.
-            follows = follows if context[-1] == chat.end else [chat.end, *follows]
+            follows = chat.suffix(_replies(play.messages), context[-1])
             prompt = context + follows
         else:
             follows = chat.prompt(play.messages)
@@ -261,7 +259,7 @@ class VLLMPolicy(OpenAIPolicy):
         play.mask += [0] * len(follows) + [1] * len(reply)
         play.logprobs += [0.0] * len(follows) + logprobs
         self._episode_state.context = prompt + reply
-        if reply[-1:] != [chat.end] and len(reply) >= space:
+        if not chat.ends.intersection(reply[-1:]) and len(reply) >= space:
             play.truncated = outgrown(self.max_length)
             return None
         return chat.parse(reply)
@@ -276,7 +274,7 @@ class VLLMPolicy(OpenAIPolicy):
         }
         extra: JsonObject = {
             "return_token_ids": True,
-            "stop_token_ids": [self.tokenizer.eos_token_id],
+            "stop_token_ids": sorted(self.chat(play.tools).ends),
             **{name: value for name, value in self.options.items() if name in ("top_p", "top_k")},
         }
         model = self._names[play.adapter] if play.adapter else self.name

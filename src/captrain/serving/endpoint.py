@@ -117,9 +117,9 @@ class Server:
 
     async def follow(self, request: TokenRequest) -> JsonObject:
         """Answer a request for what follows token ids; raises as `complete` does."""
-        adapter, end = self._adapter(request.model), self.policy.tokenizer.eos_token_id
-        if {*request.stop_token_ids} - {end}:
-            raise HTTPException(400, f"turns end with token {end} alone")
+        adapter, ends = self._adapter(request.model), self.policy.ends
+        if {*request.stop_token_ids} - ends:
+            raise HTTPException(400, f"turns end with tokens {sorted(ends)} alone")
         if len(request.prompt) >= self.policy.max_length:
             raise self._too_long(len(request.prompt))
         vocabulary = self.policy.config.vocab_size
@@ -196,7 +196,7 @@ class Server:
                 }
                 for position, call in enumerate(calls)
             ]
-        finish = "tool_calls" if calls else "stop" if tokens[-1:] == [tokenizer.eos_token_id] else "length"
+        finish = "tool_calls" if calls else "stop" if tokens and tokens[-1] in self.policy.ends else "length"
         choice = {"index": index, "message": message, "finish_reason": finish}
         if request.logprobs:
             spelled = [tokenizer.decode([token]) for token in tokens]

@@ -91,7 +91,7 @@ class Sampler:
             sample_rows(
                 self.policy.decoder(adapter),
                 [sampling.row for sampling in batch],
-                end=self.policy.tokenizer.eos_token_id,
+                ends=self.policy.ends,
                 temperature=temperature,
                 max_tokens=tokens,
                 max_length=self.policy.max_length,
