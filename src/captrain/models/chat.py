@@ -83,20 +83,20 @@ class Chat:
         """Render an assistant message behind a user's, up to its end token."""
         text = self._render([USER, message])
         body = text.rstrip()
-        last = [found for found in self._token.finditer(body) if found.end() == len(body)]
+        last = [match for match in self._token.finditer(body) if match.end() == len(body)]
         if last:
             return body
         calls = message.get("tool_calls") or []
         names = [call["function"]["name"] for call in calls]
         answers: list[Message] = [{"role": "tool", "name": name, "content": ANSWER} for name in names]
         whole = self._render([USER, message, *(answers or [USER])])
-        begun = self._token.match(whole, len(body)) if whole.startswith(body) else None
-        if begun is None:
+        end = self._token.match(whole, len(body)) if whole.startswith(body) else None
+        if end is None:
             raise UserError(
                 "the chat template ends a turn with no special token of the tokenizer",
                 "set the tokenizer's eos_token to the token that ends an assistant turn",
             )
-        return whole[: begun.end()]
+        return whole[: end.end()]
 
     @cached_property
     def _plain_end(self) -> str:
