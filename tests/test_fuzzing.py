@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from support.finished import Captrain
@@ -150,6 +150,7 @@ FOUND: list[tuple[str, list[Any], Any]] = [
     ("own", ["task", "data", "milestones", 0], {"message": 3}),
     ("own", ["task", "data", "milestones", 0], {"state": 3}),
     ("own", ["task", "data", "milestones", 0], {"minefield": 3}),
+    ("bfcl", [1, "possible_answer"], "9" * 5000),
     ("verifiers", ["traces", 0, "nodes", 0, "parent"], -1),
     ("verifiers", ["traces", 0, "nodes", 0, "parent"], 0),
 ]
@@ -261,6 +262,8 @@ MISTAKES = [
     "baselines.gepa=\x1b[31m",  # the name of an error, and signs that a terminal obeys
     "baselines.solutions.faults=${oc.env:NOPE}",
     "machine.sandbox=" + "x" * 10_000,  # a message of as many characters
+    "benchmark._target_=" + "x" * 10_000,
+    "benchmark._target_=captrain." + "x" * 10_000,
 ]
 """Overrides that broke something once."""
 
@@ -324,6 +327,7 @@ def compose_mine(path: Path) -> None:
 @pytest.mark.parametrize("name", YAML_READERS)
 @settings(FUZZ, max_examples=max(10, EXAMPLES // 2))
 @given(text=YAML)
+@example(text="!!set \n- ")
 def test_yaml_of_any_pieces_is_read_or_is_one_message(name: str, text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, name)
@@ -348,6 +352,7 @@ CELLS = st.one_of(
     rows=st.lists(st.lists(CELLS, max_size=4), max_size=4),
     separator=st.sampled_from([",", ",", ";", "\t"]),
 )
+@example(head="reward,trace_id", rows=[["0"], ["0"]], separator=",")
 def test_scores_of_any_cells_are_read_or_refused_in_one_message(
     head: str, rows: list[list[str]], separator: str
 ) -> None:

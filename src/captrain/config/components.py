@@ -156,7 +156,7 @@ def component_class(component: Component) -> object:
 
 
 def _imported(target: str, section: str = "") -> Callable[..., Any]:
-    label = f"{section}._target_ = {target}" if section else f"_target_ = {target}"
+    label = f"{section}._target_ = {excerpt(target)}" if section else f"_target_ = {excerpt(target)}"
     module_name, _, name = target.partition(":") if ":" in target else target.rpartition(".")
     if not all(part.isidentifier() for part in target.replace(":", ".").split(".")):
         raise UserError(f"{label}: it is not an import path", "write package.module.Class, or package.module:Class")
@@ -165,11 +165,11 @@ def _imported(target: str, section: str = "") -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         missing = str(error.name)
         if f"{module_name or target}.".startswith(f"{missing}."):
-            raise UserError(f"{label}: there is no module {missing}", REMEDY) from None
+            raise UserError(f"{label}: there is no module {excerpt(missing)}", REMEDY) from None
         raise UserError(f"{label}: it needs the package {missing}", f"install {missing}, or choose another") from error
     if not hasattr(module, name):
         candidates = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
-        raise UserError(f"{label}: there is no {name!r} in {module_name}", alternatives(name, candidates))
+        raise UserError(f"{label}: there is no {excerpt(name)!r} in {module_name}", alternatives(name, candidates))
     return getattr(module, name)
 
 

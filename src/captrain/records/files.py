@@ -150,7 +150,8 @@ def _loader() -> "type[yaml.CSafeLoader]":
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
             """See `yaml.SafeLoader`."""
-            names = Counter(name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode))
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []  # a tag may stand before anything
+            names = Counter(name.value for name, _ in pairs if isinstance(name, yaml.ScalarNode))
             if twice := [name for name, count in names.items() if count > 1 and name != "<<"]:
                 raise yaml.YAMLError(f"it names {twice[0]} twice (line {node.start_mark.line + 1} and below)")
             return super().construct_mapping(node, deep)

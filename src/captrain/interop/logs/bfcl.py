@@ -101,7 +101,7 @@ def _read_scores(path: Path) -> _Scores:
         if not isinstance(row, dict):
             raise ValueError(f"{path.name}, {place}: {row if isinstance(row, str) else 'it is not an object'}")
         failures[str(row["id"])] = {name: row[name] for name in FIELDS if name in row}
-        for text in (text for turn in row.get("possible_answer") or [] for text in turn):
+        for text in _answer(row):
             node = _parsed_call(text)
             names = [keyword.arg for keyword in node.keywords if keyword.arg] if node and not node.args else []
             if node and len(names) > len(arguments.get(ast.unparse(node.func), [])):
@@ -109,6 +109,14 @@ def _read_scores(path: Path) -> _Scores:
     if len(failures) != header["total_count"] - header["correct_count"]:
         raise ValueError(f"{path.name} lists {len(failures)} failures, and its first line counts others")
     return _Scores(header["total_count"], failures, arguments)
+
+
+def _answer(row: JsonObject) -> list[str]:
+    """List the calls of the answer that BFCL expects, of all turns."""
+    turns = row.get("possible_answer") or []
+    if not isinstance(turns, list) or not all(isinstance(turn, list) for turn in turns):
+        raise ValueError("its possible_answer is no list of turns")
+    return [text for turn in turns for text in turn]
 
 
 def _rollout(file: str, number: int, row: object, results: Path | None, scores: _Scores | None) -> Rollout | str:
@@ -124,7 +132,7 @@ def _rollout(file: str, number: int, row: object, results: Path | None, scores: 
     arguments = scores.arguments
     messages = [message for turn in log for message in _turn_messages(turn, arguments)]
     failure = scores.failures.get(name)
-    gold = [text for turn in (failure or {}).get("possible_answer") or [] for text in turn]
+    gold = _answer(failure or {})
     solution = [_calling([_call_of(text, arguments)]) for text in gold]
     kind = str((failure or {}).get("error", {}).get("error_type", ""))
     return record_of_entry(

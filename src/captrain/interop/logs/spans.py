@@ -44,7 +44,7 @@ def read_scores(path: Path) -> dict[str, float]:
         pairs = [(row["trace_id"], float(row["reward"])) for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):
         pairs = []
-    if not pairs or not all(math.isfinite(reward) for _, reward in pairs):
+    if not pairs or not all(trace and math.isfinite(reward) for trace, reward in pairs):
         raise UserError(f"{path} is not a table of scores", remedy)
     trace, times = Counter(trace for trace, _ in pairs).most_common(1)[0]
     if times > 1:
