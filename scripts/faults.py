@@ -31,6 +31,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from captrain.projects import remove_cut_off
+
 WORK = Path(".cache/faults")
 POLL = 0.1
 COMPARED = ("results", "artifacts", "dvc.lock")
@@ -138,6 +140,7 @@ def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     # Python 3.11 keeps a .pyc whose end a limit cut off, and cannot read it afterwards: not what is tested here.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
+    remove_cut_off(folder)  # as `captrain run` does
     with (folder / "log.txt").open("w") as log:
         process = subprocess.Popen(
             ["dvc", "repro", *targets],

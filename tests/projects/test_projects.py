@@ -15,7 +15,7 @@ from support.finished import Captrain
 from captrain import __version__ as captrain_version
 from captrain.config import compose_spec, load_spec
 from captrain.errors import UserError
-from captrain.projects.pipeline import shipped_stages
+from captrain.projects.pipeline import remove_cut_off, shipped_stages
 from captrain.records import publish_text
 
 ROOT = Path(__file__).parents[2]
@@ -220,3 +220,15 @@ def digest_here(stage: str) -> str:
 def test_outside_of_conf_a_typo_in_an_experiment_names_those_of_both_layers(project: Path) -> None:
     with pytest.raises(UserError, match="calendar.*smoke"):
         compose_spec("nothing-like-it", 0, [], project / "conf")
+
+
+@pytest.mark.parametrize(
+    "lock", ["", "schema: '2.0'\nstages:\n  base:\n    deps:\n    - pa", "schema: '2.0'\nstages: [a"]
+)
+def test_files_of_dvc_that_a_kill_has_cut_off_are_removed_before_a_run(lock: str, tmp_path: Path) -> None:
+    publish_text(tmp_path / "dvc.lock", (ROOT / "dvc.lock").read_text())
+    publish_text(tmp_path / ".dvc/tmp/rwlock", "{}")
+    assert remove_cut_off(tmp_path) == []
+    publish_text(tmp_path / "dvc.lock", lock)
+    publish_text(tmp_path / ".dvc/tmp/rwlock", '{"read": {"results/spec.yaml": [')
+    assert remove_cut_off(tmp_path) == [".dvc/tmp/rwlock", "dvc.lock"] and remove_cut_off(tmp_path) == []

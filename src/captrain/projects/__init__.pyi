@@ -6,6 +6,7 @@ from .hub import send as send
 from .hub import write_shipment as write_shipment
 from .layout import Example as Example
 from .layout import init_project as init_project
+from .pipeline import remove_cut_off as remove_cut_off
 from .pipeline import run_pipeline as run_pipeline
 from .pipeline import run_stage as run_stage
 from .upgrade import Upgrade as Upgrade

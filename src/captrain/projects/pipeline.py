@@ -8,6 +8,7 @@ makes stale, and nothing is made again before `captrain upgrade` has taken the n
 import logging
 import runpy
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import yaml
 from captrain.config import alternatives, read_stages, row_of, shipped
 from captrain.errors import UserError
 from captrain.execution import code_closure, files_below
-from captrain.records import JsonObject, Record, digest, file_digest, read_yaml
+from captrain.records import JsonObject, Record, digest, file_digest, read_json, read_yaml
 
 VERSIONS = "captrain.yaml"
 BASELINES = Path(__file__).parents[1] / "comparison/baselines"
@@ -115,6 +116,38 @@ def recorded_versions(root: Path) -> Versions | None:
     return read_yaml(path, Versions, "restore it from git, or run `captrain upgrade`")
 
 
+def remove_cut_off(root: Path) -> list[str]:
+    """Remove files of DVC's own that a kill has cut off while DVC wrote them, and that it cannot read: of the locks in
+    one no process is left, and stages that the other told of are restored from DVC's cache.
+
+    Returns:
+        Their names.
+    """
+    names = [name for name in (".dvc/tmp/rwlock", "dvc.lock") if not _is_whole(root / name)]
+    if names:
+        time.sleep(1)  # a DVC at work may be writing it
+    removed = [name for name in names if not _is_whole(root / name)]
+    for name in removed:
+        (root / name).unlink()
+    return removed
+
+
+def _is_whole(path: Path) -> bool:
+    from dvc.dvcfile import Lockfile
+    from dvc.exceptions import DvcException
+
+    if not path.exists():
+        return True
+    try:
+        if path.suffix == ".lock":
+            Lockfile.validate(read_yaml(path, JsonObject))
+        else:
+            read_json(path, JsonObject)
+    except (UserError, DvcException):
+        return False
+    return True
+
+
 def run_pipeline(root: Path) -> None:
     """Bring the pipeline up to date as `dvc repro` does, of which nothing is seen but what the stages print.
 
@@ -125,6 +158,8 @@ def run_pipeline(root: Path) -> None:
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
+    for name in remove_cut_off(root):
+        print(f"removed {name}, which a kill had cut off: DVC restores from its cache what was whole", flush=True)
     try:
         with Repo(str(root)) as repo:
             repo.reproduce()  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
