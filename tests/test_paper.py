@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.pipeline import make_project, stages_of
-from support.servers import VLLM_PYTHON
+from support.servers import STAND_IN, VLLM_PYTHON
 from support.tau2_demonstrations import tau2_settings
 from support.training import ROOT
 
@@ -44,7 +44,7 @@ CUT = (
 )
 # Where the hub's cache is, a process reads when it loads the library: none of these has it at once.
 STAND_IN = (
-    *(f"machine.vllm.python={sys.executable}", "machine.vllm.command=[-m,captrain.serving.server]"),
+    *(f"machine.vllm.python={sys.executable}", f"machine.vllm.command=[{STAND_IN}]"),
     "machine.vllm.gpus=0",
 )
 REAL = ("machine=vllm_cpu", f"machine.vllm.python={VLLM_PYTHON}")

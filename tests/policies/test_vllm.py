@@ -17,10 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
-from support import sleeping
 from support.adapters import lora, save_adapter
 from support.needs import further
-from support.servers import SETTINGS, machine, policy, replicas, servers
+from support.servers import SETTINGS, STAND_IN, machine, policy, replicas, servers
 from support.taught import learn
 from support.training import GRPO, POLICY, inside, passport
 from support.waiting import until
@@ -258,9 +257,9 @@ def test_servers_that_may_sleep_do_so_while_nobody_plays_and_wake_with_their_ada
 ) -> None:
     notes = tmp_path / "notes"
     monkeypatch.setenv("NOTES", str(notes))
-    command, target, folder = [sleeping.__file__], load_file(letters()), weak_adapter(fluent, tmp_path)
+    command, target, folder = [STAND_IN], load_file(letters()), weak_adapter(fluent, tmp_path)
     adapter = Adapter(str(folder), adapter_digest(folder))
-    acting = policy(fluent, machine(command=command, arguments=[sleeping.FLAG], replicas=1))
+    acting = policy(fluent, machine(command=command, arguments=["--enable-sleep-mode"], replicas=1))
     [replica] = replicas(acting)
     alone = played(local(fluent), target, tmp_path / "alone", adapter)
     equal(played(acting, target, tmp_path / "first", adapter), alone)

@@ -17,6 +17,8 @@ import psutil
 import pytest
 import uvicorn
 from support.adapters import save_adapter
+from support.servers import STAND_IN
+from support.stand_in import TokenServer, main, token_routes
 from support.waiting import PATIENCE, until
 
 from captrain.benchmarks.servicedesk import ServiceDesk
@@ -25,7 +27,7 @@ from captrain.policies.local import LocalPolicy
 from captrain.policies.openai import OpenAIPolicy
 from captrain.policies.policy import Play
 from captrain.serving.endpoint import Server
-from captrain.serving.server import application, main
+from captrain.serving.server import application
 
 NAME = "tiny"
 ASK = [{"role": "system", "content": "Talk."}, {"role": "user", "content": "Say 1."}]
@@ -38,7 +40,8 @@ def local(model: Path, temperature: float = 1.0) -> LocalPolicy:
 @contextmanager
 def serving(server: Server) -> Iterator[str]:
     """The URL of a running server."""
-    runner = uvicorn.Server(uvicorn.Config(application(server), host="127.0.0.1", port=0, log_level="warning"))
+    app = token_routes(server) if isinstance(server, TokenServer) else application(server)
+    runner = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
     while not runner.started:
@@ -243,7 +246,7 @@ def test_a_model_that_fails_is_an_error_of_the_server_and_it_goes_on(
 
 def command(tiny: Path, *more: str) -> subprocess.Popen[str]:
     """The command, as policy vllm gives it."""
-    line = [sys.executable, "-m", "captrain.serving.server", str(tiny), "--port", "0", *more]
+    line = [sys.executable, STAND_IN, str(tiny), "--port", "0", *more]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -280,20 +283,10 @@ def test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_
 def test_arguments_that_mean_nothing_here_are_refused(
     tiny: Path, given: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["captrain.serving.server", str(tiny), *given])
+    monkeypatch.setattr(sys, "argv", [STAND_IN, str(tiny), *given])
     with pytest.raises(SystemExit):
         main()
     assert says in capsys.readouterr().err
-
-
-def test_the_tokens_of_a_dialogue_are_told_without_an_answer(client: openai.OpenAI) -> None:
-    tools = ServiceDesk().tools
-    for more in ({}, {"tools": tools}):
-        told = client._client.post(
-            f"{client.base_url}".replace("v1/", "tokenize"), json={"model": NAME, "messages": ASK, **more}
-        )
-        answer = ask(client, extra_body={"return_token_ids": True}, **more)
-        assert told.json()["tokens"] == answer.prompt_token_ids
 
 
 def continuation(**more: Any) -> dict[str, Any]:
@@ -302,20 +295,19 @@ def continuation(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("more", [{"prompt": [1, 10**6]}, {"allowed_token_ids": [10**6]}, {"allowed_token_ids": [-1]}])
-def test_tokens_that_the_model_has_not_are_refused_and_others_answered_afterwards(url: str, more: Any) -> None:
-    refusal = httpx.post(f"{url}/completions", json=continuation(**more), timeout=PATIENCE)
-    assert refusal.status_code == 400 and "there is no token" in refusal.text
-    assert (
-        httpx.post(f"{url}/completions", json=continuation(allowed_token_ids=[3, 4]), timeout=PATIENCE).status_code
-        == 200
-    )
+def test_tokens_that_the_model_has_not_are_refused_and_others_answered_afterwards(tiny: Path, more: Any) -> None:
+    with serving(TokenServer(local(tiny), NAME, {})) as url:
+        refusal = httpx.post(f"{url}/completions", json=continuation(**more), timeout=PATIENCE)
+        assert refusal.status_code == 400 and "there is no token" in refusal.text
+        answer = httpx.post(f"{url}/completions", json=continuation(allowed_token_ids=[3, 4]), timeout=PATIENCE)
+        assert answer.status_code == 200
 
 
 def test_a_closed_question_that_fails_is_answered_and_ends_no_other(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = local(tiny)
-    with monkeypatch.context() as patch, serving(Server(policy, NAME, {})) as address:
+    with monkeypatch.context() as patch, serving(TokenServer(policy, NAME, {})) as address:
         patch.setattr(policy, "scores", lambda *_: 1 / 0)
         failure = httpx.post(f"{address}/completions", json=continuation(allowed_token_ids=[3]), timeout=PATIENCE)
         assert failure.status_code == 500 and "ZeroDivisionError" in failure.text

@@ -19,6 +19,7 @@ from captrain.policies.vllm import VLLMPolicy
 ROOT = Path(__file__).parents[2]
 VLLM_PYTHON = Path(os.environ.get("CAPTRAIN_VLLM", ROOT / ".venv-vllm/bin/python")).expanduser()
 ABSENT = f"no vLLM at {VLLM_PYTHON}: run `make vllm`, or set CAPTRAIN_VLLM to the interpreter of its environment"
+STAND_IN = str(Path(__file__).with_name("stand_in.py"))
 SETTINGS = {"temperature": 0.0, "max_turns": 3, "max_tokens": 8}
 
 
@@ -26,7 +27,7 @@ def machine(**changes: Any) -> Machine:
     """Two replicas of the embedded server, in processes that have their libraries at once; of other commands, in
     processes of their own."""
     python = sys.executable if "command" in changes else str(warm_commands() / "python")
-    settings = {"python": python, "command": ["-m", "captrain.serving.server"], "gpus": 0, "replicas": 2}
+    settings = {"python": python, "command": [STAND_IN], "gpus": 0, "replicas": 2}
     return Machine(workers=1, batch=8, vllm=VLLM(**{**settings, **changes}))
 
 
@@ -53,4 +54,4 @@ def servers() -> list[int]:
     listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     keepers = {pid for pid, parent, args in rows if parent == str(os.getpid()) and "keeper.py" in args}
-    return [int(pid) for pid, parent, args in rows if parent in keepers and "captrain.serving.server" in args]
+    return [int(pid) for pid, parent, args in rows if parent in keepers and STAND_IN in args]

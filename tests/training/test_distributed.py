@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from support.adapters import lora
+from support.servers import STAND_IN
 from support.training import ROOT, fine_tuned, inside, mixture_of, weights
 from support.training import job as letters_job
 from support.waiting import until
@@ -190,7 +191,7 @@ def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Jo
     # one: what is written is not read again.
     sampling = {"_target_": "captrain.policies.vllm.VLLMPolicy", "temperature": 1.0, "max_turns": 1, "max_tokens": 4}
     served = replace(job, policy=Component.model_validate(sampling))
-    settings = {"vllm": VLLM(python=sys.executable, command=["-m", "captrain.serving.server"], gpus=0)}
+    settings = {"vllm": VLLM(python=sys.executable, command=[STAND_IN], gpus=0)}
     several = trained(served, tmp_path / "two", two("ddp", rows=2).model_copy(update=settings))
     [log] = (tmp_path / "two/.cache/servers").glob("*.log")
     assert log.name == f"{os.getpid()}-0.log"  # of this process: both ask its server

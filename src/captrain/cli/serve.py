@@ -90,7 +90,7 @@ def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) 
     if upstream:
         client = httpx2.AsyncClient(base_url=upstream.rstrip("/") + "/", headers=headers, timeout=routed.PATIENCE)
     else:
-        embedded = server.embedded_server(model, name, {}, folders=None)
+        embedded = server.embedded_server(model, name, {}, None)
         transport = httpx2.ASGITransport(server.application(embedded))
         client = httpx2.AsyncClient(base_url="http://localhost/v1/", transport=transport, timeout=routed.PATIENCE)
     return routed.RoutedEndpoint(

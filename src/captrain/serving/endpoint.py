@@ -1,7 +1,7 @@
 """The model behind the endpoint: its name and adapters, and the answer to each kind of request, without HTTP.
 
-Chat completions are rendered and parsed as the embedded agent's own turns are; token ids are continued as they are.
-What cannot be done is refused by an `HTTPException`.
+Chat completions are rendered and parsed as the embedded agent's own turns are. What cannot be done is refused by an
+`HTTPException`.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
 from captrain.errors import UserError
-from captrain.models import adapter_config, adapter_digest
+from captrain.models import adapter_digest
 from captrain.policies import EngineRow, LocalPolicy, with_adapter
 from captrain.records import JsonObject, Message, digest
-from captrain.serving.openai_schemas import CompletionRequest, RequestMessage, TokenRequest
-from captrain.serving.sampler import Sampler, Sampling, Scoring
+from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
+from captrain.serving.sampler import Sampler, Sampling
 
 LONGEST_TOKEN = 64
 """Characters that a token stands for at most, on the average of a dialogue: a longer one is refused unread."""
@@ -33,7 +33,6 @@ class Server:
         name: of the model without adapter.
         adapters: folders of adapters by name.
         root: where the model is from; its name where that is not to be told.
-        rank: the largest of an adapter; None: any.
         folders: below which adapters may lie that are loaded while it runs; None: anywhere.
 
     Raises:
@@ -46,10 +45,9 @@ class Server:
         name: str,
         adapters: dict[str, Path],
         root: str = "",
-        rank: int | None = None,
         folders: Sequence[Path] | None = None,
     ) -> None:
-        self.policy, self.name, self.root, self.rank = policy, name, root or name, rank
+        self.policy, self.name, self.root = policy, name, root or name
         self._folders = None if folders is None else [folder.resolve() for folder in folders]
         self.adapters: dict[str, tuple[Path, str]] = {}
         for adapter, folder in adapters.items():
@@ -68,11 +66,6 @@ class Server:
         if name == self.name or name in self.adapters:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         content = adapter_digest(folder)
-        rank = adapter_config(folder)["r"]
-        if self.rank is not None and rank > self.rank:
-            raise UserError(
-                f"adapter {name} has rank {rank}, and ranks to {self.rank} are taken", "serve a larger rank"
-            )
         with_adapter(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
         self.adapters[name] = (folder, content)
 
@@ -93,7 +86,7 @@ class Server:
         """
         if unsupported := request.unsupported():
             raise HTTPException(400, f"this server does not support {', '.join(unsupported)}")
-        adapter = self._adapter(request.model)
+        adapter = self.folder_of(request.model)
         tools = request.tools if request.tool_choice == "auto" else []
         prompt = await asyncio.to_thread(self.prompt, request.messages, tools)
         tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
@@ -115,46 +108,8 @@ class Server:
         }
         return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
 
-    async def follow(self, request: TokenRequest) -> JsonObject:
-        """Answer a request for what follows token ids; raises as `complete` does."""
-        adapter, ends = self._adapter(request.model), self.policy.ends
-        if {*request.stop_token_ids} - ends:
-            raise HTTPException(400, f"turns end with tokens {sorted(ends)} alone")
-        if len(request.prompt) >= self.policy.max_length:
-            raise self._too_long(len(request.prompt))
-        vocabulary = self.policy.config.vocab_size
-        if unknown := [token for token in (*request.prompt, *request.allowed_token_ids) if not 0 <= token < vocabulary]:
-            raise HTTPException(400, f"there is no token {unknown[0]}: the model has those from 0 to {vocabulary - 1}")
-        if request.allowed_token_ids:
-            tokens = request.allowed_token_ids
-            scoring = Scoring(adapter, request.prompt, tokens)
-            scores = await asyncio.wrap_future(self.sampler.score(scoring))
-            best = max(range(len(tokens)), key=lambda index: scores[index])
-            reply, logprobs = [tokens[best]], [scores[best]]
-            top = [{f"token_id:{token}": score for token, score in zip(tokens, scores, strict=True)}]
-        else:
-            row = EngineRow(f"{request.seed}/0", request.prompt, lambda _: [])
-            group = (adapter, request.temperature, request.max_tokens)
-            await asyncio.wrap_future(self.sampler.submit(Sampling(group, row)))
-            reply, logprobs = row.ids[len(request.prompt) :], row.logprobs[len(request.prompt) :]
-            top = []
-        scored = {"token_logprobs": logprobs, "top_logprobs": top}
-        return {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": request.model,
-            "choices": [
-                {"index": 0, "text": self.policy.tokenizer.decode(reply), "token_ids": reply, "logprobs": scored}
-            ],
-            "usage": usage(len(request.prompt), len(reply)),
-        }
-
-    def _too_long(self, length: int) -> HTTPException:
-        limit = self.policy.max_length
-        return HTTPException(400, f"{length} tokens exceed the model's context length of {limit} tokens")
-
-    def _adapter(self, model: str) -> str:
+    def folder_of(self, model: str) -> str:
+        """Find the folder of a model's adapter, "" for the base; raises as `complete` does."""
         if model == self.name:
             return ""
         if model not in self.adapters:
@@ -174,7 +129,8 @@ class Server:
         except (TemplateError, TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
             raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
         if len(prompt) >= self.policy.max_length:
-            raise self._too_long(len(prompt))
+            limit = self.policy.max_length
+            raise HTTPException(400, f"{len(prompt)} tokens exceed the model's context length of {limit} tokens")
         return prompt
 
     def _choice(

@@ -149,33 +149,6 @@ class CompletionRequest(BaseModel):
         return sorted(set(extra) - set(neutral) - set(IGNORED))
 
 
-class TokenizeRequest(BaseModel):
-    """A request for the tokens of a dialogue, in vLLM's words."""
-
-    model: str
-    messages: Annotated[list[RequestMessage], Field(min_length=1)]
-    tools: list[Tool] = []
-    add_generation_prompt: Literal[True] = True
-
-
-class TokenRequest(BaseModel):
-    """A request for what follows token ids, in vLLM's words: sampled, or with `allowed_token_ids` one of these, and the
-    log-probabilities of each among them."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model: str
-    prompt: Annotated[list[int], Field(min_length=1)]
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    max_tokens: Annotated[int, Field(ge=1)]
-    seed: int
-    logprobs: Annotated[int, Field(ge=0)]
-    return_token_ids: Literal[True]
-    return_tokens_as_token_ids: bool = False
-    stop_token_ids: list[int] = []
-    allowed_token_ids: list[int] = []
-
-
 class LoadAdapterRequest(BaseModel):
     """A request to load an adapter, in vLLM's words."""
 

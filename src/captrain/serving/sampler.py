@@ -1,4 +1,4 @@
-"""Samples and scores for the endpoint, in batches, on one thread: what waits at the same time is computed together.
+"""Samples for the endpoint, in batches, on one thread: what waits at the same time is computed together.
 
 An answer depends on its request alone, never on what is sampled beside it, and a batch that fails ends no other.
 """
@@ -26,16 +26,6 @@ class Sampling:
     future: Future[EngineRow] = field(default_factory=Future)
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """A prompt whose next token is not sampled: its log-probability for each of some tokens, among these."""
-
-    adapter: str
-    prompt: list[int]
-    tokens: list[int]
-    future: Future[list[float]] = field(default_factory=Future)
-
-
 class Sampler:
     """Samples completions in batches, on one thread.
 
@@ -45,7 +35,7 @@ class Sampler:
 
     def __init__(self, policy: LocalPolicy) -> None:
         self.policy = policy
-        self._queue: queue.SimpleQueue[Sampling | Scoring | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sampling | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -54,11 +44,6 @@ class Sampler:
         self._queue.put(sampling)
         return sampling.future
 
-    def score(self, scoring: Scoring) -> Future[list[float]]:
-        """Wait in line; see `Scoring`."""
-        self._queue.put(scoring)
-        return scoring.future
-
     def close(self) -> None:
         """Finish what waits, and end."""
         self._queue.put(None)
@@ -66,38 +51,32 @@ class Sampler:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            queued: list[Sampling | Scoring] = [first]
+            queued = [first]
             while not self._queue.empty():
                 if (more := self._queue.get()) is None:
                     self._queue.put(None)
                     break
                 queued.append(more)
-            for scoring in queued:
-                if isinstance(scoring, Scoring):
-                    self._score(scoring)
-            samplings = [sampling for sampling in queued if isinstance(sampling, Sampling)]
-            for group in dict.fromkeys(sampling.group for sampling in samplings):
-                alike = [sampling for sampling in samplings if sampling.group == group]
+            for group in dict.fromkeys(sampling.group for sampling in queued):
+                alike = [sampling for sampling in queued if sampling.group == group]
                 for start in range(0, len(alike), self.policy.batch):
-                    self._sample(group, alike[start : start + self.policy.batch])
+                    batch = alike[start : start + self.policy.batch]
+                    with _telling([sampling.future for sampling in batch]):
+                        self.sample(group, [sampling.row for sampling in batch])
+                        for sampling in batch:
+                            sampling.future.set_result(sampling.row)
 
-    def _score(self, scoring: Scoring) -> None:
-        with _telling([scoring.future]):
-            scoring.future.set_result(self.policy.scores(scoring.prompt, scoring.tokens, scoring.adapter))
-
-    def _sample(self, group: tuple[str, float, int], batch: Sequence[Sampling]) -> None:
+    def sample(self, group: tuple[str, float, int], rows: Sequence[EngineRow]) -> None:
+        """Sample rows of one group to their ends."""
         adapter, temperature, tokens = group
-        with _telling([sampling.future for sampling in batch]):
-            sample_rows(
-                self.policy.decoder(adapter),
-                [sampling.row for sampling in batch],
-                ends=self.policy.ends,
-                temperature=temperature,
-                max_tokens=tokens,
-                max_length=self.policy.max_length,
-            )
-            for sampling in batch:
-                sampling.future.set_result(sampling.row)
+        sample_rows(
+            self.policy.decoder(adapter),
+            rows,
+            ends=self.policy.ends,
+            temperature=temperature,
+            max_tokens=tokens,
+            max_length=self.policy.max_length,
+        )
 
 
 @contextmanager

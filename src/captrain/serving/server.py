@@ -4,19 +4,13 @@ So that any harness that speaks to a model server can talk to the embedded agent
 written against vLLM can be run without it: chat completions with tools, log-probabilities, token ids, seed, n and
 streaming, the list of models, and adapters loaded and unloaded while it runs, under vLLM's paths and names. Requests
 that wait at the same time are sampled in one batch; an answer depends on its request alone, never on what is sampled
-beside it. What cannot be done is refused with 4xx, not ignored. `python -m captrain.serving.server` takes the arguments
-of `vllm serve` that policy vllm gives it.
+beside it. What cannot be done is refused with 4xx, not ignored.
 """
 
-import argparse
-import asyncio
 import json
-import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -25,7 +19,6 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from captrain.errors import UserError
-from captrain.execution import entry_point
 from captrain.models import require_recorded
 from captrain.policies import LocalPolicy
 from captrain.records import JsonObject
@@ -34,30 +27,16 @@ from captrain.serving.openai_schemas import (
     CompletionRequest,
     LoadAdapterRequest,
     StreamOptions,
-    TokenizeRequest,
-    TokenRequest,
     UnloadAdapterRequest,
 )
-from captrain.serving.protection import Protected, Protection, PunctualProtocol, protection_of
+from captrain.serving.protection import Protected, Protection, PunctualProtocol
 
 CONNECTIONS = 512
 """Connections at a time; more are refused."""
 TOKENS = 512
 """Tokens of an answer where the request does not limit them."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a server: tokens of the longest dialogue, and the largest rank of an adapter.
-
-    None: all that the model takes, and any.
-    """
-
-    length: int | None = None
-    rank: int | None = None
-
-
-UNLIMITED = Limits()
+BATCH = 64
+"""Completions sampled together."""
 
 
 def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
@@ -107,6 +86,11 @@ def _refusing(app: FastAPI) -> None:
 
 def application(server: Server, protection: Protection | None = None) -> Protected:
     """Build the HTTP application, behind its protection."""
+    return Protected(routes(server), protection or Protection())
+
+
+def routes(server: Server) -> FastAPI:
+    """Build the HTTP application, open to whoever reaches it."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -132,15 +116,6 @@ def application(server: Server, protection: Protection | None = None) -> Protect
             return StreamingResponse(streamed(answer, request.stream_options), media_type="text/event-stream")
         return JSONResponse(answer)
 
-    @app.post("/tokenize")
-    async def tokenize(request: TokenizeRequest) -> JsonObject:
-        tokens = await asyncio.to_thread(server.prompt, request.messages, request.tools)
-        return {"count": len(tokens), "max_model_len": server.policy.max_length, "tokens": tokens}
-
-    @app.post("/v1/completions")
-    async def follow(request: TokenRequest) -> JsonObject:
-        return await server.follow(request)
-
     @app.post("/v1/load_lora_adapter")
     def load(request: LoadAdapterRequest) -> dict[str, str]:
         server.load_allowed(request.lora_name, request.lora_path)
@@ -152,7 +127,7 @@ def application(server: Server, protection: Protection | None = None) -> Protect
             raise HTTPException(404, f"there is no adapter {request.lora_name}")
         return {"status": "unloaded"}
 
-    return Protected(app, protection or Protection())
+    return app
 
 
 def serve(
@@ -161,12 +136,9 @@ def serve(
     port: int,
     name: str,
     adapters: dict[str, Path],
-    batch: int = 64,
-    limits: Limits = UNLIMITED,
-    root: str = "",
     *,
     protection: Protection,
-    folders: Sequence[Path] | None = (),
+    folders: Sequence[Path],
 ) -> None:
     """Serve a model until the process is told to end; requests under way are answered first.
 
@@ -176,20 +148,17 @@ def serve(
         port: 0 for any that is free; the line that is printed when the server is ready names it.
         name: under which the model is served.
         adapters: folders of adapters by name.
-        batch: completions sampled together.
-        limits: of what is taken.
-        root: where the model is said to be from; its folder where that is not given.
         protection: bounds of requests.
-        folders: below which adapters may lie that requests name; None: anywhere.
+        folders: below which adapters may lie that requests name.
 
     Raises:
         UserError: the model, an adapter or a folder is missing or damaged, or the address cannot be listened on.
     """
-    for folder in folders or ():
+    for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
     _require_free(host, port)
-    server = embedded_server(model, name, adapters, batch, limits, root, folders)
+    server = embedded_server(model, name, adapters, folders)
     run_application(application(server, protection), name, host, port, protection)
 
 
@@ -197,16 +166,13 @@ def embedded_server(
     model: Path,
     name: str,
     adapters: dict[str, Path],
-    batch: int = 64,
-    limits: Limits = UNLIMITED,
-    root: str = "",
-    folders: Sequence[Path] | None = (),
+    folders: Sequence[Path] | None,
 ) -> Server:
-    """Build the server over the engine in this process; arguments and errors are those of `serve`."""
+    """Build the server over the engine in this process; arguments and errors are those of `serve`, but that adapters
+    may lie anywhere where `folders` is None."""
     require_recorded(model)
-    policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
-    policy.max_length = min(policy.max_length, limits.length or policy.max_length)
-    return Server(policy, name, adapters, root or str(model), limits.rank, folders)
+    policy = LocalPolicy(model, BATCH, temperature=1.0, max_turns=1, max_tokens=TOKENS)
+    return Server(policy, name, adapters, str(model), folders)
 
 
 def run_application(app: Protected, name: str, host: str, port: int, protection: Protection) -> None:
@@ -258,52 +224,3 @@ def pair(text: str) -> tuple[str, Path]:
     if not (name and separator and folder):
         raise ValueError(f"{text!r} is not of the form name=folder")
     return name, Path(folder)
-
-
-@partial(entry_point, stage=False)
-def main() -> None:
-    """Run `python -m captrain.serving.server MODEL ...`, with the arguments of `vllm serve MODEL ...`."""
-    parser = argparse.ArgumentParser(
-        prog="captrain.serving.server", description="The base of a run behind an endpoint."
-    )
-    parser.add_argument("model", help="its folder, or its name in the cache of the model hub")
-    parser.add_argument("--revision", help="of a model by its name")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--served-model-name", help="the folder's path by default")
-    parser.add_argument("--lora-modules", nargs="*", type=pair, default=[], metavar="NAME=FOLDER")
-    # What is always so here: only these values are taken.
-    parser.add_argument("--enable-lora", action="store_true")
-    parser.add_argument("--enable-auto-tool-choice", action="store_true")
-    parser.add_argument("--tool-call-parser", choices=["hermes"])
-    parser.add_argument("--generation-config", choices=["vllm"])
-    parser.add_argument("--logprobs-mode", choices=["processed_logprobs"])
-    parser.add_argument("--dtype", help="computed is in float64, whatever is asked for")
-    parser.add_argument("--max-model-len", type=int, help="tokens of the longest dialogue")
-    parser.add_argument("--max-lora-rank", type=int, help="largest rank of an adapter")
-    parser.add_argument("--max-loras", type=int, help="any number of adapters is taken")
-    arguments = parser.parse_args()
-    name = arguments.served_model_name or str(arguments.model)
-    limits = Limits(arguments.max_model_len, arguments.max_lora_rank)
-    adapters, model = dict(arguments.lora_modules), Path(arguments.model)
-    if not model.exists():
-        from huggingface_hub import snapshot_download
-
-        model = Path(snapshot_download(arguments.model, revision=arguments.revision, local_files_only=True))
-    # As with vLLM, whoever starts it says whether requests may name adapters, and then they may lie anywhere.
-    updating = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
-    serve(
-        model,
-        arguments.host,
-        arguments.port,
-        name,
-        adapters,
-        limits=limits,
-        root=arguments.model,
-        protection=protection_of(arguments.host),
-        folders=None if updating else (),
-    )
-
-
-if __name__ == "__main__":
-    main()
