@@ -18,10 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "captrain" / "benchmarks" / "workers"))
 
-from worker_loop import PROTOCOL, BadRequest, protect, serve
+from worker_loop import BadRequest, protect, serve
 
 REPLIES = protect()
-STARTED = time.perf_counter()
 TASKS = {f"till/{i}": [1 + i % 7, 1 + i % 5, 1 + i % 3] for i in range(64)}
 AMOUNT = {"type": "object", "properties": {"amount": {"type": "integer"}}}
 ADD = {"type": "function", "function": {"name": "add", "parameters": AMOUNT}}
@@ -106,8 +105,7 @@ class Episode:
 
 def hello():
     """Answer the first request: say who is there."""
-    return {"protocol": PROTOCOL, "benchmark": "till", "version": "1", "python": sys.version.split()[0], "data": {},
-            "seconds": time.perf_counter() - STARTED}  # fmt: skip
+    return {"version": "1", "data": {}}
 
 
 def list_tasks():

@@ -11,7 +11,7 @@ hold those are stood in for, and an environment without them will do.
 """
 
 from scripted_play import Episodes, ScriptedEpisode, batches, calls_of, objection, patience
-from worker_loop import LONGEST, PROTOCOL, BadRequest, protect, serve
+from worker_loop import LONGEST, BadRequest, protect, serve
 
 REPLIES = protect()
 
@@ -25,12 +25,9 @@ import json
 import operator
 import pickle
 import sys
-import time
 import types
 from contextlib import suppress
 from pathlib import Path
-
-START = time.perf_counter()
 
 import agentdojo
 
@@ -92,7 +89,6 @@ from pydantic_core import to_json
 
 setattr(deepdiff.diff, "DeepDiff", EXACT)  # noqa: B010
 
-IMPORT_SECONDS = time.perf_counter() - START
 VERSION = "v1.2.2"
 """Version of the tasks, as AgentDojo counts: the last of its 0.1.35."""
 VERSIONS = (VERSION, "v1.2.1", "v1.2", "v1.1.2", "v1.1.1", "v1.1", "v1")
@@ -289,12 +285,8 @@ def hello():
     for path in [*files, PACKAGE / "functions_runtime.py", PACKAGE / "agent_pipeline/tool_execution.py"]:
         total.update(path.read_bytes())
     return {
-        "protocol": PROTOCOL,
-        "benchmark": "agentdojo",
         "version": importlib.metadata.version("agentdojo"),
-        "python": sys.version.split()[0],
         "data": {"tasks": VERSION, "suites": total.hexdigest()[:16]},
-        "seconds": round(IMPORT_SECONDS, 3),
     }
 
 

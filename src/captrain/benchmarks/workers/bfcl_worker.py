@@ -8,7 +8,7 @@ a function of the task and the recorded messages: it plays both sides anew and a
 """
 
 from scripted_play import Episodes, ScriptedEpisode, batches, calls_of, objection, patience
-from worker_loop import LONGEST, PROTOCOL, BadRequest, protect, serve
+from worker_loop import LONGEST, BadRequest, protect, serve
 
 REPLIES = protect()
 
@@ -20,12 +20,8 @@ import importlib.metadata
 import inspect
 import json
 import pickle
-import sys
-import time
 from pathlib import Path
 from random import Random
-
-START = time.perf_counter()
 
 import bfcl_eval
 from bfcl_eval.constants.default_prompts import (
@@ -39,7 +35,6 @@ from bfcl_eval.constants.executable_backend_config import (
 )
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
 
-IMPORT_SECONDS = time.perf_counter() - START
 PACKAGE = Path(inspect.getfile(bfcl_eval)).parent
 DATA = PACKAGE / "data"
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
@@ -230,12 +225,8 @@ def hello():
     for path in files:
         total.update(path.read_bytes())
     return {
-        "protocol": PROTOCOL,
-        "benchmark": "bfcl",
         "version": importlib.metadata.version("bfcl-eval"),
-        "python": sys.version.split()[0],
         "data": {"multi_turn": total.hexdigest()[:16]},
-        "seconds": round(IMPORT_SECONDS, 3),
     }
 
 

@@ -316,4 +316,4 @@ def text_of(observation):
 
 
 if __name__ == "__main__":
-    serve(Operations("openenv", VERSION, survey, Episode.open, SETTINGS["turns"]).table(), REPLIES)
+    serve(Operations(survey, Episode.open, SETTINGS["turns"]).table(), REPLIES)

@@ -5,8 +5,8 @@ else is answered with an error, and so is a call that takes too long.
 """
 
 import json
-import resource
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -67,7 +67,7 @@ def patience() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-class ScriptedEpisode:
+class ScriptedEpisode(ABC):
     """One task being played."""
 
     system = ""
@@ -78,33 +78,33 @@ class ScriptedEpisode:
     """Result of each call so far, whether it was refused, and whether it changed the world; None where nobody asks
     for it."""
 
+    @abstractmethod
     def opening(self) -> "list[Message]":
         """Return what the user says first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tools(self) -> "list[dict[str, Any]]":
         """The schemas of the tools that are offered at the beginning."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self, tool: object, arguments: object) -> str:
         """Make a call, of whatever form the agent gave it, and return its result as text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, message: Message) -> "list[Message]":
         """Answer an assistant message, by results of its calls or words of the user."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state(self) -> object:
         """The world as something that can be compared; equal worlds give equal states."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuses(self, result: str) -> bool:
         """Tell whether a result is a refusal."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, messages: "list[Message]") -> "dict[str, Any]":
         """The score of this episode, in which the agent has said these messages."""
-        raise NotImplementedError
 
     def results(self, message: Message) -> "list[Message]":
         """The tool messages that answer the calls of a message, in order."""
@@ -142,7 +142,7 @@ class Episodes:
 
     def operations(self) -> "dict[str, Callable[..., object]]":
         """By name, for `serve`."""
-        operations = (self.reset, self.step, self.idle, self.replay, self.close, self.stats)
+        operations = (self.reset, self.step, self.idle, self.replay, self.close)
         return {operation.__name__: operation for operation in operations}
 
     def reset(self, task_id: str, user: str = "scripted") -> "dict[str, Any]":
@@ -188,13 +188,6 @@ class Episodes:
         """Drop an episode."""
         self.open.pop(episode, None)
         return {}
-
-    def stats(self) -> "dict[str, int]":
-        """Open episodes and memory."""
-        return {
-            "episodes": len(self.open),
-            "maxrss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        }
 
 
 def batches(calls: "Sequence[tuple[str, dict[str, Any]]]", rounds: int) -> "list[Message]":

@@ -10,7 +10,7 @@ import hashlib
 import threading
 from contextlib import suppress
 
-from worker_loop import PROTOCOL, BadRequest
+from worker_loop import BadRequest
 
 LOOP = asyncio.new_event_loop()
 SILENCE = {"role": "assistant", "content": ""}
@@ -74,24 +74,21 @@ class Operations:
     """The operations of a worker.
 
     Args:
-        name: of the standard.
-        version: of its package.
         survey: gives the survey.
         open_episode: place -> coroutine of an episode.
         turns: assistant messages of an episode at most.
     """
 
-    def __init__(self, name, version, survey, open_episode, turns):
-        self.name, self.version, self.turns = name, version, turns
-        self.make_survey, self.open_episode = survey, open_episode
+    def __init__(self, survey, open_episode, turns):
+        self.make_survey, self.open_episode, self.turns = survey, open_episode, turns
         self.episodes, self.count, self.surveyed = {}, 0, None
 
     def hello(self):
-        """Versions. A start may take its time, so that the environment is looked at already; what is wrong with it
-        is said by the first request that needs it."""
+        """Look at the environment already, since a start may take its time; what is wrong with it is said by the first
+        request that needs it."""
         with suppress(Exception):
             self.survey()
-        return {"protocol": PROTOCOL, "benchmark": self.name, "version": self.version}
+        return {}
 
     def survey(self):
         """Describe the environment, asked for once: its splits, its tools, its world."""

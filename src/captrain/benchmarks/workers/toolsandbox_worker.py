@@ -17,20 +17,17 @@ import os
 import sys
 import time
 
-from worker_loop import PROTOCOL, BadRequest, protect, serve
+from worker_loop import BadRequest, protect, serve
 
 REPLIES = protect()
 os.environ["TZ"] = "UTC"
 time.tzset()
-START = time.perf_counter()
-
 import copy
 import datetime
 import functools
 import hashlib
 import inspect
 import json
-import resource
 import types
 import uuid
 from pathlib import Path
@@ -56,7 +53,6 @@ from tool_sandbox.scenarios.multiple_user_turn_scenarios import named_multiple_u
 from tool_sandbox.scenarios.single_tool_call_scenarios import named_single_tool_call_scenarios
 from tool_sandbox.tools import rapid_api_search_tools
 
-IMPORT_SECONDS = time.perf_counter() - START
 CLOCK = datetime.datetime.fromisoformat(os.environ["CAPTRAIN_CLOCK"])
 CATEGORIES = {
     "single_tool_call": named_single_tool_call_scenarios,
@@ -373,11 +369,7 @@ def hello():
         for path in sorted((root / part).rglob("*.py")):
             total.update(path.read_bytes())
     return {
-        "protocol": PROTOCOL,
-        "benchmark": "toolsandbox",
-        "python": sys.version.split()[0],
         "data": {"sources": total.hexdigest()[:16], "clock": CLOCK.isoformat()},
-        "seconds": round(IMPORT_SECONDS, 3),
     }
 
 
@@ -570,15 +562,10 @@ def close(episode):
     return {}
 
 
-def stats():
-    """Open episodes and memory."""
-    return {"episodes": len(EPISODES), "maxrss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
-
-
 if __name__ == "__main__":
     stop_clock()
     if "CAPTRAIN_ANSWERS" in os.environ:
         keep_answers()
     build()
-    operations = (hello, list_tasks, tools, reset, step, evaluate, world, replay, idle, close, stats)
+    operations = (hello, list_tasks, tools, reset, step, evaluate, world, replay, idle, close)
     serve({operation.__name__: operation for operation in operations}, REPLIES)

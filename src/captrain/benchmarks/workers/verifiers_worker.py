@@ -265,4 +265,4 @@ def plain(message):
 
 
 if __name__ == "__main__":
-    serve(Operations("verifiers", VERSION, survey, Episode.open, SETTINGS["turns"]).table(), REPLIES)
+    serve(Operations(survey, Episode.open, SETTINGS["turns"]).table(), REPLIES)

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-PROTOCOL = 1
 LONGEST = 2000
 """Characters kept of an error message."""
 GRACE = 1.0
