@@ -31,7 +31,8 @@ class AgentDojo(ScriptedBenchmark):
         UserError: the shares leave nothing to test on.
     """
 
-    name = "agentdojo"
+    name = package = "agentdojo"
+    scripts = ("agentdojo_worker.py",)
     title = "AgentDojo"
     advice = "Run `captrain benchmark install agentdojo`."
     reward = "1 where the task's own utility holds"

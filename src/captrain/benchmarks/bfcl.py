@@ -33,7 +33,8 @@ class Bfcl(ScriptedBenchmark):
         UserError: the shares leave nothing to test on.
     """
 
-    name = "bfcl"
+    name = package = "bfcl"
+    scripts = ("bfcl_worker.py",)
     title = "BFCL"
     advice = (
         "Run `captrain benchmark install bfcl`, or make an environment with `pip install --no-deps bfcl-eval mpmath`."

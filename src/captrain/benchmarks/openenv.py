@@ -26,7 +26,7 @@ class OpenEnv(StandardEnvironment):
         scale, success, discovery, training: see `StandardEnvironment`.
     """
 
-    standard = "openenv"
+    package = "openenv"
     scripts = ("openenv_worker.py",)
     absences = {
         "reference": "OpenEnv has no reference solutions: whatever is held beside one needs a language model",

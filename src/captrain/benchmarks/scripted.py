@@ -1,4 +1,4 @@
-"""Benchmarks in workers whose user is a script and which come without splits: what BFCL and AgentDojo share.
+"""Benchmarks in workers that come without splits: what BFCL, AgentDojo and ToolSandbox share.
 
 Tasks lie in scenarios, whose forms are never divided: no form of a test scenario is diagnosed on. The scenarios of each
 stratum are divided in the same shares, in an order that only their names decide.
@@ -7,17 +7,17 @@ stratum are divided in the same shares, in an order that only their names decide
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
-from captrain.benchmarks.pool import WORKERS, Pool, code_of
-from captrain.benchmarks.simulation import SimulatedEpisode, divided, installation
+from captrain.benchmarks.pool import code_of
+from captrain.benchmarks.simulation import WorkerBenchmark, divided
 from captrain.config import Machine
 from captrain.errors import UserError
+from captrain.policies import Policy
 from captrain.records import JsonObject, Message
 
 
-class ScriptedBenchmark:
+class ScriptedBenchmark(WorkerBenchmark):
     """A benchmark, to be named by its class.
 
     Args:
@@ -25,6 +25,7 @@ class ScriptedBenchmark:
         kinds: of tasks that are played.
         discovery: share of the scenarios for diagnosis.
         training: share of the scenarios for training; the rest is the test split.
+        user: see `WorkerBenchmark`.
 
     Raises:
         UserError: the shares leave nothing to test on.
@@ -33,30 +34,24 @@ class ScriptedBenchmark:
     name: ClassVar[str]
     title: ClassVar[str]
     """Name of the benchmark as its makers write it."""
-    advice: ClassVar[str]
-    """Sentence on how to make the virtual environment of its worker, for those who have none."""
     reward: ClassVar[str]
     """Meaning of a reward of 1."""
 
-    def __init__(self, machine: Machine | None, kinds: Sequence[str], discovery: float, training: float) -> None:
+    def __init__(
+        self,
+        machine: Machine | None,
+        kinds: Sequence[str],
+        discovery: float,
+        training: float,
+        user: Policy | None = None,
+    ) -> None:
+        super().__init__(machine, user)
         if discovery + training >= 1:
             raise UserError(
                 f"benchmark.discovery + benchmark.training = {discovery + training:g} leaves no scenario to test on",
                 "lower one of them",
             )
-        self.machine, self.kinds = machine, kinds
-        self.shares = (discovery, training, 1 - discovery - training)
-
-    @cached_property
-    def pool(self) -> Pool:
-        """The workers, started on first use."""
-        installed = installation(self.machine, self.name, self.advice)
-        return Pool(
-            self.name,
-            [str(Path(installed.python).expanduser()), str(WORKERS / f"{self.name}_worker.py")],
-            processes=installed.processes,
-            timeout=installed.timeout,
-        )
+        self.kinds, self.shares = kinds, (discovery, training, 1 - discovery - training)
 
     @cached_property
     def _world(self) -> dict[str, str]:
@@ -93,7 +88,7 @@ class ScriptedBenchmark:
             **self._world,
             "splits": {split: len(entries) for split, entries in self._splits.items()},
             "reward": self.reward,
-            "worker": code_of(f"{self.name}_worker.py"),
+            "worker": code_of(*self.scripts),
         }
 
     @cached_property
@@ -111,32 +106,24 @@ class ScriptedBenchmark:
             {
                 "id": f"{self.name}/{entry['id']}",
                 "split": split,
-                "data": {"kind": entry["category"], "task": entry["id"], "world": self._world},
+                "data": {**self.details(entry), "world": self._world},
             }
             for entry in self._splits[split][:count]
         ]
 
-    def _location(self, task: JsonObject) -> dict[str, str]:
+    def details(self, entry: JsonObject) -> JsonObject:
+        """Say of a task which it is, and of which kind."""
+        return {"kind": entry["category"], "task": entry["id"]}
+
+    def location(self, task: JsonObject) -> JsonObject:
+        """See `WorkerBenchmark.location`."""
         if task["data"]["world"] != self._world:
             raise UserError(
-                f"task {task['id']} is of another version of {self.title} than what is installed",
+                f"task {task['id']} is of another {self.title} than what is installed and set",
                 f"run `dvc repro rollouts`, or name its environment in machine.benchmarks.{self.name}.python",
             )
         return {"task_id": task["data"]["task"]}
 
-    def open(self, task: JsonObject) -> SimulatedEpisode:
-        """Open a task; the user is a script, the same for everyone."""
-        return SimulatedEpisode(self.pool, self._location(task), None, "")
-
-    def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
-        """The benchmark's verdict on the record, which is played again in a fresh world."""
-        verdict = self.pool.call("evaluate", **self._location(task), messages=messages)
-        return {name: verdict[name] for name in ("reward", "success", "parts")}
-
     def reference(self, task: JsonObject) -> list[Message]:
         """The gold calls, and the messages without a call that close turns."""
-        return self.pool.call("reference", **self._location(task))["messages"]
-
-    def idle(self, task: JsonObject) -> list[Message]:
-        """The record of an agent that says nothing to whatever is asked."""
-        return self.pool.call("idle", **self._location(task))["messages"]
+        return self.pool.call("reference", **self.location(task))["messages"]

@@ -1,14 +1,17 @@
-"""Episodes that live in a worker, with a simulated user that any policy of ours plays.
+"""Benchmarks and episodes that live in workers, with a simulated user that any policy of ours plays.
 
 The worker hands out the user's prompt when it is the user's turn; that turn is then a one-step episode of the user's
 policy, under a key of its own. So workers need neither model nor network, and the user's model and temperature are
 part of the benchmark's identity like any other setting.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
 
 from captrain.benchmarks.installing import made_installation
-from captrain.benchmarks.pool import Pool, Session
+from captrain.benchmarks.pool import WORKERS, Pool, Session
 from captrain.config import Installation, Machine
 from captrain.errors import InfrastructureError, UserError
 from captrain.policies import Play, Policy
@@ -30,6 +33,84 @@ def installation(machine: Machine | None, name: str, advice: str) -> Installatio
             f"{advice} Then set machine.benchmarks.{name}.python to the interpreter in it",
         )
     return installed
+
+
+def pool_of(
+    installed: Installation,
+    name: str,
+    script: str,
+    *settings: str,
+    env: Mapping[str, str] | None = None,
+    start_timeout: float = 120.0,
+) -> Pool:
+    """Make the workers of a benchmark, which start on first use.
+
+    Args:
+        installed: where the benchmark is.
+        name: of the installation.
+        script: of the worker, a file name.
+        settings: its arguments.
+        env: additions to its environment, beside the place of data that lie apart.
+        start_timeout: seconds that a start may take.
+    """
+    data = {f"{name.upper()}_DATA_DIR": str(Path(installed.data).expanduser())} if installed.data else {}
+    return Pool(
+        name,
+        [str(Path(installed.python).expanduser()), str(WORKERS / script), *settings],
+        processes=installed.processes,
+        timeout=installed.timeout,
+        start_timeout=start_timeout,
+        env={**data, **(env or {})},
+    )
+
+
+class WorkerBenchmark:
+    """A benchmark that is played and scored in workers.
+
+    Args:
+        machine: names the installation, where `captrain benchmark install` did not make it.
+        user: who plays the simulated user; None where the worker's own script does.
+    """
+
+    package: ClassVar[str]
+    """Name of its installation."""
+    scripts: ClassVar[tuple[str, ...]]
+    """The worker, and what it loads of ours by name."""
+    advice: ClassVar[str]
+    """Sentence on how to make the virtual environment of its worker, for those who have none."""
+
+    def __init__(self, machine: Machine | None, user: Policy | None = None) -> None:
+        self.machine, self.user = machine, user
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The workers, started on first use."""
+        return pool_of(installation(self.machine, self.package, self.advice), self.package, self.scripts[0])
+
+    def location(self, task: JsonObject) -> JsonObject:
+        """Make the worker's arguments for a task.
+
+        Raises:
+            UserError: the task is of another world than the one that is installed.
+        """
+        raise NotImplementedError
+
+    def open(self, task: JsonObject, key: str = "") -> "SimulatedEpisode":
+        """Open a task; `key` names the randomness of the simulated user."""
+        return SimulatedEpisode(self.pool, self.location(task), self.user, key)
+
+    def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
+        """Score a record, which is played again in a fresh world."""
+        verdict = self.pool.call("evaluate", **self.location(task), messages=messages)
+        return {name: verdict[name] for name in ("reward", "success", "parts")}
+
+    def reference(self, task: JsonObject) -> list[Message]:
+        """None is known."""
+        return []
+
+    def idle(self, task: JsonObject) -> list[Message]:
+        """The record of an agent that says nothing to whatever is asked."""
+        return self.pool.call("idle", **self.location(task))["messages"]
 
 
 class Turn:

@@ -12,11 +12,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
-from captrain.benchmarks.pool import WORKERS, Pool, code_of
-from captrain.benchmarks.simulation import SimulatedEpisode, divided, installation
+from captrain.benchmarks.pool import Pool, code_of
+from captrain.benchmarks.simulation import WorkerBenchmark, divided, installation, pool_of
 from captrain.config import Machine
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message
@@ -28,7 +27,7 @@ ROUNDING = 9
 """Decimal places of a reward: sums of what steps are worth differ in their last ones."""
 
 
-class StandardEnvironment:
+class StandardEnvironment(WorkerBenchmark):
     """A benchmark behind the runner of a standard.
 
     Args:
@@ -43,9 +42,6 @@ class StandardEnvironment:
         UserError: the scale is empty, or the shares leave nothing to test on.
     """
 
-    standard: ClassVar[str]
-    scripts: ClassVar[tuple[str, ...]]
-    """The worker, and what it loads of ours by name."""
     absences: ClassVar[Mapping[str, str]]
     """Requests of the contract that the standard has no answer to -> what follows."""
 
@@ -66,17 +62,15 @@ class StandardEnvironment:
                 f"benchmark.discovery + benchmark.training = {sum(shares):g} leaves nothing to test on",
                 "lower one of them",
             )
-        self.machine, self.settings, self.scale, self.success, self.shares = machine, settings, scale, success, shares
-        self.name = "-".join(part for part in source.replace("_", "-").split("/") if part)[-60:] or self.standard
+        super().__init__(machine)
+        self.settings, self.scale, self.success, self.shares = settings, scale, success, shares
+        self.name = "-".join(part for part in source.replace("_", "-").split("/") if part)[-60:] or self.package
 
     @cached_property
     def pool(self) -> Pool:
         """The workers, started on first use."""
-        installed = installation(self.machine, self.standard, f"Run `captrain benchmark install {self.standard}`.")
-        command = [str(Path(installed.python).expanduser()), str(WORKERS / self.scripts[0]), json.dumps(self.settings)]
-        return Pool(
-            self.standard, command, processes=installed.processes, timeout=installed.timeout, start_timeout=START
-        )
+        installed = installation(self.machine, self.package, f"Run `captrain benchmark install {self.package}`.")
+        return pool_of(installed, self.package, self.scripts[0], json.dumps(self.settings), start_timeout=START)
 
     @cached_property
     def _survey(self) -> JsonObject:
@@ -89,7 +83,7 @@ class StandardEnvironment:
         return {
             **self._survey["about"],
             "splits": self._survey["splits"],
-            "reward": f"{self.standard}'s own, of the record played again; from {self.scale[0]:g} to {self.scale[1]:g}",
+            "reward": f"{self.package}'s own, of the record played again; from {self.scale[0]:g} to {self.scale[1]:g}",
             "absences": sorted(self.absences),
             "worker": code_of(*self.scripts),
         }
@@ -127,7 +121,7 @@ class StandardEnvironment:
         selection = (divided(places, shares)[part] if shares else places)[:count]
         return [
             {
-                "id": f"{self.standard}/{self.name}/{place}",
+                "id": f"{self.package}/{self.name}/{place}",
                 "split": split,
                 "data": {"place": place, "world": self._survey["world"]},
             }
@@ -144,7 +138,8 @@ class StandardEnvironment:
             for index in range(count if listing[split] is None else min(count, listing[split]))
         ][:count]
 
-    def _location(self, task: JsonObject) -> JsonObject:
+    def location(self, task: JsonObject) -> JsonObject:
+        """See `WorkerBenchmark.location`."""
         if task["data"]["world"] != self._survey["world"]:
             raise UserError(
                 f"task {task['id']} is of another version of {self.name} than what is there now",
@@ -152,17 +147,13 @@ class StandardEnvironment:
             )
         return {"place": task["data"]["place"]}
 
-    def open(self, task: JsonObject) -> SimulatedEpisode:
-        """Open a task; users, where there are any, are the environment's own."""
-        return SimulatedEpisode(self.pool, self._location(task), None, "")
-
     def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
         """The environment's reward of the record, which is played again.
 
         Raises:
             UserError: it is beyond the scale.
         """
-        verdict = self.pool.call("evaluate", **self._location(task), messages=messages)
+        verdict = self.pool.call("evaluate", **self.location(task), messages=messages)
         low, high = self.scale
         reward = round((verdict["reward"] - low) / (high - low), ROUNDING)
         if not 0 <= reward <= 1:
@@ -172,14 +163,6 @@ class StandardEnvironment:
                 "set benchmark.scale to the least and the most that an episode can earn",
             )
         return {"reward": reward, "success": reward >= self.success, "parts": verdict["parts"]}
-
-    def reference(self, task: JsonObject) -> list[Message]:
-        """None: the standard has none."""
-        return []
-
-    def idle(self, task: JsonObject) -> list[Message]:
-        """The record of an agent that says nothing to whatever is asked."""
-        return self.pool.call("idle", **self._location(task))["messages"]
 
 
 def _size(total: int | None, shares: Sequence[float], part: int) -> int | None:

@@ -7,13 +7,12 @@ before it is needed, so that a configuration composes and validates without it.
 """
 
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.benchmarks.pool import WORKERS, Pool, code_of
-from captrain.benchmarks.simulation import SimulatedEpisode, divided, identity_of, installation
+from captrain.benchmarks.pool import code_of
+from captrain.benchmarks.simulation import SimulatedEpisode, WorkerBenchmark, divided, identity_of
 from captrain.config import Machine
 from captrain.contract import tool_call
 from captrain.errors import UserError
@@ -21,13 +20,9 @@ from captrain.policies import Policy
 from captrain.records import JsonObject, Message
 
 Domain = Literal["airline", "retail", "mock"]
-ADVICE = (
-    "Make a virtual environment from tau2-bench's own repository (sierra-research/tau2-bench), as its README says; the "
-    "package called tau2 on the public index is something else."
-)
 
 
-class Tau2:
+class Tau2(WorkerBenchmark):
     """The benchmark.
 
     Args:
@@ -39,7 +34,12 @@ class Tau2:
         user: who plays the customer; None: a script that reads the scenario aloud and then leaves, for checks only.
     """
 
-    name = "tau2"
+    name = package = "tau2"
+    scripts = ("tau2_worker.py",)
+    advice = (
+        "Make a virtual environment from tau2-bench's own repository (sierra-research/tau2-bench), as its README says; "
+        "the package called tau2 on the public index is something else."
+    )
 
     def __init__(
         self,
@@ -51,20 +51,8 @@ class Tau2:
         discovery: Annotated[float, Field(gt=0, lt=1)] = 0.62,
         user: Policy | None = None,
     ) -> None:
-        self.machine, self.domains, self.version = machine, domains, version
-        self.max_steps, self.discovery, self.user = max_steps, discovery, user
-
-    @cached_property
-    def pool(self) -> Pool:
-        """The workers. Started on first use, and the version checked."""
-        installed = installation(self.machine, "tau2", ADVICE)
-        return Pool(
-            "tau2",
-            [str(Path(installed.python).expanduser()), str(WORKERS / "tau2_worker.py")],
-            processes=installed.processes,
-            timeout=installed.timeout,
-            env={"TAU2_DATA_DIR": str(Path(installed.data).expanduser())} if installed.data else {},
-        )
+        super().__init__(machine, user)
+        self.domains, self.version, self.max_steps, self.discovery = domains, version, max_steps, discovery
 
     @cached_property
     def _hello(self) -> JsonObject:
@@ -107,7 +95,7 @@ class Tau2:
             "user": identity_of(self.user),
             "reward": "database as it should be x everything told; conversations the user did not end score 0",
             "max_steps": self.max_steps,
-            "worker": code_of("tau2_worker.py"),
+            "worker": code_of(*self.scripts),
         }
 
     @cached_property
@@ -162,8 +150,8 @@ class Tau2:
             for _, domain, name in sorted(places, key=lambda place: place[0])[: min(count, total)]
         ]
 
-    def _location(self, task: JsonObject) -> dict[str, str]:
-        """The worker's arguments for a task of this world."""
+    def location(self, task: JsonObject) -> JsonObject:
+        """See `WorkerBenchmark.location`."""
         data = task["data"]
         if data["world"] != self._world(data["kind"]):
             raise UserError(
@@ -174,15 +162,15 @@ class Tau2:
 
     def open(self, task: JsonObject, key: str = "") -> SimulatedEpisode:
         """Open a task; `key` names the randomness of the simulated user."""
-        return SimulatedEpisode(self.pool, {**self._location(task), "max_steps": self.max_steps}, self.user, key)
+        return SimulatedEpisode(self.pool, {**self.location(task), "max_steps": self.max_steps}, self.user, key)
 
     def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
         """1 if the user ended the conversation, the database is right and everything was told; from the record."""
-        return self.pool.call("evaluate", **self._location(task), messages=messages, max_steps=self.max_steps)
+        return self.pool.call("evaluate", **self.location(task), messages=messages, max_steps=self.max_steps)
 
     def reference(self, task: JsonObject) -> list[Message]:
         """The gold actions, then a message that tells what has to be told; empty where tau2 gives no actions."""
-        gold = self.pool.call("reference", **self._location(task))
+        gold = self.pool.call("reference", **self.location(task))
         if gold["actions"] is None:
             return []
         messages = []
@@ -197,10 +185,6 @@ class Tau2:
             "informs": gold["informs"],
         }
         return [*messages, closing]
-
-    def idle(self, task: JsonObject) -> list[Message]:
-        """The record of an agent that has done nothing when the user leaves."""
-        return self.pool.call("idle", **self._location(task))["messages"]
 
 
 def _unworded(schema: object) -> object:

@@ -21,15 +21,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from captrain.benchmarks.pool import WORKERS, Pool, code_of
-from captrain.benchmarks.simulation import SimulatedEpisode, identity_of, installation
+from captrain.benchmarks.pool import Pool
+from captrain.benchmarks.scripted import ScriptedBenchmark
+from captrain.benchmarks.simulation import identity_of, installation, pool_of
 from captrain.config import Machine
-from captrain.errors import UserError
 from captrain.policies import Policy
 from captrain.records import JsonObject, Message
 
 Category = Literal["single_tool_call", "multiple_tool_call", "multiple_user_turn", "insufficient_information"]
-ADVICE = "Make a Python 3.11 environment from ToolSandbox's own repository (apple/ToolSandbox), as its README says."
 START = "2026-01-15T10:00:00"
 """Instant at which scenarios begin where nothing else is set."""
 VARIANT = re.compile(
@@ -74,7 +73,7 @@ def split_families(categories: Mapping[str, str], discovery: float, training: fl
     return splits
 
 
-class ToolSandbox:
+class ToolSandbox(ScriptedBenchmark):
     """The benchmark.
 
     Args:
@@ -91,7 +90,11 @@ class ToolSandbox:
         UserError: the shares leave nothing to test on.
     """
 
-    name = "toolsandbox"
+    name = package = "toolsandbox"
+    title = "ToolSandbox"
+    scripts = ("toolsandbox_worker.py",)
+    advice = "Make a Python 3.11 environment from ToolSandbox's own repository (apple/ToolSandbox), as its README says."
+    reward = "similarity to the milestones; passed where it is 1"
 
     def __init__(
         self,
@@ -104,29 +107,16 @@ class ToolSandbox:
         answers: Annotated[str, Field(min_length=1)] | None = None,
         user: Policy | None = None,
     ) -> None:
-        if discovery + training >= 1:
-            raise UserError(
-                f"benchmark.discovery + benchmark.training = {discovery + training:g} leaves no scenario to test on",
-                "lower one of them",
-            )
-        self.machine, self.categories, self.clock = machine, categories, clock
-        self.discovery, self.training, self.user = discovery, training, user
+        super().__init__(machine, categories, discovery, training, user)
+        self.clock = clock
         self.answers = None if answers is None else Path(answers).expanduser().absolute()
 
     @cached_property
     def pool(self) -> Pool:
         """The workers, started on first use."""
-        installed = installation(self.machine, "toolsandbox", ADVICE)
-        return Pool(
-            "toolsandbox",
-            [str(Path(installed.python).expanduser()), str(WORKERS / "toolsandbox_worker.py")],
-            processes=installed.processes,
-            timeout=installed.timeout,
-            env={
-                "CAPTRAIN_CLOCK": self.clock,
-                **({} if self.answers is None else {"CAPTRAIN_ANSWERS": str(self.answers)}),
-            },
-        )
+        answers = {} if self.answers is None else {"CAPTRAIN_ANSWERS": str(self.answers)}
+        installed = installation(self.machine, self.package, self.advice)
+        return pool_of(installed, self.package, *self.scripts, env={"CAPTRAIN_CLOCK": self.clock, **answers})
 
     @cached_property
     def _world(self) -> dict[str, str]:
@@ -136,7 +126,7 @@ class ToolSandbox:
     @cached_property
     def _scenarios(self) -> dict[str, JsonObject]:
         scenarios = self.pool.call("list_tasks")["tasks"]
-        return {scenario["name"]: scenario for scenario in scenarios if scenario["category"] in self.categories}
+        return {scenario["name"]: scenario for scenario in scenarios if scenario["category"] in self.kinds}
 
     @cached_property
     def not_runnable(self) -> dict[str, str]:
@@ -151,69 +141,22 @@ class ToolSandbox:
         }
 
     @cached_property
-    def _splits(self) -> dict[str, list[str]]:
+    def _splits(self) -> dict[str, list[JsonObject]]:
         runnable = {
             name: scenario["category"] for name, scenario in self._scenarios.items() if name not in self.not_runnable
         }
-        return split_families(runnable, self.discovery, self.training)
+        splits = split_families(runnable, *self.shares[:2])
+        return {split: [{"id": name, **self._scenarios[name]} for name in names] for split, names in splits.items()}
 
     @cached_property
     def about(self) -> JsonObject:
         """Hash of the installation, clock, split sizes, user, and what is not runnable."""
-        return {
-            **self._world,
-            "splits": {split: len(names) for split, names in self._splits.items()},
-            "user": identity_of(self.user),
-            "reward": "similarity to the milestones; passed where it is 1",
-            "not_runnable": self.not_runnable,
-            "worker": code_of("toolsandbox_worker.py"),
-        }
+        return {**super().about, "user": identity_of(self.user), "not_runnable": self.not_runnable}
 
-    @cached_property
-    def tools(self) -> list[JsonObject]:
-        """The tools of all scenarios; an episode has its own."""
-        return self.pool.call("tools")["tools"]
-
-    def size(self, split: str) -> int:
-        """Count the tasks of a split."""
-        return len(self._splits[split])
-
-    def tasks(self, split: str, count: int) -> list[JsonObject]:
-        """The first `count` tasks of a split."""
-        return [
-            {
-                "id": f"toolsandbox/{name}",
-                "split": split,
-                "data": {
-                    "kind": self._scenarios[name]["category"],
-                    "task": name,
-                    "milestones": self._scenarios[name]["milestones"],
-                    "world": self._world,
-                },
-            }
-            for name in self._splits[split][:count]
-        ]
-
-    def _location(self, task: JsonObject) -> dict[str, str]:
-        if task["data"]["world"] != self._world:
-            raise UserError(
-                f"task {task['id']} is of another ToolSandbox, or another clock, than what is installed and set",
-                "run `dvc repro rollouts`, or name its environment in machine.benchmarks.toolsandbox.python",
-            )
-        return {"task_id": task["data"]["task"]}
-
-    def open(self, task: JsonObject, key: str = "") -> SimulatedEpisode:
-        """Open a task; `key` names the randomness of the simulated user."""
-        return SimulatedEpisode(self.pool, self._location(task), self.user, key)
-
-    def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
-        """The similarity of the record, which is played again in a fresh world."""
-        return self.pool.call("evaluate", **self._location(task), messages=messages)
+    def details(self, entry: JsonObject) -> JsonObject:
+        """See `ScriptedBenchmark.details`; with what its milestones check."""
+        return {**super().details(entry), "milestones": entry["milestones"]}
 
     def reference(self, task: JsonObject) -> list[Message]:
         """None is known."""
         return []
-
-    def idle(self, task: JsonObject) -> list[Message]:
-        """The opening, to which nobody says anything."""
-        return self.pool.call("idle", **self._location(task))["messages"]

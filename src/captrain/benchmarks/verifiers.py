@@ -28,7 +28,7 @@ class Verifiers(StandardEnvironment):
         scale, success, discovery, training: see `StandardEnvironment`.
     """
 
-    standard = "verifiers"
+    package = "verifiers"
     scripts = ("verifiers_worker.py", "captrain_harness.py")
     absences = {
         "reference": "verifiers has no reference solutions: whatever is held beside one needs a language model",

@@ -4,12 +4,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 
-from captrain.benchmarks.pool import WORKERS, Pool
+from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
-from captrain.benchmarks.simulation import installation
+from captrain.benchmarks.simulation import installation, pool_of
 from captrain.benchmarks.spoken import ContractWorld, MilestoneWorld, WorkerDialogues
 from captrain.benchmarks.toolsandbox import START, instant
 from captrain.config import Machine
@@ -213,14 +212,7 @@ class Worlds:
                 self._pools[key] = None
                 self.missing = BY_HAND.get(benchmark, f"captrain benchmark install {benchmark}")
             else:
-                data = str(Path(installed.data).expanduser()) if installed.data else ""
-                self._pools[key] = Pool(
-                    benchmark,
-                    [str(Path(installed.python).expanduser()), str(WORKERS / SCRIPTS[benchmark])],
-                    processes=installed.processes,
-                    timeout=installed.timeout,
-                    env={**({f"{benchmark.upper()}_DATA_DIR": data} if data else {}), **(environment or {})},
-                )
+                self._pools[key] = pool_of(installed, benchmark, SCRIPTS[benchmark], env=environment)
         return self._pools[key]
 
 
