@@ -1,13 +1,15 @@
 """Plant faults into solutions of benchmarks, as a log whose truth is known: `python scripts/plant_faults.py FOLDER`.
 
 The solutions of the embedded desk, of the calendar that new projects begin with, of tau2's airline, retail and telecom,
-of BFCL and of AgentDojo get one fault each (`planting`), are played in their own worlds, so that everything after the
-fault is real, and what then fails is kept. Each benchmark gives a log that `captrain diagnose` reads, with untouched
-solutions in it, and `truth.jsonl` says what was planted where. `scripts/score_diagnosis.py` holds a diagnosis to it.
+of BFCL, AgentDojo and (`--benchmark toolsandbox`) ToolSandbox get one fault each (`planting`), are played in their own
+worlds, so that everything after the fault is real, and what then fails is kept. Each benchmark gives a log that
+`captrain diagnose` reads, with untouched solutions in it, and `truth.jsonl` says what was planted where.
+`scripts/score_diagnosis.py` holds a diagnosis to it.
 """
 
 import argparse
 import json
+import os
 import random
 import re
 import uuid
@@ -38,7 +40,11 @@ SEED = 33
 BASIS = ["DB", "COMMUNICATE"]
 """Checks by which tau2 judges a task that does not name any."""
 WITH_REFERENCES = ("servicedesk", "calendar")
-"""Benchmarks whose logs hold references; those of BFCL and AgentDojo hold none."""
+"""Benchmarks whose logs hold references; those of BFCL, AgentDojo and ToolSandbox hold none."""
+BARE = ("bfcl", "agentdojo", "toolsandbox")
+"""Benchmarks whose logs name a task without the environment."""
+SANDBOX = "CAPTRAIN_TOOLSANDBOX_PYTHON"
+"""Variable that names an interpreter which has ToolSandbox; no command of ours installs it."""
 SUSPECTS = {"airline": {"2", "9", "14", "23", "27", "29", "33", "35", "37", "38", "39", "44"}}
 """Tasks whose solution the policy or the records contradict, as somebody has read: they are left out."""
 LOOKUPS = {"get_customer_by_phone": "phone_number", "get_details_by_id": "id"}
@@ -61,10 +67,10 @@ class Stage:
 class Spoken(Stage):
     """A task of an environment of the contract."""
 
-    def __init__(self, target: Target, task: Task, world: World) -> None:
+    def __init__(self, target: Target, task: Task, world: World, reference: Sequence[Message]) -> None:
         self.target, self._task, self.world, self.owed = target, task, world, world.owed
-        self.task = task.id.removeprefix("bfcl/").removeprefix("agentdojo/")  # as logs of these name it
-        self.solution = target.reference(task)
+        self.task = task.id.removeprefix(f"{target.name}/") if target.name in BARE else task.id
+        self.solution = reference
         solution: list[Step] = []
         for message in self.solution:
             calls = calls_of(message)
@@ -253,7 +259,7 @@ def spoken_stages(target: Target, worlds: Worlds, tasks: Sequence[Task]) -> list
     for task in tasks:
         rollout = rollout_of("", task.id, {}).model_copy(update={"environment": target.name, "task": task})
         if (world := worlds.of(rollout)) is not None:
-            stages.append(Spoken(target, task, world))
+            stages.append(Spoken(target, task, world, worlds.reference(rollout)))
     return stages
 
 
@@ -269,12 +275,15 @@ def stages_of(benchmark: str, count: int, rng: random.Random) -> list[Stage]:
     """Tasks of a benchmark by its name in a log."""
     if benchmark in ("airline", "retail", "telecom"):
         return tau2_stages(open_worlds("tau2"), benchmark, count, rng)
-    if benchmark in ("bfcl", "agentdojo"):
-        spec = compose_spec("default", 0, [f"benchmark={benchmark}"], ROOT / "conf")
+    if benchmark in BARE:
+        python = os.environ.get(SANDBOX) if benchmark == "toolsandbox" else None
+        named = [f"machine.benchmarks.toolsandbox.python={python}"] if python else []
+        spec = compose_spec("default", 0, [f"benchmark={benchmark}", *named], ROOT / "conf")
         target = load_benchmark(spec.benchmark, spec.machine)
         tasks = target.tasks("training", target.size("training") or 0)
         tasks += target.tasks("discovery", target.size("discovery") or 0)
-        return spoken_stages(target, open_worlds(benchmark), rng.sample(tasks, min(count, len(tasks))))
+        worlds = open_worlds(benchmark, machine=spec.machine)
+        return spoken_stages(target, worlds, rng.sample(tasks, min(count, len(tasks))))
     target = calendar() if benchmark == "calendar" else Target(ServiceDesk(mix="mixed"), "servicedesk", "")
     worlds = open_worlds(target=target) if benchmark == "calendar" else open_worlds("servicedesk")
     return spoken_stages(target, worlds, target.tasks("training", count))
@@ -321,13 +330,20 @@ def log_of(benchmark: str, rows: Sequence[tuple[Stage, int, Played]]) -> str:
 
 
 BENCHMARKS = ("servicedesk", "calendar", "airline", "retail", "telecom", "bfcl", "agentdojo")
+FURTHER = ("toolsandbox",)
+"""Benchmarks that no command of ours installs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write logs and truth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--benchmark", action="append", choices=BENCHMARKS, help="all, where none is named")
+    parser.add_argument(
+        "--benchmark",
+        action="append",
+        choices=(*BENCHMARKS, *FURTHER),
+        help="all that captrain installs, where none is named",
+    )
     parser.add_argument("--per-class", type=int, default=12, help="faults of each class in each benchmark, at most")
     parser.add_argument("--tasks", type=int, default=80, help="tasks of each benchmark that are planted in")
     options = parser.parse_args(arguments)

@@ -1,6 +1,7 @@
 """ToolSandbox: what holds without it, and on a real installation named by CAPTRAIN_TOOLSANDBOX_PYTHON."""
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from captrain.benchmarks import Replay, Worlds, logged_replay, open_worlds
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS
+from captrain.benchmarks.spoken import MilestoneWorld
 from captrain.benchmarks.toolsandbox import ToolSandbox, family, split_families
 from captrain.benchmarks.worlds import MOST_POOLS
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
@@ -369,6 +372,22 @@ def test_a_log_s_clock_that_is_no_instant_and_clocks_without_end_open_no_worker(
         for second in range(MOST_POOLS + 2):
             assert worlds.of(logged_at(f"2026-01-15T10:00:{second:02}")) is None
         assert f"more than {MOST_POOLS} kinds of workers" in worlds.trouble
+
+
+def test_ids_that_a_world_makes_by_chance_are_no_sign_of_another_instant() -> None:
+    ids = itertools.count()
+
+    def replay(operation: str, dialogues: list[list[Message]], **_: object) -> dict[str, Any]:
+        runs = [[(f"message {next(ids)}", False, None), ("14:05", False, None)] for _ in dialogues]
+        return {"replayed": [{"calls": calls, "parts": {}, "passed": False} for calls in runs]}
+
+    pool: Any = SimpleNamespace(call=replay)
+    calls = [tool_call("send_message", {}), tool_call("get_time", {})]
+    for time, is_here in (("14:05", True), ("15:05", False)):
+        answers = [{"role": "tool", "content": content} for content in ("message 77", time)]
+        logged = [calls[0], answers[0], calls[1], answers[1]]
+        assert MilestoneWorld(pool, {}, logged, [], {}).returns(logged) is is_here
+        assert not MilestoneWorld(pool, {}, logged, [], {}).returns(logged[:2])
 
 
 @pytest.fixture(scope="module")

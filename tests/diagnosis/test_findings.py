@@ -15,13 +15,14 @@ from captrain.benchmarks import Replay, ReplayCall, Replayed, installing
 from captrain.cli.app import app
 from captrain.cli.logs import benchmark_of_project
 from captrain.config import Selection
+from captrain.contract import tool_call
 from captrain.diagnosis import Diagnosis, advise
 from captrain.diagnosis import diagnose as explain
 from captrain.diagnosis.explained import RepairStep
 from captrain.diagnosis.findings import Collection
 from captrain.interop import read_logs
 from captrain.projects import init_project
-from captrain.records import Rollout
+from captrain.records import Rollout, Score, Task
 
 Chat = dict[str, Any]
 CALLS = {
@@ -213,6 +214,17 @@ class World:
         ]
 
 
+class Strict(World):
+    """One in which the very call of the reference passes."""
+
+    def play(self, replays: Sequence[Replay]) -> list[Replayed]:
+        calls = [replay.calls for replay in replays]
+        return [
+            Replayed(("ok",) * len(made), (False,) * len(made), (True,) * len(made), {}, self.reference[0] in made)
+            for made in calls
+        ]
+
+
 def test_a_difference_that_costs_nothing_is_told_as_harmless(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(chat("f", ["page"], 0, ["restart"])) + "\n")
@@ -222,6 +234,30 @@ def test_a_difference_that_costs_nothing_is_told_as_harmless(tmp_path: Path) -> 
     steps = {step.step: (step.kind, step.needed, step.proven) for step in row.repairs}
     assert steps == {"restart(api)": ("insert", True, True), "page_person(Ann)": ("drop", False, True)}
     assert row.primary is not None and row.cause("extra_write") is None
+
+
+def test_a_milestone_that_a_proven_repair_meets_has_no_cause_of_its_own(tmp_path: Path) -> None:
+    milestone = {"namespace": "SERVICE", "change": "snapshot", "values": {"name": "api", "state": "up"}}
+    messages = [
+        {"role": "user", "content": "Restart the api."},
+        tool_call("restart", {"service": "web"}),
+        {"role": "tool", "name": "restart", "content": "ok"},
+        {"role": "assistant", "content": "It is done."},
+    ]
+    rollout = Rollout(
+        id="r", environment="desk", task=Task(id="desk/1", split="discovery", data={"milestones": [milestone]}),
+        trial=0, purpose="diagnosis", policy="script", messages=messages,
+        outcome="failed", score=Score(reward=0.0, success=False, parts={"milestone 1": 0.0}),
+    )  # fmt: skip
+    log = tmp_path / "rollouts.jsonl"
+    log.write_text(rollout.model_dump_json() + "\n")
+    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    [unproven] = explain(read_logs([log]), selection, runs=2, count=1, seed=0).explanations.rollouts
+    assert [cause.cause for cause in unproven.causes] == ["missing_write"]
+    solution = [tool_call("restart", {"service": "api"})]
+    worlds: Any = SimpleNamespace(of=Strict().of, reference=lambda _: solution, trouble="")
+    [row] = explain(read_logs([log]), selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
+    assert [cause.cause for cause in row.causes] == ["wrong_argument"] and row.repairs[0].proven
 
 
 def test_tools_as_says_what_a_tool_does_where_its_name_misleads(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ CONDUCT: tuple[Finder, ...] = (
     missing_lookup,
     fabricated_facts,
     malformed_calls,
-    milestones,
 )
 UNREFERENCED = ("loop", "undue_compliance", "fabricated_fact")
 """Causes that are told without looking at the reference."""
@@ -80,7 +79,10 @@ def explain(case: Case, repair: Repair) -> Explanation:
         against.append("the reference, replayed, fails its own check")
     namer = Namer(case, repair)
     steps = tuple(namer.causes())
-    proven = (cause for finder in CONDUCT for cause in finder(case))
+    proven = [cause for finder in CONDUCT for cause in finder(case)]
+    # A replay that meets all milestones shows that nothing else is lacking than its edits.
+    is_repaired = repair.proven and bool(repair.edits) and not repair.is_unsound
+    proven += [cause for cause in milestones(case) if not is_repaired or cause.kind == "undue_compliance"]
     findings = [cause for cause in proven if _is_needed(cause, repair) or _is_open(cause, case)]
     # Of one message the causes of needed steps come first, and of these the root.
     roots = [*sorted((cause for _, cause in steps), key=_place), *sorted(findings, key=_place)]
