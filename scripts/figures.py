@@ -13,14 +13,9 @@ from pathlib import Path
 import study_figures
 
 from captrain.execution import entry_point
-from captrain.reporting import figures, style
+from captrain.reporting import figures
 
 RESULTS = Path("results")
-
-
-def draw_experiments(folder: Path, out: Path) -> list[Path]:
-    """Draw the methods of each experiment whose results lie beside the project's own."""
-    return style.render({path.name: partial(figures.main, path) for path in sorted(folder.glob("*/"))}, out)
 
 
 @partial(entry_point, stage=False)
@@ -29,7 +24,6 @@ def main() -> None:
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         drawings = [
             pool.submit(figures.draw, RESULTS, RESULTS / "figures"),
-            pool.submit(draw_experiments, RESULTS / "experiments", RESULTS / "studies"),
             *(pool.submit(study_figures.draw, RESULTS, RESULTS / "studies", [name]) for name in study_figures.STUDIES),
         ]
         paths = [path for drawing in drawings for path in drawing.result()]

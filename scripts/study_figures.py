@@ -38,6 +38,7 @@ from captrain.reporting import style
 REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'
 HEADLINE_REPLICATES = ("replicates/headline/summary.csv", "replicates/headline/differences.csv")
+SMOLLM_REPLICATES = ("replicates/smollm/summary.csv",)
 DOMAIN_REPLICATES = ("replicates/domains/summary.csv", "replicates/domains/differences.csv")
 FRONT = (BASE, GRPO, "rejection_sft", TRACE, "solutions_routed", "solutions_grpo")
 """Rows of the headline figure, top to bottom."""
@@ -360,6 +361,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
 
 STUDIES: Mapping[str, Study] = {
     "headline": Study(HEADLINE_REPLICATES[:1], "make replicate NAME=headline", headline),
+    "smollm": Study(SMOLLM_REPLICATES, "make replicate NAME=smollm EXPERIMENTS=smollm", headline),
     "replicates": Study(REPLICATES, REPLICATE, replicates),
     "replicates_headline": Study(HEADLINE_REPLICATES, "make replicate NAME=headline", replicates),
     "replicates_domains": Study(DOMAIN_REPLICATES, "make domains", replicates),
