@@ -277,8 +277,8 @@ def stages_of(benchmark: str, count: int, rng: random.Random) -> list[Stage]:
         return tau2_stages(open_worlds("tau2"), benchmark, count, rng)
     if benchmark in BARE:
         python = os.environ.get(SANDBOX) if benchmark == "toolsandbox" else None
-        named = [f"machine.benchmarks.toolsandbox.python={python}"] if python else []
-        spec = compose_spec("default", 0, [f"benchmark={benchmark}", *named], ROOT / "conf")
+        overrides = [f"machine.benchmarks.toolsandbox.python={python}"] if python else []
+        spec = compose_spec("default", 0, [f"benchmark={benchmark}", *overrides], ROOT / "conf")
         target = load_benchmark(spec.benchmark, spec.machine)
         tasks = target.tasks("training", target.size("training") or 0)
         tasks += target.tasks("discovery", target.size("discovery") or 0)

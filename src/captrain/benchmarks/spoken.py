@@ -205,12 +205,13 @@ class MilestoneWorld(WorkerDialogues):
     def returns(self, messages: Sequence[Message]) -> bool:
         """Tell whether the calls of a dialogue return here what they have returned in it, but for what is made by
         chance, such as ids, which is another with each play."""
-        said = [message for message in messages if message["role"] == "assistant"]
+        actions = [message for message in messages if message["role"] == "assistant"]
         logged = [message["content"] for message in messages if message["role"] == "tool"]
-        first, second = ([call[0] for call in run.calls] for run in self.run([said, said]))
-        pairs = zip(first, second, strict=True)
-        made = [result if result == again else None for result, again in pairs]
-        return len(logged) == len(made) and all(m in (None, entry) for m, entry in zip(made, logged, strict=True))
+        first, second = ([call[0] for call in run.calls] for run in self.run([actions, actions]))
+        results = [result if result == again else None for result, again in zip(first, second, strict=True)]
+        return len(logged) == len(results) and all(
+            result in (None, entry) for result, entry in zip(results, logged, strict=True)
+        )
 
 
 def _phrases(words: Sequence[str], places: Sequence[int]) -> tuple[str, ...]:
