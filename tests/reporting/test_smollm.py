@@ -2,13 +2,17 @@
 
 import csv
 import json
+import math
 import re
+import statistics
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results/experiments/smollm"
+FOLDERS = (RESULTS, *sorted(RESULTS.parent.glob("smollm-seed*")))
+SEEDS = ROOT / "results/replicates/smollm"
 PAGE = (ROOT / "docs/smollm.md").read_text()
 
 
@@ -17,8 +21,8 @@ def table_after(head: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def rows_of(name: str) -> list[dict[str, str]]:
-    with (RESULTS / name).open() as file:
+def rows_of(name: str, folder: Path = RESULTS) -> list[dict[str, str]]:
+    with (folder / name).open() as file:
         return list(csv.DictReader(file))
 
 
@@ -27,20 +31,62 @@ def mean(rows: list[dict[str, str]], column: str) -> float:
 
 
 def shortened(number: str) -> str:
-    return f"{float(number):.3f}".removeprefix("0")
+    return f"{float(number):.3f}".replace("0.", ".", 1)
+
+
+def interval(row: dict[str, str], name: str) -> str:
+    return f"{shortened(row[name])} ({shortened(row['low'])} to {shortened(row['high'])})"
 
 
 def test_the_table_of_the_page_is_the_committed_one() -> None:
+    rates: dict[str, list[str]] = {}
+    for row in rows_of("points.csv", SEEDS):
+        rates.setdefault(row["label"], []).append(shortened(row["pass_rate"]))
     committed = [
-        [
-            row["label"],
-            f"{shortened(row['pass_rate'])} ({shortened(row['low'])} to {shortened(row['high'])})",
-            row["rollouts_spent"],
-        ]
-        for row in rows_of("evaluation/main.csv")
+        [row["label"], interval(row, "pass_rate"), ", ".join(rates[row["label"]]), f"{float(row['rollouts_spent']):g}"]
+        for row in rows_of("summary.csv", SEEDS)
     ]
-    listed = table_after("| row | passed (95% interval) |")
-    assert len(listed) >= 3 and all(row in committed for row in listed)
+    listed = table_after("| row | mean of seeds (95% interval) |")
+    assert len(listed) == len(committed) - 1 and all(row in committed for row in listed)
+    assert {row["seeds"] for row in rows_of("summary.csv", SEEDS)} == {str(len(rates["base"]))}
+
+
+def over_seeds_and_tasks(rows: list[dict[str, str]]) -> str:
+    """Interval of a mean whose variance is that over seeds and that over tasks, which all seeds share."""
+    seeds = [float(row["difference"]) for row in rows]
+    errors = [(float(row["high"]) - float(row["low"])) / (2 * 1.96) for row in rows]
+    half = 1.96 * math.hypot(statistics.stdev(seeds) / math.sqrt(len(seeds)), statistics.fmean(errors))
+    center = statistics.fmean(seeds)
+    return f"{shortened(str(center - half))} to {shortened(str(center + half))}"
+
+
+def differences_of(name: str, folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+    return {(row["first"], row["second"]): row for row in rows_of(name, folder)}
+
+
+def test_its_differences_over_seeds_and_over_the_tasks_of_each_are_the_committed_ones() -> None:
+    labels = {row["method"]: row["label"] for row in rows_of("summary.csv", SEEDS)}
+    by_seed = [differences_of("evaluation/differences.csv", folder) for folder in FOLDERS]
+    committed = {
+        f"{labels[pair[0]]}, minus {labels[pair[1]]}": [
+            interval(row, "difference"),
+            *(interval(differences[pair], "difference") for differences in by_seed),
+            over_seeds_and_tasks([differences[pair] for differences in by_seed]),
+        ]
+        for pair, row in differences_of("differences.csv", SEEDS).items()
+    }
+    listed = table_after("| difference | mean of seeds (95% interval) |")
+    assert len(listed) >= 4 and all(committed[name] == cells for name, *cells in listed)
+
+
+def test_the_tables_of_a_seed_are_those_of_its_folder() -> None:
+    for seed, folder in enumerate(FOLDERS):
+        rows = {row["method"]: row for row in rows_of("points.csv", SEEDS) if row["seed"] == str(seed)}
+        for row in rows_of("evaluation/main.csv", folder):
+            assert abs(float(rows[row["method"]]["pass_rate"]) - float(row["pass_rate"])) < 1e-5
+            assert rows[row["method"]]["rollouts_spent"] == row["rollouts_spent"]
+        spec = yaml.safe_load((folder / "spec.yaml").read_text())
+        assert spec["seed"] == seed and spec["base"] == yaml.safe_load((FOLDERS[0] / "spec.yaml").read_text())["base"]
 
 
 def test_the_numbers_of_its_diagnosis_are_those_of_the_selection() -> None:
