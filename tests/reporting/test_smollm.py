@@ -79,6 +79,16 @@ def test_its_differences_over_seeds_and_over_the_tasks_of_each_are_the_committed
     assert len(listed) >= 4 and all(committed[name] == cells for name, *cells in listed)
 
 
+def test_the_readme_says_the_rates_of_the_table_and_has_its_figure() -> None:
+    rates = {row["method"]: shortened(row["pass_rate"]) for row in rows_of("summary.csv", SEEDS)}
+    readme = (ROOT / "README.md").read_text()
+    sentence = (
+        f"rejection fine-tuning passes {rates['rejection_sft']}, GRPO on the target {rates['grpo_target']}, TRACE on "
+        f"rewards {rates['trace']}, from solutions, routed, {rates['solutions_routed']}"
+    )
+    assert sentence in " ".join(readme.split()) and "](results/studies/smollm.png)" in readme
+
+
 def test_the_tables_of_a_seed_are_those_of_its_folder() -> None:
     for seed, folder in enumerate(FOLDERS):
         rows = {row["method"]: row for row in rows_of("points.csv", SEEDS) if row["seed"] == str(seed)}
