@@ -44,6 +44,8 @@ venv: $(STAMP) ## make the environment in .venv, if requirements.lock or pyproje
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "making .venv from requirements.lock: minutes the first time, seconds afterwards"
+	@test -x .venv/bin/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11, 5) <= sys.version_info < (3, 12))' \
+	  || { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), captrain needs Python 3.11.5 or a later 3.11: make PYTHON=..."; exit 2; }
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@pip install --no-deps --require-hashes -r requirements.lock | awk -v total="$$(grep -c '==' requirements.lock)" \
 	  '/^(Collecting|Processing|Requirement already satisfied)/ {n += n < total; printf "\r  %d of %d packages", n, total; fflush()} \

@@ -39,10 +39,12 @@ THREADS = 4
 SLACK = {"memory, MB": 8.0, "descriptors": 2 * THREADS, "threads": 2 * THREADS, "processes": THREADS}
 """Slack of a third over the one before: workers come and go, and allocators keep some."""
 ROUNDS = 3
+REPLIES = 100
+"""Answers in each third at the least: what a leak of every answer leaves is then the same on a slow machine."""
 QUIET = 1.0
 """Seconds without work after which a process is at rest."""
 PATIENCE = 120.0
-"""Seconds that it has for coming to rest."""
+"""Seconds that it has for coming to rest, and a third for its answers."""
 CHAT = {"model": "base", "max_tokens": 4, "messages": [{"role": "user", "content": "Say 1."}]}
 BODIES: tuple[bytes, ...] = (
     json.dumps(CHAT).encode(),
@@ -87,6 +89,11 @@ class Readings:
         for name, value in values.items():
             self.values.setdefault(name, []).append(value)
 
+    @property
+    def replies(self) -> int:
+        """Count the requests that were answered."""
+        return self.outcomes["200"] + self.outcomes["answered"]
+
     def growth(self) -> dict[str, float]:
         """Measure by how much every round has left more than the one before."""
         return {name: min(after - before for before, after in pairwise(values)) for name, values in self.values.items()}
@@ -130,14 +137,14 @@ def rest(process: psutil.Process) -> None:
 
 
 def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds: float) -> Readings:
-    """Ask for so many seconds in all, from the first answer on, and read after each third."""
+    """Ask for so many seconds in all, or until each third has had its answers, and read after each third."""
     readings = Readings()
     for number in range(ROUNDS):
+        before, since = readings.replies, time.monotonic()
         with under_load(ask, readings.outcomes, number * THREADS):
-            latest = time.monotonic() + PATIENCE
-            while not (readings.outcomes["200"] or readings.outcomes["answered"]) and time.monotonic() < latest:
-                time.sleep(0.1)
             time.sleep(seconds / ROUNDS)
+            while readings.replies < before + REPLIES and time.monotonic() < since + PATIENCE:
+                time.sleep(0.1)
         rest(process)
         readings.read(process)
     return readings
@@ -245,8 +252,7 @@ def main() -> int:
         cells = [f"{readings.values[key][-1]:.0f} ({growth[key]:+.1f})" for key in SLACK]
         outcomes = ", ".join(f"{outcome} {count}" for outcome, count in readings.outcomes.most_common())
         table.add_row(name, str(readings.outcomes.total()), outcomes, *cells)
-        replies = readings.outcomes["200"] + readings.outcomes["answered"]
-        is_sound &= bool(replies) and all(growth[key] <= slack for key, slack in SLACK.items())
+        is_sound &= bool(readings.replies) and all(growth[key] <= slack for key, slack in SLACK.items())
     with suppress(BrokenPipeError):
         Console(width=None if sys.stdout.isatty() else 160).print(table)
     return int(not is_sound)

@@ -1,11 +1,14 @@
 """A process that computes with torch on a CPU: one thread, and memory that it keeps."""
 
 import ctypes
+import os
 import sys
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt(3)."""
 NEVER = 2**31 - 1
+GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+"""Variables by which a user asks glibc to give memory back; they go before what is set here."""
 
 
 def prepare_torch() -> None:
@@ -19,6 +22,8 @@ def prepare_torch() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if GIVING_BACK & os.environ.keys():
+        return
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         library.mallopt(MMAP_MAX, 0)
         library.mallopt(TRIM_THRESHOLD, NEVER)
