@@ -30,7 +30,7 @@ from captrain.models import Question, StructuredAnswers
 from captrain.records import Capability, JsonObject, Label, Rollout, Verdict
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
-RESERVED = {"base", "idle", "trace", "target", "turns", *row_names()}
+RESERVED = {"base", "idle", "trace", "target", *row_names()}
 """Names of other arms of the evaluation; a capability's id names one, too."""
 LONGEST = 500
 """Characters of a description: it is quoted in every labelling question."""
