@@ -36,8 +36,6 @@ from .compaction import compact as compact
 from .compaction import fenced as fenced
 from .compaction import line_of as line_of
 from .compaction import rendered as rendered
-from .cooccurrence import demands as demands
-from .cooccurrence import needs as needs
 from .faults import fault_of as fault_of
 from .faults import slip_of as slip_of
 from .labelling import EXAMPLES as EXAMPLES
@@ -61,6 +59,7 @@ from .rule import CandidateAccount as CandidateAccount
 from .rule import SelectionAccount as SelectionAccount
 from .rule import read_selection as read_selection
 from .rule import replay as replay
+from .rule import stability_table as stability_table
 from .rule import undecided as undecided
 from .selection import LACKING as LACKING
 from .selection import PRESENT as PRESENT
@@ -72,7 +71,9 @@ from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
 from .significance import fisher as fisher
 from .significance import holm as holm
-from .stability import stability_table as stability_table
+from .verdicts import count_pairs as count_pairs
+from .verdicts import demands as demands
 from .verdicts import is_majority as is_majority
 from .verdicts import labels_of_rollouts as labels_of_rollouts
+from .verdicts import needs as needs
 from .vocabulary import Vocabulary as Vocabulary
