@@ -26,7 +26,7 @@ from support.warm import EXECUTABLE, warm_commands
 from captrain.capabilities import select, select_by_verdicts
 from captrain.capabilities import selection as selection_rule
 from captrain.capabilities.alignment import says
-from captrain.capabilities.vocabulary import Vocabulary
+from captrain.capabilities.finders import Vocabulary
 from captrain.comparison import Bootstrap, statistics
 from captrain.config import Selection
 from captrain.diagnosis import diagnose, publish_diagnosis

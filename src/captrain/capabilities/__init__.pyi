@@ -32,12 +32,17 @@ from .calls import Call as Call
 from .calls import calls_in as calls_in
 from .calls import is_prose as is_prose
 from .calls import is_value as is_value
+from .calls import order_traits as order_traits
+from .calls import place_of as place_of
+from .calls import sourced_calls as sourced_calls
 from .compaction import compact as compact
 from .compaction import fenced as fenced
 from .compaction import line_of as line_of
 from .compaction import rendered as rendered
 from .faults import fault_of as fault_of
 from .faults import slip_of as slip_of
+from .finders import BY_MILESTONES as BY_MILESTONES
+from .finders import Vocabulary as Vocabulary
 from .labelling import EXAMPLES as EXAMPLES
 from .labelling import label_runs as label_runs
 from .labelling import pooled as pooled
@@ -45,10 +50,6 @@ from .learning import learn_toolbox as learn_toolbox
 from .learnt_needs import Needs as Needs
 from .learnt_needs import has_solution as has_solution
 from .learnt_needs import learn_needs as learn_needs
-from .milestones import BY_MILESTONES as BY_MILESTONES
-from .order import order_traits as order_traits
-from .order import place_of as place_of
-from .order import sourced_calls as sourced_calls
 from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
 from .registry import INFRASTRUCTURE as INFRASTRUCTURE
 from .registry import KINDS as KINDS
@@ -76,4 +77,3 @@ from .verdicts import demands as demands
 from .verdicts import is_majority as is_majority
 from .verdicts import labels_of_rollouts as labels_of_rollouts
 from .verdicts import needs as needs
-from .vocabulary import Vocabulary as Vocabulary

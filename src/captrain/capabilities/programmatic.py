@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from captrain.capabilities.alignment import Finding, Story, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
+from captrain.capabilities.finders import Vocabulary
 from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.learnt_needs import learn_needs
 from captrain.capabilities.registry import KINDS, Kind
-from captrain.capabilities.vocabulary import Vocabulary
 from captrain.config import ModelAccess
 from captrain.records import Capability, JsonObject, Label, Rollout
 
