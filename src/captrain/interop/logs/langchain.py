@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from captrain.interop.logs.source import text_of
+from captrain.interop.logs.source import call_entry, text_of
 from captrain.records import JsonObject
 
-ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 
 
 def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
@@ -15,11 +15,7 @@ def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
     inner = item.get("kwargs") if item.get("lc") else item.get("data", item)
     if not isinstance(inner, Mapping) or "content" not in inner:
         return None
-    names = item.get("id")
-    name = inner.get("type") or item.get("type")
-    if item.get("lc") and not inner.get("type") and isinstance(names, list) and names:
-        name = names[-1]  # the class, as older versions have it
-    kind = str(name).removesuffix("Chunk").removesuffix("Message").lower()
+    kind = str(inner.get("type") or item.get("type")).removesuffix("MessageChunk").lower()
     return (kind, inner) if kind in ROLES or kind == "chat" else None
 
 
@@ -33,13 +29,11 @@ def of_langchain(item: object) -> list[JsonObject]:
     fields = _fields(item)
     assert fields is not None
     kind, inner = fields
-    more = inner.get("additional_kwargs")
-    older = more.get("tool_calls") if isinstance(more, Mapping) else None
     entries = inner.get("tool_calls")
     calls = [
-        {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("args")}}
+        call_entry(call.get("name"), call.get("args"), call.get("id"))
         for call in (entries if isinstance(entries, list) else [])
-    ] or older
+    ]
     chat: JsonObject = {"role": ROLES.get(kind, inner.get("role")), "content": text_of(inner.get("content"))}
     if chat["role"] == "tool":
         chat |= {"tool_call_id": inner.get("tool_call_id"), "error": inner.get("status") == "error"}

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from typing import TypeGuard
 
-from captrain.interop.logs.source import text_of
+from captrain.interop.logs.source import call_entry, text_of
 from captrain.records import JsonObject
 
 
-def is_item(item: object) -> bool:
+def is_item(item: object) -> TypeGuard[Mapping[str, object]]:
     """Tell whether an object is an item that no other format of messages has."""
     kind = item.get("type") if isinstance(item, Mapping) else None
     return isinstance(kind, str) and (kind == "reasoning" or kind.endswith(("_call", "_call_output")))
@@ -23,8 +24,8 @@ def of_item(item: Mapping[str, object]) -> list[JsonObject]:
     if kind.endswith("_output"):
         return [result]
     arguments = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), {})
-    function = {"name": item.get("name") or kind.removesuffix("_call"), "arguments": arguments}
-    call = {"role": "assistant", "content": "", "tool_calls": [{"id": name, "function": function}]}
+    entry = call_entry(item.get("name") or kind.removesuffix("_call"), arguments, name)
+    call = {"role": "assistant", "content": "", "tool_calls": [entry]}
     return [call, result] if item.get("output") is not None else [call]
 
 

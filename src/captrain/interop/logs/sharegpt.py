@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
+from typing import TypeGuard
 
+from captrain.interop.logs.source import call_entry
 from captrain.records import JsonObject
 
 ROLES = {
@@ -16,7 +18,7 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 TAG = re.compile(r"</?tool_response>")
 
 
-def is_sharegpt(item: object) -> bool:
+def is_sharegpt(item: object) -> TypeGuard[Mapping[str, object]]:
     """Tell whether an object is a message of ShareGPT."""
     return isinstance(item, Mapping) and isinstance(item.get("from"), str) and "value" in item
 
@@ -45,4 +47,4 @@ def _calls(value: object) -> Iterable[JsonObject]:
         function = entry.get("function", entry)
         if not isinstance(function, Mapping):
             raise ValueError("a call in it is not an object")
-        yield {"function": {"name": function.get("name"), "arguments": function.get("arguments")}}
+        yield call_entry(function.get("name"), function.get("arguments"))
