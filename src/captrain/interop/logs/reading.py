@@ -35,7 +35,7 @@ from captrain.interop.logs import (
     toolsandbox,
     verifiers,
 )
-from captrain.interop.logs.document import JsonDocument
+from captrain.interop.logs.document import ARRAY, JsonDocument
 from captrain.interop.logs.nearest import nearest_shape
 from captrain.interop.logs.records import OF_JSON, first_objects, has_columns, is_lines, is_table
 from captrain.interop.logs.source import MALFORMED, Source, reason_of, schemas_by_name
@@ -292,7 +292,7 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
             return inspect.read_archive(path)
         if not is_table(path) and not is_lines(path):
             document = JsonDocument(path, (toolsandbox.SCENARIOS, tau2.SIMULATIONS, SAMPLES))
-            members = {*document.members, *document.counts}
+            members = {*document.members, *document.counts} - {ARRAY}
             if toolsandbox.SCENARIOS in members:
                 return toolsandbox.read_toolsandbox(document)
             if {tau2.SIMULATIONS, "simulation_index"} & members:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from captrain.interop.logs.document import CHUNK, array_elements, is_array
-from captrain.interop.logs.source import json_of, reason_of
+from captrain.interop.logs.document import ARRAY, CHUNK, JsonDocument
+from captrain.interop.logs.source import reason_of
 from captrain.records import JsonObject, Rollout
 
 FIRST = 20
@@ -72,7 +72,8 @@ def rows_of(path: Path) -> Iterator[Row]:
         yield from table_rows(path)
         return
     if not is_lines(path):
-        entries = array_elements(path) if is_array(path) else [json_of(path)]
+        document = JsonDocument(path)
+        entries = document.elements(ARRAY) if ARRAY in document.counts else [document.members]
         yield from ((f"entry {number}", entry) for number, entry in enumerate(entries, start=1))
         return
     with path.open("rb") as lines:
