@@ -392,7 +392,10 @@ class Story:
         self.milestones: list[tuple[JsonObject, float]] = [
             (milestone, parts[f"milestone {number}"])
             for number, milestone in enumerate(milestones, start=1)
-            if isinstance(milestone, dict) and f"milestone {number}" in parts
+            if f"milestone {number}" in parts
+            and isinstance(milestone, dict)
+            and isinstance(milestone.get("tool", ""), str)
+            and isinstance(milestone.get("arguments") or {}, dict)
         ]
 
     def user_before(self, act: Act) -> str:

@@ -134,7 +134,7 @@ class OpenAIAnalyst:
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
         """The merged proposals of all samples, the same for each. `details`: the tools that their evidence is about."""
-        known = {tool["function"]["name"] for tool in tools}
+        offered = {tool["function"]["name"] for tool in tools}
         excerpts: list[list[Rollout]] = []
         questions: list[Question[Discovery]] = []
         for run, sample in enumerate(samples):
@@ -157,34 +157,37 @@ class OpenAIAnalyst:
                 messages = [rollouts[place.rollout - 1].messages[place.message] for place in proposal.evidence]
                 names = {name for message in messages for name, _ in calls_of(message)}
                 names |= {message.get("name", "") for message in messages if message["role"] == "tool"}
-                proposals.append((proposal, names & known))
+                proposals.append((proposal, names & offered))
         return [self._merged(proposals)] * len(samples)
 
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """See `Analyst.label`: one question for each rollout in each run, over all its capabilities."""
         texts = {request.rollout.id: request.rollout for request in requests}
         texts = {name: fenced("rollout", _read(rollout, self.characters)) for name, rollout in texts.items()}
-        asked = [request for request in requests if request.capabilities]
         questions: list[Question[Labelling]] = []
         systems: dict[tuple[str, ...], str] = {}
-        for request in asked:
+        for request in requests:
             ids = tuple(capability.id for capability in request.capabilities)
-            if ids not in systems:
-                lines = [f"- {one.id} ({one.name}): {one.description}" for one in request.capabilities]
+            if ids and ids not in systems:
+                lines = [f"- {entry.id} ({entry.name}): {entry.description}" for entry in request.capabilities]
                 listing = fenced("capabilities", "\n".join(lines))
                 systems[ids] = _prompt("labelling", tools, capabilities=listing)
-            check = partial(_wrong_labels, ids, len(request.rollout.messages))
-            text = texts[request.rollout.id]
-            questions.append(Question(systems[ids], text, Labelling, draw=request.run, check=check))
-        answers, rows = iter(self._answers.ask(questions, "labels")), list[dict[str, Label]]()
-        for request in requests:
-            judgements = {one.capability: one for one in next(answers).labels} if request.capabilities else {}
-            row: dict[str, Label] = {}
-            for capability in request.capabilities:
-                one = judgements[capability.id]
-                row[capability.id] = Label(verdict=one.verdict, evidence=one.evidence.strip(), message=one.message)
-            rows.append(row)
-        return rows
+            if ids:
+                text, check = texts[request.rollout.id], partial(_wrong_labels, ids, len(request.rollout.messages))
+                questions.append(Question(systems[ids], text, Labelling, draw=request.run, check=check))
+        answers = iter(self._answers.ask(questions, "labels"))
+        judgements = [next(answers).labels if request.capabilities else [] for request in requests]
+        labels = [
+            {
+                row.capability: Label(verdict=row.verdict, evidence=row.evidence.strip(), message=row.message)
+                for row in rows
+            }
+            for rows in judgements
+        ]
+        return [
+            {capability.id: row[capability.id] for capability in request.capabilities}
+            for request, row in zip(requests, labels, strict=True)
+        ]
 
     def _merged(self, proposals: Sequence[tuple[Proposal, set[str]]]) -> list[Capability]:
         """The proposals of all runs as distinct capabilities."""

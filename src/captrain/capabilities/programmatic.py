@@ -39,10 +39,10 @@ class ProgrammaticAnalyst:
         needs = learn_needs([*rollouts.values()], toolbox)
         stories = {name: Story(rollout, toolbox) for name, rollout in rollouts.items()}
         by_contrast = {name: needs.findings(rollout) if needs else {} for name, rollout in rollouts.items()}
-        told: dict[str, list[str]] = {}
+        informed: dict[str, list[str]] = {}
         for name, story in stories.items():
             results = [result_of(m) for m in story.messages if m["role"] == "tool" and not reports_error(m)]
-            told[name] = story.informed(dict.fromkeys(leaf for result in results for leaf in leaves(result)))
+            informed[name] = story.informed(dict.fromkeys(leaf for result in results for leaf in leaves(result)))
         vocabulary = cache(Vocabulary)
 
         @cache  # runs that drew the same values have the same findings, and most do
@@ -53,9 +53,9 @@ class ProgrammaticAnalyst:
         proposals: list[list[Capability]] = []
         for sample in samples:
             names, candidates = dict.fromkeys(rollout.id for rollout in sample), list[Capability]()
-            told_here = tuple(sorted({value for name in names for value in told[name]}))
+            distinct = tuple(sorted({value for name in names for value in informed[name]}))
             for slug, kind in KINDS.items():
-                values = told_here if kind.by_values else ()
+                values = distinct if kind.by_values else ()
                 occasions = [finding for name in names for finding in findings(name, slug, values)]
                 if any(finding.lacking for finding in occasions):
                     details = {

@@ -28,13 +28,12 @@ class Neighbours:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         self.examples, self.count = list(examples), count
-        self.vectorizer = TfidfVectorizer(token_pattern=r"[A-Za-z][A-Za-z'-]+", ngram_range=(1, 2))
-        self.matrix: Any = self.vectorizer.fit_transform([example.text for example in self.examples])
+        self.vectorizer: Any = TfidfVectorizer(token_pattern=r"[A-Za-z][A-Za-z'-]+", ngram_range=(1, 2))
+        self.matrix = self.vectorizer.fit_transform([example.text for example in self.examples])
 
     def of(self, text: str) -> list[tuple[float, Example]]:
         """Return (cosine similarity, example), nearest first; ties in the order of the examples."""
-        vector: Any = self.vectorizer.transform([text])
-        similarity = (self.matrix @ vector.T).toarray()[:, 0]
+        similarity = (self.matrix @ self.vectorizer.transform([text]).T).toarray()[:, 0]
         nearest = np.argsort(-similarity.round(9), kind="stable")[: self.count]
         return [(float(similarity[i]), self.examples[i]) for i in nearest]
 

@@ -60,11 +60,11 @@ def read_bfcl(path: Path) -> Source:
         raise ValueError(f"it has {count} results, and its scores are of {verdicts.total}: evaluate it whole")
     # The model is the folder below `result`, or what a failure says.
     parts = results.absolute().parts
-    named = [parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT]
+    models = [parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT]
     failures = verdicts.failures.values() if verdicts else ()
-    named += [str(failure["model_name"]) for failure in failures if "model_name" in failure]
+    models += [str(failure["model_name"]) for failure in failures if "model_name" in failure]
     file = file_digest(results)
-    entries = entries_of(rows_of(results), partial(_rollout, file, [*named, "unknown"][0], verdicts))
+    entries = entries_of(rows_of(results), partial(_rollout, file, [*models, "unknown"][0], verdicts))
     return Source(file, {"format": "BFCL results", "scores": scores.name if scores else "none"}, entries, {})
 
 

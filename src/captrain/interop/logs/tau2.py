@@ -29,8 +29,8 @@ DEFINITION = ("initial_state", "evaluation_criteria")
 def read_tau2(document: JsonDocument) -> Source:
     """Read the simulations of a result file, 0.x or 1.0."""
     data, info = document.members, document.members.get("info") or {}
-    listed = data.get("tasks")
-    entries = [task for task in listed if isinstance(task, dict) and "id" in task] if isinstance(listed, list) else []
+    listing = data.get("tasks")
+    entries = [task for task in listing if isinstance(task, dict) and "id" in task] if isinstance(listing, list) else []
     tasks = {str(task["id"]): task for task in entries}
     agent, user = _model(info.get("agent_info")), _model(info.get("user_info"))
     world = info.get("environment_info") or {}
