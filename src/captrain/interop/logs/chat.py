@@ -10,10 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from captrain.interop.logs.langchain import is_langchain, of_langchain
+from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt, of_item, of_langchain, of_sharegpt
 from captrain.interop.logs.records import RowFormat, rows_of
-from captrain.interop.logs.responses import is_item, of_item
-from captrain.interop.logs.sharegpt import is_sharegpt, of_sharegpt
 from captrain.interop.logs.source import (
     MALFORMED,
     Source,

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,6 @@ from captrain.interop.logs import (
     verifiers,
 )
 from captrain.interop.logs.document import ARRAY, JsonDocument
-from captrain.interop.logs.nearest import nearest_shape
 from captrain.interop.logs.records import OF_JSON, first_objects, has_columns, is_lines, is_table
 from captrain.interop.logs.source import MALFORMED, Source, reason_of, schemas_by_name
 from captrain.interop.logs.traces import read_traces
@@ -78,6 +78,31 @@ REMEDY = (
     "give a format that docs/diagnose.md lists (ToolSandbox by its folder with result_summary.json), or an object like "
     f"this for each dialogue, 1 for passed and 0 for failed:\n{EXAMPLE}"
 )
+SHAPES: dict[str, tuple[str, ...]] = {
+    "chats": ("messages", "reward"),
+    "ShareGPT": ("conversations", "reward"),
+    "OpenAI Responses items": ("input", "output", "reward"),
+    "runs of LangSmith": ("id", "trace_id", "run_type", "inputs", "outputs", "feedback_stats"),
+    "observations of Langfuse": ("id", "traceId", "type", "input", "output"),
+    "spans of OpenTelemetry": ("trace_id", "attributes"),
+    "tau-bench": ("task_id", "traj", "info", "reward"),
+    "tau2": ("tasks", "simulations"),
+    "ToolSandbox": ("per_scenario_results",),
+    "Inspect": ("eval", "samples"),
+    "verifiers": ("task", "traces"),
+    "NeMo Gym": ("responses_create_params", "response", "reward"),
+    "AgentDojo": ("suite_name", "user_task_id", "messages", "utility"),
+    "ATIF": ("schema_version", "agent", "steps"),
+    "BFCL": ("id", "result", "inference_log"),
+    "captrain's rollouts": ("task", "policy", "messages", "outcome"),
+}
+"""The members by which each is known, the simplest first: it is named where nothing speaks for another."""
+RARITY = {name: 1 / sum(name in shape for shape in SHAPES.values()) for shape in SHAPES.values() for name in shape}
+"""Weigh how much a member says of the format that it is in."""
+LIKE = 0.75
+"""Likeness of names from which on one stands for the other."""
+NAMES = 8
+"""Members of an unknown file that are told."""
 LIST_LENGTH = 200
 """Entries that were not read and are listed one by one; of more there is the number alone."""
 
@@ -315,7 +340,7 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
     matches = (entry for row in rows for entry in ROWS if _holds(entry.recognizes, row))
     row_format = next(matches, None)
     if row_format is None and (rows or path.suffix != ".jsonl"):
-        raise Unreadable(f"it is of no known format: {nearest_shape(rows[0] if rows else members)}")
+        raise Unreadable(f"it is of no known format: {_nearest_shape(rows[0] if rows else members)}")
     source = chat.read_rows(path, row_format or chat.CHAT)
     if row_format is own.ROLLOUTS:
         source.tools.update(schemas_by_name(own.tools_beside(path)))
@@ -327,6 +352,28 @@ def _holds(recognizes: Callable[[JsonObject], bool], row: JsonObject) -> bool:
         return recognizes(row)
     except MALFORMED:
         return False
+
+
+def _nearest_shape(members: Collection[str]) -> str:
+    """Name the known format that has the most of these members, what of it is missing, and what is there instead."""
+    names = sorted(plain(str(name)[:80]) for name in members)
+    if {"role", "content"} <= {*names} or {"from", "value"} <= {*names}:
+        return "it looks nearest to chats: a message is a row of its own, where a row holds a list of `messages`"
+    lacks = {shape: [name for name in keys if name not in names] for shape, keys in SHAPES.items()}
+    close = {shape: [get_close_matches(name, names, 1, LIKE) for name in missing] for shape, missing in lacks.items()}
+    support = {
+        shape: sum(RARITY[name] for name in {*keys} - {*lacks[shape]})
+        + sum(RARITY[name] for name, match in zip(lacks[shape], close[shape], strict=True) if match) / 2
+        for shape, keys in SHAPES.items()
+    }
+    best = max(SHAPES, key=lambda name: (support[name], -len(lacks[name])))
+    shape = best if support[best] else next(iter(SHAPES))
+    like = [f" (it has {match[0]})" if match else "" for match in close[shape]]
+    missing = [f"{name}{hint}" for name, hint in zip(lacks[shape], like, strict=True)]
+    if not missing:
+        return f"it looks nearest to {shape}: its {SHAPES[shape][0]} is of another form"
+    holds = f"; it holds {', '.join(names[:NAMES])}{' ...' if len(names) > NAMES else ''}" if names else ""
+    return f"it looks nearest to {shape}: lacks {', '.join(missing)}{holds}"
 
 
 class _CallShapes:
