@@ -1,8 +1,8 @@
 """Messages of LangChain, ShareGPT and OpenAI's Responses as messages of OpenAI's chat format.
 
 LangChain's, and so LangGraph's state, are as `messages_to_dict`, `dumpd` or `model_dump` give them. ShareGPT's have
-`from` and `value`, with calls in turns of their own or, as Hermes has it, between tags. Items of Responses are messages,
-calls and their outputs; reasoning is none of these.
+`from` and `value`, with calls in turns of their own or, as Hermes has it, between tags. Items of Responses are
+messages, calls and their outputs; reasoning is none of these.
 """
 
 import json
