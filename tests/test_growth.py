@@ -26,7 +26,7 @@ from support.warm import EXECUTABLE, warm_commands
 from captrain.capabilities import select, select_by_verdicts
 from captrain.capabilities import selection as selection_rule
 from captrain.capabilities.alignment import says
-from captrain.capabilities.vocabulary import Vocabulary
+from captrain.capabilities.finders import Vocabulary
 from captrain.comparison import Bootstrap, statistics
 from captrain.config import Selection
 from captrain.diagnosis import diagnose, publish_diagnosis
@@ -179,7 +179,7 @@ def test_a_document_read_in_pieces_is_the_document(chunk: int, tmp_path: Path, m
         assert whole.members | lists == value
         assert whole.counts == {"simulations": len(value["simulations"]), "empty": 0}
     path.write_text(json.dumps([value, [], 1.5, *value["simulations"]]))
-    assert document.is_array(path) and [*document.array_elements(path)] == json.loads(path.read_text())
+    assert [*JsonDocument(path).elements(document.ARRAY)] == json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_damaged_document_is_refused_before_anything_is_taken_from_it(text: st
         JsonDocument(tmp_path / "a.json", ("simulations",))
     (tmp_path / "a.json").write_text(f"[{text}, {text}]")
     with pytest.raises(ValueError):
-        next(document.array_elements(tmp_path / "a.json"))
+        JsonDocument(tmp_path / "a.json")
 
 
 def test_lines_may_be_long(tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ PARSERS = {"loads", "load", "safe_load", "read_csv", "model_validate_json", "val
 READERS = {
     "records/files.py": "the one way in",
     "interop/logs/records.py": "logs of others, of which one bad row is listed and the rest is read",
-    "interop/logs/table.py": "as above",
     "interop/trajectories.py": "lines of either of two shapes",
     "models/answer_files.py": "an answer that is not whole is asked for again",
     "reporting/pages/files.py": "long tables, a part at a time; what is wrong is named as everything that a page reads",
@@ -78,7 +77,7 @@ WRITERS = {
     "execution/jobs.py": "adds whole lines to a journal, of which one that is cut off is passed over",
     "execution/locks.py": "locks hold nothing",
     "comparison/points.py": "workspaces of points, made again from what git has before each run; their logs",
-    "interop/logs/memory.py": "into a folder that is gone once it is read",
+    "interop/logs/reading.py": "into a folder that is gone once it is read",
     "models/composition.py": "into the folder that its callers name, which is aside",
     "models/lora.py": "as above",
     "policies/fleet.py": "links of adapters, of which servers read only whole ones",

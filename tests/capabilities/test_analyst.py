@@ -32,8 +32,8 @@ from captrain.capabilities.compaction import LEAST, compact, fenced, rendered
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.openai import OpenAIAnalyst
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
+from captrain.capabilities.rule import stability_table
 from captrain.capabilities.selection import select
-from captrain.capabilities.stability import stability_table
 from captrain.config import Component, Selection, compose_spec, publish_spec
 from captrain.config.machine import ModelAccess
 from captrain.contract import Target, calls_of, tool_call

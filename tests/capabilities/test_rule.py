@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from captrain.capabilities.rule import Contrast, Limits, RunRates, SelectionAccount, decide, replay
+from captrain.capabilities.rule import Contrast, Limits, RunRates, SelectionAccount, decide, replay, stability_table
 from captrain.capabilities.selection import select, selection_table
-from captrain.capabilities.stability import stability_table
 from captrain.config import Selection
 from captrain.records import Capability, Label, RolloutLabels
 

@@ -121,19 +121,7 @@ def test_a_missing_termination_reason_is_no_error(tmp_path: Path) -> None:
     assert [rollout.outcome for rollout in logs.rollouts].count("error") == 0 and not logs.skipped
 
 
-def test_a_missing_task_id_is_found_by_the_gold_actions_or_the_simulation_is_listed(tmp_path: Path) -> None:
-    data = library()
-    data["simulations"] = [without(one, "task_id") for one in data["simulations"]]
-    data["simulations"][4]["reward_info"]["action_checks"] = None
-    logs = read_logs([written(tmp_path / "a.json", data)])
-    assert [one.place for one in logs.skipped] == ["simulation 4"] and "names no task" in logs.skipped[0].reason
-    names = [one["task_id"] for at, one in enumerate(library()["simulations"]) if at != 4]
-    assert [rollout.task.data["task"] for rollout in logs.rollouts] == names
-
-
-def test_a_file_without_info_takes_its_domain_from_its_tasks(tmp_path: Path) -> None:
-    logs = read_logs([written(tmp_path / "a.json", without(library(), "info"))])
-    assert {rollout.environment for rollout in logs.rollouts} == {"tau2/library"}
+def test_a_file_without_info_and_tasks_is_of_an_unknown_domain_without_references(tmp_path: Path) -> None:
     bare_file = without(without(library(), "info"), "tasks")
     logs = read_logs([written(tmp_path / "b.json", bare_file)])
     assert {(r.environment, len(r.reference)) for r in logs.rollouts} == {("tau2/unknown", 0)}

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,13 +20,9 @@ from captrain import play
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.cli.serve import _routed_agent
 from captrain.config import load_spec
-from captrain.contract import load_file
-from captrain.errors import UserError
 from captrain.policies.local import LocalPolicy
-from captrain.policies.openai import OpenAIPolicy, request_messages
-from captrain.records import Rollout, load, read_index
+from captrain.policies.openai import OpenAIPolicy
 from captrain.routing.router import opening
-from captrain.routing.turns import TurnRouter, before_turns
 from captrain.serving.endpoint import Server
 from captrain.serving.protection import Protection
 from captrain.serving.routed import HEADER, RoutedEndpoint
@@ -142,7 +137,7 @@ def test_every_test_task_is_answered_by_the_adapter_of_the_table_of_routes(
     spec, benchmark = load_spec(Path("results/spec.yaml")), None
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     routes = pd.read_csv("results/routes/routes.csv").set_index("task")["chosen"]
-    endpoint = _routed_agent(Path("artifacts/base"), "base", "", "", False)
+    endpoint = _routed_agent(Path("artifacts/base"), "base", "", "")
     with TestClient(endpoint.application(Protection()), base_url="http://localhost") as client:
         given = {}
         for task in evaluation_tasks(benchmark, spec.evaluation):
@@ -166,30 +161,6 @@ def test_the_command_says_which_adapter_a_first_message_would_be_given_and_why(
     assert len(tasks) > 1
     status, _, err = captrain(tmp_path, "route", "Hello.")
     assert status == 2 and "remedy: " in err
-
-
-def test_turn_by_turn_every_turn_is_answered_by_the_arm_that_is_chosen_for_it(
-    smoke: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(shutil.copytree(smoke, tmp_path / "project", symlinks=True))  # compositions are made there
-    spec = load_spec(Path("results/spec.yaml"))
-    benchmark = load_benchmark(spec.benchmark, spec.machine)
-    stored = Path("results/routes/turns.json")
-    stored.unlink(missing_ok=True)
-    with pytest.raises(UserError, match="leave --turns out"):
-        _routed_agent(Path("artifacts/base"), "base", "", "", True)
-    environments = {name: load_file(Path(f"results/environments/{name}.py")) for name in read_index(INDEX)}
-    router = TurnRouter.fit(environments, {}, load(Path("artifacts/rollouts/discovery.jsonl"), Rollout))
-    router.write(stored)
-    endpoint, arms = _routed_agent(Path("artifacts/base"), "base", "", "", True), set[str]()
-    with TestClient(endpoint.application(Protection()), base_url="http://localhost") as client:
-        for task in evaluation_tasks(benchmark, spec.evaluation)[:15]:
-            for seen in before_turns(benchmark.play(task, benchmark.reference(task))):
-                answer = complete(client, request_messages(seen), max_tokens=1, tools=benchmark.tools)
-                assert answer.status_code == 200, answer.text
-                assert answer.headers[HEADER] == router.choose(seen)
-                arms.add(answer.headers[HEADER])
-    assert len(arms) > 1
 
 
 @pytest.mark.needs("vllm")

@@ -12,8 +12,7 @@ candidates: so each candidate is held against every cause, and the nearest is na
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,73 +29,41 @@ Counts = NDArray[np.int64]
 """Numbers of times that each unit was given each category: (units, categories)."""
 
 
-class AgreementOfRuns(TypedDict):
-    """(Rollout, capability) pairs labelled in several runs, the share of them on which all runs agree, Fleiss' kappa
-    and Krippendorff's alpha; null where undefined."""
-
-    pairs: int
-    unanimous: float | None
-    kappa: float | None
-    alpha: float | None
-
-
-class NearestCause(TypedDict):
-    """Cohen's kappa of a candidate with each of the `causes`, the `best` of them, its kappa, and its counts of
-    rollouts that lack `both`, the `candidate` alone, the `cause` alone, or `neither`. Undefined kappas are null, and
-    so is a best where all are."""
-
-    best: str | None
-    kappa: float | None
-    counts: dict[str, int] | None
-    causes: dict[str, float | None]
-
-
-class AgreementWithProgrammatic(TypedDict):
-    """Count of compared rollouts, and the causes nearest to each candidate, by id."""
-
-    rollouts: int
-    candidates: dict[str, NearestCause]
-
-
 def measure_agreement(
     analyst: Analyst, labels: Sequence[RolloutLabels], rollouts: Sequence[Rollout], tools: list[JsonObject]
 ) -> JsonObject:
     """Measure how far an analyst's labels can be relied on.
 
     Returns:
-        `deterministic` and `runs`. For an analyst that samples also `overall` and `capabilities`, by id (each an
-        `AgreementOfRuns`), and `programmatic` (an `AgreementWithProgrammatic`). A deterministic analyst's runs are
-        equal by construction: there is nothing to measure.
+        `deterministic` and `runs`. For an analyst that samples also `overall` and `capabilities`, by id: (rollout,
+        capability) `pairs` labelled in several runs, the share of them on which all runs agree, `unanimous`, Fleiss'
+        `kappa` and Krippendorff's `alpha`, null where undefined; and `programmatic`, see `against_programmatic`. A
+        deterministic analyst's runs are equal by construction: there is nothing to measure.
     """
     account: JsonObject = {"deterministic": analyst.deterministic, "runs": len({row.run for row in labels})}
     if analyst.deterministic:
         return account
-    counts = _counts(labels)
+    units: dict[str, list[list[int]]] = {}
+    for capabilities in labels_of_rollouts(labels).values():
+        for slug, runs in capabilities.items():
+            verdicts = Counter(label.verdict for label in runs)
+            units.setdefault(slug, []).append([verdicts[verdict] for verdict in VERDICTS])
+    counts = {slug: np.array(units[slug]) for slug in sorted(units)}
     account["overall"] = _between_runs(np.concatenate([*counts.values()]) if counts else np.zeros((0, 3), np.int64))
     account["capabilities"] = {slug: _between_runs(units) for slug, units in counts.items()}
     account["programmatic"] = against_programmatic(labels, rollouts, tools)
     return account
 
 
-def _counts(labels: Sequence[RolloutLabels]) -> dict[str, Counts]:
-    """Verdicts of all runs on each rollout, by capability."""
-    units: dict[str, list[list[int]]] = {}
-    for capabilities in labels_of_rollouts(labels).values():
-        for slug, runs in capabilities.items():
-            verdicts = Counter(label.verdict for label in runs)
-            units.setdefault(slug, []).append([verdicts[verdict] for verdict in VERDICTS])
-    return {slug: np.array(units[slug]) for slug in sorted(units)}
-
-
-def _between_runs(counts: Counts) -> AgreementOfRuns:
+def _between_runs(counts: Counts) -> JsonObject:
     compared = counts[counts.sum(axis=1) > 1]
     unanimous = float((compared.max(axis=1) == compared.sum(axis=1)).mean()) if len(compared) else math.nan
-    return AgreementOfRuns(
-        pairs=len(compared),
-        unanimous=number_or_none(unanimous),
-        kappa=number_or_none(fleiss_kappa(counts)),
-        alpha=number_or_none(krippendorff_alpha(counts)),
-    )
+    return {
+        "pairs": len(compared),
+        "unanimous": number_or_none(unanimous),
+        "kappa": number_or_none(fleiss_kappa(counts)),
+        "alpha": number_or_none(krippendorff_alpha(counts)),
+    }
 
 
 def fleiss_kappa(counts: Counts) -> float:
@@ -130,52 +97,41 @@ def krippendorff_alpha(counts: Counts) -> float:
 
 def against_programmatic(
     labels: Sequence[RolloutLabels], rollouts: Sequence[Rollout], tools: list[JsonObject]
-) -> AgreementWithProgrammatic:
-    """Compare what the majority of an analyst's runs finds lacking with what the programmatic analyst does (those of
-    its causes that some rollout lacks), on the labelled rollouts with a reference."""
-    lacking = majority_verdicts(labels, ("LACKING",))
-    compared = [rollout for rollout in rollouts if rollout.reference and rollout.id in lacking]
-    causes = _shown_causes(compared, tools)
-    return AgreementWithProgrammatic(
-        rollouts=len(compared),
-        candidates={
-            slug: _nearest([slug in lacking[rollout.id] for rollout in compared], causes)
-            for slug in sorted({slug for row in labels for slug in row.labels})
-        },
-    )
+) -> JsonObject:
+    """Compare what the majority of an analyst's runs finds lacking with what the programmatic analyst does, on the
+    labelled rollouts with a reference.
 
-
-def _shown_causes(rollouts: Sequence[Rollout], tools: list[JsonObject]) -> dict[str, list[bool]]:
-    """Rollouts that lack each cause, of those that some rollout lacks."""
-    analyst = ProgrammaticAnalyst()
-    (causes,) = analyst.propose([rollouts], tools)
-    labels_of = analyst.label([LabelRequest(0, rollout, causes) for rollout in rollouts], tools)
-    return {cause.id: [labels[cause.id].verdict == "LACKING" for labels in labels_of] for cause in causes}
-
-
-def _nearest(candidate: Sequence[bool], causes: Mapping[str, Sequence[bool]]) -> NearestCause:
-    kappas = {slug: cohen_kappa(candidate, cause) for slug, cause in causes.items()}
-    defined = {slug: kappa for slug, kappa in kappas.items() if not math.isnan(kappa)}
-    best = max(defined, key=lambda slug: defined[slug], default=None)
-    return NearestCause(
-        best=best,
-        kappa=None if best is None else number_or_none(defined[best]),
-        counts=None if best is None else _lack_counts(candidate, causes[best]),
-        causes={slug: number_or_none(kappa) for slug, kappa in kappas.items()},
-    )
-
-
-def _lack_counts(candidate: Sequence[bool], cause: Sequence[bool]) -> dict[str, int]:
-    pairs = Counter(zip(candidate, cause, strict=True))
-    cases = {"both": (True, True), "candidate": (True, False), "cause": (False, True), "neither": (False, False)}
-    return {name: pairs[case] for name, case in cases.items()}
-
-
-def cohen_kappa(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """Cohen's kappa of two raters; NaN where both said one and the same throughout.
+    Returns:
+        The number of compared `rollouts`, and for each of the `candidates` Cohen's kappa with each of the `causes` that
+        some rollout lacks, the `best` of them, its `kappa`, and its `counts` of rollouts that lack both, the candidate
+        alone, the cause alone, or neither. Undefined kappas are null, and so is a best where all are.
 
     Source: J. Cohen, A coefficient of agreement for nominal scales, 1960; as scikit-learn computes it.
     """
     from sklearn.metrics import cohen_kappa_score
 
-    return float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else math.nan
+    lacking = majority_verdicts(labels, ("LACKING",))
+    compared = [rollout for rollout in rollouts if rollout.reference and rollout.id in lacking]
+    analyst = ProgrammaticAnalyst()
+    (causes,) = analyst.propose([compared], tools)
+    labels_of = analyst.label([LabelRequest(0, rollout, causes) for rollout in compared], tools)
+    lacks = {cause.id: [labels[cause.id].verdict == "LACKING" for labels in labels_of] for cause in causes}
+    candidates: JsonObject = {}
+    for slug in sorted({slug for row in labels for slug in row.labels}):
+        flags = [slug in lacking[rollout.id] for rollout in compared]
+        # Where both said one and the same throughout, chance agreement is total.
+        kappas = {
+            cause: float(cohen_kappa_score(flags, lacked))
+            for cause, lacked in lacks.items()
+            if len({*flags, *lacked}) > 1
+        }
+        best = max(kappas, key=lambda cause: kappas[cause], default=None)
+        pairs = Counter(zip(flags, lacks[best], strict=True)) if best else Counter[tuple[bool, bool]]()
+        cases = {"both": (True, True), "candidate": (True, False), "cause": (False, True), "neither": (False, False)}
+        candidates[slug] = {
+            "best": best,
+            "kappa": number_or_none(kappas[best]) if best else None,
+            "counts": {name: pairs[case] for name, case in cases.items()} if best else None,
+            "causes": {cause: number_or_none(kappas.get(cause, math.nan)) for cause in lacks},
+        }
+    return {"rollouts": len(compared), "candidates": candidates}

@@ -7,7 +7,7 @@ it proposed itself, as the pool defines them. Labels are cached by the stage; th
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,10 +15,9 @@ from captrain.benchmarks import Worlds
 from captrain.capabilities.analyst import Analyst, LabelRequest
 from captrain.capabilities.faults import fault_of
 from captrain.capabilities.learning import learn_toolbox
-from captrain.capabilities.selection import Places
 from captrain.errors import UserError
 from captrain.ledger import guard_split
-from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabels
+from captrain.records import Capability, JsonObject, Rollout, RolloutLabels
 
 EXAMPLES = 5
 
@@ -58,53 +57,54 @@ def label_runs(
     scored = _scored(rollouts)
     toolbox = learn_toolbox(scored, tools, worlds)
     tools = [{**tool, "annotations": {"kind": toolbox.kind(tool["function"]["name"])}} for tool in tools]
-    tasks = task_numbers(scored)
-    groups: list[list[Rollout]] = [[] for _ in {*tasks.tolist()}]
+    # A run sees tasks, drawn with replacement or each once in an order of its own, with all of their rollouts.
+    numbers: dict[str, int] = {}
+    tasks = np.array([numbers.setdefault(rollout.task.id, len(numbers)) for rollout in scored], np.intp)
+    groups: list[list[Rollout]] = [[] for _ in numbers]
     for rollout, task in zip(scored, tasks, strict=True):
         groups[task].append(rollout)
-    draws = [draw_tasks(len(groups), [seed, run], resample) for run in range(runs)]
+    draws: list[list[int]] = []
+    for run in range(runs):
+        generator = np.random.default_rng([seed, run])
+        size = len(groups)
+        draws.append((generator.integers(size, size=size) if resample else generator.permutation(size)).tolist())
     proposals = analyst.propose([[rollout for task in draw for rollout in groups[task]] for draw in draws], tools)
-    unnamed: JsonObject = {"kinds": toolbox.unnamed} if toolbox.unnamed else {}
-    pool = {
-        slug: candidate.model_copy(update={"details": {**candidate.details, **unnamed}})
-        for slug, candidate in pooled(proposals).items()
-    }
-    requests = []
-    for run, proposal in enumerate(proposals):
-        slugs = {candidate.id for candidate in proposal}
-        candidates = [candidate for candidate in pool.values() if candidate.id in slugs]
-        requests += [LabelRequest(run, rollout, candidates) for rollout in scored]
-    labels = _labels(analyst, requests, [*pool.values()], tools)
-    counts = [count for draw in draws for count in np.bincount(draw, minlength=len(groups))[tasks]]
-    repeated = {rollout.task.id for group in groups if len(group) > 1 for rollout in group}
-    rows = [
-        _row(
-            request, int(count), {candidate.id: verdicts[candidate.id] for candidate in request.capabilities}, repeated
-        )
-        for request, count, verdicts in zip(requests, counts, labels, strict=True)
-    ]
+    pool = pooled(proposals)
+    if unnamed := toolbox.unnamed:
+        for slug, candidate in pool.items():
+            pool[slug] = candidate.model_copy(update={"details": {**candidate.details, "kinds": unnamed}})
+    # Each run labels what it proposed. A deterministic analyst labels each rollout once, with all candidates.
+    ids = [{candidate.id for candidate in proposal} for proposal in proposals]
+    candidates = [[candidate for candidate in pool.values() if candidate.id in slugs] for slugs in ids]
+    if analyst.deterministic:
+        labels = analyst.label([LabelRequest(0, rollout, [*pool.values()]) for rollout in scored], tools) * runs
+    else:
+        requests = [LabelRequest(run, rollout, candidates[run]) for run in range(runs) for rollout in scored]
+        labels = analyst.label(requests, tools)
+    rows: list[RolloutLabels] = []
+    for run, draw in enumerate(draws):
+        counts = np.bincount(draw, minlength=len(groups))[tasks].tolist()
+        for rollout, task, count in zip(scored, tasks, counts, strict=True):
+            verdicts = labels[len(rows)]
+            assert rollout.outcome != "error"
+            row = RolloutLabels(
+                run=run,
+                rollout=rollout.id,
+                task=rollout.task.id if len(groups[task]) > 1 else "",
+                outcome=rollout.outcome,
+                count=count,
+                labels={candidate.id: verdicts[candidate.id] for candidate in candidates[run]},
+            )
+            rows.append(row)
     return _with_examples(pool, rows), rows
-
-
-def task_numbers(rollouts: Iterable[Rollout]) -> Places:
-    """The number of each rollout's task, (rollouts,), from 0 on in the order of their first rollouts."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(rollout.task.id, len(numbers)) for rollout in rollouts], np.intp)
-
-
-def draw_tasks(tasks: int, seed: Sequence[int], resample: bool) -> list[int]:
-    """The numbers of the tasks that a labelling run sees, in its order: drawn with replacement, or each once."""
-    generator = np.random.default_rng(seed)
-    return (generator.integers(tasks, size=tasks) if resample else generator.permutation(tasks)).tolist()
 
 
 def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:
     scored = [rollout for rollout in rollouts if fault_of(rollout) is None]
     passed = sum(rollout.outcome == "passed" for rollout in scored)
-    failed = len(scored) - passed
-    if not passed or not failed:
+    if not 0 < passed < len(scored):
         raise UserError(
-            f"of {len(rollouts)} diagnostic rollouts {passed} passed, {failed} failed and "
+            f"of {len(rollouts)} diagnostic rollouts {passed} passed, {len(scored) - passed} failed and "
             f"{len(rollouts) - len(scored)} ended in an error or a fault of the simulated user: capabilities are found "
             "by contrasting passed with failed rollouts",
             "where none passes, set another base.model, or base.demonstrations to those of the benchmark; where one "
@@ -118,36 +118,12 @@ def pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
     pool: dict[str, Capability] = {}
     for candidate in (candidate for proposal in proposals for candidate in proposal):
         earlier = pool.setdefault(candidate.id, candidate)
-        pool[candidate.id] = earlier.model_copy(update={"details": _united(earlier.details, candidate.details)})
+        details = {**candidate.details, **earlier.details}
+        for name, value in earlier.details.items():
+            if isinstance(value, list) and isinstance(candidate.details.get(name), list):
+                details[name] = sorted({*value, *candidate.details[name]})
+        pool[candidate.id] = earlier.model_copy(update={"details": details})
     return dict(sorted(pool.items()))
-
-
-def _united(first: JsonObject, second: JsonObject) -> JsonObject:
-    details = {**second, **first}
-    for name, value in first.items():
-        if isinstance(value, list) and isinstance(second.get(name), list):
-            details[name] = sorted({*value, *second[name]})
-    return details
-
-
-def _labels(
-    analyst: Analyst, requests: Sequence[LabelRequest], pool: Sequence[Capability], tools: list[JsonObject]
-) -> list[dict[str, Label]]:
-    if not analyst.deterministic:
-        return analyst.label(requests, tools)
-    rollouts = {request.rollout.id: request.rollout for request in requests}
-    single = [LabelRequest(0, rollout, pool) for rollout in rollouts.values()]
-    labels = dict(zip(rollouts, analyst.label(single, tools), strict=True))
-    return [labels[request.rollout.id] for request in requests]
-
-
-def _row(request: LabelRequest, count: int, labels: dict[str, Label], repeated: Collection[str]) -> RolloutLabels:
-    rollout = request.rollout
-    assert rollout.outcome != "error"
-    task = rollout.task.id if rollout.task.id in repeated else ""
-    return RolloutLabels(
-        run=request.run, rollout=rollout.id, task=task, outcome=rollout.outcome, count=count, labels=labels
-    )
 
 
 def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]) -> list[Capability]:
@@ -158,6 +134,6 @@ def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]
             for slug, label in row.labels.items():
                 lacking[slug][row.rollout] += label.verdict == "LACKING"
     examples = {
-        slug: [rollout for rollout, runs in counts.most_common(EXAMPLES) if runs] for slug, counts in lacking.items()
+        slug: [rollout for rollout, times in counts.most_common(EXAMPLES) if times] for slug, counts in lacking.items()
     }
     return [capability.model_copy(update={"examples": examples[slug]}) for slug, capability in pool.items()]

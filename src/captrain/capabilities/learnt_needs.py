@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from captrain.capabilities.alignment import Finding, Toolbox, acts_of, leaves, says, text_of
 from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
-from captrain.capabilities.order import order_traits, place_of, sourced_calls
+from captrain.capabilities.calls import order_traits, place_of, sourced_calls
 from captrain.capabilities.registry import KINDS
 from captrain.records import Rollout
 

@@ -14,7 +14,6 @@ or points outside of the rollout is asked for again, so that no label is lost, d
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from string import Template
@@ -30,7 +29,7 @@ from captrain.models import Question, StructuredAnswers
 from captrain.records import Capability, JsonObject, Label, Rollout, Verdict
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
-RESERVED = {"base", "idle", "trace", "target", "turns", *row_names()}
+RESERVED = {"base", "idle", "trace", "target", *row_names()}
 """Names of other arms of the evaluation; a capability's id names one, too."""
 LONGEST = 500
 """Characters of a description: it is quoted in every labelling question."""
@@ -92,15 +91,6 @@ class Labelling(Answer):
     labels: list[Judgement]
 
 
-@dataclass(frozen=True)
-class ToolProposal:
-    """A proposal and the tools that its evidence is about."""
-
-    name: str
-    description: str
-    tools: frozenset[str]
-
-
 class OpenAIAnalyst:
     """Asks a model what the agent lacks, and for every verdict.
 
@@ -144,65 +134,68 @@ class OpenAIAnalyst:
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
         """The merged proposals of all samples, the same for each. `details`: the tools that their evidence is about."""
-        excerpts = [self._excerpt(sample) for sample in samples]
-        questions = [self._discovery(run, rollouts, tools) for run, rollouts in enumerate(excerpts)]
-        answers = self._answers.ask(questions, "discovery")
-        proposals = [
-            ToolProposal(proposal.name, proposal.description, _tools_at(proposal.evidence, rollouts, tools))
-            for rollouts, answer in zip(excerpts, answers, strict=True)
-            for proposal in answer.capabilities
-        ]
-        pool = self._merged(proposals)
-        return [pool for _ in samples]
+        offered = {tool["function"]["name"] for tool in tools}
+        excerpts: list[list[Rollout]] = []
+        questions: list[Question[Discovery]] = []
+        for run, sample in enumerate(samples):
+            # The first distinct rollouts of each outcome: a sample is in the order drawn.
+            distinct = {rollout.id: rollout for rollout in sample}.values()
+            failed = [rollout for rollout in distinct if rollout.outcome == "failed"][: self.failed]
+            excerpts.append(failed + [rollout for rollout in distinct if rollout.outcome == "passed"][: self.passed])
+            texts = [
+                fenced("rollout", _read(rollout, self.discovery_characters), number=number, outcome=rollout.outcome)
+                for number, rollout in enumerate(excerpts[-1], start=1)
+            ]
+            lengths = [len(rollout.messages) for rollout in excerpts[-1]]
+            check = partial(_wrong_proposals, lengths, self.proposals)
+            system = _prompt("discovery", tools, most=self.proposals)
+            questions.append(Question(system, "\n\n".join(texts), Discovery, draw=run, check=check))
+        proposals: list[tuple[Proposal, set[str]]] = []
+        for rollouts, answer in zip(excerpts, self._answers.ask(questions, "discovery"), strict=True):
+            for proposal in answer.capabilities:
+                # The target's tools that the evidence calls or answers for.
+                messages = [rollouts[place.rollout - 1].messages[place.message] for place in proposal.evidence]
+                names = {name for message in messages for name, _ in calls_of(message)}
+                names |= {message.get("name", "") for message in messages if message["role"] == "tool"}
+                proposals.append((proposal, names & offered))
+        return [self._merged(proposals)] * len(samples)
 
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """See `Analyst.label`: one question for each rollout in each run, over all its capabilities."""
         texts = {request.rollout.id: request.rollout for request in requests}
         texts = {name: fenced("rollout", _read(rollout, self.characters)) for name, rollout in texts.items()}
-        pools = {_ids(request.capabilities): request.capabilities for request in requests}
-        listings = {ids: fenced("capabilities", _listing(pool)) for ids, pool in pools.items()}
-        systems = {ids: _prompt("labelling", tools, capabilities=listing) for ids, listing in listings.items()}
-        questions = [
-            Question(
-                systems[_ids(request.capabilities)],
-                texts[request.rollout.id],
-                Labelling,
-                draw=request.run,
-                check=partial(_wrong_labels, _ids(request.capabilities), len(request.rollout.messages)),
-            )
-            for request in requests
-            if request.capabilities
-        ]
+        questions: list[Question[Labelling]] = []
+        systems: dict[tuple[str, ...], str] = {}
+        for request in requests:
+            ids = tuple(capability.id for capability in request.capabilities)
+            if ids and ids not in systems:
+                lines = [f"- {entry.id} ({entry.name}): {entry.description}" for entry in request.capabilities]
+                listing = fenced("capabilities", "\n".join(lines))
+                systems[ids] = _prompt("labelling", tools, capabilities=listing)
+            if ids:
+                text, check = texts[request.rollout.id], partial(_wrong_labels, ids, len(request.rollout.messages))
+                questions.append(Question(systems[ids], text, Labelling, draw=request.run, check=check))
         answers = iter(self._answers.ask(questions, "labels"))
-        return [_labels(request, next(answers)) if request.capabilities else {} for request in requests]
-
-    def _excerpt(self, sample: Sequence[Rollout]) -> list[Rollout]:
-        """The first distinct rollouts of each outcome: a sample is in the order drawn."""
-        distinct = {rollout.id: rollout for rollout in sample}.values()
-        failed = [rollout for rollout in distinct if rollout.outcome == "failed"]
-        passed = [rollout for rollout in distinct if rollout.outcome == "passed"]
-        return failed[: self.failed] + passed[: self.passed]
-
-    def _discovery(self, run: int, rollouts: Sequence[Rollout], tools: list[JsonObject]) -> Question[Discovery]:
-        texts = [
-            fenced("rollout", _read(rollout, self.discovery_characters), number=number, outcome=rollout.outcome)
-            for number, rollout in enumerate(rollouts, start=1)
+        judgements = [next(answers).labels if request.capabilities else [] for request in requests]
+        labels = [
+            {
+                row.capability: Label(verdict=row.verdict, evidence=row.evidence.strip(), message=row.message)
+                for row in rows
+            }
+            for rows in judgements
         ]
-        return Question(
-            _prompt("discovery", tools, most=self.proposals),
-            "\n\n".join(texts),
-            Discovery,
-            draw=run,
-            check=partial(_wrong_proposals, [len(rollout.messages) for rollout in rollouts], self.proposals),
-        )
+        return [
+            {capability.id: row[capability.id] for capability in request.capabilities}
+            for request, row in zip(requests, labels, strict=True)
+        ]
 
-    def _merged(self, proposals: Sequence[ToolProposal]) -> list[Capability]:
+    def _merged(self, proposals: Sequence[tuple[Proposal, set[str]]]) -> list[Capability]:
         """The proposals of all runs as distinct capabilities."""
         if not proposals:
             return []
         lines = [
             line_of({"number": number, "name": proposal.name, "description": proposal.description})
-            for number, proposal in enumerate(proposals, start=1)
+            for number, (proposal, _) in enumerate(proposals, start=1)
         ]
         check = partial(_wrong_groups, len(proposals))
         question = Question(_prompt("merging"), fenced("proposals", "\n".join(lines)), Merging, check=check)
@@ -212,7 +205,7 @@ class OpenAIAnalyst:
                 id=slug_of(group.name),
                 name=_line(group.name),
                 description=_line(group.description),
-                details={"tools": sorted({tool for member in group.members for tool in proposals[member - 1].tools})},
+                details={"tools": sorted({tool for member in group.members for tool in proposals[member - 1][1]})},
             )
             for group in merging.groups
         ]
@@ -240,30 +233,6 @@ def _prompt(name: str, tools: Sequence[JsonObject] = (), **values: object) -> st
     text = files("captrain").joinpath(f"capabilities/prompts/{name}.md").read_text()
     schemas = "\n".join(line_of(tool["function"]) for tool in tools)
     return Template(text).substitute(values, tools=fenced("tools", schemas))
-
-
-def _listing(capabilities: Sequence[Capability]) -> str:
-    return "\n".join(f"- {capability.id} ({capability.name}): {capability.description}" for capability in capabilities)
-
-
-def _ids(capabilities: Sequence[Capability]) -> tuple[str, ...]:
-    return tuple(capability.id for capability in capabilities)
-
-
-def _tools_at(places: Sequence[Place], rollouts: Sequence[Rollout], tools: list[JsonObject]) -> frozenset[str]:
-    """The target's tools that the messages at these places call or answer for."""
-    messages = [rollouts[place.rollout - 1].messages[place.message] for place in places]
-    names = {name for message in messages for name, _ in calls_of(message)}
-    names |= {message["name"] for message in messages if message["role"] == "tool" and message.get("name")}
-    return frozenset(names & {tool["function"]["name"] for tool in tools})
-
-
-def _labels(request: LabelRequest, answer: Labelling) -> dict[str, Label]:
-    labels = {label.capability: label for label in answer.labels}
-    return {
-        slug: Label(verdict=labels[slug].verdict, evidence=labels[slug].evidence.strip(), message=labels[slug].message)
-        for slug in _ids(request.capabilities)
-    }
 
 
 # What is wrong is told to the model among its instructions: nothing of what it answered may be quoted there, because a

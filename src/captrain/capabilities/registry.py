@@ -13,26 +13,24 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from captrain.capabilities.alignment import Finding, Story
-from captrain.capabilities.conversation import (
+from captrain.capabilities.finders import (
+    BY_MILESTONES,
+    Vocabulary,
+    declined_requests,
     escalation,
+    extra_writes,
     first_question,
     hand_over,
     invalid_calls,
     last_words,
-    reply_wording,
-    told_values,
-)
-from captrain.capabilities.milestones import BY_MILESTONES
-from captrain.capabilities.operations import (
-    declined_requests,
-    extra_writes,
     missing_lookups,
     missing_writes,
     operations,
     records,
+    reply_wording,
+    told_values,
     values_of_writes,
 )
-from captrain.capabilities.vocabulary import Vocabulary
 
 Finder = Callable[[Story, Vocabulary], Iterator[Finding]]
 SIMULATOR, SUSPECT, INFRASTRUCTURE = "user_simulator_fault", "suspect_reference", "infrastructure"

@@ -16,14 +16,17 @@ stability and the report's sliders (reporting/pages/static/report.js, held to `d
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NotRequired
+from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads no other on Python 3.11
 
 from captrain.config import Ranking
 from captrain.records import read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class RunRates(TypedDict):
@@ -120,22 +123,28 @@ def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
         gaps), ties by id; then those that are proven alone, by their shares. Of all these the first `count` are
         selected.
     """
-    ranking = limits.get("ranking", "product")
-    met = {candidate["id"]: _meets(candidate, limits) for candidate in candidates}
-    proven = {c["id"]: not met[c["id"]] and _is_proven(c, limits) for c in candidates}
-    scores = {c["id"]: c.get("proven", 0.0) if proven[c["id"]] else _score(c, ranking) for c in candidates}
-    ranked = sorted(candidates, key=lambda c: (not met[c["id"]], not proven[c["id"]], -scores[c["id"]], c["id"]))
-    return [
-        Decision(
-            id=candidate["id"],
-            retained=runs_retained(candidate, limits),
-            required=_runs_required(candidate, limits),
-            bounded=_is_bounded(candidate, limits),
-            rank=rank,
-            selected=(met[candidate["id"]] or proven[candidate["id"]]) and rank <= limits["count"],
-            by_proof=proven[candidate["id"]],
+    drafts: list[tuple[tuple[bool, bool, float, str], Decision]] = []
+    for candidate in candidates:
+        gap, coverage, runs = candidate["gap"], candidate["coverage"], candidate["per_run"]
+        retained = sum(is_retained(run, limits) for run in runs)
+        # The configured share of the runs that have a say. A run without a coverage speaks against the candidate; one
+        # with a coverage and no gap has no say, as its resample has nothing to contrast, and where no run has one none
+        # is enough.
+        voting = sum(run["gap"] is not None or run["coverage"] is None for run in runs)
+        required = math.ceil(limits["agreement"] * voting / len(runs)) or limits["agreement"]
+        bounded = candidate["gap_low"] is not None and candidate["gap_low"] > limits["floor"]
+        is_met = retained >= required and bounded
+        is_proven = not is_met and "proof" in limits and candidate.get("proven_low", -1.0) >= limits["proof"]
+        product = None if gap is None or coverage is None else coverage * gap
+        scores = {"product": product, "gap": gap, "mean_gap": mean_gap(candidate), "coverage": coverage}
+        score = candidate.get("proven", 0.0) if is_proven else scores[limits.get("ranking", "product")]
+        order = (not is_met, not is_proven, math.inf if score is None else -score, candidate["id"])
+        drafts.append(
+            (order, Decision(candidate["id"], retained, required, bounded, 0, is_met or is_proven, is_proven))
         )
-        for rank, candidate in enumerate(ranked, start=1)
+    return [
+        replace(decision, rank=rank, selected=decision.selected and rank <= limits["count"])
+        for rank, (_, decision) in enumerate(sorted(drafts, key=lambda draft: draft[0]), start=1)
     ]
 
 
@@ -155,51 +164,21 @@ def undecided(account: SelectionAccount) -> list[str]:
     """The candidates that more rollouts may decide: their coverage reaches its threshold, and their gap is undefined,
     or enough runs retain them and the lower bound of the gap alone speaks against them."""
     limits = account["thresholds"]
-    return [
-        candidate["id"]
-        for candidate in account["candidates"]
-        if (candidate["coverage"] or 0.0) >= limits["coverage"]
-        and not candidate["selected"]
-        and (
-            candidate["gap"] is None
-            or (
-                runs_retained(candidate, limits) >= _runs_required(candidate, limits)
-                and not _is_bounded(candidate, limits)
-            )
-        )
-    ]
+    decisions = {decision.id: decision for decision in decide(account["candidates"], limits)}
+    names = []
+    for candidate in account["candidates"]:
+        decision = decisions[candidate["id"]]
+        is_unsure = decision.retained >= decision.required and not decision.bounded
+        is_covered = (candidate["coverage"] or 0.0) >= limits["coverage"]
+        if is_covered and not candidate["selected"] and (candidate["gap"] is None or is_unsure):
+            names.append(candidate["id"])
+    return names
 
 
 def is_retained(run: RunRates, limits: Limits) -> bool:
     """Tell if a run retains a candidate: its gap and its coverage are defined and reach their thresholds."""
     gap, coverage = run["gap"], run["coverage"]
     return gap is not None and coverage is not None and gap >= limits["delta"] and coverage >= limits["coverage"]
-
-
-def runs_retained(candidate: Contrast, limits: Limits) -> int:
-    """Count the runs that retain a candidate."""
-    return sum(is_retained(run, limits) for run in candidate["per_run"])
-
-
-def _runs_required(candidate: Contrast, limits: Limits) -> int:
-    """In how many runs a candidate must be retained: the configured share of those that have a say. A run without a
-    coverage speaks against the candidate; one with a coverage and no gap has no say, as its resample has nothing to
-    contrast, and where no run has one none is enough."""
-    runs = candidate["per_run"]
-    voting = sum(run["gap"] is not None or run["coverage"] is None for run in runs)
-    return math.ceil(limits["agreement"] * voting / len(runs)) or limits["agreement"]
-
-
-def _is_bounded(candidate: Contrast, limits: Limits) -> bool:
-    return candidate["gap_low"] is not None and candidate["gap_low"] > limits["floor"]
-
-
-def _meets(candidate: Contrast, limits: Limits) -> bool:
-    return runs_retained(candidate, limits) >= _runs_required(candidate, limits) and _is_bounded(candidate, limits)
-
-
-def _is_proven(candidate: Contrast, limits: Limits) -> bool:
-    return "proof" in limits and candidate.get("proven_low", -1.0) >= limits["proof"]
 
 
 def mean_gap(candidate: Contrast) -> float | None:
@@ -209,8 +188,21 @@ def mean_gap(candidate: Contrast) -> float | None:
     return sum(gaps) / (1e6 * len(gaps)) if gaps else None
 
 
-def _score(candidate: Contrast, ranking: Ranking) -> float:
-    gap, coverage = candidate["gap"], candidate["coverage"]
-    product = None if gap is None or coverage is None else coverage * gap
-    score = {"product": product, "gap": gap, "mean_gap": mean_gap(candidate), "coverage": coverage}[ranking]
-    return -math.inf if score is None else score
+def stability_table(account: SelectionAccount) -> "pd.DataFrame":
+    """Tabulate what each labelling run alone retains, the paper's figure of stability over runs: run (from 0),
+    capability, gap, coverage (empty where undefined), and `kept`, whether the run retains it, by run and id.
+
+    Args:
+        account: of the selection; interval and agreement are of all runs together, and have no say here.
+    """
+    import pandas as pd
+
+    candidates = sorted(account["candidates"], key=lambda candidate: candidate["id"])
+    rows = [
+        (number, candidate["id"], run["gap"], run["coverage"], is_retained(run, account["thresholds"]))
+        for number in range(max((candidate["runs"] for candidate in candidates), default=0))
+        for candidate in candidates
+        for run in [candidate["per_run"][number]]
+    ]
+    table = pd.DataFrame(rows, columns=["run", "capability", "gap", "coverage", "kept"])
+    return table.astype({"gap": float, "coverage": float})

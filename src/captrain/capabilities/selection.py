@@ -48,21 +48,6 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Error rates, gap and coverage of one candidate under several weightings of the rollouts (weightings,), NaN
-    where undefined."""
-
-    er_failed: Floats
-    er_passed: Floats
-    coverage: Floats
-
-    @property
-    def gap(self) -> Floats:
-        """ER- minus ER+, NaN where either is undefined."""
-        return self.er_failed - self.er_passed
-
-
-@dataclass(frozen=True)
 class Verdicts:
     """Labels as arrays: `codes` (candidates, label sets, rollouts) of verdicts, `counts` (runs, rollouts) how often the
     resample drew the rollout, `is_candidate` (candidates, runs) whether the run proposed the candidate, `failed`
@@ -79,10 +64,6 @@ class Verdicts:
     could: Flags | None = None
     proven: Flags | None = None
 
-    def reach(self, row: int) -> Flags:
-        """The failed rollouts that could have been told to lack a candidate, (rollouts,)."""
-        return self.failed if self.could is None else self.failed & self.could[row]
-
     def runs_saying(self, row: int, code: int) -> Floats:
         """In how many runs of a candidate's own each rollout has this verdict, (rollouts,)."""
         runs_of_set = self.is_candidate[row].reshape(self.codes.shape[1], -1).sum(axis=1)
@@ -95,17 +76,18 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One candidate: rates per run and pooled over all rollouts, in which runs it was proposed, and the bootstrap
-    interval of the pooled gap, NaN where the gap is undefined in most resamples; the share of proven failures with its
-    interval, None where proofs were not looked for."""
+    """One candidate: what the rule needs of it; the upper bound of its gap and its error rates; the lower bound as it
+    is, NaN where the gap is undefined in most resamples, and in how many it is; what its runs fall short in; and the
+    share of proven failures with its interval, None where proofs were not looked for."""
 
-    runs: Rates
-    pooled: Rates
-    is_candidate: Flags
+    contrast: Contrast
+    gap_high: float | None
+    er_failed: float | None
+    er_passed: float | None
     low: float
-    high: float
     undefined: int
-    proven: tuple[float, float, float] | None = None
+    shortfalls: str
+    proven: tuple[float, float, float] | None
 
 
 def select(
@@ -139,11 +121,7 @@ def select_by_verdicts(
     verdicts: Verdicts, candidates: Sequence[Capability], selection: spec.Selection, count: int, seed: int
 ) -> Selection:
     """See `select`; the rows of `verdicts` are the candidates, in their order."""
-    rollouts, (gaps, shares) = len(verdicts.failed), _resampled(verdicts, selection.resamples, seed)
-    estimates = {
-        candidate.id: _estimate(verdicts, row, gaps[row], shares[row], selection.confidence)
-        for row, candidate in enumerate(candidates)
-    }
+    gaps, shares = _resampled(verdicts, selection.resamples, seed)
     limits = Limits(
         delta=selection.delta,
         coverage=selection.coverage,
@@ -157,11 +135,14 @@ def select_by_verdicts(
     if selection.proof is not None:
         limits["proof"] = selection.proof
     capabilities = {candidate.id: candidate for candidate in candidates}
-    decisions = decide([_contrast(slug, estimate) for slug, estimate in estimates.items()], limits)
+    estimates = {
+        slug: _estimate(verdicts, row, slug, gaps[row], shares[row], limits) for row, slug in enumerate(capabilities)
+    }
+    decisions = decide([estimate.contrast for estimate in estimates.values()], limits)
     failed = int(verdicts.failed.sum())
     report = SelectionAccount(
         thresholds=limits,
-        rollouts={"passed": rollouts - failed, "failed": failed},
+        rollouts={"passed": len(verdicts.failed) - failed, "failed": failed},
         candidates=[
             _account(capabilities[decision.id], estimates[decision.id], decision, limits, selection.resamples)
             for decision in decisions
@@ -200,16 +181,20 @@ def code_of(label: Label) -> int:
     return {"NA": 0, "PRESENT": PRESENT, "LACKING": LACKING}[label.verdict]
 
 
-def _rates(lacking: Floats, present: Floats, failed: Flags, reach: Flags, weights: Floats, runs: int = 1) -> Rates:
-    """Rates under weights (weightings, rollouts); labels are (rollouts,), out of so many runs, coverage is of `reach`.
-    All sums are of whole numbers, and exact in whatever order they are taken."""
+def _rates(verdicts: Verdicts, row: int, lacking: Floats, present: Floats, weights: Floats, runs: int = 1) -> Floats:
+    """Error rates of failed and of passed rollouts, gap and coverage of a candidate, NaN where undefined: (4,
+    weightings).
+
+    Labels are (rollouts,), out of so many runs; weights are (weightings, rollouts). All sums are of whole numbers, and
+    exact in whatever order they are taken.
+    """
+    failed = verdicts.failed
     lacks, shows = weights @ (lacking * failed), weights @ (present * failed)
     passed_lacks, passed_shows = weights @ (lacking * ~failed), weights @ (present * ~failed)
-    return Rates(
-        er_failed=_share(lacks, lacks + shows),
-        er_passed=_share(passed_lacks, passed_lacks + passed_shows),
-        coverage=_share(lacks, runs * (weights @ reach.astype(float))),
-    )
+    reach = failed if verdicts.could is None else failed & verdicts.could[row]
+    er_failed, er_passed = _share(lacks, lacks + shows), _share(passed_lacks, passed_lacks + passed_shows)
+    coverage = _share(lacks, runs * (weights @ reach.astype(float)))
+    return np.array([er_failed, er_passed, er_failed - er_passed, coverage])
 
 
 def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, Floats]:
@@ -228,7 +213,7 @@ def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, F
         weights = generator.multinomial(tasks, chances, size=part.stop - start)[:, verdicts.tasks].astype(float)
         for row in range(len(verdicts.codes)):
             lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
-            gaps[row, part] = _rates(lacking, present, verdicts.failed, verdicts.reach(row), weights).gap
+            gaps[row, part] = _rates(verdicts, row, lacking, present, weights)[2]
             if verdicts.proven is not None:
                 shares[row, part] = _share(weights @ verdicts.proven[row], weights @ verdicts.failed)
     return gaps, shares
@@ -238,117 +223,95 @@ def _share(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
 
 
-def _estimate(verdicts: Verdicts, row: int, gaps: Floats, shares: Floats, confidence: float) -> Estimate:
+def _estimate(verdicts: Verdicts, row: int, slug: str, gaps: Floats, shares: Floats, limits: Limits) -> Estimate:
+    """Estimate one candidate in each run and over all rollouts, from its gaps and proven shares in the resamples."""
     is_candidate, sets = verdicts.is_candidate[row], verdicts.codes.shape[1]
-    rates = []
+    rates = np.empty((4, len(is_candidate)))
     for run, has_say in enumerate(is_candidate):
         codes = verdicts.codes[row, run % sets]
         weights = (verdicts.counts[run] * has_say).astype(float)[None]
-        lacking, present = (codes == LACKING).astype(float), (codes == PRESENT).astype(float)
-        rates.append(_rates(lacking, present, verdicts.failed, verdicts.reach(row), weights))
-    runs = Rates(
-        er_failed=np.concatenate([run.er_failed for run in rates]),
-        er_passed=np.concatenate([run.er_passed for run in rates]),
-        coverage=np.concatenate([run.coverage for run in rates]),
-    )
+        rates[:, run] = _rates(verdicts, row, (codes == LACKING) * 1.0, (codes == PRESENT) * 1.0, weights)[:, 0]
     # Where runs disagree on a rollout it counts in parts, one rollout in all.
     lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
-    weights = np.ones((1, len(verdicts.failed)))
-    pooled = _rates(lacking, present, verdicts.failed, verdicts.reach(row), weights, max(1, int(is_candidate.sum())))
-    defined, ends = gaps[~np.isnan(gaps)], [50 * (1 - confidence), 50 * (1 + confidence)]
-    low = high = np.nan
+    weights, runs = np.ones((1, len(verdicts.failed))), max(1, int(is_candidate.sum()))
+    er_failed, er_passed, gap, coverage = map(
+        number_or_none, _rates(verdicts, row, lacking, present, weights, runs)[:, 0]
+    )
+    defined, low, high = gaps[~np.isnan(gaps)], np.nan, np.nan
+    ends = [50 * (1 - limits["confidence"]), 50 * (1 + limits["confidence"])]
     if 2 * len(defined) >= len(gaps):
         low, high = np.percentile(defined, ends)
+    # Rounded, so that 0.5 - 0.3 reaches a threshold of 0.2.
+    per_run = [
+        RunRates(gap=number_or_none(rates[2, run]), coverage=number_or_none(rates[3, run]))
+        for run in range(len(is_candidate))
+    ]
+    contrast = Contrast(id=slug, gap=gap, gap_low=number_or_none(low), coverage=coverage, per_run=per_run)
     proven = None
     if verdicts.proven is not None:
         share = verdicts.proven[row].sum() / max(1, verdicts.failed.sum())
         least, most = np.nanpercentile(shares, ends)
         proven = round(float(share), 6), round(float(least), 6), round(float(most), 6)
-    return Estimate(runs, pooled, is_candidate, float(low), float(high), len(gaps) - len(defined), proven)
-
-
-def _contrast(slug: str, estimate: Estimate) -> Contrast:
-    """Return a candidate's numbers for the rule: rounded, so that 0.5 - 0.3 reaches a threshold of 0.2."""
-    contrast = Contrast(
-        id=slug,
-        gap=number_or_none(estimate.pooled.gap[0]),
-        gap_low=number_or_none(estimate.low),
-        coverage=number_or_none(estimate.pooled.coverage[0]),
-        per_run=[
-            RunRates(gap=number_or_none(gap), coverage=number_or_none(coverage))
-            for gap, coverage in zip(estimate.runs.gap, estimate.runs.coverage, strict=True)
-        ],
-    )
-    if estimate.proven is not None:
-        contrast["proven"], contrast["proven_low"], contrast["proven_high"] = estimate.proven
-    return contrast
+        contrast["proven"], contrast["proven_low"], contrast["proven_high"] = proven
+    # In how many runs each condition failed; conditions overlap.
+    few, rare = limits["delta"], limits["coverage"]
+    cases = {
+        "not proposed": ~is_candidate,
+        "undefined: no failed rollout exercised it": is_candidate & np.isnan(rates[0]),
+        "undefined: no passed rollout exercised it": is_candidate & np.isnan(rates[1]),
+        f"gap below {few:g}": [run["gap"] is not None and run["gap"] < few for run in per_run],
+        f"coverage below {rare:g}": [run["coverage"] is not None and run["coverage"] < rare for run in per_run],
+    }
+    shortfalls = ", ".join(f"{case} in {sum(map(int, runs))}" for case, runs in cases.items() if any(runs))
+    undefined = len(gaps) - len(defined)
+    return Estimate(contrast, number_or_none(high), er_failed, er_passed, float(low), undefined, shortfalls, proven)
 
 
 def _account(
     candidate: Capability, estimate: Estimate, decision: Decision, limits: Limits, resamples: int
 ) -> CandidateAccount:
-    contrast = _contrast(candidate.id, estimate)
+    """Account for the decision on a candidate, with the reason: why it is selected, or all that it falls short in."""
+    contrast = estimate.contrast
+    retained = f"retained in {decision.retained} of {len(contrast['per_run'])} runs"
+    rank = f"it ranks {decision.rank} and {limits['count']} are kept"
+    if decision.by_proof and estimate.proven is not None:
+        share, low, high = estimate.proven
+        reason = f"by proof: {share:.3f} of the failures ({low:.3f} to {high:.3f}) do not pass without its repair"
+        reason += "" if decision.selected else f", but {rank}"
+    elif decision.selected:
+        reason = f"{retained}, lower bound of the gap {estimate.low:.3f}"
+    else:
+        shortfalls = []
+        if estimate.proven is not None and "proof" in limits:
+            shortfalls.append(f"lower bound of proven failures {estimate.proven[1]:.3f} is below {limits['proof']:g}")
+        if decision.retained < decision.required:
+            shortfalls.append(f"{retained}, {decision.required} needed ({estimate.shortfalls})")
+        if np.isnan(estimate.low):
+            shortfalls.append(f"gap undefined in {estimate.undefined} of {resamples} resamples")
+        elif not decision.bounded:
+            shortfalls.append(f"lower bound of the gap {estimate.low:.3f} is not above {limits['floor']:g}")
+        reason = "; ".join(shortfalls) or f"retained, but {rank}"
     account = CandidateAccount(
         id=candidate.id,
         name=candidate.name,
         description=candidate.description,
         gap=contrast["gap"],
         gap_low=contrast["gap_low"],
-        gap_high=number_or_none(estimate.high),
+        gap_high=estimate.gap_high,
         resamples_undefined=estimate.undefined,
         coverage=contrast["coverage"],
-        er_failed=number_or_none(estimate.pooled.er_failed[0]),
-        er_passed=number_or_none(estimate.pooled.er_passed[0]),
+        er_failed=estimate.er_failed,
+        er_passed=estimate.er_passed,
         runs_retained=decision.retained,
         runs=len(contrast["per_run"]),
         per_run=contrast["per_run"],
         selected=decision.selected,
-        reason=_reason(contrast, estimate, decision, limits, resamples),
+        reason=reason,
     )
     if estimate.proven is not None:
         account["proven"], account["proven_low"], account["proven_high"] = estimate.proven
         account["by_proof"] = decision.by_proof
     return account
-
-
-def _reason(contrast: Contrast, estimate: Estimate, decision: Decision, limits: Limits, resamples: int) -> str:
-    """Explain why the candidate is selected, or all that it falls short in."""
-    retained = f"retained in {decision.retained} of {len(contrast['per_run'])} runs"
-    rank = f"it ranks {decision.rank} and {limits['count']} are kept"
-    if decision.by_proof and estimate.proven is not None:
-        share, low, high = estimate.proven
-        proof = f"by proof: {share:.3f} of the failures ({low:.3f} to {high:.3f}) do not pass without its repair"
-        return proof if decision.selected else f"{proof}, but {rank}"
-    if decision.selected:
-        return f"{retained}, lower bound of the gap {estimate.low:.3f}"
-    shortfalls = []
-    if estimate.proven is not None and "proof" in limits:
-        shortfalls.append(f"lower bound of proven failures {estimate.proven[1]:.3f} is below {limits['proof']:g}")
-    if decision.retained < decision.required:
-        shortfalls.append(f"{retained}, {decision.required} needed ({_shortfalls_of_runs(contrast, estimate, limits)})")
-    if np.isnan(estimate.low):
-        shortfalls.append(f"gap undefined in {estimate.undefined} of {resamples} resamples")
-    elif not decision.bounded:
-        shortfalls.append(f"lower bound of the gap {estimate.low:.3f} is not above {limits['floor']:g}")
-    return "; ".join(shortfalls) or f"retained, but {rank}"
-
-
-def _shortfalls_of_runs(contrast: Contrast, estimate: Estimate, limits: Limits) -> str:
-    """In how many runs each condition failed; conditions overlap."""
-    gaps = [run["gap"] for run in contrast["per_run"]]
-    coverages = [run["coverage"] for run in contrast["per_run"]]
-    undefined_failed = estimate.is_candidate & np.isnan(estimate.runs.er_failed)
-    undefined_passed = estimate.is_candidate & np.isnan(estimate.runs.er_passed)
-    cases = {
-        "not proposed": int((~estimate.is_candidate).sum()),
-        "undefined: no failed rollout exercised it": int(undefined_failed.sum()),
-        "undefined: no passed rollout exercised it": int(undefined_passed.sum()),
-        f"gap below {limits['delta']:g}": sum(gap is not None and gap < limits["delta"] for gap in gaps),
-        f"coverage below {limits['coverage']:g}": sum(
-            coverage is not None and coverage < limits["coverage"] for coverage in coverages
-        ),
-    }
-    return ", ".join(f"{case} in {runs}" for case, runs in cases.items() if runs)
 
 
 def number_or_none(value: float) -> float | None:
@@ -359,26 +322,20 @@ def number_or_none(value: float) -> float | None:
 def selection_table(report: SelectionAccount) -> Table:
     """The account as a table, undefined numbers as a dash; below it, why what was not selected was not. Nothing of it
     is cut in a terminal of 80 columns."""
-    counts = report["rollouts"]
+    counts, reasons = report["rollouts"], list[str]()
     title = f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts"
-    by_proof = {row["id"] for row in report["candidates"] if row.get("by_proof")}
-    reasons = [
-        f"{row['id']}: {row['reason']}" for row in report["candidates"] if not row["selected"] or row["id"] in by_proof
-    ]
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, caption_justify="left")
     for name in ("capability", "gap", "interval", "mean", "coverage", "runs", "selected"):
         table.add_column(name, no_wrap=True)
     for row in report["candidates"]:
-        interval = f"{_cell(row['gap_low'])} to {_cell(row['gap_high'])}"
-        runs = f"{row['runs_retained']}/{row['runs']}"
-        cells = (_cell(row["gap"]), interval, _cell(mean_gap(row)), _cell(row["coverage"]), runs)
-        verdict = "by proof" if row["id"] in by_proof else "yes"
-        table.add_row(row["id"], *cells, verdict if row["selected"] else "no")
+        numbers = (row["gap"], row["gap_low"], row["gap_high"], mean_gap(row), row["coverage"])
+        gap, low, high, mean, coverage = ("-" if number is None else f"{number:.2f}" for number in numbers)
+        by_proof, runs = row.get("by_proof", False), f"{row['runs_retained']}/{row['runs']}"
+        verdict = "by proof" if by_proof else "yes"
+        table.add_row(row["id"], gap, f"{low} to {high}", mean, coverage, runs, verdict if row["selected"] else "no")
+        if by_proof or not row["selected"]:
+            reasons.append(f"{row['id']}: {row['reason']}")
     if not any(row["selected"] for row in report["candidates"]):
         reasons.insert(0, "no capability was selected")
     table.caption = "\n".join(reasons) or None
     return table
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -35,7 +35,6 @@ def serve(
     upstream_key: Annotated[
         str, typer.Option("--upstream-key-env", help="Environment variable with the key of that server.")
     ] = "",
-    turns: Annotated[bool, typer.Option("--turns", help="With --route: choose anew before every turn.")] = False,
 ) -> None:
     """Serve the base and its adapters behind an OpenAI-compatible endpoint."""
     from captrain.serving import protection as protecting
@@ -45,11 +44,11 @@ def serve(
     if routed:
         if adapters or folders:
             raise UserError("--route serves the adapters of the run", "leave --lora-modules and --adapters-from out")
-        agent = _routed_agent(model, name, upstream, upstream_key, turns)
+        agent = _routed_agent(model, name, upstream, upstream_key)
         server.run_application(agent.application(protection), agent.name, host, port, protection)
         return
-    if upstream or turns or upstream_key:
-        raise UserError("--upstream, --upstream-key-env and --turns are of a routed agent", "add --route")
+    if upstream or upstream_key:
+        raise UserError("--upstream and --upstream-key-env are of a routed agent", "add --route")
     try:
         modules = dict(server.pair(adapter) for adapter in adapters or [])
     except ValueError as error:
@@ -61,20 +60,20 @@ def route(
     message: Annotated[str, typer.Argument(help="The user's first message.")],
 ) -> None:
     """Say which adapter a conversation would be given, and why."""
-    adapter, reason = _conversations(turns=False).choose([{"role": "user", "content": message}])
+    adapter, reason = _conversations().choose([{"role": "user", "content": message}])
     print_all(adapter, reason)
 
 
-def _conversations(*, turns: bool) -> "ConversationRouter":
+def _conversations() -> "ConversationRouter":
     from captrain.config import load_spec
-    from captrain.routing import conversation_router
+    from captrain.routing import ConversationRouter
 
     root = project_root()
     spec = load_spec(root / "results/spec.yaml")
-    return conversation_router(spec, root / "artifacts/base", root / "results", root / "artifacts", turns=turns)
+    return ConversationRouter(spec, root / "artifacts/base", root / "results", root / "artifacts")
 
 
-def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) -> "endpoints.RoutedEndpoint":
+def _routed_agent(model: Path, name: str, upstream: str, key: str) -> "endpoints.RoutedEndpoint":
     """Put the routed agent of this project in front of a server, or of the engine in this process."""
     import os
 
@@ -85,7 +84,7 @@ def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) 
 
     if key and not os.environ.get(key):
         raise UserError(f"environment variable {key} is not set", f"export {key}=...")
-    conversations, root = _conversations(turns=turns), project_root()
+    conversations, root = _conversations(), project_root()
     headers = {"authorization": f"Bearer {os.environ[key]}"} if key else {}
     if upstream:
         client = httpx2.AsyncClient(base_url=upstream.rstrip("/") + "/", headers=headers, timeout=routed.PATIENCE)
@@ -95,7 +94,7 @@ def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) 
         client = httpx2.AsyncClient(base_url="http://localhost/v1/", transport=transport, timeout=routed.PATIENCE)
     return routed.RoutedEndpoint(
         client,
-        lambda messages: conversations.choose(messages).route,
+        lambda messages: conversations.choose(messages)[0],
         lambda arm: adapter_of_route(root, arm),
         "captrain",
         name,

@@ -16,57 +16,33 @@ from captrain.comparison.baselines.registry import acting_stages
 from captrain.comparison.rows import BASE, partial_stages
 from captrain.config import Component, Spec, takes
 from captrain.contract import Target
-from captrain.environments import read_passports
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, compose, parse_composition, require_trained
-from captrain.policies import LIBRARIES, Policy, TurnPolicy, check_ranks, load_policy
+from captrain.policies import LIBRARIES, Policy, check_ranks, load_policy
 from captrain.records import Rollout, read_index, read_json, read_table
 from captrain.rollouts import collect, floor_scores
-from captrain.routing import TurnRouter
 
-LOCAL = "captrain.policies.local.LocalPolicy"
 COMPOSITIONS = Path(".cache/compositions")
 COMPOSITION_BATCHES = 4
 """Compositions are many and act on few tasks each: they are played in so many portions."""
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Turn-by-turn switching of a policy's adapter: the file of its router, and the arms that the router can name with
-    their adapters (None: the base)."""
-
-    router: Path
-    arms: tuple[tuple[str, Adapter | None], ...]
-
-    def identity(self) -> tuple[object, ...]:
-        """Return the fields that decide its behaviour, beside the policy."""
-        digests = [(name, adapter.digest if adapter else "") for name, adapter in self.arms]
-        return TurnRouter.read(self.router).digest, digests
-
-    def policy(self, policy: Policy) -> TurnPolicy:
-        """Wrap a policy that plays whole episodes."""
-        folders = {name: adapter.folder if adapter else "" for name, adapter in self.arms}
-        return TurnPolicy(policy, TurnRouter.read(self.router), folders)
-
-
-@dataclass(frozen=True)
 class Arm:
     """Player of an evaluation: its name, the stage that it comes from ("" for the base), its adapter (None for none),
-    its lines of guidance, the ids of its tasks (None for all), and its switching from turn to turn (None: it does not).
-    """
+    its lines of guidance, and the ids of its tasks (None for all)."""
 
     name: str
     stage: str = ""
     adapter: Adapter | None = None
     guidance: tuple[str, ...] = ()
     tasks: frozenset[str] | None = None
-    turns: Turns | None = None
 
     def identity(self) -> tuple[object, ...]:
         """Return the fields that decide its behaviour, beside the policy."""
         digest = self.adapter.digest if self.adapter else ""
-        return digest, self.guidance, sorted(self.tasks or ()), self.turns.identity() if self.turns else ""
+        return digest, self.guidance, sorted(self.tasks or ())
 
 
 @dataclass(frozen=True)
@@ -115,7 +91,6 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
     whole = [
         Arm("base"),
         *(_limited_to_routes(arm, routes, spec.evaluation.alternatives) for arm in stage_arms),
-        *(_turn_arms(spec, results, arms_by_name) if spec.evaluation.alternatives else ()),
     ]
     compositions = list(composition_arms(results, arms_by_name, routes))
     portions = [
@@ -183,19 +158,6 @@ def routed_tasks(name: str, routes: pd.DataFrame) -> frozenset[str]:
     return frozenset(routes["task"][is_routed])
 
 
-def _turn_arms(spec: Spec, results: Path, arms_by_name: dict[str, Arm]) -> Iterator[Arm]:
-    """Yield the arm that asks its router before each turn: where there are pair environments, which is where a task may
-    need different adapters in turn, and a policy that can do it."""
-    path = results / "routes/turns.json"
-    if not path.exists() or not read_passports(results / "pairs") or spec.policy.target != LOCAL:
-        return
-    adapters = {
-        arm: None if arm == BASE else _adapter(parse_composition(arm), arms_by_name)
-        for arm in TurnRouter.read(path).arms
-    }
-    yield Arm("turns", "turns", turns=Turns(path, tuple(adapters.items())))
-
-
 def _adapter(weights: Mapping[str, float], arms_by_name: dict[str, Arm]) -> Adapter:
     members = {name: adapter for name in weights if (adapter := arms_by_name[name].adapter) is not None}
     return compose(members, weights, COMPOSITIONS)
@@ -257,9 +219,8 @@ def play_batch(batch: ArmBatch) -> list[tuple[Arm, list[Rollout]]]:
             if arm.guidance not in policies:
                 component = guided(spec.policy, arm.guidance)
                 policies[arm.guidance] = load_policy(component, batch.base, spec.machine, batch=spec.machine.batch)
-            plain = policies[arm.guidance]
             rollouts = collect(
-                arm.turns.policy(plain) if arm.turns else plain,
+                policies[arm.guidance],
                 target,
                 arm_tasks,
                 purpose="evaluation",

@@ -49,8 +49,6 @@ LABELS = {
     BEST_SINGLE: "bound: best single adapter",
 }
 """Labels of methods that are no baselines."""
-ROUTED_TURNS = ("router:sets", "router:turns")
-"""Routers that claim to repair two lacks, and are compared with GRPO on the target."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,6 @@ def methods(
         Method(TRACE, route="chosen"),
         *(Method(ROUTED, route=ROUTED) for name in routes if name == ROUTED),
         *(Method(f"router:{name}", route=name) for name in routers),
-        *(Method(f"router:{name}", arm=name) for name, stage in arms.items() if stage == "turns"),
         *(Method(f"merged:{name}", arm=name) for name, stage in arms.items() if stage == "merging"),
         *(Method(name, route=name) for name in controls),
     ]
@@ -208,6 +205,7 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     if ROUTED in names:
         pairs += [(ROUTED, name) for name in (BASE, TRACE, *(row.name for row in rows))]
     pairs += [(TRACE, name) for name in names if name == SINGLE_SHARE]
-    further = [(name, GRPO) for name in ROUTED_TURNS] + [(row.name, name) for row in rows for name in row.compared_with]
+    # Sets of adapters claim to repair two lacks, as GRPO on the target does.
+    further = [("router:sets", GRPO)] + [(row.name, name) for row in rows for name in row.compared_with]
     pairs += [pair for pair in further if {*pair} <= {*names}]
     return pairs + [(TRACE, name) for name in names if name.startswith("control:")]

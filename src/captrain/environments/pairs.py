@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from captrain.capabilities import EXAMPLES, cooccurrence
+from captrain.capabilities import EXAMPLES, count_pairs
+from captrain.capabilities import needs as lacking_sets
 from captrain.config import Component, Machine
 from captrain.environments.publication import publish_environments
 from captrain.environments.subject import Standard
@@ -33,7 +34,7 @@ def pair_name(pair: tuple[str, str]) -> str:
     return "+".join(sorted(pair))
 
 
-def combine(first: Capability, second: Capability, needs: cooccurrence.Sets) -> Capability:
+def combine(first: Capability, second: Capability, needs: Mapping[str, frozenset[str]]) -> Capability:
     """Two capabilities as one to be trained: `details` are those of both, `examples` failed rollouts that lack both."""
     first, second = sorted((first, second), key=lambda capability: capability.id)
     return Capability(
@@ -73,9 +74,8 @@ def synthesize_pairs(
         UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
     """
     capabilities: Mapping[str, Capability] = {capability.id: capability for capability in selected}
-    needs = cooccurrence.needs(labels, capabilities)
-    frequent, pairs = cooccurrence.count_pairs(needs), PairEnvironments([], {})
-    for rank, pair in enumerate(cooccurrence.frequent_pairs(needs, len(frequent)), start=1):
+    needs, pairs = lacking_sets(labels, capabilities), PairEnvironments([], {})
+    for rank, (pair, lacking) in enumerate(count_pairs(needs).items(), start=1):
         reason = f"it ranks {rank}, and {count} are wanted"
         if rank <= count:
             capability = combine(capabilities[pair[0]], capabilities[pair[1]], needs)
@@ -85,7 +85,7 @@ def synthesize_pairs(
                 reason = pairs.results[-1].best.passport.complaints()
             except NoTemplate as fault:
                 reason = fault.problem
-        pairs.account[pair_name(pair)] = {"lacking": frequent[pair], "environment": not reason, "reason": reason}
+        pairs.account[pair_name(pair)] = {"lacking": lacking, "environment": not reason, "reason": reason}
     return pairs
 
 

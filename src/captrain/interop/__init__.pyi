@@ -1,7 +1,7 @@
 from .export import export_rollouts as export_rollouts
-from .logs.memory import logs_of_rows as logs_of_rows
 from .logs.reading import Logs as Logs
 from .logs.reading import logs_of_rollouts as logs_of_rollouts
+from .logs.reading import logs_of_rows as logs_of_rows
 from .logs.reading import read_logs as read_logs
 from .logs.source import DROPPED as DROPPED
 from .packages import Package as Package

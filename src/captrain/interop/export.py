@@ -10,10 +10,9 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from captrain import __version__
 from captrain.contract import calls_of
@@ -129,68 +128,13 @@ def _model(rollout: Rollout) -> str:
     return f"captrain/{rollout.policy}{f'+{rollout.adapter}' if rollout.adapter else ''}"
 
 
-def _publish_log(rollouts: Sequence[Rollout], path: Path) -> Path:
-    """Write one Inspect log. A sample is a task, an epoch one of its rollouts in the order given."""
+def _publish_log(rollouts: Sequence[Rollout], path: Path) -> None:
+    """Write one Inspect log. A sample is a task, an epoch one of its rollouts in the order given; ids are digests of
+    the rollouts."""
     first, model = rollouts[0], _model(rollouts[0])
-    epochs: dict[str, int] = {}
-    summaries = []
-    with _archive(path) as add:
-        start = {"version": 2, "eval": _eval(rollouts, model), "plan": {"name": "plan", "steps": [], "config": {}}}
-        add("_journal/start.json", start)
-        for rollout in rollouts:
-            epochs[rollout.task.id] = epochs.get(rollout.task.id, 0) + 1
-            sample = _sample(rollout, epochs[rollout.task.id], model)
-            add(f"samples/{rollout.task.id}_epoch_{sample['epoch']}.json", sample)
-            summaries.append(_summary(sample))
-        add("_journal/summaries/1.json", summaries)
-        add("summaries.json", summaries)
-        usage = _usage(rollouts)
-        header = {
-            **start,
-            "status": "success",
-            "results": _results(rollouts),
-            "stats": {"started_at": NO_TIME, "completed_at": NO_TIME, "model_usage": {model: usage}},
-            "tags": [first.purpose],
-        }
-        add("header.json", header)
-    return path
-
-
-class AddDocument(Protocol):
-    """Callable that adds one JSON document to an archive."""
-
-    def __call__(self, name: str, document: object) -> None:
-        """Add a document under this name."""
-        ...
-
-
-@contextmanager
-def _archive(path: Path) -> Iterator[AddDocument]:
-    """Open a zip that appears when it is whole."""
-    with place_aside(path, f".{os.getpid()}") as aside:
-        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-
-            def add(name: str, document: object) -> None:
-                # Without a ZipInfo of its own an entry would hold the time and the mode of this process.
-                entry = zipfile.ZipInfo(name, ENTRY_TIME)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(entry, _json(document))
-
-            yield add
-        aside.replace(path)
-
-
-def _json(value: object) -> str:
-    # ASCII, so that no reader takes a character of the text for the end of a line.
-    return json.dumps(value, separators=(",", ":"))
-
-
-def _eval(rollouts: Sequence[Rollout], model: str) -> JsonObject:
-    """Describe the run for the header of an Inspect log; ids are digests of the rollouts."""
-    first = rollouts[0]
     tasks = list(dict.fromkeys(rollout.task.id for rollout in rollouts))
     run = digest([rollout.id for rollout in rollouts])
-    return {
+    evaluation = {
         "eval_id": run,
         "run_id": run,
         "task_id": digest(first.environment, first.purpose),
@@ -198,10 +142,44 @@ def _eval(rollouts: Sequence[Rollout], model: str) -> JsonObject:
         "task": f"{first.environment}/{first.purpose}",
         "dataset": {"name": f"{first.environment}/{first.task.split}", "samples": len(tasks), "sample_ids": tasks},
         "model": model,
-        "config": {"epochs": max(sum(rollout.task.id == tasks[0] for rollout in rollouts), 1)},
+        "config": {"epochs": sum(rollout.task.id == tasks[0] for rollout in rollouts)},
         "packages": {"captrain": __version__},
         "metadata": {"policy": first.policy, "adapter": first.adapter or "", "times": "rollouts hold none"},
     }
+    start = {"version": 2, "eval": evaluation, "plan": {"name": "plan", "steps": [], "config": {}}}
+    header = {
+        **start,
+        "status": "success",
+        "results": _results(rollouts),
+        "stats": {"started_at": NO_TIME, "completed_at": NO_TIME, "model_usage": {model: _usage(rollouts)}},
+        "tags": [first.purpose],
+    }
+    epochs: dict[str, int] = {}
+    summaries = []
+    with place_aside(path, f".{os.getpid()}") as aside:
+        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+            _add(archive, "_journal/start.json", start)
+            for rollout in rollouts:
+                epochs[rollout.task.id] = epochs.get(rollout.task.id, 0) + 1
+                sample = _sample(rollout, epochs[rollout.task.id], model)
+                _add(archive, f"samples/{rollout.task.id}_epoch_{sample['epoch']}.json", sample)
+                summaries.append(_summary(sample))
+            _add(archive, "_journal/summaries/1.json", summaries)
+            _add(archive, "summaries.json", summaries)
+            _add(archive, "header.json", header)
+        aside.replace(path)
+
+
+def _add(archive: zipfile.ZipFile, name: str, document: object) -> None:
+    # Without a ZipInfo of its own an entry would hold the time and the mode of this process.
+    entry = zipfile.ZipInfo(name, ENTRY_TIME)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, _json(document))
+
+
+def _json(value: object) -> str:
+    # ASCII, so that no reader takes a character of the text for the end of a line.
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _sample(rollout: Rollout, epoch: int, model: str) -> JsonObject:

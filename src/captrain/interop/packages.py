@@ -83,19 +83,6 @@ class Package:
         """The name under which Python imports the package."""
         return "captrain_" + self.passport.capability.replace("+", "_and_")
 
-    def names(self) -> dict[str, str]:
-        """Return the values that the templates ask for, by name."""
-        title = "".join(part.capitalize() for part in self.module.split("_")[1:])
-        splits = f"One of {', '.join(self.tasks)}."
-        return {
-            "environment": self.passport.capability,
-            "module": self.module,
-            "dashed": self.module.replace("_", "-"),
-            "title": title,
-            "tasks": repr(dict(self.tasks)),
-            "splits": splits,
-        }
-
 
 def write_package(package: Package, standard: Standard, out: Path) -> list[Path]:
     """Write a package into a folder.
@@ -147,17 +134,29 @@ def _check_tools(package: Package, standard: Standard) -> None:
 
 def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
     """Write the files of a package, by their paths in it."""
-    names = package.names()
+    passport, module = package.passport, package.module
+    names = {
+        "environment": passport.capability,
+        "module": module,
+        "dashed": module.replace("_", "-"),
+        "title": "".join(part.capitalize() for part in module.split("_")[1:]),
+        "tasks": repr(dict(package.tasks)),
+        "splits": f"One of {', '.join(package.tasks)}.",
+    }
     root = files("captrain").joinpath("interop/templates")
     contents: dict[str, str | bytes] = {
         Template(path).substitute(names): Template(root.joinpath(f"{source}.txt").read_text()).substitute(names)
         for path, source in LAYOUTS[standard].items()
     }
-    folder = "" if standard == "openenv" else f"{package.module}/"
+    folder = "" if standard == "openenv" else f"{module}/"
     contents[f"{folder}environment.py"] = package.text
-    contents[f"{folder}passport.json"] = package.passport.model_dump_json(indent=1) + "\n"
+    contents[f"{folder}passport.json"] = passport.model_dump_json(indent=1) + "\n"
+    rows = ["| check | measured | bound |", "|---|---|---|"]
+    for check in passport.checks:
+        name, bound = (re.sub(r"[|\n\r`<>\[\]]", " ", text) for text in (check.name, check.bound))
+        rows.append(f"| {name} | {'' if check.measured is None else f'{check.measured:g}'} | {bound} |")
     contents["README.md"] = Template(root.joinpath(f"{standard}/README.md.txt").read_text()).substitute(
-        names, passport=_passport_lines(package.passport), confinement=_confinement(package)
+        names, passport="\n".join(rows), confinement=_confinement(package)
     )
     if standard == "openenv":
         contents["openenv.yaml"] = _openenv_manifest(package)
@@ -179,28 +178,12 @@ def _confinement(package: Package) -> str:
     )
 
 
-def _passport_lines(passport: Passport) -> str:
-    rows = [
-        f"| {_plain(check.name)} | {'' if check.measured is None else f'{check.measured:g}'} | {_plain(check.bound)} |"
-        for check in passport.checks
-    ]
-    return "\n".join(["| check | measured | bound |", "|---|---|---|", *rows])
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[|\n\r`<>\[\]]", " ", text)
-
-
-def _measured(passport: Passport, name: str) -> float | None:
-    return next((check.measured for check in passport.checks if check.name == name), None)
-
-
 def _openenv_manifest(package: Package) -> str:
     """Write `openenv.yaml`: what OpenEnv's validation reads, and below `passport` what it has no grader for yet."""
     import yaml
 
     passport = package.passport
-    floor = _measured(passport, FLOOR) or 0.0
+    floor = next((check.measured for check in passport.checks if check.name == FLOOR), None) or 0.0
     grades = {
         grade: {"check": check.name, "measured": check.measured, "bound": check.bound, "passed": check.passed}
         for grade, name in GRADES.items()

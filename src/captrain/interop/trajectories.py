@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from captrain import __version__
 from captrain.contract import calls_of
@@ -31,18 +31,14 @@ class Inexpressible(Exception):
     """Error of a trajectory that cannot be told in chat messages and tool calls."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class ContentPart(_Part):
+class ContentPart(BaseModel):
     """A part of a message in ATIF."""
 
     type: Literal["text", "image"]
     text: str = ""
 
 
-class ToolCall(_Part):
+class ToolCall(BaseModel):
     """A call in ATIF."""
 
     tool_call_id: str
@@ -50,20 +46,20 @@ class ToolCall(_Part):
     arguments: JsonObject = {}
 
 
-class Result(_Part):
+class Result(BaseModel):
     """Answer to a call in ATIF, or one that comes unasked."""
 
     source_call_id: str | None = None
     content: str | list[ContentPart] | None = None
 
 
-class Results(_Part):
+class Results(BaseModel):
     """Answers to a step in ATIF."""
 
     results: list[Result] = []
 
 
-class Step(_Part):
+class Step(BaseModel):
     """A step in ATIF."""
 
     step_id: int
@@ -73,7 +69,7 @@ class Step(_Part):
     observation: Results | None = None
 
 
-class Agent(_Part):
+class Agent(BaseModel):
     """Agent of a step in ATIF."""
 
     name: str
@@ -81,7 +77,7 @@ class Agent(_Part):
     tool_definitions: list[JsonObject] | None = None
 
 
-class Atif(_Part):
+class Atif(BaseModel):
     """A trajectory in ATIF."""
 
     schema_version: Annotated[str, Field(pattern=r"^ATIF-v1\.\d+$")]

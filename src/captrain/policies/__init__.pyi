@@ -11,4 +11,3 @@ from .policy import Scorer as Scorer
 from .policy import load_policy as load_policy
 from .servers import RANKS as RANKS
 from .servers import served_rank as served_rank
-from .turns import TurnPolicy as TurnPolicy

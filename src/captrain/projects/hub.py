@@ -24,7 +24,7 @@ from captrain.records import file_digest, publish_json, publish_text, read_json,
 Kind = Literal["adapters", "environments"]
 REPOSITORIES: dict[Kind, str] = {"adapters": "model", "environments": "dataset"}
 """Kinds of repositories on the hub."""
-ROUTES = ("routes.csv", "compositions.json", "turns.json")
+ROUTES = ("routes.csv", "compositions.json")
 LISTING = "digests.json"
 """File with the digest of every other."""
 

@@ -1,9 +1,6 @@
 from .compositions import BASE as BASE
 from .compositions import composition_weights as composition_weights
 from .compositions import members as members
-from .conversations import Choice as Choice
-from .conversations import ConversationRouter as ConversationRouter
-from .conversations import conversation_router as conversation_router
 from .gains import adapter_gains as adapter_gains
 from .gains import routable as routable
 from .gate import GateRouter as GateRouter
@@ -14,8 +11,8 @@ from .router import Example as Example
 from .router import Router as Router
 from .router import examples as examples
 from .router import openings as openings
+from .routes import ConversationRouter as ConversationRouter
 from .routes import RoutingEvidence as RoutingEvidence
 from .routes import publish_routes as publish_routes
 from .routes import route_all as route_all
 from .sets import SetRouter as SetRouter
-from .turns import TurnRouter as TurnRouter

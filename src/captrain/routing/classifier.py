@@ -5,14 +5,14 @@ policy serves it (`captrain.policies.Scorer`), so that an opening costs one forw
 """
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Literal
 
 from captrain.config import Count
 from captrain.policies import ClosedQuestion
-from captrain.routing.neighbours import Mass, Neighbours, ShareRouter
-from captrain.routing.router import BASE, AskedModel, Example
+from captrain.routing.compositions import BASE
+from captrain.routing.retrieval import Mass, Neighbours, ShareRouter
+from captrain.routing.router import AskedModel, Example
 
 Prompt = Literal["openings", "trajectories"]
 
@@ -44,75 +44,46 @@ class ClassifierRouter(ShareRouter):
         self.model, self.neighbours, self.p, self.gate = model, neighbours, p, gate
         self.prompt, self.characters = prompt, characters
 
-    @property
-    def detailed(self) -> bool:
-        """True if examples must tell what their routes are for and how they were solved."""
-        return self.prompt == "trajectories"
-
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
-        """Compute for each opening the probability of each route that is offered."""
-        offers = [self._offer(index, text) for text in openings]
-        scores = self.model.scorer.answer_scores([question for _, question in offers])
-        return [_shares(routes, row) for (routes, _), row in zip(offers, scores, strict=True)]
+        """Compute for each opening the probability of each route that is offered; the base's alone where the model
+        would answer with none of the letters."""
+        offers: list[list[str]] = []
+        questions: list[ClosedQuestion] = []
+        for text in openings:
+            nearest = [example for _, example in index.of(text)]
+            routes = sorted({example.route for example in nearest} - {BASE}) + [BASE]
+            letters = {route: chr(ord("A") + number) for number, route in enumerate(routes)}
+            content = self._question(nearest, letters, text)
+            offers.append(routes)
+            questions.append(ClosedQuestion([{"role": "user", "content": content}], tuple(letters.values())))
+        rows = []
+        for routes, scores in zip(offers, self.model.scorer.answer_scores(questions), strict=True):
+            chances = [math.exp(score) for score in scores]
+            total = math.fsum(chances)
+            shares = {route: chance / total for route, chance in zip(routes, chances, strict=True)} if total else {}
+            rows.append(shares or {BASE: 1.0})
+        return rows
 
-    def _offer(self, index: Neighbours, text: str) -> tuple[list[str], ClosedQuestion]:
-        """Choose the routes that are offered for an opening, and put the question about them."""
-        nearest = [example for _, example in index.of(text)]
-        routes = sorted({example.route for example in nearest} - {BASE}) + [BASE]
-        letters = {route: chr(ord("A") + number) for number, route in enumerate(routes)}
-        question = (
-            detailed_prompt(nearest, letters, text, self.characters)
-            if self.detailed
-            else classifier_prompt(nearest, letters, text)
+    def _question(self, nearest: Sequence[Example], letters: dict[str, str], text: str) -> str:
+        """Word the question: the routes as letters, the nearest examples solved, and the new task.
+
+        The nearest example stands last, beside the task. With trajectories the choices stand after the examples: where
+        the model has no room for all, the farthest examples are cut off.
+        """
+        names = {route: "none" if route == BASE else route.replace("_", " ") for route in letters}
+        if self.prompt == "openings":
+            choices = "\n".join(f"{letter}: {names[route]}" for route, letter in letters.items())
+            solved = "\n".join(f"Task: {example.text}\nAnswer: {letters[example.route]}" for example in nearest[::-1])
+            return f"Which skill does the task need?\n{choices}\n{solved}\nTask: {text}\nAnswer:"
+        for example in nearest:
+            if example.description:
+                names[example.route] = f"{example.route.replace('_', ' ')} ({example.description})"
+        choices = "\n".join(f"{letter}: {names[route]}" for route, letter in letters.items())
+        solved = "\n\n".join(
+            f"Task: {example.text}\n{example.trajectory[: self.characters]}\nAnswer: {letters[example.route]}"
+            for example in nearest[::-1]
         )
-        return routes, ClosedQuestion([{"role": "user", "content": question}], tuple(letters.values()))
-
-
-def _shares(routes: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-    """Normalise scores to the probability of each route; the base's alone where the model would answer with none of
-    them."""
-    chances = [math.exp(score) for score in scores]
-    total = math.fsum(chances)
-    return {route: chance / total for route, chance in zip(routes, chances, strict=True)} if total else {BASE: 1.0}
-
-
-def classifier_prompt(nearest: Sequence[Example], letters: dict[str, str], text: str) -> str:
-    """Word the question put to the classifier: the routes as letters, the nearest examples solved, and the new task.
-
-    Args:
-        nearest: examples, nearest first; the nearest stands last, beside the task.
-        letters: route -> its letter, in the order in which they are offered.
-        text: opening of the task.
-    """
-    choices = "\n".join(f"{letter}: {_named(route)}" for route, letter in letters.items())
-    solved = "\n".join(f"Task: {example.text}\nAnswer: {letters[example.route]}" for example in reversed(nearest))
-    return f"Which skill does the task need?\n{choices}\n{solved}\nTask: {text}\nAnswer:"
-
-
-def detailed_prompt(nearest: Sequence[Example], letters: dict[str, str], text: str, characters: int) -> str:
-    """Word the same question with what each skill is, and how each example was solved. The choices stand after the
-    examples: where the model has no room for all, the farthest examples are cut off.
-
-    Args:
-        nearest: see `classifier_prompt`.
-        letters: see there.
-        text: see there.
-        characters: of one trajectory, at most.
-    """
-    descriptions = {example.route: example.description for example in nearest}
-    choices = "\n".join(
-        f"{letter}: {_named(route)}{f' ({description})' if (description := descriptions.get(route)) else ''}"
-        for route, letter in letters.items()
-    )
-    solved = "\n\n".join(
-        f"Task: {example.text}\n{example.trajectory[:characters]}\nAnswer: {letters[example.route]}"
-        for example in reversed(nearest)
-    )
-    return (
-        f"Solved tasks, each with the letter of the skill that it needs:\n\n{solved}\n\n"
-        f"Which skill does the next task need? Answer with its letter alone.\n{choices}\n\nTask: {text}\nAnswer:"
-    )
-
-
-def _named(route: str) -> str:
-    return "none" if route == BASE else re.sub("_", " ", route)
+        return (
+            f"Solved tasks, each with the letter of the skill that it needs:\n\n{solved}\n\n"
+            f"Which skill does the next task need? Answer with its letter alone.\n{choices}\n\nTask: {text}\nAnswer:"
+        )

@@ -39,13 +39,6 @@ def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
     return composition_name(normalised_weights({route: shares[route] for route in composed}))
 
 
-def exchanged(route: str, exchange: Mapping[str, str]) -> str:
-    """Exchange each capability of a route for another, at its weight; the base stays the base."""
-    if route == BASE:
-        return BASE
-    return composition_name({exchange[name]: weight for name, weight in parse_composition(route).items()})
-
-
 def composition_weights(routes: Iterable[str]) -> dict[str, dict[str, float]]:
     """Route -> weight of each capability, in the order of their names, for every route that is not the base or one
     adapter as it is: of several, or of one at another weight."""

@@ -37,27 +37,26 @@ def adapter_gains(
         Columns capability, base and last (pass rates), base_rollouts and last_rollouts, gain, low, high; one row an
         adapter in the given order. What is not known is NaN: an adapter of no environment has no base rate.
     """
-    rows = [_gain(name, calibration.get(name, ()), history.loc[history["adapter"] == name]) for name in adapters]
-    return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _gain(name: str, calibration: Sequence[Rollout], history: pd.DataFrame) -> tuple[object, ...]:
     from statsmodels.stats.proportion import confint_proportions_2indep
 
-    scored = [rollout.outcome == "passed" for rollout in calibration if rollout.outcome != "error"]
-    sizes = np.diff(history["rollouts"].to_numpy(dtype=float), prepend=0.0)
-    last_steps = slice(-max(1, round(LAST * len(sizes))), None)
-    before, passed_before = len(scored), sum(scored)
-    after = int(sizes[last_steps].sum())
-    passed_after = int((history["success"].to_numpy(dtype=float) * sizes)[last_steps].sum().round())
-    base = passed_before / before if before else np.nan
-    last = passed_after / after if after else np.nan
-    if not before or not after:
-        return name, base, before, last, after, np.nan, np.nan, np.nan
-    low, high = confint_proportions_2indep(
-        passed_after, after, passed_before, before, method="newcomb", compare="diff", alpha=1 - CONFIDENCE
-    )
-    return name, base, before, last, after, last - base, float(low), float(high)
+    rows = []
+    for name in adapters:
+        scored = [rollout.outcome == "passed" for rollout in calibration.get(name, ()) if rollout.outcome != "error"]
+        steps = history.loc[history["adapter"] == name]
+        sizes = np.diff(steps["rollouts"].to_numpy(dtype=float), prepend=0.0)
+        last_steps = slice(-max(1, round(LAST * len(sizes))), None)
+        before, passed_before = len(scored), sum(scored)
+        after = int(sizes[last_steps].sum())
+        passed_after = int((steps["success"].to_numpy(dtype=float) * sizes)[last_steps].sum().round())
+        base = passed_before / before if before else np.nan
+        last = passed_after / after if after else np.nan
+        low, high = np.nan, np.nan
+        if before and after:
+            low, high = confint_proportions_2indep(
+                passed_after, after, passed_before, before, method="newcomb", compare="diff", alpha=1 - CONFIDENCE
+            )
+        rows.append((name, base, before, last, after, last - base, float(low), float(high)))
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def routable(gains: pd.DataFrame, gate: bool) -> list[str]:

@@ -18,16 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from captrain.errors import UserError
 from captrain.models import composition_name, normalised_weights
 from captrain.routing.compositions import BASE, members
 from captrain.routing.router import AskedModel, Example
 from captrain.routing.sets import words
 
-Embedding = Literal["words", "states"]
-EMBEDDING: Embedding = "words"
-FLOOR = 0.2
-"""Settings of the gate that is there for comparison, where the configured router is another."""
 DIGITS = 6
 """Decimals of states and weights: what the last bits of a solver are must decide no route."""
 
@@ -44,10 +39,10 @@ class GateRouter:
 
     def __init__(
         self,
-        model: AskedModel | None = None,
+        model: AskedModel,
         *,
-        embedding: Embedding = EMBEDDING,
-        floor: Annotated[float, Field(ge=0, lt=0.5)] = FLOOR,
+        embedding: Literal["words", "states"] = "words",
+        floor: Annotated[float, Field(ge=0, lt=0.5)] = 0.2,
         gate: bool = True,
     ) -> None:
         self.model, self.embedding, self.floor, self.gate = model, embedding, floor, gate
@@ -59,7 +54,9 @@ class GateRouter:
     def weights(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
         """Compute for each opening the weight of each adapter and of the base; they sum to 1, as nearly as rounding
         lets them."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
+        from sklearn.preprocessing import StandardScaler
 
         # An example of several adapters is one of each, with its weight shared out.
         shares = [
@@ -70,11 +67,19 @@ class GateRouter:
         names = sorted({name for _, name, _ in shares})
         if len(names) < 2:
             return [dict.fromkeys(names or [BASE], 1.0)] * len(openings)
-        matrix = self._embedded([*(example.text for example in examples), *openings], len(examples))
+        # Texts are scaled by the examples alone.
+        count, texts = len(examples), [*(example.text for example in examples), *openings]
+        if self.embedding == "words":
+            analyzer: Any = words
+            vectorizer: Any = TfidfVectorizer(analyzer=analyzer, sublinear_tf=True).fit(texts[:count])
+            matrix: Any = vectorizer.transform(texts)
+        else:
+            states = mean_states(self.model.folder, texts)
+            matrix = StandardScaler().fit(states[:count]).transform(states)
         rows, targets, shared = zip(*shares, strict=True)
         model = LogisticRegression(class_weight="balanced", max_iter=2000)
         model.fit(matrix[list(rows)], list(targets), sample_weight=list(shared))
-        chances = np.asarray(model.predict_proba(matrix[len(examples) :]))
+        chances = np.asarray(model.predict_proba(matrix[count:]))
         columns = [str(name) for name in model.classes_]
         return [dict(zip(columns, [round(float(chance), DIGITS) for chance in row], strict=True)) for row in chances]
 
@@ -85,24 +90,6 @@ class GateRouter:
         tenths = normalised_weights(heavy or {max(weights, key=lambda name: weights[name]): 1.0})
         adapters = {name: weight for name, weight in tenths.items() if name != BASE}
         return composition_name(adapters) if adapters else BASE
-
-    def _embedded(self, texts: Sequence[str], fitted: int) -> Any:
-        """Embed texts, one row each, scaled by the first `fitted` of them alone."""
-        from sklearn.feature_extraction.text import TfidfVectorizer
-        from sklearn.preprocessing import StandardScaler
-
-        if self.embedding == "words":
-            analyzer: Any = words
-            vectorizer: Any = TfidfVectorizer(analyzer=analyzer, sublinear_tf=True)
-            vectorizer.fit(texts[:fitted])
-            return vectorizer.transform(texts)
-        if self.model is None:
-            raise UserError(
-                "the gate has no base whose states it could read",
-                "choose `router.embedding=words`, which asks for none",
-            )
-        states = mean_states(self.model.folder, texts)
-        return StandardScaler().fit(states[:fitted]).transform(states)
 
 
 def mean_states(model: Path, texts: Sequence[str]) -> NDArray[np.float64]:

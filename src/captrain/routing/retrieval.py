@@ -1,10 +1,64 @@
-"""Routing by retrieval: the nearest examples vote for their routes (paper section 3.4)."""
+"""Routing by nearest examples: they vote for their routes, or offer them to the classifier (paper section 3.4).
 
+Such a router finds a share of each route for each opening. With `p` unset the largest share is the route. Otherwise the
+route is the smallest set of capabilities whose shares reach `p`, the adapters weighted by them; where the base has the
+largest share no adapter acts. Examples of pairs are left out: here a route of several capabilities comes from shares
+alone.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
 
 from captrain.config import Count
-from captrain.routing.neighbours import Mass, Neighbours, ShareRouter
-from captrain.routing.router import BASE, AskedModel
+from captrain.routing.compositions import BASE, members, route_of_shares
+from captrain.routing.router import AskedModel, Example
+
+Mass = Annotated[float, Field(gt=0, le=1)]
+"""A share that a composition must reach."""
+
+
+class Neighbours:
+    """The nearest examples by TF-IDF over words and word pairs; numbers are left out: they name, they do not ask."""
+
+    def __init__(self, examples: Sequence[Example], count: int) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        self.examples, self.count = list(examples), count
+        self.vectorizer: Any = TfidfVectorizer(token_pattern=r"[A-Za-z][A-Za-z'-]+", ngram_range=(1, 2))
+        self.matrix = self.vectorizer.fit_transform([example.text for example in self.examples])
+
+    def of(self, text: str) -> list[tuple[float, Example]]:
+        """Return (cosine similarity, example), nearest first; ties in the order of the examples."""
+        similarity = (self.matrix @ self.vectorizer.transform([text]).T).toarray()[:, 0]
+        nearest = np.argsort(-similarity.round(9), kind="stable")[: self.count]
+        return [(float(similarity[i]), self.examples[i]) for i in nearest]
+
+
+class ShareRouter(ABC):
+    """A router whose routes follow from shares, by the `neighbours` nearest examples of one capability or none."""
+
+    neighbours: int
+    p: float | None
+    gate: bool
+
+    def route(self, examples: Sequence[Example], openings: Sequence[str]) -> list[str]:
+        """See `Router.route`."""
+        return [route_of_shares(shares, self.p) for shares in self.shares(examples, openings)]
+
+    def shares(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
+        """Compute for each opening the share of each route, not normalised; the base's alone where nothing is known."""
+        single = [example for example in examples if len(members(example.route)) < 2]
+        if not single:
+            return [{BASE: 1.0}] * len(openings)
+        return self.shares_among(Neighbours(single, self.neighbours), openings)
+
+    @abstractmethod
+    def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
+        """See `shares`; `index` finds the examples nearest to an opening."""
 
 
 class RetrievalRouter(ShareRouter):

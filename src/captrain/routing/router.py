@@ -1,4 +1,4 @@
-"""Routers: retrieval, a classifier over label tokens, sets of capabilities, turn by turn.
+"""Routers: retrieval, a classifier over label tokens, sets of capabilities, a trained gate.
 
 A router sees the opening of a test task and examples of known route: openings of each capability's environment and of
 each pair's (training split), and openings of the discovery tasks that the base passed, whose route is the base. It
@@ -44,29 +44,29 @@ class AskedModel:
         """Take the base of a run."""
         return cls(folder, spec.policy, spec.machine)
 
+    @cached_property
+    def acting(self) -> Policy:
+        """The policy, which is built only now."""
+        return load_policy(self.policy, self.folder, self.machine)
+
     @property
     def answers(self) -> bool:
-        """True if its policy can be asked for log-probabilities of label tokens."""
-        return fulfils(self._policy, Scorer)
+        """True if the policy can be asked for log-probabilities of label tokens."""
+        return fulfils(self.acting, Scorer)
 
     @property
     def scorer(self) -> Scorer:
-        """The policy, which is built only now.
+        """The policy as one that is asked.
 
         Raises:
             UserError: it has no model to ask, or cannot be built.
         """
-        policy = self._policy
-        if not fulfils(policy, Scorer):
+        if not fulfils(self.acting, Scorer):
             raise UserError(
                 f"router=classifier asks the base model, and policy {self.policy.target} has none that could be asked",
                 "choose another router, or policy=local, vllm or openai",
             )
-        return policy
-
-    @cached_property
-    def _policy(self) -> Policy:
-        return load_policy(self.policy, self.folder, self.machine)
+        return self.acting
 
 
 @dataclass(frozen=True)

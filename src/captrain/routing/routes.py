@@ -3,10 +3,13 @@
 The configured router's choice is `chosen`; what other routers and routers that know nothing would have chosen stands
 beside it, so that the evaluation compares them on the same outcomes. An adapter of no environment is the only one
 there is, acts on every task, and leaves a router nothing to choose.
+Conversations of users are routed as test tasks are.
 """
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
@@ -16,28 +19,31 @@ from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
-from captrain.records import Capability, Rollout, Task, load, publish_json, publish_text, read_index, read_table
-from captrain.routing.bounds import placebo, random_routes, without_base
+from captrain.models import composition_name, parse_composition
+from captrain.records import (
+    Capability,
+    Message,
+    Rollout,
+    Task,
+    load,
+    publish_json,
+    publish_text,
+    read_index,
+    read_table,
+)
 from captrain.routing.classifier import ClassifierRouter
 from captrain.routing.compositions import BASE, composition_weights, members, route_of_shares
 from captrain.routing.gains import adapter_gains, routable
-from captrain.routing.gate import EMBEDDING, FLOOR, Embedding, GateRouter
-from captrain.routing.neighbours import ShareRouter
-from captrain.routing.retrieval import RetrievalRouter
-from captrain.routing.router import OPENINGS, AskedModel, Example, Router, examples, openings
+from captrain.routing.gate import GateRouter
+from captrain.routing.retrieval import Neighbours, RetrievalRouter, ShareRouter
+from captrain.routing.router import OPENINGS, AskedModel, Example, Router, examples, opening, openings
 from captrain.routing.sets import SetRouter
-from captrain.routing.turns import TurnRouter
 
 NEIGHBOURS = 5
 """Neighbours of routers that run for comparison, where the configured one has no such setting."""
 TOP_P, WIDE = 0.9, 20
 """Share that compositions reach which are there for comparison, where the configured router composes none, and the
 least number of neighbours that they go by: the nearest few are of one capability as a rule."""
-MOST = 2
-"""Adapters that act together in sets which are there for comparison."""
-FIRST_COLUMNS = ("task", "kind")
-NAMES: dict[type[ShareRouter], str] = {RetrievalRouter: "retrieval", ClassifierRouter: "classifier"}
-"""Columns of the routers whose shares are found once for all columns."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +73,11 @@ class RoutingEvidence:
             calibration={name: rollouts for name, rollouts in self.calibration.items() if name in names},
         )
 
-    @property
-    def environments(self) -> dict[str, Target]:
-        """Capability, or pair "a+b", -> its environment."""
-        return {**self.targets, **self.pairs}
-
     def examples(self, router: Router) -> list[Example]:
         """List the examples that a router learns from, with descriptions and solutions where it shows them."""
-        detailed = isinstance(router, ClassifierRouter) and router.detailed
-        return examples(self.environments, OPENINGS, self.rollouts, self.descriptions if detailed else None)
+        is_detailed = isinstance(router, ClassifierRouter) and router.prompt == "trajectories"
+        environments = {**self.targets, **self.pairs}
+        return examples(environments, OPENINGS, self.rollouts, self.descriptions if is_detailed else None)
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,15 @@ class Routes:
     table: task, kind, a column for each router, `chosen`, and a column "control:..." for each router that knows
     nothing; the values are names of arms.
     gains: see `captrain.routing.gains`, and `routed`: whether the adapter may be routed to.
-    turns: the router that is asked before every turn; None where there are no two adapters to choose between.
     """
 
     table: pd.DataFrame
     gains: pd.DataFrame
-    turns: TurnRouter | None
 
     @property
     def compositions(self) -> dict[str, dict[str, float]]:
         """Arm -> weight of each capability, for every arm in the table that is made of adapters and is none itself."""
-        return composition_weights(map(str, self.table.drop(columns=[*FIRST_COLUMNS]).to_numpy().ravel()))
+        return composition_weights(map(str, self.table.drop(columns=["task", "kind"]).to_numpy().ravel()))
 
 
 def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
@@ -166,7 +166,7 @@ def route_tasks(
     router = build(component, Router, model=model)
     adapters = routable(gains, router.gate)
     table = pd.DataFrame({"task": [task.id for task in tasks], "kind": [task.data.get("kind", "") for task in tasks]})
-    turns, texts, solved = None, list[str](), list[Example]()
+    texts, solved = list[str](), list[Example]()
     if foreign := [name for name in adapters if name not in evidence.targets]:
         if len(adapters) > 1:
             raise UserError(
@@ -175,18 +175,16 @@ def route_tasks(
             )
         table["chosen"] = foreign[0]
     else:
-        evidence = evidence.limited_to(adapters)
-        texts, solved = openings(benchmark, tasks), evidence.examples(router)
+        texts, solved = openings(benchmark, tasks), evidence.limited_to(adapters).examples(router)
         for name, routes in _columns(router, model, solved, texts, len(adapters)).items():
             table[name] = routes
-        turns = _turn_router(evidence)
     if controls is not None:
         table["control:random_router"] = random_routes(tasks, [BASE, *adapters], controls)
         if len(adapters) > 1:
             table["control:placebo"] = placebo(table["chosen"].tolist(), adapters)
         if adapters and not foreign:
             table["control:no_base"] = without_base(router, solved, texts)
-    return Routes(table, gains.assign(routed=[name in adapters for name in gains["capability"]]), turns)
+    return Routes(table, gains.assign(routed=[name in adapters for name in gains["capability"]]))
 
 
 def _columns(
@@ -196,36 +194,107 @@ def _columns(
 
     Without a model that could be asked there is no column of the classifier.
     """
-    neighbours = getattr(router, "neighbours", NEIGHBOURS)
-    p: float | None = getattr(router, "p", None)
-    # Asking the base takes far longer than all else here, so that its shares are found once for all columns.
-    shares: dict[type[ShareRouter], list[dict[str, float]]] = {}
-    shares[RetrievalRouter] = RetrievalRouter(neighbours=neighbours).shares(solved, texts)
-    if isinstance(router, ClassifierRouter) or model.answers:
-        classifier = router if isinstance(router, ClassifierRouter) else ClassifierRouter(model, neighbours=neighbours)
-        shares[ClassifierRouter] = classifier.shares(solved, texts)
-    columns = {NAMES[kind]: [route_of_shares(row, None) for row in rows] for kind, rows in shares.items()}
+    neighbours: int = getattr(router, "neighbours", NEIGHBOURS)
+    columns = {"retrieval": RetrievalRouter(neighbours=neighbours).route(solved, texts)}
+    routes: list[str] = []
+    if isinstance(router, ClassifierRouter):
+        # Asking the base takes far longer than all else here, so that its shares are found once for both columns.
+        shares = router.shares(solved, texts)
+        columns["classifier"] = [route_of_shares(row, None) for row in shares]
+        routes = [route_of_shares(row, router.p) for row in shares]
+    elif model.answers:
+        columns["classifier"] = ClassifierRouter(model, neighbours=neighbours).route(solved, texts)
     if adapters > 1:
-        columns["sets"] = SetRouter(most=getattr(router, "most", MOST)).route(solved, texts)
-        embedding: Embedding = getattr(router, "embedding", EMBEDDING)
-        floor: float = getattr(router, "floor", FLOOR)
-        columns["gate"] = GateRouter(model, embedding=embedding, floor=floor).route(solved, texts)
-        columns["top_p"] = RetrievalRouter(neighbours=max(neighbours, WIDE), p=p or TOP_P).route(solved, texts)
-    if isinstance(router, ShareRouter) and type(router) in shares:
-        return columns | {"chosen": [route_of_shares(row, p) for row in shares[type(router)]]}
-    return columns | {"chosen": router.route(solved, texts)}
+        sets = router if isinstance(router, SetRouter) else SetRouter()
+        columns["sets"] = sets.route(solved, texts)
+        gate = router if isinstance(router, GateRouter) else GateRouter(model)
+        columns["gate"] = gate.route(solved, texts)
+        p = getattr(router, "p", None) or TOP_P
+        columns["top_p"] = RetrievalRouter(neighbours=max(neighbours, WIDE), p=p).route(solved, texts)
+    return columns | {"chosen": routes or router.route(solved, texts)}
 
 
-def _turn_router(evidence: RoutingEvidence) -> TurnRouter | None:
-    if len(evidence.targets) < 2:
-        return None
-    return TurnRouter.fit(evidence.environments, evidence.calibration, evidence.rollouts)
+def random_routes(tasks: Sequence[Task], routes: Sequence[str], seed: int) -> list[str]:
+    """Draw one of the routes for each task, each as likely as any other, by (seed, task id)."""
+    return [random.Random(f"{seed}/{task.id}/random_router").choice(list(routes)) for task in tasks]
+
+
+def placebo(routes: Sequence[str], capabilities: Sequence[str]) -> list[str]:
+    """Exchange each adapter of the routes for that of the next of several capabilities by rank, the last for the first;
+    tasks of the base keep the base.
+
+    A composition exchanges each member and keeps the weights; so it may share members with the one that was chosen.
+    """
+    following = dict(zip(capabilities, [*capabilities[1:], capabilities[0]], strict=True))
+    return [
+        BASE
+        if route == BASE
+        else composition_name({following[name]: weight for name, weight in parse_composition(route).items()})
+        for route in routes
+    ]
+
+
+def without_base(router: Router, solved: Sequence[Example], texts: Sequence[str]) -> list[str]:
+    """Route by a router that never leaves a task to the base: it knows no example of the base, and where it chooses the
+    base all the same, the adapter of the nearest example acts.
+
+    Args:
+        router: the configured one.
+        solved: openings of known route, of which those of the base are left out; one of a single capability must
+            remain.
+        texts: openings to be routed.
+    """
+    remaining = [example for example in solved if example.route != BASE]
+    if isinstance(router, ShareRouter):
+        rows = [{name: row[name] for name in row if name != BASE} for row in router.shares(remaining, texts)]
+        routes = [route_of_shares(row, router.p) if row else BASE for row in rows]
+    else:
+        routes = router.route(remaining, texts)
+    nearest = Neighbours([example for example in remaining if len(members(example.route)) < 2], 1)
+    return [nearest.of(text)[0][1].route if route == BASE else route for text, route in zip(texts, routes, strict=True)]
 
 
 def publish_routes(routes: Routes, folder: Path) -> None:
-    """Write routes.csv, compositions.json, gains.csv and, where there is a choice, turns.json."""
+    """Write routes.csv, compositions.json and gains.csv."""
     publish_text(folder / "routes.csv", routes.table.to_csv(index=False))
     publish_json(folder / "compositions.json", routes.compositions)
     publish_text(folder / "gains.csv", routes.gains.to_csv(index=False, float_format="%.6f"))
-    if routes.turns is not None:
-        routes.turns.write(folder / "turns.json")
+
+
+class ConversationRouter:
+    """Router of conversations: what the configured router says of an opening, as the table has it for test tasks.
+
+    A conversation has one opening, so that all its turns have one route. Nothing is remembered of a conversation:
+    whoever asks with the same messages gets the same route.
+
+    Args:
+        spec: of the run.
+        base: folder of the base, for routers that ask it.
+        results: folder of the results.
+        artifacts: folder of the artifacts.
+
+    Raises:
+        UserError: an input is missing or damaged.
+    """
+
+    def __init__(self, spec: Spec, base: Path, results: Path, artifacts: Path) -> None:
+        evidence, gains = routing_evidence(spec, results, artifacts)
+        self.router = build(spec.router, Router, model=AskedModel.of(spec, base))
+        adapters = routable(gains, self.router.gate)
+        foreign = [name for name in adapters if name not in evidence.targets]
+        self.only = foreign[0] if foreign else BASE
+        self.examples = [] if foreign or not adapters else evidence.limited_to(adapters).examples(self.router)
+        self._index = Neighbours(self.examples, 1) if self.examples else None
+        self._route = lru_cache(4096)(self._route_of)
+
+    def choose(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """Choose the arm that answers these messages; returns its name, and why."""
+        return self._route(opening(messages))
+
+    def _route_of(self, text: str) -> tuple[str, str]:
+        if self._index is None:
+            return self.only, "the only one there is"
+        [route] = self.router.route(self.examples, [text])
+        [(similarity, nearest)] = self._index.of(text)
+        nearest_task = f"the nearest known task is of {nearest.route} (similarity {similarity:.2f}): {nearest.text}"
+        return route, f"{type(self.router).__name__}; {nearest_task}"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from captrain.interop.logs.records import RowFormat
+from captrain.interop.logs.source import call_entry
 from captrain.records import JsonObject
 
 
@@ -31,10 +32,7 @@ def _message(message: JsonObject) -> JsonObject:
         chat |= {"tool_call_id": message.get("tool_call_id"), "error": bool(message.get("error"))}
         chat["content"] = content or str(message.get("error") or "")
     if calls := message.get("tool_calls"):
-        chat["tool_calls"] = [
-            {"id": call.get("id"), "function": {"name": call.get("function"), "arguments": call.get("args")}}
-            for call in calls
-        ]
+        chat["tool_calls"] = [call_entry(call.get("function"), call.get("args"), call.get("id")) for call in calls]
     return chat
 
 

@@ -3,11 +3,12 @@ verdicts, one JSON object a line.
 
 A score file lists failures alone, with their gold calls; whatever it does not list has passed. So a result file is read
 beside its score file (`result/MODEL/...` and `score/MODEL/...`, as the library lays them, or in one folder), and either
-of the two may be named; a score file without its results gives the failures. What a passed rollout did is a solution,
+of the two may be named. What a passed rollout did is a solution,
 too, and stands in for the gold calls that no file repeats. Calls are written as Python: they are parsed, and never run.
 """
 
 import ast
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.records import rows_of
-from captrain.interop.logs.source import Source, cleaned, entry_of, record_of_entry, text_of
+from captrain.interop.logs.source import Source, cleaned, entries_of, record_of_entry, text_of
 from captrain.records import JsonObject, Message, Rollout, file_digest
 
 RESULT, SCORE = "result", "score"
@@ -42,11 +43,6 @@ class _Scores:
     failures: dict[str, JsonObject]
     arguments: dict[str, list[str]]
 
-    @property
-    def model(self) -> str:
-        """Model that the scores are of, where a failure says it."""
-        return next((str(failure["model_name"]) for failure in self.failures.values() if "model_name" in failure), "")
-
 
 def read_bfcl(path: Path) -> Source:
     """Read the rollouts of a result file with the verdicts of its score file, whichever of the two is named.
@@ -55,30 +51,26 @@ def read_bfcl(path: Path) -> Source:
         ValueError: the score file is damaged, or counts other failures or results than there are: what it does not
             list would be taken for passed.
     """
-    if path.name.endswith(f"_{SCORE}.json"):
-        results, scores = _beside(path, SCORE, RESULT), path
-    else:
-        results, scores = path, _beside(path, RESULT, SCORE)
-    file = file_digest(results or path)
+    results = results_of(path) or path
+    if results.name.endswith(f"_{SCORE}.json"):
+        raise ValueError("there are no results beside it: put its result file there")
+    scores = _beside(results, RESULT, SCORE)
     verdicts = _read_scores(scores) if scores else None
-    if verdicts and results and (count := sum(1 for _ in rows_of(results))) != verdicts.total:
+    if verdicts and (count := sum(1 for _ in rows_of(results))) != verdicts.total:
         raise ValueError(f"it has {count} results, and its scores are of {verdicts.total}: evaluate it whole")
-    entries = (
-        (place, entry_of(partial(_rollout, file, number, row, results, verdicts)))
-        for number, (place, row) in enumerate(rows_of(results or path), start=1)
-        if results or not _is_header(row)
-    )
-    about = {"format": "BFCL results", "scores": scores.name if scores else "none"}
-    return Source(file, about, entries, {})
+    # The model is the folder below `result`, or what a failure says.
+    parts = results.absolute().parts
+    models = [parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT]
+    failures = verdicts.failures.values() if verdicts else ()
+    models += [str(failure["model_name"]) for failure in failures if "model_name" in failure]
+    file = file_digest(results)
+    entries = entries_of(rows_of(results), partial(_rollout, file, [*models, "unknown"][0], verdicts))
+    return Source(file, {"format": "BFCL results", "scores": scores.name if scores else "none"}, entries, {})
 
 
 def results_of(path: Path) -> Path | None:
     """Return the file with the results of a score file, which are read with it; None for any other file."""
     return _beside(path, SCORE, RESULT) if path.name.endswith(f"_{SCORE}.json") else None
-
-
-def _is_header(row: object) -> bool:
-    return isinstance(row, dict) and row.keys() >= HEADER
 
 
 def _beside(path: Path, kind: str, twin: str) -> Path | None:
@@ -93,7 +85,7 @@ def _beside(path: Path, kind: str, twin: str) -> Path | None:
 
 def _read_scores(path: Path) -> _Scores:
     (_, header), *rows = rows_of(path)
-    if not isinstance(header, dict) or not _is_header(header):
+    if not isinstance(header, dict) or not header.keys() >= HEADER:
         raise ValueError(f"the first line of {path.name} is not the account of its scores")
     failures: dict[str, JsonObject] = {}
     arguments: dict[str, list[str]] = {}
@@ -119,21 +111,25 @@ def _answer(row: JsonObject) -> list[str]:
     return [text for turn in turns for text in turn]
 
 
-def _rollout(file: str, number: int, row: object, results: Path | None, scores: _Scores | None) -> Rollout | str:
-    if not isinstance(row, dict):
-        return row if isinstance(row, str) else "it is not an object"
-    name, log = str(row["id"]), row.get("inference_log")
-    if isinstance(row.get(RESULT), str) and row[RESULT].startswith(BROKEN):
-        return f"inference failed, and nothing was played ({row[RESULT].removeprefix(BROKEN).strip(': ')[:200]})"
+def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: JsonObject) -> Rollout | str:
+    name, log, result = str(row["id"]), row.get("inference_log"), row.get(RESULT)
+    if isinstance(result, str) and result.startswith(BROKEN):
+        return f"inference failed, and nothing was played ({result.removeprefix(BROKEN).strip(': ')[:200]})"
     if not isinstance(log, list) or not log:
         return SINGLE
     if scores is None:
         return "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
-    arguments = scores.arguments
-    messages = [message for turn in log for message in _turn_messages(turn, arguments)]
+    messages: list[Message] = []
+    for turn in log:
+        # What is no turn is a note on the world's state.
+        if isinstance(turn, dict):
+            messages += [chat_message(message) for message in turn.get("begin_of_turn_query") or []]
+            for step in (entries for key, entries in turn.items() if key.startswith("step_")):
+                messages += _step_messages(step, scores.arguments)
     failure = scores.failures.get(name)
-    gold = _answer(failure or {})
-    solution = [_calling([_call_of(text, arguments)]) for text in gold]
+    solution = [message for message in messages if message.get("tool_calls")]
+    if failure:
+        solution = [_calling([_call_of(text, scores.arguments)]) for text in _answer(failure)]
     kind = str((failure or {}).get("error", {}).get("error_type", ""))
     return record_of_entry(
         file,
@@ -143,27 +139,9 @@ def _rollout(file: str, number: int, row: object, results: Path | None, scores: 
         data={"kind": name.rpartition("_")[0], "ending": "max_steps" if "force_terminated" in kind else kind},
         messages=messages,
         reward=0.0 if failure else 1.0,
-        policy=_model(results) or scores.model or "unknown",
-        reference=solution if failure else [message for message in messages if message.get("tool_calls")],
+        policy=model,
+        reference=solution,
     )
-
-
-def _model(results: Path | None) -> str:
-    """Name the model whose results these are: the folder below `result`."""
-    parts = results.absolute().parts if results else ()
-    return next((parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT), "")
-
-
-def _turn_messages(turn: object, arguments: Mapping[str, list[str]]) -> Iterator[Message]:
-    """Yield the messages of a turn: the user's, then those of each step.
-
-    What is no turn is a note on the world's state.
-    """
-    if not isinstance(turn, dict):
-        return
-    yield from (chat_message(message) for message in turn.get("begin_of_turn_query") or [])
-    for step in (entries for name, entries in turn.items() if name.startswith("step_")):
-        yield from _step_messages(step, arguments)
 
 
 def _step_messages(step: list[JsonObject], arguments: Mapping[str, list[str]]) -> Iterator[Message]:
@@ -216,15 +194,6 @@ def _parsed_call(text: object) -> ast.Call | None:
 def _value(node: ast.expr) -> object:
     """Convert a literal to a JSON value, anything else to its text."""
     try:
-        value = ast.literal_eval(node)
+        return json.loads(json.dumps(ast.literal_eval(node)))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return ast.unparse(node)
-    return _json_value(value)
-
-
-def _json_value(value: object) -> object:
-    if isinstance(value, dict):
-        return {str(name): _json_value(element) for name, element in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_json_value(element) for element in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

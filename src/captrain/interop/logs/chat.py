@@ -7,22 +7,20 @@ its own, named by its file and number.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from captrain.interop.logs.langchain import is_langchain, of_langchain
+from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt, of_item, of_langchain, of_sharegpt
 from captrain.interop.logs.records import RowFormat, rows_of
-from captrain.interop.logs.responses import is_item, of_item
-from captrain.interop.logs.sharegpt import is_sharegpt, of_sharegpt
 from captrain.interop.logs.source import (
     MALFORMED,
     Source,
-    entry_of,
+    call_entry,
+    entries_of,
     parsed,
     reason_of,
     record_of_entry,
-    schema_of,
+    schemas_by_name,
     text_of,
 )
 from captrain.records import JsonObject, Message, Rollout, file_digest
@@ -51,47 +49,28 @@ def _has(is_one: Callable[[object], bool]) -> Callable[[JsonObject], bool]:
     return recognizes
 
 
-def _as_it_is(row: JsonObject, path: Path) -> JsonObject:
-    return row
-
-
-LANGCHAIN = RowFormat("LangChain messages", _has(is_langchain), _as_it_is)
-SHAREGPT = RowFormat("ShareGPT conversations", _has(is_sharegpt), _as_it_is)
-ITEMS = RowFormat("OpenAI Responses items", _has(is_item), _as_it_is)
-CHAT = RowFormat("chat JSONL", lambda row: any(isinstance(row.get(name), list) for name in MESSAGES), _as_it_is)
+LANGCHAIN = RowFormat("LangChain messages", _has(is_langchain))
+SHAREGPT = RowFormat("ShareGPT conversations", _has(is_sharegpt))
+ITEMS = RowFormat("OpenAI Responses items", _has(is_item))
+CHAT = RowFormat("chat JSONL", lambda row: any(isinstance(row.get(name), list) for name in MESSAGES))
 
 
 def read_rows(path: Path, row_format: RowFormat) -> Source:
     """Read one entry for each row of a file, as its format has it."""
     file, tools = file_digest(path), dict[str, JsonObject]()
-    return Source(file, {"format": row_format.name}, _entries(path, file, tools, row_format), tools)
 
+    def read(number: int, row: JsonObject) -> Rollout | str:
+        try:
+            chat = row_format.chat_row(row, path)
+        except MALFORMED as error:
+            return f"it is no {row_format.name}: {reason_of(error)}"
+        if not isinstance(chat, dict):
+            return chat
+        definitions = chat.get("tools")
+        tools.update(schemas_by_name(json.loads(definitions) if isinstance(definitions, str) else definitions))
+        return chat_rollout(file, number, chat)
 
-def _entries(
-    path: Path, file: str, tools: dict[str, JsonObject], row_format: RowFormat
-) -> Iterator[tuple[str, Rollout | str]]:
-    for number, (place, row) in enumerate(rows_of(path), start=1):
-        if not isinstance(row, dict):
-            yield place, row if isinstance(row, str) else "it is not an object"
-            continue
-        yield place, entry_of(partial(_read_row, path, file, number, row, tools, row_format))
-
-
-def _read_row(
-    path: Path, file: str, number: int, row: JsonObject, tools: dict[str, JsonObject], row_format: RowFormat
-) -> Rollout | str:
-    try:
-        chat = row_format.chat_row(row, path)
-    except MALFORMED as error:
-        return f"it is no {row_format.name}: {reason_of(error)}"
-    if not isinstance(chat, dict):
-        return chat
-    definitions = chat.get("tools")
-    if isinstance(definitions, str):
-        definitions = json.loads(definitions)
-    schemas = map(schema_of, definitions if isinstance(definitions, list) else [])
-    tools |= {schema["function"]["name"]: schema for schema in schemas if schema}
-    return chat_rollout(file, number, chat)
+    return Source(file, {"format": row_format.name}, entries_of(rows_of(path), read), tools)
 
 
 def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
@@ -144,35 +123,29 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
 
 
 def dialogue_of(items: Iterable[object]) -> list[Message]:
-    """Convert messages to chat messages: calls that are items of their own belong to the assistant's turn before them.
+    """Convert messages to chat messages: none of one that holds only thoughts, several of one that holds results beside
+    words; calls that are items of their own belong to the assistant's turn before them.
 
     Raises:
         ValueError: one of them is no message.
     """
     dialogue: list[Message] = []
     for item in items:
-        messages = chat_messages(item)
+        parts: Sequence[object] = [item]
+        if is_langchain(item):
+            parts = of_langchain(item)
+        elif is_sharegpt(item):
+            parts = of_sharegpt(item)
+        elif is_item(item):
+            parts = of_item(item)
+        elif isinstance(item, Mapping):
+            parts = _of_blocks(item)
+        messages = [*map(chat_message, parts)]
         if is_item(item) and messages and dialogue and messages[0]["role"] == dialogue[-1]["role"] == "assistant":
             calls = dialogue[-1].get("tool_calls", []) + messages.pop(0)["tool_calls"]
             dialogue[-1] = {**dialogue[-1], "tool_calls": calls}
         dialogue += messages
     return dialogue
-
-
-def chat_messages(item: object) -> list[Message]:
-    """Convert a message to chat messages: none where it holds only thoughts, several where it holds results beside
-    words.
-
-    Raises:
-        ValueError: it is no message.
-    """
-    if is_langchain(item):
-        return [*map(chat_message, of_langchain(item))]
-    if not isinstance(item, Mapping):
-        return [chat_message(item)]
-    if is_sharegpt(item):
-        return [*map(chat_message, of_sharegpt(item))]
-    return [*map(chat_message, of_item(item) if is_item(item) else _of_blocks(item))]
 
 
 def _of_blocks(item: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
@@ -181,24 +154,17 @@ def _of_blocks(item: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
     blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
     if not any(block.get("type") in BLOCKS for block in blocks):
         return [item]
-    results: list[JsonObject] = [
-        {
-            "role": "tool",
-            "tool_call_id": block.get("tool_use_id"),
-            "content": text_of(block.get("content")),
-            "error": bool(block.get("is_error")),
-        }
-        for block in blocks
-        if block.get("type") == "tool_result"
-    ]
-    calls = [
-        {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}}
-        for block in blocks
-        if block.get("type") == "tool_use"
-    ]
+    messages: list[JsonObject] = []
+    calls: list[JsonObject] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            text, error = text_of(block.get("content")), bool(block.get("is_error"))
+            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text, "error": error})
+        elif block.get("type") == "tool_use":
+            calls.append(call_entry(block.get("name"), block.get("input"), block.get("id")))
     words = text_of([block for block in blocks if block.get("type") == "text"])
     speech = {"role": item.get("role"), "content": words, **({"tool_calls": calls} if calls else {})}
-    return [*results, *([speech] if words or calls else [])]
+    return [*messages, *([speech] if words or calls else [])]
 
 
 def chat_message(item: object) -> Message:

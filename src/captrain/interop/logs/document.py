@@ -19,27 +19,32 @@ SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
 
 
+LIST = object()
+ARRAY = ""
+"""Name of the list that a JSON array is."""
+
+
 class JsonDocument:
-    """The JSON object in a file.
+    """The JSON object or array in a file.
 
     Args:
         path: of the file.
         lists: names of members that are read element by element where they are lists.
 
-    `members` are all others, `counts` how many elements the lists have.
+    `members` are all others, `counts` how many elements the lists have, or the array.
 
     Raises:
         ValueError: the file is not JSON, or of no known encoding.
     """
 
-    def __init__(self, path: Path, lists: Collection[str]) -> None:
+    def __init__(self, path: Path, lists: Collection[str] = ()) -> None:
         self.path, self._lists = path, frozenset(lists)
         self.members: JsonObject = {}
         self.counts: dict[str, int] = {}
         for name, is_element, value in self._parts():
             if is_element:
                 self.counts[name] += 1
-            elif name in self._lists and value is LIST:
+            elif value is LIST:
                 self.counts[name] = 0
             else:
                 self.members[name] = value
@@ -52,12 +57,14 @@ class JsonDocument:
     def _parts(self) -> Iterator[tuple[str, bool, object]]:
         """Name, whether it is an element of a list, and value: a list comes as `LIST`, then its elements."""
         with _opened(self.path) as text:
-            if text.next() != "{":
-                for _ in text.items("[", "]") if text.next() == "[" else [text.value()]:
-                    pass
-                text.end()
-                return
-            for name in text.items("{", "}"):
+            beginning = text.next()
+            if beginning == "[":
+                yield ARRAY, False, LIST
+                for value in text.items("[", "]"):
+                    yield ARRAY, True, value
+            elif beginning != "{":
+                raise ValueError("it is neither an object nor an array")
+            for name in text.items("{", "}") if beginning == "{" else ():
                 if not isinstance(name, str):
                     raise ValueError("a name of a member is not a string")
                 text.take(":")
@@ -67,29 +74,6 @@ class JsonDocument:
                         yield name, True, value
                 else:
                     yield name, False, text.value()
-            text.end()
-
-
-LIST = object()
-
-
-def is_array(path: Path) -> bool:
-    """Return whether a file begins like a JSON array."""
-    with _opened(path) as text:
-        return text.next() == "["
-
-
-def array_elements(path: Path) -> Iterator[object]:
-    """Yield the elements of the JSON array in a file, one in memory at a time.
-
-    Raises:
-        ValueError: the file is no JSON array; before the first element is taken from it.
-    """
-    for checked in (False, True):
-        with _opened(path) as text:
-            for value in text.items("[", "]"):
-                if checked:
-                    yield value
             text.end()
 
 

@@ -17,7 +17,7 @@ from typing import IO
 
 from captrain.errors import UserError
 from captrain.interop.logs.chat import chat_rollout
-from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of
+from captrain.interop.logs.source import MALFORMED, Source, call_entry, entries_of, reason_of
 from captrain.records import MOST, JsonObject, Rollout, file_digest
 
 ATTACHED = 1 << 26
@@ -59,25 +59,19 @@ def read_document(path: Path, members: JsonObject, samples: Iterator[object]) ->
 def _source(path: Path, header: JsonObject, samples: Iterator[tuple[str, object]]) -> Source:
     file, evaluation = file_digest(path), header.get("eval") or {}
     about = {"format": "Inspect", "version": header.get("version"), "task": evaluation.get("task")}
-    entries = (
-        (place, entry_of(partial(_rollout, file, number, sample, evaluation)))
-        for number, (place, sample) in enumerate(samples, start=1)
-    )
-    return Source(file, {**about, "agent": {"model": evaluation.get("model")}}, entries, {})
+    model = evaluation.get("model")
+    entries = entries_of(samples, partial(_rollout, file, model or "unknown"))
+    return Source(file, {**about, "agent": {"model": model}}, entries, {})
 
 
 def _samples(path: Path) -> Iterator[tuple[str, object]]:
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             if entry.filename.startswith("samples/") and entry.filename.endswith(".json"):
-                yield entry.filename, _document(archive, entry)
-
-
-def _document(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> object:
-    try:
-        return json.loads(_member(archive, entry))
-    except (*MALFORMED, *DAMAGED) as error:
-        return f"it does not unpack: {reason_of(error)}"
+                try:
+                    yield entry.filename, json.loads(_member(archive, entry))
+                except (*MALFORMED, *DAMAGED) as error:
+                    yield entry.filename, f"it does not unpack: {reason_of(error)}"
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
@@ -113,52 +107,41 @@ def _bounded(member: IO[bytes]) -> bytes:
     return content
 
 
-def _rollout(file: str, number: int, sample: object, evaluation: JsonObject) -> Rollout | str:
-    if not isinstance(sample, dict):
-        return sample if isinstance(sample, str) else "it is not an object"
+def _rollout(file: str, model: object, number: int, sample: JsonObject) -> Rollout | str:
     if sample.get("invalidation"):
         return "the sample was invalidated"
-    attachments = _Attachments(sample.get("attachments") or {})
     scores, error = sample.get("scores") or {}, sample.get("error")
     value = next(iter(scores.values()), {}).get("value") if scores else None
+    # Each attachment is put in as often as it is referred to, but bounded altogether.
+    texts, length = sample.get("attachments") or {}, 0
+
+    def attachment(match: re.Match[str]) -> str:
+        nonlocal length
+        text = str(texts.get(match.group(1), match.group()))
+        length += len(text)
+        if length > ATTACHED:
+            raise ValueError(f"its attachments come to more than {ATTACHED >> 20} MiB")
+        return text
+
+    messages: list[JsonObject] = []
+    for message in sample.get("messages") or []:
+        text = message.get("content")
+        content = ATTACHMENT.sub(attachment, text) if isinstance(text, str) else text
+        calls = [
+            call_entry(call.get("function"), call.get("arguments"), call.get("id"))
+            for call in message.get("tool_calls") or []
+        ]
+        messages.append({**message, "content": content, "error": bool(message.get("error")), "tool_calls": calls})
     row = {
-        "messages": [_message(message, attachments) for message in sample.get("messages") or []],
+        "messages": messages,
         "reward": 0.0 if error and value is None else VALUES.get(value, value) if isinstance(value, str) else value,
         "task_id": sample.get("id"),
         "trial": max(0, int(sample.get("epoch") or 1) - 1),
-        "model": evaluation.get("model") or "unknown",
+        "model": model,
         "reference": _reference(sample.get("target")),
         "fault": str(error.get("message", error) if isinstance(error, dict) else error) if error else None,
     }
     return chat_rollout(file, number, row)
-
-
-class _Attachments:
-    """Attachments of one sample, put into its texts: each as often as it is referred to, but bounded altogether."""
-
-    def __init__(self, texts: JsonObject) -> None:
-        self._texts, self._length = texts, 0
-
-    def put(self, match: re.Match[str]) -> str:
-        """Return the attachment that a reference names; the reference where there is none."""
-        text = str(self._texts.get(match.group(1), match.group()))
-        self._length += len(text)
-        if self._length > ATTACHED:
-            raise ValueError(f"its attachments come to more than {ATTACHED >> 20} MiB")
-        return text
-
-
-def _message(message: JsonObject, attachments: _Attachments) -> JsonObject:
-    text = message.get("content")
-    if isinstance(text, str):
-        text = ATTACHMENT.sub(attachments.put, text)
-    chat = {**message, "content": text, "error": bool(message.get("error"))}
-    if calls := message.get("tool_calls"):
-        chat["tool_calls"] = [
-            {"id": call.get("id"), "function": {"name": call.get("function"), "arguments": call.get("arguments")}}
-            for call in calls
-        ]
-    return chat
 
 
 def _reference(target: object) -> list[JsonObject]:
@@ -168,7 +151,7 @@ def _reference(target: object) -> list[JsonObject]:
     if not all(matches):
         return []
     return [
-        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": match[1], "arguments": match[2]}}]}
+        {"role": "assistant", "content": "", "tool_calls": [call_entry(match[1], match[2])]}
         for match in matches
         if match
     ]

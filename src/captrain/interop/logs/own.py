@@ -41,14 +41,12 @@ def _rollout(row: JsonObject, path: Path) -> Rollout | str:
     return rollout.model_copy(update={"messages": dialogue, "reference": reference})
 
 
-def tools_beside(path: Path) -> list[object]:
+def tools_beside(path: Path) -> object:
     """Read the schemas in `tools.json` beside a file of rollouts, none where it is missing or does not read."""
-    file = path.with_name(TOOLS)
     try:
-        schemas = json_of(file) if file.is_file() else []
+        return json_of(path.with_name(TOOLS))
     except (ValueError, RecursionError):
-        schemas = []
-    return schemas if isinstance(schemas, list) else []
+        return None
 
 
 ROLLOUTS = RowFormat("captrain's rollouts", _recognizes, _rollout)

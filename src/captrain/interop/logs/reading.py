@@ -8,24 +8,101 @@ with its reason.
 Logs may be larger than memory: files are read entry by entry, and rollouts wait on disk for whoever reads them.
 """
 
+import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.nearest import nearest_shape
-from captrain.interop.logs.records import RowFormat, first_objects, is_lines
-from captrain.interop.logs.source import MALFORMED, Source, reason_of, schema_of
-from captrain.interop.logs.table import OF_JSON, has_columns, is_table
-from captrain.interop.logs.traces import RunsOf, read_traces
+from captrain.interop.logs import (
+    agentdojo,
+    atif,
+    bfcl,
+    chat,
+    exchange,
+    inspect,
+    langfuse,
+    langsmith,
+    nemo_gym,
+    own,
+    spans,
+    tau2,
+    tau_bench,
+    toolsandbox,
+    verifiers,
+)
+from captrain.interop.logs.document import ARRAY, JsonDocument
+from captrain.interop.logs.records import OF_JSON, first_objects, has_columns, is_lines, is_table
+from captrain.interop.logs.source import MALFORMED, Source, reason_of, schemas_by_name
+from captrain.interop.logs.traces import read_traces
 from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SAMPLES = "samples"
 FEW_ENTRIES = 9
 """A file of more entries of which most do not read is refused: it is not what it was taken for."""
+TRACES = (
+    ("OpenTelemetry spans", spans.recognizes_spans, spans.span_runs),
+    ("LangSmith runs", langsmith.recognizes_langsmith, langsmith.langsmith_runs),
+    ("Langfuse export", langfuse.recognizes_langfuse, langfuse.langfuse_runs),
+)
+"""Formats of traces: what their rows are called, how one is known, and how it is read."""
+ROWS = (
+    own.ROLLOUTS,
+    verifiers.VERIFIERS,
+    nemo_gym.NEMO_GYM,
+    atif.ATIF,
+    agentdojo.AGENTDOJO,
+    tau_bench.TAU_BENCH,
+    exchange.RESPONSES,
+    chat.LANGCHAIN,
+    chat.SHAREGPT,
+    chat.ITEMS,
+    chat.CHAT,
+)
+"""Formats of rows, the more particular first."""
+IN_MEMORY = "rows in memory.jsonl"
+EXAMPLE = """\
+{"messages": [{"role": "user", "content": "Cancel order 7."},
+              {"role": "assistant", "content": "Order 7 is cancelled."}],
+ "reward": 1}"""
+"""The simplest that is read: one such object, or one a line."""
+REMEDY = (
+    "give a format that docs/diagnose.md lists (ToolSandbox by its folder with result_summary.json), or an object like "
+    f"this for each dialogue, 1 for passed and 0 for failed:\n{EXAMPLE}"
+)
+SHAPES: dict[str, tuple[str, ...]] = {
+    "chats": ("messages", "reward"),
+    "ShareGPT": ("conversations", "reward"),
+    "OpenAI Responses items": ("input", "output", "reward"),
+    "runs of LangSmith": ("id", "trace_id", "run_type", "inputs", "outputs", "feedback_stats"),
+    "observations of Langfuse": ("id", "traceId", "type", "input", "output"),
+    "spans of OpenTelemetry": ("trace_id", "attributes"),
+    "tau-bench": ("task_id", "traj", "info", "reward"),
+    "tau2": ("tasks", "simulations"),
+    "ToolSandbox": ("per_scenario_results",),
+    "Inspect": ("eval", "samples"),
+    "verifiers": ("task", "traces"),
+    "NeMo Gym": ("responses_create_params", "response", "reward"),
+    "AgentDojo": ("suite_name", "user_task_id", "messages", "utility"),
+    "ATIF": ("schema_version", "agent", "steps"),
+    "BFCL": ("id", "result", "inference_log"),
+    "captrain's rollouts": ("task", "policy", "messages", "outcome"),
+}
+"""The members by which each is known, the simplest first: it is named where nothing speaks for another."""
+RARITY = {name: 1 / sum(name in shape for shape in SHAPES.values()) for shape in SHAPES.values() for name in shape}
+"""Weigh how much a member says of the format that it is in."""
+LIKE = 0.75
+"""Likeness of names from which on one stands for the other."""
+NAMES = 8
+"""Members of an unknown file that are told."""
 LIST_LENGTH = 200
 """Entries that were not read and are listed one by one; of more there is the number alone."""
 
@@ -81,9 +158,7 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets
         UserError: a path does not exist, there is not one rollout in all of them, or most entries of a file do not
             read; the reasons are named.
     """
-    from captrain.interop.logs.spans import read_scores
-
-    rewards = read_scores(scores) if scores is not None else {}
+    rewards = spans.read_scores(scores) if scores is not None else {}
     censor = (lambda value: value) if keep_secrets else censored
     rollouts, calls = Spool(Rollout), _CallShapes()
     skipped: list[Skipped] = []
@@ -156,15 +231,48 @@ def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
     return Logs(spool, [*schemas.values()], {}, [], [source], frozenset(schemas))
 
 
-EXAMPLE = """\
-{"messages": [{"role": "user", "content": "Cancel order 7."},
-              {"role": "assistant", "content": "Order 7 is cancelled."}],
- "reward": 1}"""
-"""The simplest that is read: one such object, or one a line."""
-REMEDY = (
-    "give a format that docs/diagnose.md lists (ToolSandbox by its folder with result_summary.json), or an object like "
-    f"this for each dialogue, 1 for passed and 0 for failed:\n{EXAMPLE}"
-)
+def logs_of_rows(rows: "Iterable[object] | pd.DataFrame", scores: Path | None = None) -> Logs:
+    """Read rows as a file of such lines is read.
+
+    Args:
+        rows: objects of any format of rows that docs/diagnose.md lists, messages of LangChain or pydantic inside them
+            as they are; or a frame with a row for each rollout, whose cells may be JSON text.
+        scores: as of `read_logs`.
+
+    Raises:
+        UserError: a row is no object, or they do not read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, IN_MEMORY)
+        with path.open("w") as file:
+            for number, row in enumerate(_records(rows)):
+                content = _plain(row)
+                if not isinstance(content, Mapping):
+                    raise UserError(f"row {number} is not an object but {type(row).__name__}", REMEDY)
+                try:
+                    file.write(json.dumps({**content}, default=_plain) + "\n")
+                except (TypeError, ValueError, RecursionError):
+                    raise UserError(f"row {number} holds what JSON cannot say", REMEDY) from None
+        return read_logs([path], scores)
+
+
+def _records(rows: "Iterable[object] | pd.DataFrame") -> Iterable[object]:
+    """Convert the rows of a frame to objects, its JSON texts to what they say, without what is missing."""
+    if not hasattr(rows, "columns"):
+        return rows
+    frame: pd.DataFrame = rows  # pyright: ignore[reportAssignmentType]
+    names = [str(name) for name in frame.columns]
+    missing = frame.isna().to_numpy()
+    rows = (zip(names, row, missing[number], strict=True) for number, row in enumerate(frame.itertuples(False, None)))
+    return ({name: exchange.loaded(value) for name, value, is_none in row if not is_none} for row in rows)
+
+
+def _plain(value: object) -> object:
+    """Convert a value that JSON does not know: pydantic records by their fields, arrays as lists, all else as text."""
+    for name, options in (("model_dump", {"mode": "json"}), ("tolist", {})):
+        if method := getattr(value, name, None):
+            return method(**options)
+    return value if isinstance(value, Mapping) else str(value)
 
 
 class Unreadable(Exception):
@@ -173,9 +281,6 @@ class Unreadable(Exception):
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """Yield the files behind the paths that hold results: those given, and in folders those that look like results."""
-    from captrain.interop.logs.atif import RESULT
-    from captrain.interop.logs.bfcl import results_of
-
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist", REMEDY)
@@ -187,46 +292,42 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         elif (path / "results.json").exists():
             yield path / "results.json"
         else:
-            files = {file for file in path.rglob("*") if file.is_file() and _is_of_logs(file)}
+            # A table may be of anything: its columns tell whether it holds dialogues.
+            files = {
+                file
+                for file in path.rglob("*")
+                if file.is_file()
+                and (
+                    file.suffix in OF_JSON
+                    or (file.suffix in (".csv", ".tsv") and has_columns(file, (*chat.MESSAGES, "input")))
+                )
+            }
             # Harbor's result of a trial stands for no rollout of its own.
             trajectories = [file for file in files if file.name.startswith("trajectory")]
-            trials = {folder / RESULT for file in trajectories for folder in (file.parent, file.parent.parent)}
+            trials = {folder / atif.RESULT for file in trajectories for folder in (file.parent, file.parent.parent)}
             absolute = {file.absolute() for file in files}  # of scores that are read with their results
-            yield from sorted(file for file in files - trials if results_of(file) not in absolute)
-
-
-def _is_of_logs(file: Path) -> bool:
-    """Tell whether a file of a folder may be one of logs: by its name, and of a table by its columns."""
-    from captrain.interop.logs.chat import MESSAGES
-
-    is_dialogues = file.suffix in (".csv", ".tsv") and has_columns(file, (*MESSAGES, "input"))
-    return file.suffix in OF_JSON or is_dialogues
+            yield from sorted(file for file in files - trials if bfcl.results_of(file) not in absolute)
 
 
 def _read(path: Path, scores: Mapping[str, float]) -> Source:
     """Read a file by what it holds: an archive, an object with lists of its own, or rows."""
-    from captrain.interop.logs import bfcl, chat, inspect, own, tau2, toolsandbox
-
     members: Collection[str] = ()
     try:
         if inspect.is_archive(path):
             return inspect.read_archive(path)
         if not is_table(path) and not is_lines(path):
             document = JsonDocument(path, (toolsandbox.SCENARIOS, tau2.SIMULATIONS, SAMPLES))
-            formats: tuple[tuple[str, Callable[[JsonDocument], Source]], ...] = (
-                (toolsandbox.SCENARIOS, toolsandbox.read_toolsandbox),
-                (tau2.SIMULATIONS, tau2.read_tau2),
-                ("simulation_index", tau2.read_tau2),
-                (SAMPLES, lambda log: inspect.read_document(path, log.members, log.elements(SAMPLES))),
-            )
-            for key, reader in formats:
-                if key in document.members or key in document.counts:
-                    return reader(document)
-            members = document.members
+            members = {*document.members, *document.counts} - {ARRAY}
+            if toolsandbox.SCENARIOS in members:
+                return toolsandbox.read_toolsandbox(document)
+            if {tau2.SIMULATIONS, "simulation_index"} & members:
+                return tau2.read_tau2(document)
+            if SAMPLES in members:
+                return inspect.read_document(path, document.members, document.elements(SAMPLES))
         rows = first_objects(path)
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"it is not JSON: {reason_of(error)}") from None
-    for name, recognizes, runs_of in _trace_formats():
+    for name, recognizes, runs_of in TRACES:
         if any(_holds(recognizes, row) for row in rows):
             return read_traces(path, name, runs_of, scores)
     if rows and tau2.is_simulation(rows[0]):
@@ -236,14 +337,13 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
             return bfcl.read_bfcl(path)
         except MALFORMED as error:
             raise Unreadable(f"its scores do not read: {reason_of(error)}") from None
-    matches = (entry for row in rows for entry in _row_formats() if _holds(entry.recognizes, row))
+    matches = (entry for row in rows for entry in ROWS if _holds(entry.recognizes, row))
     row_format = next(matches, None)
     if row_format is None and (rows or path.suffix != ".jsonl"):
-        raise Unreadable(f"it is of no known format: {nearest_shape(rows[0] if rows else members)}")
+        raise Unreadable(f"it is of no known format: {_nearest_shape(rows[0] if rows else members)}")
     source = chat.read_rows(path, row_format or chat.CHAT)
     if row_format is own.ROLLOUTS:
-        schemas = map(schema_of, own.tools_beside(path))
-        source.tools.update({schema["function"]["name"]: schema for schema in schemas if schema})
+        source.tools.update(schemas_by_name(own.tools_beside(path)))
     return source
 
 
@@ -254,30 +354,26 @@ def _holds(recognizes: Callable[[JsonObject], bool], row: JsonObject) -> bool:
         return False
 
 
-def _trace_formats() -> tuple[tuple[str, Callable[[JsonObject], bool], RunsOf], ...]:
-    """List the formats of traces: what their rows are called, how one is known, and how it is read."""
-    from captrain.interop.logs import langfuse, langsmith, spans
-
-    return (
-        ("OpenTelemetry spans", spans.recognizes_spans, spans.span_runs),
-        ("LangSmith runs", langsmith.recognizes_langsmith, langsmith.langsmith_runs),
-        ("Langfuse export", langfuse.recognizes_langfuse, langfuse.langfuse_runs),
-    )
-
-
-def _row_formats() -> tuple[RowFormat, ...]:
-    """List the formats of rows, the more particular first."""
-    from captrain.interop.logs.agentdojo import AGENTDOJO
-    from captrain.interop.logs.atif import ATIF
-    from captrain.interop.logs.chat import CHAT, ITEMS, LANGCHAIN, SHAREGPT
-    from captrain.interop.logs.exchange import RESPONSES
-    from captrain.interop.logs.nemo_gym import NEMO_GYM
-    from captrain.interop.logs.own import ROLLOUTS
-    from captrain.interop.logs.tau_bench import TAU_BENCH
-    from captrain.interop.logs.verifiers import VERIFIERS
-
-    particular = (ROLLOUTS, VERIFIERS, NEMO_GYM, ATIF, AGENTDOJO, TAU_BENCH)
-    return (*particular, RESPONSES, LANGCHAIN, SHAREGPT, ITEMS, CHAT)
+def _nearest_shape(members: Collection[str]) -> str:
+    """Name the known format that has the most of these members, what of it is missing, and what is there instead."""
+    names = sorted(plain(str(name)[:80]) for name in members)
+    if {"role", "content"} <= {*names} or {"from", "value"} <= {*names}:
+        return "it looks nearest to chats: a message is a row of its own, where a row holds a list of `messages`"
+    lacks = {shape: [name for name in keys if name not in names] for shape, keys in SHAPES.items()}
+    close = {shape: [get_close_matches(name, names, 1, LIKE) for name in missing] for shape, missing in lacks.items()}
+    support = {
+        shape: sum(RARITY[name] for name in {*keys} - {*lacks[shape]})
+        + sum(RARITY[name] for name, match in zip(lacks[shape], close[shape], strict=True) if match) / 2
+        for shape, keys in SHAPES.items()
+    }
+    best = max(SHAPES, key=lambda name: (support[name], -len(lacks[name])))
+    shape = best if support[best] else next(iter(SHAPES))
+    like = [f" (it has {match[0]})" if match else "" for match in close[shape]]
+    missing = [f"{name}{hint}" for name, hint in zip(lacks[shape], like, strict=True)]
+    if not missing:
+        return f"it looks nearest to {shape}: its {SHAPES[shape][0]} is of another form"
+    holds = f"; it holds {', '.join(names[:NAMES])}{' ...' if len(names) > NAMES else ''}" if names else ""
+    return f"it looks nearest to {shape}: lacks {', '.join(missing)}{holds}"
 
 
 class _CallShapes:

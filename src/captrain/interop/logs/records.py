@@ -1,21 +1,30 @@
-"""Records of a file of rows: JSON lines, a JSON array, a single JSON object, or a CSV, one by one.
+"""Records of a file of rows: JSON lines, a JSON array, a single JSON object, or a CSV whose cells hold JSON.
 
 A format of rows says of one row whether it is its own, and makes it a row of a chat (`captrain.interop.logs.chat`); so
 it need not know how rows are stored, and every format is read from all of these.
 """
 
+import ast
+import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from captrain.interop.logs.document import CHUNK, array_elements, is_array
-from captrain.interop.logs.source import json_of, reason_of
-from captrain.interop.logs.table import is_table, table_rows
+from captrain.interop.logs.document import ARRAY, CHUNK, JsonDocument
+from captrain.interop.logs.source import reason_of
 from captrain.records import JsonObject, Rollout
 
 FIRST = 20
+LONGEST = 1 << 26
+"""Characters of a cell: a dialogue is long, and a quote that nothing closes takes all that follows."""
+OF_JSON = (".json", ".jsonl", ".eval")
+DELIMITERS = ",;\t"
+TRUTHS = {"true": True, "false": False}
+WRITTEN_BY_PANDAS = 1 << 20
+"""Characters of a list in Python's notation that is read, as `DataFrame.to_csv` writes one."""
 Row = tuple[str, object]
 """A place in the file, and what stands there: text where it does not read."""
 
@@ -27,7 +36,7 @@ class RowFormat:
 
     name: str
     recognizes: Callable[[JsonObject], bool]
-    chat_row: Callable[[JsonObject, Path], JsonObject | Rollout | str]
+    chat_row: Callable[[JsonObject, Path], JsonObject | Rollout | str] = lambda row, path: row
 
 
 def is_lines(path: Path) -> bool:
@@ -63,7 +72,8 @@ def rows_of(path: Path) -> Iterator[Row]:
         yield from table_rows(path)
         return
     if not is_lines(path):
-        entries = array_elements(path) if is_array(path) else [json_of(path)]
+        document = JsonDocument(path)
+        entries = document.elements(ARRAY) if ARRAY in document.counts else [document.members]
         yield from ((f"entry {number}", entry) for number, entry in enumerate(entries, start=1))
         return
     with path.open("rb") as lines:
@@ -78,3 +88,46 @@ def rows_of(path: Path) -> Iterator[Row]:
 def first_objects(path: Path) -> list[JsonObject]:
     """Read the first rows that are objects, by which a file is known."""
     return [*islice((row for _, row in rows_of(path) if isinstance(row, dict)), FIRST)]
+
+
+def is_table(path: Path) -> bool:
+    """Tell whether a file is no JSON by its name nor by its first character."""
+    if path.suffix in OF_JSON:
+        return False
+    with path.open("rb") as file:
+        beginning = file.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return bool(beginning) and beginning[:1] not in (b"{", b"[") and any(ord(sign) in beginning for sign in DELIMITERS)
+
+
+def has_columns(path: Path, names: Collection[str]) -> bool:
+    """Tell whether a table has one of these columns."""
+    _, row = next(iter(table_rows(path)), ("", None))
+    return isinstance(row, dict) and bool({*names} & {*row})
+
+
+def table_rows(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield each row as an object, by the names in the first; text from where on the table does not read."""
+    csv.field_size_limit(LONGEST)
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        header = file.readline(LONGEST)
+        file.seek(0)
+        rows = csv.DictReader(file, delimiter=max(DELIMITERS, key=header.count))
+        try:
+            for number, row in enumerate(rows, start=2):
+                yield f"row {number}", {name: _value(cell) for name, cell in row.items() if isinstance(name, str)}
+        except csv.Error as error:
+            yield "the remainder", f"it is not a table: {reason_of(ValueError(str(error)))}"
+
+
+def _value(cell: object) -> object:
+    """Read a cell: nothing, JSON, a list in Python's notation, or words."""
+    if not isinstance(cell, str) or not cell.strip():
+        return None
+    if cell.lower() in TRUTHS:
+        return TRUTHS[cell.lower()]
+    with suppress(ValueError, RecursionError):
+        return json.loads(cell)
+    if cell.startswith("[{") and len(cell) <= WRITTEN_BY_PANDAS:
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(cell)
+    return cell

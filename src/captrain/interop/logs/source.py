@@ -1,12 +1,12 @@
 """One file of logs as its format reads it, and what all formats do alike: records, arguments, texts, no credentials.
 
-A format may count on nothing: whatever stands where it looks, `entry_of` makes it a record or the reason why there is
+A format may count on nothing: whatever stands where it looks, `entries_of` makes it a record or the reason why there is
 none, and the next entry is read.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,15 @@ class Source:
     policies: dict[str, str] = field(default_factory=dict[str, str])
 
 
-class _Function(BaseModel):
-    name: str
-    description: str | None = None
-    parameters: "_Parameters | None" = None
-
-
 class _Parameters(BaseModel):
     properties: dict[str, JsonObject] | None = None
     required: list[str] | None = None
+
+
+class _Function(BaseModel):
+    name: str
+    description: str | None = None
+    parameters: _Parameters | None = None
 
 
 def reason_of(error: Exception) -> str:
@@ -78,12 +78,29 @@ def json_of(path: Path) -> Any:
         raise ValueError(error.problem) from None
 
 
-def entry_of(read: Callable[[], Rollout | str]) -> Rollout | str:
-    """Read an entry into its record, or the reason why there is none."""
-    try:
-        return read()
-    except MALFORMED as error:
-        return f"it does not read: {reason_of(error)}"
+def entries_of(
+    values: Iterable[tuple[str, object]], read: Callable[[int, JsonObject], Rollout | str], first: int = 1
+) -> Iterator[tuple[str, Rollout | str]]:
+    """Read each value into its record, or the reason why there is none.
+
+    Args:
+        values: places and what stands there, text where it does not read.
+        read: takes an object and its number.
+        first: number of the first.
+    """
+    for number, (place, value) in enumerate(values, start=first):
+        if not isinstance(value, dict):
+            yield place, value if isinstance(value, str) else "it is not an object"
+            continue
+        try:
+            yield place, read(number, value)
+        except MALFORMED as error:
+            yield place, f"it does not read: {reason_of(error)}"
+
+
+def call_entry(name: object, arguments: object, call_id: object = None) -> JsonObject:
+    """Make a call as a chat's messages hold it."""
+    return {"id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
 def schema_of(tool: object) -> JsonObject | None:
@@ -102,7 +119,13 @@ def schema_of(tool: object) -> JsonObject | None:
     return {"type": "function", "function": content}
 
 
-def well_formed(value: object) -> object:
+def schemas_by_name(tools: object) -> dict[str, JsonObject]:
+    """Reduce schemas of tools to those that are some, by name."""
+    schemas = map(schema_of, tools if isinstance(tools, list) else [])
+    return {schema["function"]["name"]: schema for schema in schemas if schema}
+
+
+def well_formed(value: Any) -> Any:
     """Replace halves of characters, which JSON can spell and no file holds, in the texts of a JSON value."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode(errors="replace").decode()
@@ -139,43 +162,25 @@ def record_of_entry(
         return f"the reward {reward} is not between 0 and 1"
     if not messages:
         return "there are no messages"
+    calls = [call for message in messages + (reference or []) for call in message.get("tool_calls") or []]
+    if not all(isinstance(call["function"]["name"], str) for call in calls):
+        raise ValueError("a call in it has no name")
     passed = reward >= PERFECT
-    messages, reference = _texts(messages), _texts(reference or [])
-    task, environment, policy = _text(task), _text(environment), _text(policy)
+    task, environment, policy = map(well_formed, (task, environment, policy))
     more = {"recorded_reward": float(reward)} if fault else {}
     return Rollout(
         id=digest(file, index)[:12],
         environment=environment,
-        task=Task(id=f"{environment}/{task}", split="discovery", data=_object({**data, "task": task, **more})),
+        task=Task(id=f"{environment}/{task}", split="discovery", data=well_formed({**data, "task": task, **more})),
         trial=trial,
         purpose="diagnosis",
         policy=policy,
-        messages=messages,
-        reference=reference,
+        messages=well_formed(messages),
+        reference=well_formed(reference or []),
         score=None if fault else Score(reward=float(reward), success=passed, parts=dict(parts or {})),
         outcome="error" if fault else "passed" if passed else "failed",
-        error=_text(fault) if fault else None,
+        error=well_formed(fault) if fault else None,
     )
-
-
-def _texts(messages: list[Message]) -> list[Message]:
-    """Make the messages well-formed.
-
-    Raises:
-        ValueError: a call has no name.
-    """
-    for message in messages:
-        if not all(isinstance(call["function"]["name"], str) for call in message.get("tool_calls") or []):
-            raise ValueError("a call in it has no name")
-    return [_object(message) for message in messages]
-
-
-def _object(value: JsonObject) -> JsonObject:
-    return {_text(name): well_formed(element) for name, element in value.items()}
-
-
-def _text(text: str) -> str:
-    return text.encode(errors="replace").decode()
 
 
 def cleaned(value: object) -> object:
@@ -200,11 +205,3 @@ def text_of(content: object) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
     return "" if content is None else str(content)
-
-
-def models(source: object) -> JsonObject:
-    """Pick model, temperature and seed from settings that may hold keys and hosts."""
-    source = source if isinstance(source, Mapping) else {}
-    settings = source.get("llm_args")
-    sampling = {name: settings.get(name) for name in ("temperature", "seed")} if isinstance(settings, Mapping) else {}
-    return {"model": source.get("llm"), **{name: value for name, value in sampling.items() if value is not None}}

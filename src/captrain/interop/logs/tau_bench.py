@@ -7,6 +7,7 @@ failure: with a trajectory it is a fault, and without one the row is left out, w
 from pathlib import Path
 
 from captrain.interop.logs.records import RowFormat
+from captrain.interop.logs.source import call_entry
 from captrain.records import JsonObject, Message
 
 WORDS = "respond"
@@ -43,21 +44,9 @@ def _message(message: JsonObject) -> JsonObject:
 
 
 def _reference(task: JsonObject) -> list[Message]:
-    calls: list[Message] = [
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {
-                    "id": f"gold-{number}",
-                    "type": "function",
-                    "function": {"name": action["name"], "arguments": action.get("kwargs") or action.get("arguments")},
-                }
-            ],
-        }
-        for number, action in enumerate(task.get("actions") or [])
-        if action["name"] != WORDS
-    ]
+    actions = [action for action in task.get("actions") or [] if action["name"] != WORDS]
+    entries = [call_entry(action["name"], action["kwargs"], f"gold-{place}") for place, action in enumerate(actions)]
+    calls: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [entry]} for entry in entries]
     informs = [str(output) for output in task.get("outputs") or []]
     return [*calls, *([{"role": "assistant", "content": "", "informs": informs}] if informs else [])]
 

@@ -6,14 +6,13 @@ service behind them is skipped.
 """
 
 import json
-from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.source import MALFORMED, Source, entry_of, json_of, reason_of, record_of_entry
-from captrain.records import JsonObject, Message, Rollout, file_digest
+from captrain.interop.logs.source import Source, entries_of, json_of, record_of_entry
+from captrain.records import JsonObject, Rollout, file_digest
 
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
 NO_KEY = "RAPID_API_KEY"
@@ -24,21 +23,15 @@ def read_toolsandbox(document: JsonDocument) -> Source:
     """Read the scenarios of a result folder."""
     file = file_digest(document.path)
     about = {"format": "ToolSandbox", "commit": document.members.get("git_sha")}
-    return Source(file, about, _entries(document, file), {})
+    results = (result if isinstance(result, dict) else {} for result in document.elements(SCENARIOS))
+    places = ((f"scenario {result.get('name') or number}", result) for number, result in enumerate(results))
+    return Source(file, about, entries_of(places, partial(_rollout, document.path, file), first=0), {})
 
 
-def _entries(document: JsonDocument, file: str) -> Iterator[tuple[str, Rollout | str]]:
-    for index, result in enumerate(document.elements(SCENARIOS)):
-        name = result.get("name") if isinstance(result, dict) else None
-        place = f"scenario {name}" if name else f"scenario {index}"
-        if isinstance(result, dict) and isinstance(name, str) and name:
-            yield place, entry_of(partial(_rollout, document.path, file, index, result, name))
-        else:
-            yield place, "it has no name"
-
-
-def _rollout(path: Path, file: str, index: int, result: JsonObject, name: str) -> Rollout | str:
-    fault = None
+def _rollout(path: Path, file: str, index: int, result: JsonObject) -> Rollout | str:
+    name, fault = result.get("name"), None
+    if not isinstance(name, str) or not name:
+        return "it has no name"
     if result.get("exception_type"):
         if NO_KEY in str(result.get("traceback")):
             return "it needs an external key"
@@ -48,11 +41,13 @@ def _rollout(path: Path, file: str, index: int, result: JsonObject, name: str) -
     conversation = path.parent / "trajectories" / name / "conversation.json"
     if not conversation.is_file():
         return f"trajectories/{name}/conversation.json is missing" + (f" ({fault})" if fault else "")
-    try:
-        turns = json_of(conversation)
-        messages = [_message(turn) for turn in turns]
-    except MALFORMED as error:
-        return f"trajectories/{name}/conversation.json does not read: {reason_of(error)}"
+    turns = json_of(conversation)
+    messages = [chat_message(turn) for turn in turns]
+    for message in messages:
+        # A tool answered with an exception: its last line is then `SomeError: ...`.
+        error, colon, _ = message["content"].strip().rpartition("\n")[2].partition(":")
+        if message["role"] == "tool" and colon and error.isidentifier() and error.endswith(("Error", "Exception")):
+            message["error"] = True
     milestones, parts = _milestones(turns, result)
     kinds = [str(category).lower() for category in result.get("categories") or []]
     return record_of_entry(
@@ -69,19 +64,6 @@ def _rollout(path: Path, file: str, index: int, result: JsonObject, name: str) -
     )
 
 
-def _message(turn: JsonObject) -> Message:
-    chat = chat_message(turn)
-    if chat["role"] == "tool" and _raised(chat["content"]):
-        chat["error"] = True
-    return chat
-
-
-def _raised(content: str) -> bool:
-    """Return whether a tool answered with an exception: its last line is then `SomeError: ...`."""
-    name, colon, _ = content.strip().rpartition("\n")[2].partition(":")
-    return bool(colon) and name.isidentifier() and name.endswith(("Error", "Exception"))
-
-
 def _milestones(turns: list[JsonObject], result: JsonObject) -> tuple[list[JsonObject], dict[str, float]]:
     """Collect the checks of each milestone and minefield, and how far each was met: 1 is met, or for a minefield not
     entered.
@@ -89,24 +71,21 @@ def _milestones(turns: list[JsonObject], result: JsonObject) -> tuple[list[JsonO
     Scores are in the summary; descriptions stand in the conversation at the message that matched best, and are empty
     where none did.
     """
-    milestones = {(kind, index): milestone for kind, index, milestone in _matches(turns)}
+    milestones: dict[tuple[str, int], JsonObject] = {}
+    for turn in turns:
+        details = turn.get(f"{turn.get('role')}_details") or {}
+        for kind in ("milestone", "minefield"):
+            for match in details.get(f"{kind}_matches") or []:
+                milestones[kind, int(match[f"{kind}_index"])] = match[kind]
     descriptions: list[JsonObject] = []
     parts: dict[str, float] = {}
     for kind in ("milestone", "minefield"):
-        mapping = result.get(f"{kind}_mapping")
-        for index, place in sorted((int(k), v) for k, v in mapping.items()) if isinstance(mapping, Mapping) else []:
+        mapping = result.get(f"{kind}_mapping") or {}
+        for index, place in sorted((int(k), v) for k, v in mapping.items()):
             score = float(place[1])
             descriptions.append(milestone_checks(milestones.get((kind, index), {}), kind == "minefield"))
             parts[f"milestone {len(descriptions)}"] = 1 - score if kind == "minefield" else score
     return descriptions, parts
-
-
-def _matches(turns: list[JsonObject]) -> Iterator[tuple[str, int, JsonObject]]:
-    for turn in turns:
-        details = turn.get(f"{turn.get('role')}_details")
-        for kind in ("milestone", "minefield"):
-            for match in (details.get(f"{kind}_matches") or []) if isinstance(details, Mapping) else []:
-                yield kind, int(match[f"{kind}_index"]), match[kind]
 
 
 def milestone_checks(milestone: JsonObject, minefield: bool) -> JsonObject:

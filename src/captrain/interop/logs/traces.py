@@ -11,7 +11,7 @@ from pathlib import Path
 
 from captrain.interop.logs.chat import REWARD, chat_rollout
 from captrain.interop.logs.records import rows_of
-from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of, schema_of
+from captrain.interop.logs.source import MALFORMED, Source, entries_of, reason_of, schemas_by_name
 from captrain.records import JsonObject, Rollout, file_digest
 
 
@@ -63,8 +63,7 @@ def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, fl
         trace.model = run.model or trace.model
         if run.messages and len(run.messages) >= trace.length:
             trace.length, trace.place = len(run.messages), int(place)
-        schemas = map(schema_of, run.tools if isinstance(run.tools, list) else [])
-        tools |= {schema["function"]["name"]: schema for schema in schemas if schema}
+        tools |= schemas_by_name(run.tools)
     file = file_digest(path)
 
     def entries() -> Iterator[tuple[str, Rollout | str]]:
@@ -76,8 +75,10 @@ def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, fl
                 reward = rewards[run.trace] if run.trace in rewards else reward_of(trace.scores)
                 task = run.trace if trace.task is None else trace.task
                 chat = {"messages": run.messages, "model": trace.model or "unknown", "task_id": task, "reward": reward}
-                ambiguity = reward if isinstance(reward, str) else None
-                yield f"trace {run.trace}", ambiguity or entry_of(partial(chat_rollout, file, int(place), chat))
+                if isinstance(reward, str):
+                    yield f"trace {run.trace}", reward
+                else:
+                    yield from entries_of([(f"trace {run.trace}", chat)], partial(chat_rollout, file), int(place))
         for key, trace in traces.items():
             if trace.place < 0 and (trace.scores or not any(places - {-1})):
                 yield f"trace {key}", "none of its runs holds messages"

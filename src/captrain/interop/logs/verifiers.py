@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from captrain.interop.logs.records import RowFormat
-from captrain.interop.logs.source import text_of
+from captrain.interop.logs.source import call_entry, text_of
 from captrain.records import JsonObject
 
 
@@ -51,8 +51,7 @@ def _task_id(task: object) -> object:
 
 def _message(message: JsonObject) -> JsonObject:
     calls = [
-        {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("arguments")}}
-        for call in message.get("tool_calls") or []
+        call_entry(call.get("name"), call.get("arguments"), call.get("id")) for call in message.get("tool_calls") or []
     ]
     return {**message, "tool_calls": calls} if calls else message
 

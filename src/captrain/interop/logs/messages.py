@@ -1,0 +1,113 @@
+"""Messages of LangChain, ShareGPT and OpenAI's Responses as messages of OpenAI's chat format.
+
+LangChain's, and so LangGraph's state, are as `messages_to_dict`, `dumpd` or `model_dump` give them. ShareGPT's have
+`from` and `value`, with calls in turns of their own or, as Hermes has it, between tags. Items of Responses are
+messages, calls and their outputs; reasoning is none of these.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeGuard
+
+from captrain.interop.logs.source import call_entry, text_of
+from captrain.records import JsonObject
+
+OF_LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+OF_SHAREGPT = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bing", "bard", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "tool", "function_response", "function"), "tool"),
+    **dict.fromkeys(("system", "developer"), "system"),
+}
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+TAG = re.compile(r"</?tool_response>")
+
+
+def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
+    """Return the type of a message and its fields, in whichever of the three forms; None for what is none."""
+    if not isinstance(item, Mapping) or "role" in item:
+        return None
+    inner = item.get("kwargs") if item.get("lc") else item.get("data", item)
+    if not isinstance(inner, Mapping) or "content" not in inner:
+        return None
+    kind = str(inner.get("type") or item.get("type")).removesuffix("MessageChunk").lower()
+    return (kind, inner) if kind in OF_LANGCHAIN or kind == "chat" else None
+
+
+def is_langchain(item: object) -> bool:
+    """Tell whether an object is a message of LangChain."""
+    return _fields(item) is not None
+
+
+def of_langchain(item: object) -> list[JsonObject]:
+    """Convert a message of LangChain to one of OpenAI's format."""
+    fields = _fields(item)
+    assert fields is not None
+    kind, inner = fields
+    entries = inner.get("tool_calls")
+    calls = [
+        call_entry(call.get("name"), call.get("args"), call.get("id"))
+        for call in (entries if isinstance(entries, list) else [])
+    ]
+    chat: JsonObject = {"role": OF_LANGCHAIN.get(kind, inner.get("role")), "content": text_of(inner.get("content"))}
+    if chat["role"] == "tool":
+        chat |= {"tool_call_id": inner.get("tool_call_id"), "error": inner.get("status") == "error"}
+    return [{**chat, "tool_calls": calls} if calls else chat]
+
+
+def is_sharegpt(item: object) -> TypeGuard[Mapping[str, object]]:
+    """Tell whether an object is a message of ShareGPT."""
+    return isinstance(item, Mapping) and isinstance(item.get("from"), str) and "value" in item
+
+
+def of_sharegpt(item: Mapping[str, object]) -> list[JsonObject]:
+    """Convert a message of ShareGPT to one of OpenAI's format.
+
+    Raises:
+        ValueError: a call in it is no JSON.
+    """
+    speaker, value = str(item["from"]), item["value"]
+    role, text = OF_SHAREGPT.get(speaker, speaker), value if isinstance(value, str) else json.dumps(value)
+    if role != "assistant":
+        return [{"role": role, "content": TAG.sub("", text).strip() if role == "tool" else text}]
+    texts = [text] if speaker == "function_call" else CALL.findall(text)
+    calls = [call for part in texts for call in _calls(json.loads(part))]
+    words = "" if speaker == "function_call" else CALL.sub("", text).strip() if calls else text
+    return [{"role": role, "content": words, **({"tool_calls": calls} if calls else {})}]
+
+
+def _calls(value: object) -> Iterable[JsonObject]:
+    """Yield the calls of a JSON value: one, or a list of them."""
+    for entry in value if isinstance(value, list) else [value]:
+        if not isinstance(entry, Mapping):
+            raise ValueError("a call in it is not an object")
+        function = entry.get("function", entry)
+        if not isinstance(function, Mapping):
+            raise ValueError("a call in it is not an object")
+        yield call_entry(function.get("name"), function.get("arguments"))
+
+
+def is_item(item: object) -> TypeGuard[Mapping[str, object]]:
+    """Tell whether an object is an item that no other format of messages has."""
+    kind = item.get("type") if isinstance(item, Mapping) else None
+    return isinstance(kind, str) and (kind == "reasoning" or kind.endswith(("_call", "_call_output")))
+
+
+def of_item(item: Mapping[str, object]) -> list[JsonObject]:
+    """Convert an item to messages of OpenAI's chat format: none, one, or a call and its result."""
+    kind, output = str(item["type"]), item.get("output")
+    name = item.get("call_id") or item.get("id")
+    result = {
+        "role": "tool",
+        "tool_call_id": name,
+        "content": json.dumps(output) if isinstance(output, Mapping) else text_of(output),
+    }
+    if kind == "reasoning":
+        return []
+    if kind.endswith("_output"):
+        return [result]
+    arguments = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), {})
+    entry = call_entry(item.get("name") or kind.removesuffix("_call"), arguments, name)
+    call = {"role": "assistant", "content": "", "tool_calls": [entry]}
+    return [call, result] if output is not None else [call]
