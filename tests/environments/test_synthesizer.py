@@ -210,7 +210,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", further(HOSTILE))
 def test_a_hostile_answer_is_confined_and_gets_its_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, (change, said) = "wrong_record", HOSTILE[kind]
-    monkeypatch.setattr("captrain.environments.sandbox.host.SECONDS", 2.0)
+    monkeypatch.setattr("captrain.environments.sandbox.forkserver.SECONDS", 2.0)
     against = make_standard(BENCHMARK, 5, SPEC.environments.model_copy(update={"rounds": 1}))
     with Answering(lambda body: answer(changed(name, change))) as server:
         server.use(monkeypatch)

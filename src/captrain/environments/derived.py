@@ -44,7 +44,7 @@ def derivable(benchmark: Component) -> None:
         UserError: it has no reference solutions, a model plays its user, its module imports more than the standard
             library, or its class cannot be found there.
     """
-    from captrain.environments.sandbox.host import MODULES
+    from captrain.environments.sandbox.forkserver import MODULES
 
     if "reference" in absences(benchmark):
         raise UserError(f"no environment can be derived from {benchmark.target}: it has no reference solutions", REMEDY)

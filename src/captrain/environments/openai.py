@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities import compact, fenced, line_of, rendered
 from captrain.config import Count, ModelAccess
-from captrain.environments.sandbox.host import MODULES
+from captrain.environments.sandbox.forkserver import MODULES
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.ledger import guard_split
 from captrain.models import AnswerUsage, Question, StructuredAnswers

@@ -101,7 +101,7 @@ def _schemas(subject: Subject, name: str) -> Check:
 
 def _imports(subject: Subject, name: str) -> Check:
     """Imports that cannot work where the file is confined fail; what else looks odd is only said."""
-    from captrain.environments.sandbox.host import MODULES
+    from captrain.environments.sandbox.forkserver import MODULES
 
     try:
         nodes = [*ast.walk(ast.parse(read_bytes(subject.path).decode()))]

@@ -25,7 +25,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from captrain.config import Environments
 from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
-from captrain.environments.sandbox.forkserver import waited
 from captrain.environments.worlds import Reopening
 from captrain.errors import EnvironmentFault
 from captrain.records import (
@@ -154,7 +153,7 @@ class Subject:
         source = read_bytes(path)
         self.bounds, self.text = against.bounds, _read(source.decode(errors="replace"))
         self._key, self._seconds = digest("passport", bytes_digest(source), seed), seconds
-        self._end, self._waited = None if seconds is None else time.monotonic() + seconds, waited()
+        self._end = None if seconds is None else time.monotonic() + seconds
         self.task_id = ""
         """The task last asked about: a fault is its."""
         self._answers: dict[tuple[str, str], Any] = {}
@@ -197,10 +196,8 @@ class Subject:
             EnvironmentFault: the examination has taken as long as it may.
         """
         if self._end is not None and time.monotonic() > self._end:
-            idle = waited() - self._waited
-            busy = f", {idle:.0f} s of which it waited for a processor" if idle > 1 else ""
             raise EnvironmentFault(
-                f"the examination was ended after {self._seconds:g} s (environments.seconds){busy}",
+                f"the examination was ended after {self._seconds:g} s (environments.seconds)",
                 "make the environment faster, or its tasks less; on a busy machine, raise environments.seconds",
             )
 
