@@ -19,9 +19,8 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
 from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
-from captrain.environments.audit import audit
 from captrain.environments.leakage import HeldOutTasks, runs_of
-from captrain.environments.passport import CHECKS, calibrate, failed_tool, run_checks, structure
+from captrain.environments.passport import CHECKS, audit, calibrate, failed_tool, run_checks, structure
 from captrain.environments.probes import calls_in_text, distance, random_agent, steps
 from captrain.environments.sandbox.confined import active_confinement, load_confined
 from captrain.environments.subject import Standard, Subject, make_standard

@@ -374,6 +374,11 @@ def test_hundreds_of_episodes_are_open_at_once_and_know_nothing_of_each_other(tm
         list(threads.map(lambda episode: episode.close(), opened))
     assert len(family() - before) <= 3
     opened.clear()
+    episode = target.open(tasks[0])
+    assert episode.messages and len(family() - before) <= 4
+    del episode  # not closed
+    target.score(tasks[0], [])
+    assert len(family() - before) <= 3
     del target, played
     assert only(before) and len(os.listdir("/proc/self/fd")) <= files
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from captrain.benchmarks import absences
 from captrain.capabilities import KINDS, Step, Toolbox, acts_of, says, text_of
 from captrain.config import Component
-from captrain.environments.own_text import DERIVED, IMPORTS, IN_WORKERS, MARK
+from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK
 from captrain.environments.passport import TRANSFER, failed_tool
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.errors import UserError

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from captrain.config import Component, Machine
 from captrain.contract import Target
-from captrain.environments.own_text import is_own_text
+from captrain.environments.loading import is_own_text, load_own, reopening
 from captrain.environments.passport import calibrate, failed_check, run_checks
 from captrain.environments.subject import Standard
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate, Synthesizer
-from captrain.environments.worlds import load_own, reopening
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry, guard_split, ledger_entry
 from captrain.models import Adapter

@@ -17,7 +17,7 @@ from itertools import combinations
 
 from captrain.config import ModelAccess
 from captrain.environments.derived import derive, missing_tools
-from captrain.environments.own_text import WORLD
+from captrain.environments.loading import WORLD
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.records import plain
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import Spec, compose_spec, load_choice, load_spec
-from captrain.environments.own_text import world_of
+from captrain.environments.loading import world_of
 from captrain.environments.publication import passport_page
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import examine, make_brief, make_passport

@@ -390,6 +390,15 @@ class ConfinedProcess:
 
     terminate = kill
 
+    def __del__(self) -> None:
+        """End an episode that nobody closes with its last reference, but not that of a process of ours which has merely
+        inherited it."""
+        if self.status is None:
+            if os.getpid() == self.owner:
+                self.kill()
+            if self._handle >= 0:
+                os.close(self._handle)
+
 
 def dismiss(worker: Worker) -> None:
     """End a process that nobody needs any more; nothing happens in a process of ours that has inherited it."""
