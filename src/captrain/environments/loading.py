@@ -30,9 +30,9 @@ WORLD = "benchmarks/servicedesk.py"
 TEMPLATES = "environments/templates"
 DERIVED = "environments/templates/derived.py.txt"
 MARK = "#constants\n"
-"""Where its values stand in it."""
+"""Place of its values in it."""
 IMPORTS = "\n\nimport json\nimport re\n\n\n"
-"""What stands before it."""
+"""Text before it."""
 IN_WORKERS = ("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.tau2.Tau2")
 """Benchmarks of ours that run in workers and have reference solutions: nothing else is opened for a file."""
 HEADER = re.compile(r'"""(?:(?!""")[^\\])*"""\n')

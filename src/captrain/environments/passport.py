@@ -17,6 +17,7 @@ from captrain.contract import Target, calls_of
 from captrain.environments import knowledge, probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
 from captrain.environments.loading import Reopening
+from captrain.environments.sandbox.forkserver import MODULES
 from captrain.environments.subject import Standard, Subject, acted, at_most, finding, limit, mean_at_most
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Check, JsonObject, Message, Passport, Rollout, Score, Task, digest, plain, read_bytes
@@ -26,7 +27,6 @@ ADVISED = 100
 DISTINCT = 0.95
 VALUES = 500
 """Values of a play that are told apart: a search for more takes as long as the environment likes."""
-SUSPECT = {"open", "exec", "eval", "compile", "__import__", "globals", "vars", "breakpoint", "input"}
 AUDITED = 16
 """Tasks of a training that are looked at."""
 DRIFT = 0.25
@@ -34,7 +34,6 @@ DRIFT = 0.25
 REFERENCE, IDLE = "reward of the reference solution", "reward of doing nothing"
 RANDOM = "reward of random calls"
 TRANSFER = "share of tasks with the failed step"
-LINT = "static reading finds only what does not hide"
 
 
 def run_checks(
@@ -99,30 +98,26 @@ def _schemas(subject: Subject, name: str) -> Check:
     )
 
 
-def _imports(subject: Subject, name: str) -> Check:
-    """Imports that cannot work where the file is confined fail; what else looks odd is only said."""
-    from captrain.environments.sandbox.forkserver import MODULES
+def foreign_imports(tree: ast.AST) -> list[str]:
+    """List the modules that a text imports and no confined process can."""
+    available = {module.partition(".")[0] for module in MODULES}
+    modules: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules.append(node.module or ".")
+    return sorted({module for module in modules if module.partition(".")[0] not in available})
 
+
+def _imports(subject: Subject, name: str) -> Check:
+    """Imports that cannot work where the file is confined fail."""
     try:
-        nodes = [*ast.walk(ast.parse(read_bytes(subject.path).decode()))]
+        absent = foreign_imports(ast.parse(read_bytes(subject.path).decode()))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         # The latter two of some thousand brackets.
         return _exact(name, False, f"not Python: {error or type(error).__name__}")
-    imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    imported += [node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)]
-    available = {*MODULES} | {module.partition(".")[0] for module in MODULES}
-    absent = sorted({module for module in imported if module.partition(".")[0] not in available})
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) if re.fullmatch("__.+__", node.attr)}
-    odd = sorted(
-        names & SUSPECT
-        | {name_read for name_read in names if re.fullmatch("__.+__", name_read)} - {"__init__", "__name__"}
-    )
-    remarks = [f"not there: {', '.join(absent)}"] if absent else []
-    remarks += [f"uses {', '.join(odd)} ({LINT})"] if odd else []
-    return Check(
-        name=name, passed=not absent, measured=float(len(absent)), bound="at most 0", detail="; ".join(remarks)
-    )
+    return at_most(name, len(absent), 0, f"not there: {', '.join(absent)}")
 
 
 def _count(subject: Subject, name: str) -> Check:
