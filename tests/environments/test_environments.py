@@ -309,11 +309,6 @@ def test_what_only_a_second_process_shows_is_found_by_it(tmp_path: Path, fault: 
     assert {*failed} == names and said in failed[ELSEWHERE].detail
 
 
-def test_what_an_environment_prints_is_not_taken_for_its_answer(tmp_path: Path) -> None:
-    target, path = written(tmp_path, "wrong_record", change="print('{}')")
-    assert all(check.passed for check in run_checks(target, path, AGAINST, ()))
-
-
 @pytest.mark.parametrize("method", ["tasks", "open", "score", "reference"])
 def test_an_environment_that_raises_is_named_with_the_task(tmp_path: Path, method: str) -> None:
     arguments = {"tasks": "split, count", "score": "task, messages"}.get(method, "task")

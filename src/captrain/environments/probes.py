@@ -16,7 +16,6 @@ import string
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from captrain.contract import Target, calls_of, tool_call
 from captrain.environments.leakage import leaves
@@ -107,7 +106,7 @@ def visible(messages: Sequence[Message]) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys([*result_values, *marked])), list(dict.fromkeys([*result_values, *user_words]))
 
 
-def argument(schema: JsonObject, messages: Sequence[Message], rng: random.Random) -> Any:
+def argument(schema: JsonObject, messages: Sequence[Message], rng: random.Random) -> object:
     """A random value of a parameter's schema, from what is visible."""
     if schema.get("enum"):
         return rng.choice(schema["enum"])

@@ -177,10 +177,8 @@ def validate_file(
 
     if path.suffix != ".py":
         raise UserError(f"{path} is no Python file", "name a file that defines Environment")
-    if not path.exists():
-        raise UserError(f"there is no file {path}", "name a Python file that defines Environment")
     require_file_name(path.stem, str(path.parent))
-    read_bytes(path, "name a file that can be read", SOURCE)
+    text = read_bytes(path, "name a Python file that defines Environment", SOURCE).decode(errors="replace")
     if out.resolve().is_relative_to((root / "results").resolve()):
         # A passport that the pipeline did not make out would be taken for one that it did.
         raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
@@ -198,7 +196,6 @@ def validate_file(
         if not base.exists():
             raise UserError(f"{base} is missing", "run `dvc repro base`, or validate without --calibrate")
         policy = load_policy(spec.exploring(), base, machine, batch=machine.batch)
-    text = path.read_text(errors="replace")
     # What narrows a benchmark in workers has no world where it is confined; it is text of ours, or it is no such file.
     trusted = world_of(text) is not None
     brief = _brief(path, root, benchmark.tools)

@@ -255,7 +255,7 @@ class ForkServer:
             )
         return Worker("sandbox", ConfinedProcess(self, reply["pid"], *handles), LINE)
 
-    def ask_shared(self, op: str, arguments: Mapping[str, object], end: float | None) -> Any:
+    def ask_shared(self, op: str, arguments: Mapping[str, object], end: float | None) -> object:
         """Ask the process that is kept, or the next one; returns and raises as `ask`."""
         with self._turn:
             if self._shared is not None and (self._worked > TURN or self._shared.has_ended()):
