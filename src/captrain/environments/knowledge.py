@@ -92,7 +92,7 @@ def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
         numbers: in it.
     """
     value = normalised(value)
-    plain_value, plain_text = (re.sub(r"[\W_]+", "", one) for one in (value, text))
+    plain_value, plain_text = (re.sub(r"[\W_]+", "", words) for words in (value, text))
     if not re.search(r"[\d#@_]", value) or value in text or plain_value in plain_text:
         return True
     if _computed(value, numbers, text):
@@ -114,7 +114,7 @@ def _unknown_value(subject: Subject, task: Task) -> str | None:
     for message in subject.solved(task):
         if message["role"] == "assistant":
             text = f"{_text(visible_before)} {allowed}"
-            numbers = [float(one) for one in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", ""))]
+            numbers = [float(number) for number in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", ""))]
             for value in (leaf for _, arguments in calls_of(message) for leaf in leaves(arguments)):
                 if not is_known(value, text, numbers):
                     return value

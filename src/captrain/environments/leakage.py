@@ -112,8 +112,8 @@ class HeldOutTasks:
         text = normalised(text)
         for name in self.ids:
             same = normalised(name)
-            told = len(name) >= LEAST_ID and not name.isdigit() and same in text
-            if told and re.search(rf"(?<![\w/]){re.escape(same)}(?![\w/])", text):
+            is_quoted = len(name) >= LEAST_ID and not name.isdigit() and same in text
+            if is_quoted and re.search(rf"(?<![\w/]){re.escape(same)}(?![\w/])", text):
                 return name
         return ""
 

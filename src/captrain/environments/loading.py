@@ -125,7 +125,7 @@ def load_own(path: Path, machine: Machine, source: bytes | None = None) -> Targe
     # A process that was forked has none of its parent's workers.
     key = digest(os.getpid(), component.model_dump_json(), machine.model_dump_json())
     if key not in WORLDS:
-        WORLDS[key] = _opened(path, component, machine)
+        WORLDS[key] = _open_world(path, component, machine)
     return load_file(path, source, WORLDS[key])
 
 
@@ -138,7 +138,7 @@ def reopening(path: Path, machine: Machine) -> Reopening | None:
 
     @contextmanager
     def reopened() -> Iterator[Target]:
-        world = _opened(path, component, machine)
+        world = _open_world(path, component, machine)
         try:
             yield load_file(path, source, world)
         finally:
@@ -147,7 +147,7 @@ def reopening(path: Path, machine: Machine) -> Reopening | None:
     return reopened
 
 
-def _opened(path: Path, component: Component, machine: Machine) -> Environment:
+def _open_world(path: Path, component: Component, machine: Machine) -> Environment:
     try:
         return load_benchmark(component, machine).environment
     except TypeError as error:

@@ -18,7 +18,7 @@ from captrain.environments import knowledge, probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
 from captrain.environments.loading import Reopening
 from captrain.environments.sandbox.forkserver import MODULES
-from captrain.environments.subject import Standard, Subject, acted, at_most, finding, limit, mean_at_most
+from captrain.environments.subject import Standard, Subject, at_most, finding, limit, mean_at_most, play_agent
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Check, JsonObject, Message, Passport, Rollout, Score, Task, digest, plain, read_bytes
 
@@ -397,7 +397,7 @@ def audit(target: Target, passport: Passport, tasks: Sequence[Task], seed: int) 
 def _deviations(target: Target, measured: dict[str, float], sample: Sequence[Task], key: str) -> Iterator[str]:
     def at_random(task: Task) -> Score:
         agent = probes.random_agent(target.tools, random.Random(f"{key}/{task.id}"))
-        return target.score(task, acted(target, task, agent))
+        return target.score(task, play_agent(target, task, agent))
 
     for task in sample if REFERENCE in measured else ():
         score = target.score(task, target.play(task, target.reference(task)))

@@ -500,8 +500,8 @@ def _flawed(kind: str, name: str, arguments: JsonObject, parameters: JsonObject,
             return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         case "arguments of another type":
             typed = {key for key in arguments if properties.get(key, {}).get("type") in ("string", "integer", "number")}
-            listed = {key: [value] if key in typed else value for key, value in arguments.items()}
-            return tool_call(name, listed) if typed else None
+            changed = {key: [value] if key in typed else value for key, value in arguments.items()}
+            return tool_call(name, changed) if typed else None
         case "arguments that are null":
             return tool_call(name, dict.fromkeys(arguments)) if arguments else None
         case "a tool whose name is misspelt":

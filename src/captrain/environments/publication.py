@@ -68,8 +68,8 @@ def publish_environments(
         folder = results if result.passed else results / REJECTED
         publish_text(folder / f"{name}.py", result.best.text)
         page = passport_page(result.best.passport, result.best.text, result.capability)
-        others = [attempt.passport for attempt in result.attempts if attempt is not result.best]
-        lines = [f"- attempt {other.attempt}: {_cell(other.complaints(), 2000)}\n" for other in others]
+        earlier = [attempt.passport for attempt in result.attempts if attempt is not result.best]
+        lines = [f"- attempt {passport.attempt}: {_cell(passport.complaints(), 2000)}\n" for passport in earlier]
         publish_text(folder / f"{name}.md", f"{page}\n## Other attempts\n\n{''.join(lines)}" if lines else page)
         if result.passed:
             publish_json(folder / f"{name}.passport.json", result.best.passport)

@@ -102,7 +102,7 @@ def _checked(raw: object, most: int | None = None) -> list[Message]:
     return raw
 
 
-def acted(
+def play_agent(
     target: Target, task: Task, agent: Agent, turns: int = TURNS, hurry: Callable[[], None] | None = None
 ) -> list[Message]:
     """Play an agent, which is asked for so many messages at most, and return all messages; `hurry` is called before
@@ -308,7 +308,7 @@ class Subject:
     def act(self, task: Task, agent: Agent, turns: int = TURNS, target: Target | None = None) -> list[Message]:
         """Return all messages of an agent's play."""
         self.task_id = task.id
-        return acted(target or self.target, task, agent, turns, self.hurry)
+        return play_agent(target or self.target, task, agent, turns, self.hurry)
 
     def play(self, task: Task, actions: Sequence[Message], target: Target | None = None) -> list[Message]:
         """Return all messages of a play of these assistant messages, or of as many as the episode takes."""

@@ -101,8 +101,8 @@ class TemplateSynthesizer:
         templates = package.joinpath("environments/templates")
         # Further operations are asked for where a passport found too little of the evidence's steps: those of these.
         failed = missing_tools(brief, attempts) if capability.id in ANY_OPERATION else []
-        asked = [verb for tool, verbs in OPERATIONS_OF.items() if tool in failed for verb in verbs]
-        operations = [*dict.fromkeys(asked)]
+        verbs_of_evidence = [verb for tool, verbs in OPERATIONS_OF.items() if tool in failed for verb in verbs]
+        operations = [*dict.fromkeys(verbs_of_evidence)]
         names = [*PARTS[capability.id], *(["operations"] if operations else [])]
         parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in names]
         title = _line(f"{capability.name}: {capability.description}")
