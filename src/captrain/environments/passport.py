@@ -18,7 +18,7 @@ from captrain.environments import knowledge, probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
 from captrain.environments.loading import Reopening
 from captrain.environments.sandbox.forkserver import MODULES
-from captrain.environments.subject import Standard, Subject, at_most, finding, limit, mean_at_most, play_agent
+from captrain.environments.subject import Standard, Subject, at_least, at_most, finding, limit, mean_at_most, play_agent
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Check, JsonObject, Message, Passport, Rollout, Score, Task, digest, plain, read_bytes
 
@@ -150,14 +150,10 @@ def _same_play(subject: Subject, name: str) -> Check:
     for task, task_again in zip(subject.tasks, tasks_again, strict=True):
         if task != task_again:
             return _exact(name, False, "another call gives other tasks", task.id)
-    for task in subject.tasks:
-        if subject.play(task, subject.reference(task)) != subject.solved(task):
-            return _exact(name, False, "the same actions meet other observations", task.id)
-        if subject.score(task, subject.solved(task)) != subject.solution(task):
-            return _exact(name, False, "the same messages earn another reward", task.id)
-    if (size := subject.target.size("training")) != subject.size:
+    check = _played_again(subject, name, subject.tasks, subject.target)
+    if check.passed and (size := subject.target.size("training")) != subject.size:
         return _exact(name, False, f"the training split has {subject.size} tasks, and asked again {size}")
-    return _exact(name, True)
+    return check
 
 
 def _same_elsewhere(subject: Subject, name: str) -> Check:
@@ -168,11 +164,16 @@ def _same_elsewhere(subject: Subject, name: str) -> Check:
         for task, fresh_task in zip(subject.tasks, fresh_tasks, strict=True):
             if task != fresh_task:
                 return _exact(name, False, "another task", task.id)
-        for task in subject.random("order").sample(subject.tasks, len(subject.tasks)):
-            if subject.play(task, subject.reference(task), fresh) != subject.solved(task):
-                return _exact(name, False, "the same actions meet other observations", task.id)
-            if subject.score(task, subject.solved(task), fresh) != subject.solution(task):
-                return _exact(name, False, "the same messages earn another reward", task.id)
+        tasks = subject.random("order").sample(subject.tasks, len(subject.tasks))
+        return _played_again(subject, name, tasks, fresh)
+
+
+def _played_again(subject: Subject, name: str, tasks: Sequence[Task], target: Target) -> Check:
+    for task in tasks:
+        if subject.play(task, subject.reference(task), target) != subject.solved(task):
+            return _exact(name, False, "the same actions meet other observations", task.id)
+        if subject.score(task, subject.solved(task), target) != subject.solution(task):
+            return _exact(name, False, "the same messages earn another reward", task.id)
     return _exact(name, True)
 
 
@@ -180,8 +181,7 @@ def _distinct(subject: Subject, name: str) -> Check:
     counts = Counter(digest(task.data) for task in subject.tasks)
     twin = next((task.id for task in subject.tasks if counts[digest(task.data)] > 1), "")
     share = len(counts) / len(subject.tasks)
-    passed = share >= DISTINCT - 1e-9
-    return finding(name, passed, share, f"at least {DISTINCT}", "another task has the same data", twin)
+    return at_least(name, share, DISTINCT, "another task has the same data", twin)
 
 
 def structure(messages: Sequence[Message]) -> str:
@@ -223,8 +223,7 @@ def _structures(subject: Subject, name: str) -> Check:
         bound = min(bound, len(own_structures) or bound)
     detail = f"{len(plays)} tasks differ in names and numbers only: vary them, or set environments.structures="
     detail += f"{len(structures)}"
-    passed = len(structures) >= bound - 1e-9
-    return finding(name, passed, len(structures), f"at least {bound}", detail, subject.tasks[-1].id)
+    return at_least(name, len(structures), bound, detail, subject.tasks[-1].id)
 
 
 def _test_ids(subject: Subject, name: str) -> Check:

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from captrain.contract import Target, calls_of, tool_call
 from captrain.environments.leakage import leaves
-from captrain.environments.subject import STEPS, Agent, Subject, at_most, finding, mean_at_most
+from captrain.environments.subject import STEPS, Agent, Subject, at_least, at_most, mean_at_most
 from captrain.errors import EnvironmentFault
 from captrain.records import Check, JsonObject, Message, Score, Task
 
@@ -346,8 +346,7 @@ def spread(subject: Subject, name: str) -> Check:
     if hasattr(subject.target.environment, "broken"):
         plays += [_broken_reward(subject, task) for task in subject.tasks]
     detail = "whatever the agent does, the reward is the same"
-    apart = max(plays) - min(plays)
-    return finding(name, apart >= 0.1 - 1e-9, apart, "at least 0.1", detail, subject.tasks[0].id)
+    return at_least(name, max(plays) - min(plays), 0.1, detail, subject.tasks[0].id)
 
 
 Plays = dict[str, dict[str, Score]]

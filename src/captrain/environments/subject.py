@@ -332,6 +332,11 @@ def at_most(name: str, value: float, bound: float, detail: str = "", task: str =
     return finding(name, value <= bound + 1e-9, value, f"at most {bound}", detail, task)
 
 
+def at_least(name: str, value: float, bound: float, detail: str = "", task: str = "") -> Check:
+    """Make a check of a lower bound; detail and task are for the failure."""
+    return finding(name, value >= bound - 1e-9, value, f"at least {bound}", detail, task)
+
+
 def mean_at_most(name: str, rewards: dict[str, float], bound: float, highest: float = 1.0) -> Check:
     """A check of the mean reward over tasks, none of which may have more than `highest`; the task of the highest shows
     a failure."""

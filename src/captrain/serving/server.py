@@ -70,7 +70,6 @@ def application(server: Server, protection: Protection | None = None) -> Protect
 
 def routes(server: Server) -> FastAPI:
     """Build the HTTP application, open to whoever reaches it."""
-
     app = new_application(lambda: asyncio.to_thread(server.sampler.close))
 
     @app.get("/health")
@@ -106,52 +105,39 @@ def routes(server: Server) -> FastAPI:
     return app
 
 
-def serve(
-    model: Path,
-    host: str,
-    port: int,
-    name: str,
-    adapters: dict[str, Path],
-    *,
-    protection: Protection,
-    folders: Sequence[Path],
-) -> None:
-    """Serve a model until the process is told to end; requests under way are answered first.
+def embedded_server(model: Path, name: str, adapters: dict[str, Path], folders: Sequence[Path] | None = None) -> Server:
+    """Build the server over the engine in this process.
 
     Args:
         model: its folder.
-        host: address to listen on.
-        port: 0 for any that is free; the line that is printed when the server is ready names it.
         name: under which the model is served.
         adapters: folders of adapters by name.
-        protection: bounds of requests.
-        folders: below which adapters may lie that requests name.
+        folders: below which adapters may lie that requests name; None: anywhere.
 
     Raises:
-        UserError: the model, an adapter or a folder is missing or damaged, or the address cannot be listened on.
+        UserError: the model, an adapter or a folder is missing or damaged.
     """
-    for folder in folders:
+    for folder in folders or ():
         if not folder.is_dir():
             raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
-    server = embedded_server(model, name, adapters, folders)
-    run_application(application(server, protection), name, host, port, protection)
-
-
-def embedded_server(
-    model: Path,
-    name: str,
-    adapters: dict[str, Path],
-    folders: Sequence[Path] | None,
-) -> Server:
-    """Build the server over the engine in this process; arguments and errors are those of `serve`, but that adapters
-    may lie anywhere where `folders` is None."""
     require_recorded(model)
     policy = LocalPolicy(model, BATCH, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     return Server(policy, name, adapters, str(model), folders)
 
 
 def run_application(app: Protected, name: str, host: str, port: int, protection: Protection) -> None:
-    """Listen until the process is told to end, and say where; raises UserError for an address that is in use."""
+    """Listen until the process is told to end, and say where; requests under way are answered first.
+
+    Args:
+        app: what answers.
+        name: under which the model is served.
+        host: address to listen on.
+        port: 0 for any that is free.
+        protection: bounds of requests.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
     import uvicorn
 
     try:
