@@ -9,16 +9,14 @@ whoever opens it does so in a sandbox.
 import ast
 import pprint
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Annotated
 
-from jinja2 import BaseLoader, Environment, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities import compact, fenced, line_of, rendered
 from captrain.config import Count, ModelAccess
 from captrain.environments.sandbox.forkserver import MODULES
-from captrain.environments.synthesizer import Attempt, Brief
+from captrain.environments.synthesizer import Attempt, Brief, render
 from captrain.ledger import guard_split
 from captrain.models import Question, StructuredAnswers
 from captrain.records import Check, JsonObject
@@ -74,7 +72,7 @@ class OpenAISynthesizer:
         guard_split([rollout.task for rollout in brief.examples], "diagnosis")
         modules = ", ".join(sorted(name for name in MODULES if not name.startswith("_")))
         question = Question(
-            system=_prompt("synthesis.md", capability=brief.capability.id, modules=modules),
+            system=render("synthesis.md", capability=brief.capability.id, modules=modules),
             user=self._brief(brief) + (self._repair(attempts) if attempts else ""),
             schema=WrittenFile,
             draw=len(attempts),
@@ -87,7 +85,7 @@ class OpenAISynthesizer:
         capability = brief.capability.model_dump(include={"id", "name", "description", "details"})
         prompts = [message for rollout in brief.examples for message in rollout.messages if message["role"] == "system"]
         share = self.characters // max(1, len(brief.examples))
-        return _prompt(
+        return render(
             "brief.md",
             capability=fenced("capability", line_of(capability)),
             tools=fenced("tools", "\n".join(line_of(tool["function"]) for tool in brief.tools)),
@@ -109,7 +107,7 @@ class OpenAISynthesizer:
         nearest = max(range(len(attempts)), key=lambda index: (passed[index], index))
         code = attempts[nearest].text.removeprefix(HEADER.format(name=self.name))
         checks = attempts[nearest].passport.checks
-        return _prompt(
+        return render(
             "repair.md",
             count=len(attempts),
             nearest=nearest + 1,
@@ -173,9 +171,3 @@ def with_schemas(code: str, tools: list[JsonObject]) -> str:
     literal = pprint.pformat(tools, width=110, sort_dicts=False)
     lines[node.lineno - 1 : node.end_lineno] = [f"{SCHEMAS} = {literal}"]
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _prompt(name: str, **values: object) -> str:
-    text = files("captrain").joinpath("environments/prompts", name).read_text()
-    environment = Environment(loader=BaseLoader(), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(text).render(**values)

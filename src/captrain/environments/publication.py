@@ -20,7 +20,7 @@ from captrain.environments.loading import world_of
 from captrain.environments.passport import widening
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import PairEnvironments, SynthesisResult, examine, make_brief, make_passport
-from captrain.environments.synthesizer import Brief
+from captrain.environments.synthesizer import Brief, render
 from captrain.errors import UserError
 from captrain.execution import user_outputs
 from captrain.ledger import LedgerEntry
@@ -42,8 +42,6 @@ from captrain.records import (
 SOURCE = 1 << 20
 """Bytes that an environment file may have."""
 REJECTED = "rejected"
-PURPOSE = 2000
-"""Characters of what a capability is said to be."""
 LONGEST = 400
 """Characters of a cell or a docstring's paragraph: what an environment says may have any length."""
 
@@ -67,10 +65,9 @@ def publish_environments(
         name = result.capability.id
         folder = results if result.passed else results / REJECTED
         publish_text(folder / f"{name}.py", result.best.text)
-        page = passport_page(result.best.passport, result.best.text, result.capability)
         earlier = [attempt.passport for attempt in result.attempts if attempt is not result.best]
-        lines = [f"- attempt {passport.attempt}: {_cell(passport.complaints(), 2000)}\n" for passport in earlier]
-        publish_text(folder / f"{name}.md", f"{page}\n## Other attempts\n\n{''.join(lines)}" if lines else page)
+        page = passport_page(result.best.passport, result.best.text, result.capability, earlier)
+        publish_text(folder / f"{name}.md", page)
         if result.passed:
             publish_json(folder / f"{name}.passport.json", result.best.passport)
         else:
@@ -93,35 +90,32 @@ def publish_pairs(pairs: PairEnvironments, results: Path, artifacts: Path) -> No
     publish_json(results / "pairs.json", pairs.account)
 
 
-def passport_page(passport: Passport, text: str, capability: Capability | None = None) -> str:
-    """A passport as a page: what the environment trains, how difficult it is, every check.
+def passport_page(
+    passport: Passport, text: str, capability: Capability | None = None, earlier: Sequence[Passport] = ()
+) -> str:
+    """Write a passport as a page: what the environment trains, how difficult it is, every check.
 
     Args:
         passport: of the environment.
         text: of its file.
         capability: what it was asked to train, where that is known.
+        earlier: passports of other attempts.
     """
     failed = sum(not check.passed for check in passport.checks)
-    verdict = "passed" if passport.passed else f"{failed} of {len(passport.checks)} checks failed"
-    purpose = f"{_cell(f'{capability.name}: {capability.description}', PURPOSE)}\n\n" if capability else ""
-    words = ""
+    docstring = None
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        words = ast.get_docstring(ast.parse(text)) or ""
-    quotation = f"> {_cell(words)}\n\n" if words else ""
-    confinement = "is our own text and runs unconfined" if passport.trusted else "runs in the sandbox only"
-    title = _cell(passport.capability).replace("\\_", "_")  # underscores within a word are no markup in a heading
-    head = (
-        f"# {title}: {verdict}\n\n## What it trains\n\n{purpose}{quotation}"
-        f"The file {confinement}; its fingerprint is `{passport.environment}`, attempt {passport.attempt}.\n\n"
-        f"## How difficult it is\n\n{_difficulty(passport)}\n\n## Checks\n\n"
+        docstring = ast.get_docstring(ast.parse(text))
+    return render(
+        "passport.md",
+        passport=passport,
+        verdict="passed" if passport.passed else f"{failed} of {len(passport.checks)} checks failed",
+        capability=capability,
+        docstring=docstring,
+        difficulty=_difficulty(passport),
+        earlier=earlier,
+        cell=_cell,
+        number=_number,
     )
-    rows = [
-        f"| {'passed' if check.passed else '**failed**'} | {check.name} | {_number(check.measured)} | "
-        f"{_cell(check.bound)} | {_cell(check.detail)} | {_cell(check.task)} |\n"
-        for check in passport.checks
-    ]
-    table = "| | check | measured | bound | detail | task |\n|---|---|---|---|---|---|\n"
-    return f"{head}{table}{''.join(rows)}"
 
 
 def _difficulty(passport: Passport) -> str:
