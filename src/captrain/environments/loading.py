@@ -14,8 +14,8 @@ Name, bytes and kind are checked before anything of it runs, and what runs are t
 import ast
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -40,8 +40,6 @@ SETTING = re.compile(r"[A-Z]+ = (.+)\n")
 CONSTANT = re.compile(r"    (\w+) = (.+)")
 REMEDY = "run `dvc repro environments` to write it again"
 ENDING = ".passport.json"
-Reopening = Callable[[], AbstractContextManager[Target]]
-"""An environment, loaded anew for as long as it is looked at."""
 WORLDS: dict[str, Environment] = {}
 """Benchmarks that are open in this process."""
 
@@ -74,17 +72,22 @@ def is_own_text(text: str) -> bool:
     return not remainder
 
 
+@cache
+def _derived_parts() -> tuple[str, str]:
+    """Read the template of derived files: before and behind its values."""
+    before, _, after = files("captrain").joinpath(DERIVED).read_text().partition(MARK)
+    return IMPORTS + before, after
+
+
 def derived_from(text: str) -> str:
     """The class that a program derived a file from, as its first lines name it; "" where its last are not our own."""
-    _, _, after = files("captrain").joinpath(DERIVED).read_text().partition(MARK)
     match = re.search(r"^Derived from (\S+)\.$", text, re.MULTILINE)
-    return match[1] if match is not None and text.endswith(after) else ""
+    return match[1] if match is not None and text.endswith(_derived_parts()[1]) else ""
 
 
 def world_of(text: str) -> Component | None:
     """The benchmark in workers that a text of ours is given when it is opened; None: it is another text."""
-    before, _, after = files("captrain").joinpath(DERIVED).read_text().partition(MARK)
-    before, header = IMPORTS + before, HEADER.match(text)
+    (before, after), header = _derived_parts(), HEADER.match(text)
     if header is None or not (text.startswith(before, header.end()) and text.endswith(after)):
         return None
     lines = text[header.end() + len(before) : len(text) - len(after)].split("\n")
@@ -129,22 +132,27 @@ def load_own(path: Path, machine: Machine, source: bytes | None = None) -> Targe
     return load_file(path, source, WORLDS[key])
 
 
-def reopening(path: Path, machine: Machine) -> Reopening | None:
-    """Return a way to load a file with its benchmark in workers of its own; None where it is not given one."""
+@contextmanager
+def reopened(path: Path, machine: Machine | None) -> Iterator[Target]:
+    """Load a file in fresh processes for as long as it is looked at: text of ours with its benchmark in workers of its
+    own, any other in one that has no packages.
+
+    Args:
+        path: of the file.
+        machine: where installations of benchmarks lie; None: the file is given no benchmark.
+    """
+    from captrain.environments.sandbox.confined import load_confined
+
     source = read_bytes(path, REMEDY)
-    component = world_of(source.decode(errors="replace"))
-    if component is None:
-        return None
-
-    @contextmanager
-    def reopened() -> Iterator[Target]:
-        world = _open_world(path, component, machine)
-        try:
-            yield load_file(path, source, world)
-        finally:
-            world.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
-
-    return reopened
+    component = None if machine is None else world_of(source.decode(errors="replace"))
+    if component is None or machine is None:
+        yield load_confined(path, "none", source=source)
+        return
+    world = _open_world(path, component, machine)
+    try:
+        yield load_file(path, source, world)
+    finally:
+        world.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _open_world(path: Path, component: Component, machine: Machine) -> Environment:

@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from captrain.config import Environments
+from captrain.config import Environments, Machine
 from captrain.contract import Target, calls_of
 from captrain.environments import knowledge, probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
-from captrain.environments.loading import Reopening
 from captrain.environments.sandbox.forkserver import MODULES
 from captrain.environments.subject import Standard, Subject, at_least, at_most, finding, limit, mean_at_most, play_agent
 from captrain.errors import EnvironmentFault, UserError
@@ -44,7 +43,7 @@ def run_checks(
     *,
     seed: int = 0,
     seconds: float | None = None,
-    reopen: Reopening | None = None,
+    machine: Machine | None = None,
 ) -> list[Check]:
     """The checks that need no policy, always all of them.
 
@@ -55,9 +54,9 @@ def run_checks(
         evidence: failed rollouts that lack the capability; none where nothing is known.
         seed: of the run; with the file's bytes it decides what is drawn.
         seconds: that they may take together, after which those that are left fail; None: no limit.
-        reopen: see `Subject`.
+        machine: see `Subject`.
     """
-    subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds, reopen=reopen)
+    subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds, machine=machine)
     checks: list[Check] = []
     limit(target, subject.end)
     try:

@@ -14,7 +14,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from captrain.config import Environments
+from captrain.config import Environments, Machine
 from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
-from captrain.environments.loading import Reopening
-from captrain.environments.sandbox.confined import MESSAGES, ConfinedEnvironment, load_confined
+from captrain.environments.loading import reopened
+from captrain.environments.sandbox.confined import MESSAGES, ConfinedEnvironment
 from captrain.errors import EnvironmentFault
 from captrain.records import (
     Check,
@@ -145,7 +145,7 @@ class Subject:
         evidence: failed rollouts that lack the capability.
         seed: of the run.
         seconds: that the examination may take; None: no limit, for text of our own.
-        reopen: loads the same file in fresh processes; None: in one that has no packages.
+        machine: where installations of benchmarks lie, for text of our own; None: for any other.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Subject:
         *,
         seed: int = 0,
         seconds: float | None = None,
-        reopen: Reopening | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.target, self.path, self.against, self.evidence = target, path, against, evidence
         source, self.bounds = read_bytes(path), against.bounds
@@ -166,7 +166,7 @@ class Subject:
         with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             constants = [node.value for node in ast.walk(ast.parse(self.text)) if isinstance(node, ast.Constant)]
             self.text = "\n".join([self.text, *(value for value in constants if isinstance(value, str))])
-        self._key, self._seconds, self._reopen = digest("passport", bytes_digest(source), seed), seconds, reopen
+        self._key, self._seconds, self._machine = digest("passport", bytes_digest(source), seed), seconds, machine
         self.end = None if seconds is None else time.monotonic() + seconds
         self.task_id = ""
         """The task last asked about: a fault is its."""
@@ -175,7 +175,7 @@ class Subject:
     @contextmanager
     def reopened(self) -> Iterator[Target]:
         """Load the same file in fresh processes, under the time of this examination."""
-        with nullcontext(load_confined(self.path, "none")) if self._reopen is None else self._reopen() as target:
+        with reopened(self.path, self._machine) as target:
             limit(target, self.end)
             yield target
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from captrain.capabilities import EXAMPLES, cooccurrence
 from captrain.config import Component, Machine
 from captrain.contract import Target
-from captrain.environments.loading import is_own_text, load_own, reopening
+from captrain.environments.loading import is_own_text, load_own
 from captrain.environments.passport import calibrate, failed_check, run_checks
 from captrain.environments.subject import Standard
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate, Synthesizer
@@ -233,8 +233,9 @@ def examine(
     except EnvironmentFault as fault:
         return Examination(digest(path.stem, file_digest(path)), [failed_check(LOADS, fault)])
     seconds = None if trusted else bounds.seconds
-    reopen = reopening(path, machine) if trusted else None
-    checks = run_checks(target, path, standard, evidence, seed=seed, seconds=seconds, reopen=reopen)
+    checks = run_checks(
+        target, path, standard, evidence, seed=seed, seconds=seconds, machine=machine if trusted else None
+    )
     if policy is None or not all(check.passed for check in checks):
         return Examination(environment, checks)
     try:
