@@ -258,14 +258,16 @@ class ForkServer:
     def ask_shared(self, op: str, arguments: Mapping[str, object], end: float | None) -> object:
         """Ask the process that is kept, or the next one; returns and raises as `ask`."""
         with self._turn:
-            if self._shared is not None and (self._worked > TURN or self._shared.has_ended()):
-                dismiss(self._shared)
-                self._shared = None
-            if self._shared is None:
-                self._shared, self._worked = self.worker(), 0.0
+            worker = self._shared
+            if worker is not None and (self._worked > TURN or worker.has_ended()):
+                dismiss(worker)
+                worker = None
+            if worker is None:
+                worker = self._shared = self.worker()
+                self._worked = 0.0
             began = time.monotonic()
             try:
-                return ask(self._shared, op, arguments, end)
+                return ask(worker, op, arguments, end)
             finally:
                 self._worked += time.monotonic() - began
 
@@ -324,6 +326,7 @@ class ForkServer:
             else:
                 self._process.kill()
             self._process.wait()
+            self._shared = None  # it knows this server, too: neither would go before a garbage collection
 
 
 SERVERS: "weakref.WeakSet[ForkServer]" = weakref.WeakSet()
