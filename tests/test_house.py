@@ -49,7 +49,6 @@ OPENINGS = {"What", "Whether", "Of", "As", "How", "Where", "Which", "Why", "Who"
 """First words that say neither what a function does nor what a class is."""
 UNCHANGED = {
     "benchmarks/servicedesk.py": "environments hold its text, and their fingerprints are results",
-    "environments/own_text.py": "it decides what runs outside of the sandbox, and changes only with what it does",
 }
 """Files whose docstrings stay as they are, and why."""
 

@@ -20,9 +20,9 @@ from captrain.capabilities.verdicts import count_pairs, demands, needs
 from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.loading import load_environment, read_passports
-from captrain.environments.pairs import combine, publish_pairs, synthesize_pairs
+from captrain.environments.publication import publish_pairs
 from captrain.environments.subject import make_standard
-from captrain.environments.synthesis import examine, make_brief
+from captrain.environments.synthesis import combine, examine, make_brief, synthesize_pairs
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import DEFICITS, PAIRS, TemplateSynthesizer
 from captrain.policies.scripted import ScriptedPolicy

@@ -18,8 +18,8 @@ from captrain.capabilities.learning import PASSES, VARIED
 from captrain.config import Component, Selection
 from captrain.contract import Target, tool_call
 from captrain.diagnosis import needed_causes
-from captrain.environments.derived import derive
 from captrain.environments.synthesizer import Brief
+from captrain.environments.templates import derive
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import Capability, JsonObject, Message, Rollout, Score, Task
 

@@ -12,12 +12,11 @@ from captrain.capabilities import KINDS
 from captrain.config import Component, ModelAccess, compose_spec
 from captrain.config.machine import Machine
 from captrain.contract import load_file, tool_call
-from captrain.environments.derived import derivable, derive
 from captrain.environments.passport import run_checks
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import make_brief, synthesize_each
 from captrain.environments.synthesizer import Brief, NoTemplate
-from captrain.environments.templates import TemplateSynthesizer
+from captrain.environments.templates import TemplateSynthesizer, derivable, derive
 from captrain.errors import EnvironmentFault, UserError
 from captrain.planning.estimate import Node
 from captrain.planning.plan import make_plan

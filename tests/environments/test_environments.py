@@ -22,7 +22,7 @@ from captrain.environments.loading import load_environment, read_passports
 from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks, widening
 from captrain.environments.publication import publish_environments
 from captrain.environments.subject import make_standard
-from captrain.environments.synthesis import LOADS, SynthesisResult, distance_from_bound, make_brief, synthesize
+from captrain.environments.synthesis import LOADS, SynthesisResult, make_brief, synthesize
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import ANY_OPERATION, DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
@@ -309,11 +309,6 @@ def test_what_only_a_second_process_shows_is_found_by_it(tmp_path: Path, fault: 
     assert {*failed} == names and said in failed[ELSEWHERE].detail
 
 
-def test_what_an_environment_prints_is_not_taken_for_its_answer(tmp_path: Path) -> None:
-    target, path = written(tmp_path, "wrong_record", change="print('{}')")
-    assert all(check.passed for check in run_checks(target, path, AGAINST, ()))
-
-
 @pytest.mark.parametrize("method", ["tasks", "open", "score", "reference"])
 def test_an_environment_that_raises_is_named_with_the_task(tmp_path: Path, method: str) -> None:
     arguments = {"tasks": "split, count", "score": "task, messages"}.get(method, "task")
@@ -483,16 +478,6 @@ def score(self, task, messages):
     assert one.best.passport.complaints() == "share of constant-reward groups on the base is 1.0, asked is 0.0 to 0.6"
     assert [len(attempt.passport.checks) > len(CHECKS) for attempt in one.attempts] == [False, True, False]
     assert capsys.readouterr().out.count("environment for wrong_record, attempt") == 3
-
-
-@pytest.mark.parametrize(
-    ("measured", "bound", "far"),
-    [(0.7, "at most 0.2", 0.5), (3.0, "at least 5", 0.4), (0.0, "0.1 to 0.8", 0.1), (None, "no fault", 1.0)],
-)
-def test_of_equally_many_checks_the_nearer_miss_is_the_better_attempt(
-    measured: float | None, bound: str, far: float
-) -> None:
-    assert distance_from_bound(Check(name="c", passed=False, measured=measured, bound=bound)) == pytest.approx(far)
 
 
 def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_the_others_go_on(

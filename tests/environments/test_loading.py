@@ -11,7 +11,7 @@ from captrain.comparison.baselines.untargeted import narrowed_desk
 from captrain.config import Machine
 from captrain.contract import load_file
 from captrain.environments import load_environment, read_passports
-from captrain.environments.own_text import is_own_text
+from captrain.environments.loading import is_own_text
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import CONTROLS, DEFICITS, PAIRS, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError

@@ -19,9 +19,8 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
 from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
-from captrain.environments.audit import audit
 from captrain.environments.leakage import HeldOutTasks, runs_of
-from captrain.environments.passport import CHECKS, calibrate, failed_tool, run_checks, structure
+from captrain.environments.passport import CHECKS, audit, calibrate, failed_tool, run_checks, structure
 from captrain.environments.probes import calls_in_text, distance, random_agent, steps
 from captrain.environments.sandbox.confined import active_confinement, load_confined
 from captrain.environments.subject import Standard, Subject, make_standard
@@ -249,14 +248,6 @@ def test_what_raises_fails_the_checks_that_met_it_and_the_others_still_run(
         assert checks[name].measured is None
 
 
-@pytest.mark.parametrize("method", ["tasks", "open", "score", "reference"])
-def test_nothing_an_environment_raises_ends_the_examination(tmp_path: Path, method: str) -> None:
-    arguments = {"tasks": "split, count", "score": "task, messages"}.get(method, "task")
-    checks = found(tmp_path, changed(f"def {method}(self, {arguments}):\n    return {{}}['gone']"))
-    assert "KeyError: 'gone'" in checks["reward of the reference solution"].detail
-    assert checks["schemas equal the target's"].passed and checks["imports that the sandbox lacks"].passed
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -272,15 +263,12 @@ def test_what_is_not_of_the_contract_is_a_finding_too(tmp_path: Path, change: st
     assert not check.passed and check.measured is None and check.detail
 
 
-def test_an_import_that_the_sandbox_lacks_fails_and_an_odd_name_is_only_said(tmp_path: Path) -> None:
+def test_an_import_that_the_sandbox_lacks_fails(tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
-    path.write_text(SOUND + "\n\ndef unused():\n    import pydantic\n    return eval('1')\n")
+    path.write_text(SOUND + "\n\ndef unused():\n    import pydantic\n")
     checks = {check.name: check for check in run_checks(load_file(path), path, against(FEW), ())}
     check = checks["imports that the sandbox lacks"]
-    assert failed(checks) == {check.name} and check.detail.startswith("not there: pydantic; uses eval")
-    path.write_text(SOUND + "\n\ndef unused():\n    return eval('1')\n")
-    [check] = [one for one in run_checks(load_file(path), path, against(FEW), ()) if one.name == check.name]
-    assert check.passed and "static reading" in check.detail
+    assert failed(checks) == {check.name} and check.detail == "not there: pydantic"
 
 
 # Test tasks.
@@ -507,7 +495,7 @@ def test_validate_exits_with_1_when_a_check_fails_and_says_which(project: Path, 
 
 def test_validate_refuses_what_it_cannot_do_with_the_remedy(project: Path, captrain: Captrain) -> None:
     status, _, err = captrain("validate", "nothing.py")
-    assert status == 2 and "there is no file nothing.py" in err and "remedy" in err
+    assert status == 2 and "nothing.py is missing" in err and "remedy" in err
     (project / "results/environments").mkdir(parents=True)
     shutil.copy(project / "mine.py", project / "results/environments/mine.py")
     status, _, err = captrain("validate", "results/environments/mine.py")

@@ -27,7 +27,7 @@ from support.waiting import until
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
 from captrain.environments.sandbox import confined as sandbox
-from captrain.environments.sandbox import forkserver, host
+from captrain.environments.sandbox import forkserver
 from captrain.environments.sandbox.confined import LAYERS, LEVELS, active_confinement, load_confined
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
@@ -77,7 +77,7 @@ def test_no_hostile_program_gets_out_and_each_has_its_verdict(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "1.5 s" in VERDICTS[name]:
-        monkeypatch.setattr(host, "SECONDS", HASTY)
+        monkeypatch.setattr(forkserver, "SECONDS", HASTY)
     monkeypatch.chdir(tmp_path)
     before = family()
     path = program(name, tmp_path)
@@ -165,13 +165,13 @@ class Odd:
 @strong
 def test_what_a_file_does_not_define_is_not_there_and_what_it_does_is_confined(tmp_path: Path) -> None:
     plain: Any = load_confined(written(tmp_path, "attack = str"), "basic", BARE).environment
-    assert not any(hasattr(plain, name) for name in ("about", "size", "idle", "broken", "hint"))
+    assert not any(hasattr(plain, name) for name in ("idle", "broken", "hint"))
+    assert plain.about == {} and plain.size("training") is None
     path = written(tmp_path, FUNCTIONS, "odd")
     path.write_text(path.read_text().replace("class Environment:", "class Environment(Odd):"))
     target = load_confined(path, "basic", BARE)
     environment: Any = target.environment
     task = target.tasks("training", 1)[0].model_dump()
-    assert not hasattr(environment, "about")
     for name, verdict in (("idle", "not a list of messages"), ("hint", "not text"), ("broken", "died .exit status 4.")):
         with pytest.raises(EnvironmentFault, match=f"{verdict}.* in {name} on hostile/training/0"):
             getattr(environment, name)(task)
@@ -218,7 +218,7 @@ def test_keys_reach_episodes_and_unseeded_draws_and_hashes_are_alike_in_all_proc
 
 
 def test_all_that_may_be_imported_can_be_and_nothing_else(tmp_path: Path) -> None:
-    lines = "\n".join(f"    import {module}" for module in host.MODULES)
+    lines = "\n".join(f"    import {module}" for module in forkserver.MODULES)
     text = f"def attack(argument):\n{lines}\n    import sqlite3\n"
     target = load_confined(written(tmp_path, text), "none", LAYERS)
     with pytest.raises(EnvironmentFault, match="raised ModuleNotFoundError: No module named 'sqlite3' in step"):
@@ -319,29 +319,6 @@ def scored(task, messages):
 """
 
 
-def test_a_verdict_of_time_says_whether_the_machine_was_too_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "SECONDS", 0.3)
-    monkeypatch.setattr(forkserver, "waited", lambda _handle: 8.0)
-    with pytest.raises(EnvironmentFault, match="within 0.3 s; it waited 8 s for a processor: run again when"):
-        attacked(load_confined(program("endless_loop", tmp_path), "none"), "")
-
-
-def test_what_a_process_waited_for_a_processor_is_known() -> None:
-    spin = "import os, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); time.sleep(.1)\nwhile True: pass"
-    pair = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
-    handles = [os.pidfd_open(process.pid) for process in pair]
-    try:
-        until(lambda: all(forkserver.waited(handle) > 0.05 for handle in handles))
-    finally:
-        for process, handle in zip(pair, handles, strict=True):
-            process.kill()
-            process.wait()
-            os.close(handle)
-    assert forkserver.waited() >= 0
-
-
 @pytest.mark.parametrize("culprit", ["environment", "captrain"])
 def test_a_score_that_raises_leaves_no_process_of_any_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprit: str
@@ -365,28 +342,6 @@ def test_a_score_that_raises_leaves_no_process_of_any_episode(
         collect(AllAtOnce(), target, tasks, purpose="training", seed=0, journals=tmp_path / "journals", quiet=True)
     # The error still refers to all that it went through, so that nothing is closed by being forgotten.
     assert fault.value.__traceback__ is not None and only(before)
-
-
-COUNTING = """
-COUNT = {"reference": 0}
-def attack(argument):
-    return ""
-"""
-
-
-@strong
-def test_the_reference_of_a_task_is_asked_for_once_and_nobody_can_change_it(tmp_path: Path) -> None:
-    path = written(tmp_path, COUNTING)
-    honest = 'return [{"role": "assistant", "content": ""}]'
-    path.write_text(
-        path.read_text().replace(
-            honest, 'COUNT["reference"] += 1; return [{"role": "assistant", "content": str(COUNT["reference"])}]'
-        )
-    )
-    target = load_confined(path, "basic", BARE)
-    one, other = target.tasks("training", 2)
-    target.reference(one)[0]["content"] = "changed"
-    assert [target.reference(task)[0]["content"] for task in (one, other, one)] == ["1", "2", "1"]
 
 
 INTERLEAVED = """
@@ -496,7 +451,7 @@ def test_a_file_that_is_missing_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_compiling_without_end_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "SECONDS", 0.05)
+    monkeypatch.setattr(forkserver, "SECONDS", 0.05)
     path = tmp_path / "long.py"
     path.write_text("x = [\n" + "(lambda a, b=1: [a for a in b if a]),\n" * 60_000 + "]\n")
     before = family()
@@ -556,7 +511,7 @@ def test_bubblewrap_alone_shows_nothing_of_the_machine_and_a_broken_one_is_done_
     try:
         assert active_confinement().layers == active_confinement(BARE).layers
         with pytest.raises(InfrastructureError, match="does not start: bwrap: No permissions"):
-            forkserver.ForkServer(b"", "x", (), bubblewrap=True)
+            forkserver.ForkServer(b"", "x", ["bubblewrap"])
     finally:
         active_confinement.cache_clear()
 
@@ -675,8 +630,8 @@ def test_a_fork_server_that_is_killed_from_outside_is_no_fault_of_the_environmen
 
 
 def filters() -> ModuleType:
-    path = forkserver.CONFINEMENT / "seccomp.py"
-    spec = importlib.util.spec_from_file_location("confinement_seccomp", path)
+    path = forkserver.CONFINEMENT / "confine.py"
+    spec = importlib.util.spec_from_file_location("confinement", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

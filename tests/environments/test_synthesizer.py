@@ -181,7 +181,7 @@ def test_an_answer_that_is_no_environment_is_asked_for_again_and_costs_no_round(
     said = [body["messages"][0]["content"].partition("An earlier answer was refused: ")[2] for body in server.requests]
     assert said[0] == "" and "not Python" in said[1] and "not Python" in said[2]
     assert "class Environment has no broken" in said[3]
-    assert (by.usage.answers, by.usage.received, by.usage.rejected) == (1, 4, 3)
+    assert (by._answers.usage.answers, by._answers.usage.received, by._answers.usage.rejected) == (1, 4, 3)
 
 
 def test_after_the_last_round_the_best_attempt_and_all_findings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", further(HOSTILE))
 def test_a_hostile_answer_is_confined_and_gets_its_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, (change, said) = "wrong_record", HOSTILE[kind]
-    monkeypatch.setattr("captrain.environments.sandbox.host.SECONDS", 2.0)
+    monkeypatch.setattr("captrain.environments.sandbox.forkserver.SECONDS", 2.0)
     against = make_standard(BENCHMARK, 5, SPEC.environments.model_copy(update={"rounds": 1}))
     with Answering(lambda body: answer(changed(name, change))) as server:
         server.use(monkeypatch)
@@ -230,7 +230,7 @@ def test_what_was_answered_is_replayed_without_an_endpoint(monkeypatch: pytest.M
     monkeypatch.delenv("OPENAI_API_KEY")
     again = made(name, second := synthesizer(None))
     assert again.passed and again == before
-    assert second.usage.answers == first.usage.answers == 2 and second.usage.received == 0
+    assert second._answers.usage.answers == first._answers.usage.answers == 2 and second._answers.usage.received == 0
     with pytest.raises(UserError, match="are not in .cache/answers"):
         made("wrong_record", synthesizer(None))
 

@@ -15,13 +15,11 @@ from captrain.benchmarks import load_benchmark
 from captrain.config import Component, Machine, ModelAccess, Spec, compose_spec
 from captrain.contract import Target
 from captrain.environments import load_environment, publish_environments
-from captrain.environments.derived import derivable
-from captrain.environments.own_text import is_own_text, world_of
+from captrain.environments.loading import WORLDS, is_own_text, world_of
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import synthesize
 from captrain.environments.synthesizer import Brief
-from captrain.environments.templates import TemplateSynthesizer
-from captrain.environments.worlds import WORLDS
+from captrain.environments.templates import TemplateSynthesizer, derivable
 from captrain.errors import UserError
 from captrain.planning.estimate import Node
 from captrain.planning.plan import make_plan

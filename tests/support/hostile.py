@@ -19,7 +19,7 @@ from captrain.config import compose_spec
 from captrain.contract import Target
 from captrain.environments import make_standard
 from captrain.environments.passport import run_checks
-from captrain.environments.sandbox import host
+from captrain.environments.sandbox import forkserver
 from captrain.environments.sandbox.confined import active_confinement, load_confined
 from captrain.errors import EnvironmentFault
 
@@ -194,9 +194,9 @@ def purpose(text: str) -> str:
 
 def hostile_rows() -> Iterator[tuple[str, ...]]:
     """One row a hostile program: file, what it tries, what stops it, its verdict, seconds."""
-    patience, layers = host.SECONDS, {name: words for words, names in STOPPED.items() for name in names}
+    patience, layers = forkserver.SECONDS, {name: words for words, names in STOPPED.items() for name in names}
     for name, expected in VERDICTS.items():
-        host.SECONDS = HASTY if "1.5 s" in expected else patience
+        forkserver.SECONDS = HASTY if "1.5 s" in expected else patience
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
             try:
@@ -205,7 +205,7 @@ def hostile_rows() -> Iterator[tuple[str, ...]]:
             except EnvironmentFault as fault:
                 verdict = fault.problem.replace(f" ({folder}/{name}.py)", "").replace(f"{folder}/", "")
             seconds = time.monotonic() - began
-        host.SECONDS = patience
+        forkserver.SECONDS = patience
         if not re.search(expected, verdict):
             raise SystemExit(f"{name}: {verdict}")
         words = verdict.removeprefix("environment hostile ").removeprefix("environment file ")

@@ -26,9 +26,8 @@ from captrain.execution import entry_point
 from captrain.models import adapter_config, require_recorded
 from captrain.policies import EngineRow, LocalPolicy
 from captrain.records import JsonObject
-from captrain.serving.endpoint import Server, usage
+from captrain.serving.endpoint import Sampler, Sampling, Server, usage
 from captrain.serving.protection import Protected, protection_of
-from captrain.serving.sampler import Sampler, Sampling
 from captrain.serving.server import BATCH, TOKENS, pair, routes, run_application
 
 FLAG = "--enable-sleep-mode"

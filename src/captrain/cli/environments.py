@@ -92,15 +92,14 @@ def validate(
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the base in it, too.")] = False,
 ) -> None:
     """Make out the passport of any environment file, held against the target (exit status 1 when a check fails)."""
-    from captrain.environments import publish_validation, validate_file, validation_report
+    from captrain.environments import validate_file
     from captrain.execution import require_folder
 
     folder = out or file.parent
     require_folder(folder)
-    validation = validate_file(file, project_root(), folder, sandbox, calibrate)
-    publish_validation(validation, folder)
-    print_all(*validation_report(validation))
-    if not validation.passport.passed:
+    passport, report = validate_file(file, project_root(), folder, sandbox, calibrate)
+    print_all(*report)
+    if not passport.passed:
         raise typer.Exit(1)
 
 

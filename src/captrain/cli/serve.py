@@ -53,7 +53,8 @@ def serve(
         modules = dict(server.pair(adapter) for adapter in adapters or [])
     except ValueError as error:
         raise UserError(f"--lora-modules: {error}", "write name=folder") from None
-    server.serve(model, host, port, name, modules, protection=protection, folders=folders or [])
+    embedded = server.embedded_server(model, name, modules, folders or [])
+    server.run_application(server.application(embedded, protection), name, host, port, protection)
 
 
 def route(
@@ -89,7 +90,7 @@ def _routed_agent(model: Path, name: str, upstream: str, key: str) -> "endpoints
     if upstream:
         client = httpx2.AsyncClient(base_url=upstream.rstrip("/") + "/", headers=headers, timeout=routed.PATIENCE)
     else:
-        embedded = server.embedded_server(model, name, {}, None)
+        embedded = server.embedded_server(model, name, {})
         transport = httpx2.ASGITransport(server.application(embedded))
         client = httpx2.AsyncClient(base_url="http://localhost/v1/", transport=transport, timeout=routed.PATIENCE)
     return routed.RoutedEndpoint(

@@ -8,7 +8,7 @@ a value that look-ups are to find must stand neither in the request nor always i
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations, pairwise, takewhile
 
 from captrain.contract import calls_of
@@ -60,22 +60,6 @@ def _text(messages: Sequence[Message]) -> str:
     return normalised("\n".join(probes.visible_text(message) for message in messages if message["role"] != "assistant"))
 
 
-def _flat(text: str) -> str:
-    return re.sub(r"[\W_]+", "", text)
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(number) for number in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", ""))]
-
-
-def _totals(text: str) -> Iterator[float]:
-    """Sums over what is listed alike: the n-th numbers of all entries of one shape."""
-    tables: dict[str, list[list[str]]] = {}
-    for entry in re.split(r"[;\n{}\[\],]", text):
-        tables.setdefault(probes.shape(entry.strip()), []).append(re.findall(r"\d{1,12}", entry))
-    yield from (sum(map(float, column)) for rows in tables.values() for column in zip(*rows, strict=True))
-
-
 def _computed(value: str, visible_before: Sequence[float], text: str) -> bool:
     """Tell if a number is a sum, difference, product or share of those shown, a total, or within a short range of which
     one end is named after the other."""
@@ -90,8 +74,13 @@ def _computed(value: str, visible_before: Sequence[float], text: str) -> bool:
     if any(low <= number <= high <= low + SMALL for low, high in pairwise(visible_before)):
         return True
     pairs = combinations(latest, 2)
-    arithmetic = any(near(a + b) or near(abs(a - b)) or near(a * b) or near(a * b / 100) for a, b in pairs)
-    return arithmetic or any(map(near, _totals(text)))
+    if any(near(a + b) or near(abs(a - b)) or near(a * b) or near(a * b / 100) for a, b in pairs):
+        return True
+    # Totals are over what is listed alike: the n-th numbers of all entries of one shape.
+    tables: dict[str, list[list[str]]] = {}
+    for entry in re.split(r"[;\n{}\[\],]", text):
+        tables.setdefault(probes.shape(entry.strip()), []).append(re.findall(r"\d{1,12}", entry))
+    return any(near(sum(map(float, column))) for rows in tables.values() for column in zip(*rows, strict=True))
 
 
 def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
@@ -103,41 +92,39 @@ def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
         numbers: in it.
     """
     value = normalised(value)
-    if (
-        not re.search(r"[\d#@_]", value)
-        or value in text
-        or _flat(value) in _flat(text)
-        or _computed(value, numbers, text)
-    ):
+    plain_value, plain_text = (re.sub(r"[\W_]+", "", words) for words in (value, text))
+    if not re.search(r"[\d#@_]", value) or value in text or plain_value in plain_text:
         return True
-    pieces = re.findall(r"\d+(?:\.\d+)?", value)
+    if _computed(value, numbers, text):
+        return True
+    if re.search(r"[#@_]|[^\W\d]\d|\d[^\W\d]", value):
+        return False
     # A date or a formula in another spelling: its numbers are known one by one.
-    return (
-        bool(pieces)
-        and all(
-            re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers, text)
-            for piece in pieces
-        )
-        and not re.search(r"[#@_]|[^\W\d]\d|\d[^\W\d]", value)
+    pieces = re.findall(r"\d+(?:\.\d+)?", value)
+    return bool(pieces) and all(
+        re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers, text)
+        for piece in pieces
     )
 
 
-def unknown_values(subject: Subject, task: Task) -> Iterator[str]:
-    """Values of the reference's calls that nothing has shown by then."""
+def _unknown_value(subject: Subject, task: Task) -> str | None:
+    """The first value of the reference's calls that nothing has shown by then."""
     allowed = normalised(" ".join(leaves(subject.against.tools)))
     visible_before: list[Message] = []
     for message in subject.solved(task):
         if message["role"] == "assistant":
             text = f"{_text(visible_before)} {allowed}"
-            numbers = _numbers(text)
-            values = [leaf for _, arguments in calls_of(message) for leaf in leaves(arguments)]
-            yield from (value for value in values if not is_known(value, text, numbers))
+            numbers = [float(number) for number in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", ""))]
+            for value in (leaf for _, arguments in calls_of(message) for leaf in leaves(arguments)):
+                if not is_known(value, text, numbers):
+                    return value
         visible_before.append(message)
+    return None
 
 
 def unknowable(subject: Subject, name: str) -> Check:
     """Tasks whose reference holds a value that the episode has not revealed."""
-    first_unknown = {task.id: next(unknown_values(subject, task), None) for task in subject.tasks}
+    first_unknown = {task.id: _unknown_value(subject, task) for task in subject.tasks}
     tasks = [task for task, value in first_unknown.items() if value is not None]
     detail = f"nothing that the agent was shown has {first_unknown[tasks[0]]!r:.60}" if tasks else ""
     return at_most(name, len(tasks) / len(first_unknown), UNKNOWN, detail, tasks[0] if tasks else "")
@@ -146,9 +133,7 @@ def unknowable(subject: Subject, name: str) -> Check:
 def _chosen(subject: Subject, task: Task) -> tuple[str, list[str], list[str]] | None:
     """The value that the capability's step takes where its broken form takes another record's, the records among which
     it is chosen, and those that one result lists with it, in their order; None: the step is none of that kind."""
-    right, wrong = (
-        [call for m in messages for call in calls_of(m)] for messages in (subject.reference(task), subject.broken(task))
-    )
+    right, wrong = probes.made_calls(subject.reference(task)), probes.made_calls(subject.broken(task))
     changed = [(a[1], b[1]) for a, b in zip(right, wrong, strict=False) if a[0] == b[0] and a[1] != b[1]]
     if len(right) != len(wrong) or len(changed) != 1:
         return None

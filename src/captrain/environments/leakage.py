@@ -50,26 +50,18 @@ def runs(text: str) -> set[str]:
     return {" ".join(words[start : start + WORDS]) for start in range(len(words) - WORDS + 1)}
 
 
-def _opening_runs(messages: Sequence[Message]) -> set[str]:
+def _runs_of_each(messages: Sequence[Message]) -> set[str]:
     return {run for message in messages for run in runs(message.get("content") or "")}
-
-
-def _agent_text(messages: Sequence[Message]) -> str:
-    """Texts and arguments of the assistant messages, in one."""
-    replies = [message for message in messages if message["role"] == "assistant"]
-    return " ".join(
-        piece
-        for message in replies
-        for piece in (
-            message.get("content") or "",
-            *(leaf for _, arguments in calls_of(message) for leaf in leaves(arguments)),
-        )
-    )
 
 
 def runs_of(task: Task, messages: Sequence[Message]) -> set[str]:
     """The runs in a task: in its messages, its data, and what the agent does in it."""
-    return _opening_runs(messages) | runs(" ".join(leaves(task.data))) | runs(_agent_text(messages))
+    pieces: list[str] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            pieces.append(message.get("content") or "")
+            pieces += [leaf for _, arguments in calls_of(message) for leaf in leaves(arguments)]
+    return _runs_of_each(messages) | runs(" ".join(leaves(task.data))) | runs(" ".join(pieces))
 
 
 class HeldOutTasks:
@@ -95,7 +87,7 @@ class HeldOutTasks:
         for task in tasks:
             opening = _opening(benchmark, task)
             whole = runs_of(task, [*opening, *benchmark.reference(task)])
-            bodies += [(task.id, _opening_runs(opening)), (task.id, whole)]
+            bodies += [(task.id, _runs_of_each(opening)), (task.id, whole)]
             for run in whole:
                 holders[run].add(task.id)
         common = {run for text in common_texts for run in runs(text)}
@@ -116,14 +108,14 @@ class HeldOutTasks:
         return max(shares, default=(0.0, ""))
 
     def quoted_id(self, text: str) -> str:
-        """A test task's id in a text, or ""."""
-        candidates, text = (name for name in self.ids if len(name) >= LEAST_ID and not name.isdigit()), normalised(text)
-        return next((name for name in candidates if (same := normalised(name)) in text and _stands(same, text)), "")
-
-
-def _stands(name: str, text: str) -> bool:
-    """Tell if the id stands in the text whole, and not as a part of a longer word or path."""
-    return re.search(rf"(?<![\w/]){re.escape(name)}(?![\w/])", text) is not None
+        """A test task's id that stands in a text whole, and not as a part of a longer word or path, or ""."""
+        text = normalised(text)
+        for name in self.ids:
+            same = normalised(name)
+            is_quoted = len(name) >= LEAST_ID and not name.isdigit() and same in text
+            if is_quoted and re.search(rf"(?<![\w/]){re.escape(same)}(?![\w/])", text):
+                return name
+        return ""
 
 
 def _opening(benchmark: Target, task: Task) -> list[Message]:

@@ -9,18 +9,16 @@ whoever opens it does so in a sandbox.
 import ast
 import pprint
 from collections.abc import Sequence
-from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated
 
-from jinja2 import BaseLoader, Environment, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities import compact, fenced, line_of, rendered
 from captrain.config import Count, ModelAccess
-from captrain.environments.sandbox.host import MODULES
-from captrain.environments.synthesizer import Attempt, Brief
+from captrain.environments.sandbox.forkserver import MODULES
+from captrain.environments.synthesizer import Attempt, Brief, render
 from captrain.ledger import guard_split
-from captrain.models import AnswerUsage, Question, StructuredAnswers
+from captrain.models import Question, StructuredAnswers
 from captrain.records import Check, JsonObject
 
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
@@ -64,11 +62,6 @@ class OpenAISynthesizer:
         self.name, self.characters = name, characters
         self._answers = StructuredAnswers(access, name=name, temperature=temperature, max_tokens=max_tokens)
 
-    @property
-    def usage(self) -> AnswerUsage:
-        """Tokens of all answers that were used, and what of it was asked for now."""
-        return self._answers.usage
-
     def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
         """See `Synthesizer.synthesize`.
 
@@ -79,7 +72,7 @@ class OpenAISynthesizer:
         guard_split([rollout.task for rollout in brief.examples], "diagnosis")
         modules = ", ".join(sorted(name for name in MODULES if not name.startswith("_")))
         question = Question(
-            system=_prompt("synthesis.md", capability=brief.capability.id, modules=modules),
+            system=render("synthesis.md", capability=brief.capability.id, modules=modules),
             user=self._brief(brief) + (self._repair(attempts) if attempts else ""),
             schema=WrittenFile,
             draw=len(attempts),
@@ -92,7 +85,7 @@ class OpenAISynthesizer:
         capability = brief.capability.model_dump(include={"id", "name", "description", "details"})
         prompts = [message for rollout in brief.examples for message in rollout.messages if message["role"] == "system"]
         share = self.characters // max(1, len(brief.examples))
-        return _prompt(
+        return render(
             "brief.md",
             capability=fenced("capability", line_of(capability)),
             tools=fenced("tools", "\n".join(line_of(tool["function"]) for tool in brief.tools)),
@@ -114,7 +107,7 @@ class OpenAISynthesizer:
         nearest = max(range(len(attempts)), key=lambda index: (passed[index], index))
         code = attempts[nearest].text.removeprefix(HEADER.format(name=self.name))
         checks = attempts[nearest].passport.checks
-        return _prompt(
+        return render(
             "repair.md",
             count=len(attempts),
             nearest=nearest + 1,
@@ -148,23 +141,16 @@ def complaint(code: str) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         # The latter two of some thousand brackets.
         return f"code is not Python: {type(error).__name__}: {error}"
-    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
-    if "Environment" not in classes:
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    if "Environment" not in [node.name for node in classes]:
         return "code defines no class Environment"
-    methods = _methods("Environment", classes)
+    # Of all classes: it may inherit from one of them.
+    methods = {inner.name for node in classes for inner in node.body if isinstance(inner, ast.FunctionDef)}
     if missing := [name for name in REQUIRED if name not in methods]:
         return f"class Environment has no {', '.join(missing)}"
     if len(_schemas(body)) != 1:
         return f"code must hold the line `{SCHEMAS} = []` exactly once, unindented"
     return None
-
-
-def _methods(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
-    """The methods of a class, and of those of its bases that the file itself defines above it."""
-    node = classes[name]
-    above = {name_above: definition for name_above, definition in classes.items() if definition.lineno < node.lineno}
-    inherited = [_methods(base.id, above) for base in node.bases if isinstance(base, ast.Name) and base.id in above]
-    return {definition.name for definition in node.body if isinstance(definition, ast.FunctionDef)}.union(*inherited)
 
 
 def _schemas(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -185,9 +171,3 @@ def with_schemas(code: str, tools: list[JsonObject]) -> str:
     literal = pprint.pformat(tools, width=110, sort_dicts=False)
     lines[node.lineno - 1 : node.end_lineno] = [f"{SCHEMAS} = {literal}"]
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _prompt(name: str, **values: Any) -> str:
-    text = files("captrain").joinpath("environments/prompts", name).read_text()
-    environment = Environment(loader=BaseLoader(), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(text).render(**values)

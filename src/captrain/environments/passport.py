@@ -6,28 +6,33 @@ run first; the spread of rewards is measured on the base, and its rollouts are c
 """
 
 import ast
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from captrain.config import Environments
+from captrain.config import Environments, Machine
 from captrain.contract import Target, calls_of
-from captrain.environments import knowledge, probes, shortcuts
+from captrain.environments import knowledge, probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
-from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
-from captrain.environments.worlds import Reopening
-from captrain.errors import EnvironmentFault
-from captrain.records import Check, JsonObject, Message, Passport, Rollout, digest, plain, read_bytes
+from captrain.environments.sandbox.forkserver import MODULES
+from captrain.environments.subject import Standard, Subject, at_least, at_most, finding, limit, mean_at_most, play_agent
+from captrain.errors import EnvironmentFault, UserError
+from captrain.records import Check, JsonObject, Message, Passport, Rollout, Score, Task, digest, plain, read_bytes
 
 ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""
 DISTINCT = 0.95
 VALUES = 500
 """Values of a play that are told apart: a search for more takes as long as the environment likes."""
-SUSPECT = {"open", "exec", "eval", "compile", "__import__", "globals", "vars", "breakpoint", "input"}
+AUDITED = 16
+"""Tasks of a training that are looked at."""
+DRIFT = 0.25
+"""A mean reward over these may lie so much above what the passport has measured over its own."""
+REFERENCE, IDLE = "reward of the reference solution", "reward of doing nothing"
+RANDOM = "reward of random calls"
 TRANSFER = "share of tasks with the failed step"
-LINT = "static reading finds only what does not hide"
 
 
 def run_checks(
@@ -38,7 +43,7 @@ def run_checks(
     *,
     seed: int = 0,
     seconds: float | None = None,
-    reopen: Reopening | None = None,
+    machine: Machine | None = None,
 ) -> list[Check]:
     """The checks that need no policy, always all of them.
 
@@ -49,26 +54,26 @@ def run_checks(
         evidence: failed rollouts that lack the capability; none where nothing is known.
         seed: of the run; with the file's bytes it decides what is drawn.
         seconds: that they may take together, after which those that are left fail; None: no limit.
-        reopen: see `Subject`.
+        machine: see `Subject`.
     """
-    subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds, reopen=reopen)
-    subject.limit()
+    subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds, machine=machine)
+    checks: list[Check] = []
+    limit(target, subject.end)
     try:
-        return [_checked(subject, name, check) for name, check in CHECKS.items()]
+        for name, check in CHECKS.items():
+            subject.task_id = ""
+            try:
+                checks.append(check(subject, name))
+            except EnvironmentFault as fault:
+                checks.append(failed_check(name, fault, subject.task_id))
+            except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+                # What reads an answer here is ours, and any answer may have been made to break it.
+                reason = f"what it answers cannot be examined ({type(error).__name__}: {plain(str(error))[:200]})"
+                fault = EnvironmentFault(reason, "answer as the target does")
+                checks.append(failed_check(name, fault, subject.task_id))
     finally:
-        subject.release()
-
-
-def _checked(subject: Subject, name: str, check: Callable[[Subject, str], Check]) -> Check:
-    subject.task_id = ""
-    try:
-        return check(subject, name)
-    except EnvironmentFault as fault:
-        return failed_check(name, fault, subject.task_id)
-    except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
-        # What reads an answer here is ours, and any answer may have been made to break it.
-        reason = f"what it answers cannot be examined ({type(error).__name__}: {plain(str(error))[:200]})"
-        return failed_check(name, EnvironmentFault(reason, "answer as the target does"), subject.task_id)
+        limit(target, None)
+    return checks
 
 
 def failed_check(name: str, fault: EnvironmentFault, task: str = "") -> Check:
@@ -77,14 +82,7 @@ def failed_check(name: str, fault: EnvironmentFault, task: str = "") -> Check:
 
 
 def _exact(name: str, same: bool, detail: str = "", task: str = "") -> Check:
-    return Check(
-        name=name,
-        passed=same,
-        measured=float(same),
-        bound="1",
-        detail="" if same else detail,
-        task="" if same else task,
-    )
+    return finding(name, same, float(same), "1", detail, task)
 
 
 def _schemas(subject: Subject, name: str) -> Check:
@@ -99,30 +97,26 @@ def _schemas(subject: Subject, name: str) -> Check:
     )
 
 
-def _imports(subject: Subject, name: str) -> Check:
-    """Imports that cannot work where the file is confined fail; what else looks odd is only said."""
-    from captrain.environments.sandbox.host import MODULES
+def foreign_imports(tree: ast.AST) -> list[str]:
+    """List the modules that a text imports and no confined process can."""
+    available = {module.partition(".")[0] for module in MODULES}
+    modules: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules.append(node.module or ".")
+    return sorted({module for module in modules if module.partition(".")[0] not in available})
 
+
+def _imports(subject: Subject, name: str) -> Check:
+    """Imports that cannot work where the file is confined fail."""
     try:
-        nodes = [*ast.walk(ast.parse(read_bytes(subject.path).decode()))]
+        absent = foreign_imports(ast.parse(read_bytes(subject.path).decode()))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         # The latter two of some thousand brackets.
         return _exact(name, False, f"not Python: {error or type(error).__name__}")
-    imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    imported += [node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)]
-    available = {*MODULES} | {module.partition(".")[0] for module in MODULES}
-    absent = sorted({module for module in imported if module.partition(".")[0] not in available})
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) if re.fullmatch("__.+__", node.attr)}
-    odd = sorted(
-        names & SUSPECT
-        | {name_read for name_read in names if re.fullmatch("__.+__", name_read)} - {"__init__", "__name__"}
-    )
-    remarks = [f"not there: {', '.join(absent)}"] if absent else []
-    remarks += [f"uses {', '.join(odd)} ({LINT})"] if odd else []
-    return Check(
-        name=name, passed=not absent, measured=float(len(absent)), bound="at most 0", detail="; ".join(remarks)
-    )
+    return at_most(name, len(absent), 0, f"not there: {', '.join(absent)}")
 
 
 def _count(subject: Subject, name: str) -> Check:
@@ -136,14 +130,8 @@ def _reference(subject: Subject, name: str) -> Check:
     worst = min(scores, key=lambda task: (scores[task].success, scores[task].reward))
     solved = scores[worst].success and scores[worst].reward >= 1 - 1e-9
     unsolved = sum(not score.success or score.reward < 1 - 1e-9 for score in scores.values())
-    return Check(
-        name=name,
-        passed=solved,
-        measured=round(scores[worst].reward, 6),
-        bound="1, and success, on every task",
-        detail="" if solved else f"not so on {unsolved} of {len(scores)} tasks",
-        task="" if solved else worst,
-    )
+    detail = f"not so on {unsolved} of {len(scores)} tasks"
+    return finding(name, solved, scores[worst].reward, "1, and success, on every task", detail, worst)
 
 
 def _idle(subject: Subject, name: str) -> Check:
@@ -161,32 +149,29 @@ def _same_play(subject: Subject, name: str) -> Check:
     for task, task_again in zip(subject.tasks, tasks_again, strict=True):
         if task != task_again:
             return _exact(name, False, "another call gives other tasks", task.id)
-    for task in subject.tasks:
-        if subject.play(task, subject.reference(task)) != subject.solved(task):
-            return _exact(name, False, "the same actions meet other observations", task.id)
-        if subject.score(task, subject.solved(task)) != subject.solution(task):
-            return _exact(name, False, "the same messages earn another reward", task.id)
-    if (size := subject.target.size("training")) != subject.size:
+    check = _played_again(subject, name, subject.tasks, subject.target)
+    if check.passed and (size := subject.target.size("training")) != subject.size:
         return _exact(name, False, f"the training split has {subject.size} tasks, and asked again {size}")
-    return _exact(name, True)
+    return check
 
 
 def _same_elsewhere(subject: Subject, name: str) -> Check:
     """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
     subject.hurry()
-    with subject.reopened() as target:
-        return _same_as(subject, subject.elsewhere(target), name)
+    with subject.reopened() as fresh:
+        fresh_tasks = subject.drawn(subject.another_count("elsewhere"), fresh)
+        for task, fresh_task in zip(subject.tasks, fresh_tasks, strict=True):
+            if task != fresh_task:
+                return _exact(name, False, "another task", task.id)
+        tasks = subject.random("order").sample(subject.tasks, len(subject.tasks))
+        return _played_again(subject, name, tasks, fresh)
 
 
-def _same_as(subject: Subject, fresh: Subject, name: str) -> Check:
-    fresh_tasks = fresh.drawn(subject.another_count("elsewhere"))
-    for task, fresh_task in zip(subject.tasks, fresh_tasks, strict=True):
-        if task != fresh_task:
-            return _exact(name, False, "another task", task.id)
-    for task in subject.random("order").sample(subject.tasks, len(subject.tasks)):
-        if fresh.play(task, subject.reference(task)) != subject.solved(task):
+def _played_again(subject: Subject, name: str, tasks: Sequence[Task], target: Target) -> Check:
+    for task in tasks:
+        if subject.play(task, subject.reference(task), target) != subject.solved(task):
             return _exact(name, False, "the same actions meet other observations", task.id)
-        if fresh.score(task, subject.solved(task)) != subject.solution(task):
+        if subject.score(task, subject.solved(task), target) != subject.solution(task):
             return _exact(name, False, "the same messages earn another reward", task.id)
     return _exact(name, True)
 
@@ -194,7 +179,8 @@ def _same_as(subject: Subject, fresh: Subject, name: str) -> Check:
 def _distinct(subject: Subject, name: str) -> Check:
     counts = Counter(digest(task.data) for task in subject.tasks)
     twin = next((task.id for task in subject.tasks if counts[digest(task.data)] > 1), "")
-    return at_least(name, len(counts) / len(subject.tasks), DISTINCT, "another task has the same data", twin)
+    share = len(counts) / len(subject.tasks)
+    return at_least(name, share, DISTINCT, "another task has the same data", twin)
 
 
 def structure(messages: Sequence[Message]) -> str:
@@ -225,26 +211,18 @@ def _structures(subject: Subject, name: str) -> Check:
     """Check the variety of tasks; never for more than the target's own tasks have that call the same tools."""
     plays = [subject.solved(task) for task in subject.tasks]
     structures, bound = {digest(structure(play)) for play in plays}, subject.bounds.structures
-    if len(structures) < bound and subject.against.target is not None:
-        tool_sets = {_tools_called(play) for play in plays}
-        own_plays = [
-            play for play in solved_tasks(subject.against.target, len(plays)) if _tools_called(play) in tool_sets
-        ]
-        bound = min(bound, len({digest(structure(play)) for play in own_plays}) or bound)
+    target = subject.against.target
+    if len(structures) < bound and target is not None:
+        tool_sets = [{tool for tool, _ in probes.made_calls(play)} for play in plays]
+        own_structures = {
+            digest(structure(play))
+            for _, play in probes.solved_tasks(target, len(plays))
+            if {tool for tool, _ in probes.made_calls(play)} in tool_sets
+        }
+        bound = min(bound, len(own_structures) or bound)
     detail = f"{len(plays)} tasks differ in names and numbers only: vary them, or set environments.structures="
     detail += f"{len(structures)}"
     return at_least(name, len(structures), bound, detail, subject.tasks[-1].id)
-
-
-def solved_tasks(target: Target, count: int) -> list[list[Message]]:
-    """Play the references of the first training tasks, at most `count`; those without one are left out."""
-    size = target.size("training")
-    tasks = target.tasks("training", count if size is None else min(count, size))
-    return [target.play(task, reference) for task in tasks if (reference := target.reference(task))]
-
-
-def _tools_called(play: Sequence[Message]) -> frozenset[str]:
-    return frozenset(tool for message in play if message["role"] == "assistant" for tool, _ in calls_of(message))
 
 
 def _test_ids(subject: Subject, name: str) -> Check:
@@ -263,24 +241,17 @@ def _test_texts(subject: Subject, name: str) -> Check:
     places = {"": runs(subject.text)}
     places |= {task.id: runs_of(task, subject.solved(task)) for task in subject.all_tasks}
     share, test, place = max((*tests.nearest(place_runs), place) for place, place_runs in places.items())
-    holder = "this task has" if place else "the file has"
-    return Check(
-        name=name,
-        passed=share < SHARE,
-        measured=round(share, 6),
-        bound=f"less than {SHARE}",
-        detail="" if share < SHARE else f"{holder} the words of {test}",
-        task="" if share < SHARE else place,
-    )
+    detail = f"{'this task has' if place else 'the file has'} the words of {test}"
+    return finding(name, share < SHARE, share, f"less than {SHARE}", detail, place)
 
 
 def failed_tool(rollout: Rollout) -> str | None:
     """The tool at which a failed rollout went wrong: of the first call of the reference that was not made so, else of
     the first call that is not the reference's; where no reference is known, of the last call."""
-    calls = [call for message in rollout.messages if message["role"] == "assistant" for call in calls_of(message)]
+    calls = probes.made_calls(rollout.messages)
     if not rollout.reference:
         return calls[-1][0] if calls else None
-    for call in (call for message in rollout.reference for call in calls_of(message)):
+    for call in probes.made_calls(rollout.reference):
         if call not in calls:
             return call[0]
         calls.remove(call)
@@ -295,7 +266,7 @@ def _transfer(subject: Subject, name: str) -> Check:
         return Check(name=name, passed=True, measured=None, bound=bound, detail="no evidence names a step")
     tool_counts: Counter[str] = Counter()
     for task in subject.tasks:
-        tool_counts.update({tool for message in subject.reference(task) for tool, _ in calls_of(message)} & {*failed})
+        tool_counts.update({tool for tool, _ in probes.made_calls(subject.reference(task))} & {*failed})
     share = sum(count * tool_counts[tool] for tool, count in failed.items()) / (failed.total() * len(subject.tasks))
     steps = ", ".join(f"{tool} {count}" for tool, count in failed.most_common())
     passed = share >= subject.bounds.transfer - 1e-9
@@ -306,9 +277,9 @@ CHECKS: dict[str, Callable[[Subject, str], Check]] = {
     "schemas equal the target's": _schemas,
     "imports that the sandbox lacks": _imports,
     "tasks checked": _count,
-    "reward of the reference solution": _reference,
-    "reward of doing nothing": _idle,
-    "reward of random calls": probes.random_calls,
+    REFERENCE: _reference,
+    IDLE: _idle,
+    RANDOM: probes.random_calls,
     "same play, same observations": _same_play,
     "same seed, same task in a fresh process": _same_elsewhere,
     "share of distinct tasks": _distinct,
@@ -323,13 +294,13 @@ CHECKS: dict[str, Callable[[Subject, str], Check]] = {
     "steps that the broken solution changes": probes.broken_near,
     "reward of the broken solution": probes.broken_costs,
     "spread of rewards": probes.spread,
-    "reward of words alone": shortcuts.words_alone,
-    "reward of going on": shortcuts.going_on,
-    "gain of calls that fit no schema": shortcuts.flawed_calls,
-    "reward of many calls at once": shortcuts.many_at_once,
-    "tasks that other words fail": shortcuts.other_words,
-    "tasks that nothing afterwards spoils": shortcuts.afterwards,
-    "tasks with a success that is none": shortcuts.false_success,
+    "reward of words alone": probes.words_alone,
+    "reward of going on": probes.going_on,
+    "gain of calls that fit no schema": probes.flawed_calls,
+    "reward of many calls at once": probes.many_at_once,
+    "tasks that other words fail": probes.other_words,
+    "tasks that nothing afterwards spoils": probes.afterwards,
+    "tasks with a success that is none": probes.false_success,
     "tasks with a value that nobody can know": knowledge.unknowable,
     "tasks that need no look-up": knowledge.given_before,
     "tasks that the policy forbids": knowledge.forbidden,
@@ -339,8 +310,8 @@ CHECKS: dict[str, Callable[[Subject, str], Check]] = {
 BASE_REWARD, BASE_PASSES = "mean reward of the base", "pass rate of the base"
 BASE_CONSTANT = "share of constant-reward groups on the base"
 BOUNDS = {
-    "reward of doing nothing": "idle_reward",
-    "reward of random calls": "random_reward",
+    IDLE: "idle_reward",
+    RANDOM: "random_reward",
     "structures among the tasks": "structures",
     "reward of copying what is shown": "hacking_reward",
     "reward of claiming success": "hacking_reward",
@@ -368,17 +339,7 @@ def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: Environments
     """The spread of rewards on the base: rollouts of equal task lie together, `group_size` each."""
     if errors := [rollout for rollout in rollouts if rollout.score is None]:
         detail = f"{len(errors)} rollouts ended in an infrastructure error"
-        whole = float(len(rollouts) - len(errors))
-        return [
-            Check(
-                name="rollouts without error",
-                passed=False,
-                measured=whole,
-                bound="all",
-                detail=detail,
-                task=errors[0].task.id,
-            )
-        ]
+        return [finding("rollouts without error", False, len(rollouts) - len(errors), "all", detail, errors[0].task.id)]
     scores = [rollout.score for rollout in rollouts if rollout.score is not None]
     groups: JsonObject = {
         rollouts[start].task.id: scores[start : start + group_size] for start in range(0, len(scores), group_size)
@@ -389,19 +350,59 @@ def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: Environments
         task: float(max(score.reward for score in group) - min(score.reward for score in group) <= 1e-6)
         for task, group in groups.items()
     }
-    return [
-        _within(BASE_REWARD, rewards, bounds.mean_reward),
-        _within(BASE_PASSES, success, bounds.success),
-        _within(BASE_CONSTANT, constant, (0.0, bounds.constant_groups)),
-    ]
+    checks: list[Check] = []
+    for name, values, (low, high) in (
+        (BASE_REWARD, rewards, bounds.mean_reward),
+        (BASE_PASSES, success, bounds.success),
+        (BASE_CONSTANT, constant, (0.0, bounds.constant_groups)),
+    ):
+        # The mean over groups; on failure the group that is furthest out.
+        mean = sum(values.values()) / len(values)
+        furthest = (min if mean < low else max)(values, key=values.__getitem__)
+        checks.append(finding(name, low <= mean <= high, mean, f"{low} to {high}", "", furthest))
+    return checks
 
 
-def _within(name: str, values: dict[str, float], bounds: tuple[float, float]) -> Check:
-    """The mean over groups; on failure the group that is furthest out."""
-    low, high = bounds
-    mean = sum(values.values()) / len(values)
-    passed = low <= mean <= high
-    furthest = (min if mean < low else max)(values, key=lambda task: values[task])
-    return Check(
-        name=name, passed=passed, measured=round(mean, 6), bound=f"{low} to {high}", task="" if passed else furthest
-    )
+def audit(target: Target, passport: Passport, tasks: Sequence[Task], seed: int) -> None:
+    """Hold tasks of a training against the environment's passport; what this measured none of is not asked.
+
+    A passport looks at tasks that a key has drawn, and a file may still behave otherwise on those that training asks
+    for: where so many are asked for, from such a place on. So the tasks of the training itself, as it has got them, are
+    held against what the passport says: references earn everything there, and doing nothing or anything at random no
+    more than it did.
+
+    Args:
+        target: the environment, as it is trained in.
+        passport: its passport.
+        tasks: those of the training.
+        seed: of the run; with passport and tasks it decides which are looked at.
+
+    Raises:
+        UserError: they deviate: nothing is trained on them.
+        EnvironmentFault: the environment broke its contract.
+    """
+    measured = {check.name: check.measured for check in passport.checks if check.measured is not None}
+    key = digest("audit", passport.environment, seed, [task.id for task in tasks])
+    sample = random.Random(key).sample(list(tasks), min(AUDITED, len(tasks)))
+    if deviation := next(_deviations(target, measured, sample, key), ""):
+        raise UserError(
+            f"environment {target.name} is another one on the tasks of this training than on those of its passport: "
+            f"{deviation}",
+            f"do not train in it: read {target.source}, remove it with its passport, and run `dvc repro environments`",
+        )
+
+
+def _deviations(target: Target, measured: dict[str, float], sample: Sequence[Task], key: str) -> Iterator[str]:
+    def at_random(task: Task) -> Score:
+        agent = probes.random_agent(target.tools, random.Random(f"{key}/{task.id}"))
+        return target.score(task, play_agent(target, task, agent))
+
+    for task in sample if REFERENCE in measured else ():
+        score = target.score(task, target.play(task, target.reference(task)))
+        if score.reward < 1 - 1e-9 or not score.success:
+            yield f"the reference of {task.id} earns {score.reward:g}, and the passport has 1"
+    for name, score_of in {IDLE: target.floor, RANDOM: at_random}.items():
+        if sample and name in measured:
+            mean = sum(score_of(task).reward for task in sample) / len(sample)
+            if mean > measured[name] + DRIFT:
+                yield f"{name} is {mean:.2f} on {len(sample)} of them, and the passport has {measured[name]:.2f}"

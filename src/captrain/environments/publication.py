@@ -1,21 +1,47 @@
-"""Publication of synthesized environments, and the page on which a reader judges one.
+"""Publication of environments that were synthesized or validated, and the page on which a reader judges one.
 
 An environment that passed lies in the results folder with its passport and its page; one that did not lies in
-`rejected/` below it, where nothing looks for environments to train in.
+`rejected/` below it, where nothing looks for environments to train in. `captrain validate` writes passport and page of
+any file.
 """
 
 import ast
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from captrain.environments.passport import widening
-from captrain.environments.synthesis import SynthesisResult
-from captrain.errors import UserError
-from captrain.records import Capability, Passport, as_markdown, publish, publish_json, publish_text
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from captrain.benchmarks import load_benchmark
+from captrain.config import compose_spec, load_choice, load_spec
+from captrain.environments.loading import world_of
+from captrain.environments.passport import widening
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import PairEnvironments, SynthesisResult, examine, make_brief, make_passport
+from captrain.environments.synthesizer import Brief, render
+from captrain.errors import UserError
+from captrain.execution import user_outputs
+from captrain.ledger import LedgerEntry
+from captrain.policies import load_policy
+from captrain.records import (
+    Capability,
+    JsonObject,
+    Passport,
+    Rollout,
+    as_markdown,
+    load,
+    publish,
+    publish_json,
+    publish_text,
+    read_bytes,
+    require_file_name,
+)
+
+SOURCE = 1 << 20
+"""Bytes that an environment file may have."""
 REJECTED = "rejected"
-PURPOSE = 2000
-"""Characters of what a capability is said to be."""
 LONGEST = 400
 """Characters of a cell or a docstring's paragraph: what an environment says may have any length."""
 
@@ -39,7 +65,9 @@ def publish_environments(
         name = result.capability.id
         folder = results if result.passed else results / REJECTED
         publish_text(folder / f"{name}.py", result.best.text)
-        publish_text(folder / f"{name}.md", result_page(result))
+        earlier = [attempt.passport for attempt in result.attempts if attempt is not result.best]
+        page = passport_page(result.best.passport, result.best.text, result.capability, earlier)
+        publish_text(folder / f"{name}.md", page)
         if result.passed:
             publish_json(folder / f"{name}.passport.json", result.best.passport)
         else:
@@ -56,41 +84,38 @@ def publish_environments(
         )
 
 
-def result_page(result: SynthesisResult) -> str:
-    """The page of a synthesized environment, earlier attempts at the end."""
-    text = passport_page(result.best.passport, result.best.text, result.capability)
-    passports = [attempt.passport for attempt in result.attempts if attempt is not result.best]
-    if not passports:
-        return text
-    lines = "".join(f"- attempt {passport.attempt}: {_cell(passport.complaints(), 2000)}\n" for passport in passports)
-    return f"{text}\n## Other attempts\n\n{lines}"
+def publish_pairs(pairs: PairEnvironments, results: Path, artifacts: Path) -> None:
+    """Write the environments, of which none need have passed, and pairs.json, the account."""
+    publish_environments(pairs.results, results, artifacts, required=False)
+    publish_json(results / "pairs.json", pairs.account)
 
 
-def passport_page(passport: Passport, text: str, capability: Capability | None = None) -> str:
-    """A passport as a page: what the environment trains, how difficult it is, every check.
+def passport_page(
+    passport: Passport, text: str, capability: Capability | None = None, earlier: Sequence[Passport] = ()
+) -> str:
+    """Write a passport as a page: what the environment trains, how difficult it is, every check.
 
     Args:
         passport: of the environment.
         text: of its file.
         capability: what it was asked to train, where that is known.
+        earlier: passports of other attempts.
     """
     failed = sum(not check.passed for check in passport.checks)
-    verdict = "passed" if passport.passed else f"{failed} of {len(passport.checks)} checks failed"
-    purpose = f"{_cell(f'{capability.name}: {capability.description}', PURPOSE)}\n\n" if capability else ""
-    quotation = "> " + _cell(_docstring(text)) + "\n\n" if _docstring(text) else ""
-    confinement = "is our own text and runs unconfined" if passport.trusted else "runs in the sandbox only"
-    head = (
-        f"# {_title(passport.capability)}: {verdict}\n\n## What it trains\n\n{purpose}{quotation}"
-        f"The file {confinement}; its fingerprint is `{passport.environment}`, attempt {passport.attempt}.\n\n"
-        f"## How difficult it is\n\n{_difficulty(passport)}\n\n## Checks\n\n"
+    docstring = None
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        docstring = ast.get_docstring(ast.parse(text))
+    return render(
+        "passport.md",
+        passport=passport,
+        verdict="passed" if passport.passed else f"{failed} of {len(passport.checks)} checks failed",
+        capability=capability,
+        docstring=docstring,
+        difficulty=_difficulty(passport),
+        earlier=earlier,
+        cell=_cell,
+        number=_number,
     )
-    rows = [
-        f"| {'passed' if check.passed else '**failed**'} | {check.name} | {_number(check.measured)} | "
-        f"{_cell(check.bound)} | {_cell(check.detail)} | {_cell(check.task)} |\n"
-        for check in passport.checks
-    ]
-    table = "| | check | measured | bound | detail | task |\n|---|---|---|---|---|---|\n"
-    return f"{head}{table}{''.join(rows)}"
 
 
 def _difficulty(passport: Passport) -> str:
@@ -111,18 +136,6 @@ def _difficulty(passport: Passport) -> str:
     return f"{summary} The base passes {rate} of its rollouts; {_number(constant)} of its groups have no spread."
 
 
-def _docstring(text: str) -> str:
-    try:
-        return ast.get_docstring(ast.parse(text)) or ""
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-
-
-def _title(name: str) -> str:
-    """A name in a heading: underscores within a word are no markup there."""
-    return _cell(name).replace("\\_", "_")
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
@@ -131,3 +144,87 @@ def _cell(text: str, longest: int = LONGEST) -> str:
     """Text of anyone's in one line of a page, where it neither breaks the table nor counts as markup."""
     flat = " ".join(text.split())
     return as_markdown(flat if len(flat) <= longest else f"{flat[:longest]}...")
+
+
+def validate_file(
+    path: Path, root: Path, out: Path, least: str | None, calibrating: bool
+) -> tuple[Passport, list[RenderableType]]:
+    """Make out the passport of any environment file, publish it with its page, and return it and what is to be printed:
+    the sandbox, every check, what it cost, the verdict.
+
+    The file is held against the target of this project, as the pipeline would hold it, and is confined whoever wrote
+    it. Where the project has evidence for a capability of the file's name, its transfer is predicted from that.
+
+    Args:
+        path: the environment file.
+        root: of the project, whose target it is held against.
+        out: folder for passport and page.
+        least: level of confinement; None: `machine.sandbox`.
+        calibrating: play the base of the project in it, if everything else holds.
+
+    Raises:
+        UserError: there is no such file, its passport would lie among the pipeline's, the specification is not sound,
+            the sandbox is weaker than asked for, there is no base to play, or a file of the passport's name lies in
+            `out` that captrain did not write.
+    """
+    from captrain.environments.sandbox.confined import active_confinement
+
+    if path.suffix != ".py":
+        raise UserError(f"{path} is no Python file", "name a file that defines Environment")
+    require_file_name(path.stem, str(path.parent))
+    text = read_bytes(path, "name a Python file that defines Environment", SOURCE).decode(errors="replace")
+    if out.resolve().is_relative_to((root / "results").resolve()):
+        # A passport that the pipeline did not make out would be taken for one that it did.
+        raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
+    if (derived := root / "results/spec.yaml").exists():
+        spec = load_spec(derived)
+    else:  # what the project selects, where nothing has run yet
+        selection = load_choice(root / "params.yaml")
+        spec = compose_spec(selection.experiment, selection.seed, selection.overrides, root / "conf")
+    machine = spec.machine.model_copy(update={"sandbox": least}) if least else spec.machine
+    benchmark = load_benchmark(spec.benchmark, machine)
+    standard = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
+    policy = None
+    if calibrating:
+        base = root / "artifacts/base"
+        if not base.exists():
+            raise UserError(f"{base} is missing", "run `dvc repro base`, or validate without --calibrate")
+        policy = load_policy(spec.exploring(), base, machine, batch=machine.batch)
+    # What narrows a benchmark in workers has no world where it is confined; it is text of ours, or it is no such file.
+    trusted = world_of(text) is not None
+    brief = _brief(path, root, benchmark.tools)
+    examination = examine(path, standard, brief, machine, policy, spec.seed, trusted=trusted)
+    passport = make_passport(path, examination, 0, trusted=trusted)
+    with user_outputs(out) as aside:
+        publish_json(aside / f"{passport.capability}.passport.json", passport)
+        publish_text(aside / f"{passport.capability}.passport.md", passport_page(passport, text))
+    return passport, _report(passport, str(active_confinement()), examination.ledger)
+
+
+def _brief(path: Path, root: Path, tools: list[JsonObject]) -> Brief:
+    """The brief of a capability of the file's name, with the project's evidence if there is any."""
+    selected, rollouts = root / "results/capabilities/capabilities.jsonl", root / "artifacts/rollouts/discovery.jsonl"
+    if selected.exists() and rollouts.exists():
+        for capability in load(selected, Capability):
+            if capability.id == path.stem:
+                return make_brief(capability, tools, load(rollouts, Rollout))
+    return Brief(Capability(id=path.stem, name=path.stem, description=""), tools)
+
+
+def _report(passport: Passport, sandbox: str, ledger: Sequence[LedgerEntry]) -> list[RenderableType]:
+    table = Table("check", "", "measured", "bound", "detail", title=f"passport of {passport.capability}")
+    table.add_column("task", overflow="fold")
+    for check in passport.checks:
+        measured = "" if check.measured is None else f"{check.measured:g}"
+        verdict = Text("passed", "green") if check.passed else Text("failed", "red")
+        table.add_row(check.name, verdict, measured, check.bound, Text(check.detail), Text(check.task))
+    failed = sum(not check.passed for check in passport.checks)
+    cost = [
+        Text(
+            f"spent on the base: {entry.rollouts} rollouts, {entry.prompt_tokens} tokens read, "
+            f"{entry.completion_tokens} written"
+        )
+        for entry in ledger
+    ]
+    verdict = Text(f"{failed} checks failed", "red") if failed else Text("every check passed", "green")
+    return [Text(f"sandbox: {sandbox}"), table, *cost, verdict]

@@ -13,20 +13,20 @@ import ast
 import inspect
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from captrain.config import Environments
+from captrain.config import Environments, Machine
 from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
-from captrain.environments.sandbox.forkserver import waited
-from captrain.environments.worlds import Reopening
+from captrain.environments.loading import reopened
+from captrain.environments.sandbox.confined import MESSAGES, ConfinedEnvironment
 from captrain.errors import EnvironmentFault
 from captrain.records import (
     Check,
@@ -85,44 +85,54 @@ def make_standard(benchmark: Target, tests: int, bounds: Environments) -> Standa
     return Standard(benchmark.tools, held_out, bounds, benchmark)
 
 
-class _FunctionCall(BaseModel):
-    name: str
-    arguments: JsonObject | str
-
-
-class _ToolCall(BaseModel):
-    function: _FunctionCall
-
-
-class _ChatMessage(BaseModel):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-MESSAGES = TypeAdapter(list[_ChatMessage])
-
-
-def _checked_messages(raw: Any) -> list[Message]:
-    """The messages, if that is what they are.
+def _checked(raw: object, most: int | None = None) -> list[Message]:
+    """Return messages as they came, at most so many.
 
     Raises:
-        TypeError: they are not.
+        TypeError: they are none.
+        ValueError: they are more.
     """
     try:
-        MESSAGES.validate_python(raw, strict=True)
+        messages = MESSAGES.validate_python(raw, strict=True)
     except ValidationError as error:
         raise TypeError(f"no chat messages: {first_fault(error)}") from None
+    if most is not None and len(messages) > most:
+        raise ValueError(f"a solution of more than {most} messages")
+    assert isinstance(raw, list)
     return raw
 
 
-def _read(text: str) -> str:
-    """A file's text, and behind it the texts in it as they are when it runs, whatever they are written with."""
-    try:
-        constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return text
-    return "\n".join([text, *(value for value in constants if isinstance(value, str))])
+def play_agent(
+    target: Target, task: Task, agent: Agent, turns: int = TURNS, hurry: Callable[[], None] | None = None
+) -> list[Message]:
+    """Play an agent, which is asked for so many messages at most, and return all messages; `hurry` is called before
+    each."""
+    episode = target.open(task)
+    messages: list[Message] = []
+
+    def step(action: Message) -> bool:
+        replies, over = episode.step(action)
+        messages.extend([action, *_checked(replies)])
+        if sum(len(message.get("content") or "") for message in messages) > CHARACTERS:
+            raise ValueError(f"more than {CHARACTERS} characters in one play")
+        return over
+
+    with closing_episodes([episode]):
+        messages += target.call("open", task.id, lambda: _checked(list(episode.messages)))
+        for _ in range(turns):
+            if hurry is not None:
+                hurry()
+            message = agent(messages)
+            if message is None or target.call("step", task.id, partial(step, message)):
+                break
+    return messages
+
+
+def limit(target: Target, end: float | None) -> None:
+    """Have the sandbox wait for no answer beyond a time, however many answers one question takes, as a listing of tasks
+    does; None: it waits as long as each answer may take."""
+    if isinstance(target.environment, ConfinedEnvironment):
+        target.environment.end = end
 
 
 class Subject:
@@ -135,7 +145,7 @@ class Subject:
         evidence: failed rollouts that lack the capability.
         seed: of the run.
         seconds: that the examination may take; None: no limit, for text of our own.
-        reopen: loads the same file in fresh processes; None: in one that has no packages.
+        machine: where installations of benchmarks lie, for text of our own; None: for any other.
     """
 
     def __init__(
@@ -147,44 +157,27 @@ class Subject:
         *,
         seed: int = 0,
         seconds: float | None = None,
-        reopen: Reopening | None = None,
+        machine: Machine | None = None,
     ) -> None:
-        self._reopen = reopen
         self.target, self.path, self.against, self.evidence = target, path, against, evidence
-        source = read_bytes(path)
-        self.bounds, self.text = against.bounds, _read(source.decode(errors="replace"))
-        self._key, self._seconds = digest("passport", bytes_digest(source), seed), seconds
-        self._end, self._waited = None if seconds is None else time.monotonic() + seconds, waited()
+        source, self.bounds = read_bytes(path), against.bounds
+        self.text = source.decode(errors="replace")
+        """The file's text, and behind it the texts in it as they are when it runs, whatever they are written with."""
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            constants = [node.value for node in ast.walk(ast.parse(self.text)) if isinstance(node, ast.Constant)]
+            self.text = "\n".join([self.text, *(value for value in constants if isinstance(value, str))])
+        self._key, self._seconds, self._machine = digest("passport", bytes_digest(source), seed), seconds, machine
+        self.end = None if seconds is None else time.monotonic() + seconds
         self.task_id = ""
         """The task last asked about: a fault is its."""
         self._answers: dict[tuple[str, str], Any] = {}
 
-    def reopened(self) -> AbstractContextManager[Target]:
-        """The same file in fresh processes."""
-        from captrain.environments.sandbox.confined import load_confined
-
-        return nullcontext(load_confined(self.path, "none")) if self._reopen is None else self._reopen()
-
-    def elsewhere(self, target: Target) -> "Subject":
-        """The same environment, loaded anew, under the same examination and its time."""
-        fresh = Subject(target, self.path, self.against, ())
-        fresh._key, fresh._seconds, fresh._end = self._key, self._seconds, self._end
-        fresh.limit()
-        fresh._answers["reach", ""] = self.reach
-        return fresh
-
-    def limit(self) -> None:
-        """Have the sandbox wait for no answer beyond the end of the examination, however many answers one question
-        takes, as a listing of tasks does."""
-        from captrain.environments.sandbox.confined import ConfinedEnvironment
-
-        if isinstance(self.target.environment, ConfinedEnvironment):
-            self.target.environment.end = self._end
-
-    def release(self) -> None:
-        """Have it wait again as long as each answer may take."""
-        self._end = None
-        self.limit()
+    @contextmanager
+    def reopened(self) -> Iterator[Target]:
+        """Load the same file in fresh processes, under the time of this examination."""
+        with reopened(self.path, self._machine) as target:
+            limit(target, self.end)
+            yield target
 
     def random(self, *use: object) -> random.Random:
         """Numbers for a use, drawn by the key."""
@@ -196,11 +189,9 @@ class Subject:
         Raises:
             EnvironmentFault: the examination has taken as long as it may.
         """
-        if self._end is not None and time.monotonic() > self._end:
-            idle = waited() - self._waited
-            busy = f", {idle:.0f} s of which it waited for a processor" if idle > 1 else ""
+        if self.end is not None and time.monotonic() > self.end:
             raise EnvironmentFault(
-                f"the examination was ended after {self._seconds:g} s (environments.seconds){busy}",
+                f"the examination was ended after {self._seconds:g} s (environments.seconds)",
                 "make the environment faster, or its tasks less; on a busy machine, raise environments.seconds",
             )
 
@@ -261,31 +252,26 @@ class Subject:
                 return count
         return self.count
 
-    def drawn(self, count: int) -> list[Task]:
-        """The tasks that are checked, out of so many that are asked for (at least `reach`)."""
+    def drawn(self, count: int, target: Target | None = None) -> list[Task]:
+        """Draw the tasks that are checked, out of so many that are asked for (at least `reach`)."""
         numbers = self.random("tasks").sample(range(self.reach), self.count)
-        tasks = self.target.tasks("training", count)
+        tasks = (target or self.target).tasks("training", count)
         return [tasks[number] for number in numbers]
 
     def another_count(self, use: str) -> int:
-        """Another count to ask for: at least as many as tasks are drawn from, where there are more."""
-        return self.reach + (self.random(use).randint(1, self.bounds.seeds) if self.has_more else 0)
+        """Draw another count to ask for: at least as many as tasks are drawn from, where there are more."""
 
-    @property
-    def has_more(self) -> bool:
-        """True if the environment has more tasks than are drawn from."""
-
-        def more() -> bool:
+        def has_more() -> bool:
             try:
                 return bool(self.target.tasks("training", self.reach + self.bounds.seeds))
             except EnvironmentFault:
                 return False
 
-        return self.once("more", "", more)
+        return self.reach + (self.random(use).randint(1, self.bounds.seeds) if self.once("more", "", has_more) else 0)
 
     def reference(self, task: Task) -> list[Message]:
         """The assistant messages of the reference solution."""
-        ask = lambda: _checked_solution(self.target.environment.reference(task.model_dump()))  # noqa: E731
+        ask = lambda: _checked(self.target.environment.reference(task.model_dump()), STEPS)  # noqa: E731
         return self.once("reference", task.id, lambda: self.target.call("reference", task.id, ask))
 
     def broken(self, task: Task) -> list[Message]:
@@ -298,18 +284,18 @@ class Subject:
         if breaks is None:
             self.task_id = ""
             raise EnvironmentFault(NO_BROKEN, "define it")
-        ask = lambda: _checked_solution(breaks(task.model_dump()))  # noqa: E731
+        ask = lambda: _checked(breaks(task.model_dump()), STEPS)  # noqa: E731
         return self.once("broken", task.id, lambda: self.target.call("broken", task.id, ask))
 
     def solved(self, task: Task) -> list[Message]:
         """All messages of the reference's play."""
         return self.once("solved", task.id, lambda: self.play(task, self.reference(task)))
 
-    def score(self, task: Task, messages: Sequence[Message]) -> Score:
-        """The score of recorded messages."""
+    def score(self, task: Task, messages: Sequence[Message], target: Target | None = None) -> Score:
+        """Score recorded messages."""
         self.task_id = task.id
         self.hurry()
-        return self.target.score(task, messages)
+        return (target or self.target).score(task, messages)
 
     def solution(self, task: Task) -> Score:
         """The score of the reference's play."""
@@ -319,75 +305,36 @@ class Subject:
         """The score of an agent that does nothing."""
         return self.once("idle", task.id, lambda: self.target.floor(task))
 
-    def act(self, task: Task, agent: Agent, turns: int = TURNS) -> list[Message]:
-        """All messages of an agent's play."""
+    def act(self, task: Task, agent: Agent, turns: int = TURNS, target: Target | None = None) -> list[Message]:
+        """Return all messages of an agent's play."""
         self.task_id = task.id
-        call, episode = self.target.call, self.target.open(task)
-        with closing_episodes([episode]):
-            messages: list[Message] = list(call("open", task.id, lambda: _checked_messages(list(episode.messages))))
-            for _ in range(turns):
-                self.hurry()
-                message = agent(messages)
-                if message is None:
-                    break
-                replies, over = call("step", task.id, lambda action=message: _checked_answer(episode.step(action)))
-                messages += [message, *replies]
-                call("step", task.id, partial(_check_size, messages))
-                if over:
-                    break
-        return messages
+        return play_agent(target or self.target, task, agent, turns, self.hurry)
 
-    def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
-        """All messages of a play of these assistant messages, or of as many as the episode takes."""
+    def play(self, task: Task, actions: Sequence[Message], target: Target | None = None) -> list[Message]:
+        """Return all messages of a play of these assistant messages, or of as many as the episode takes."""
         pending = iter(actions)
-        return self.act(task, lambda _: next(pending, None), STEPS)
+        return self.act(task, lambda _: next(pending, None), STEPS, target)
 
     def reward_of(self, task: Task, actions: Sequence[Message]) -> float:
         """The reward of a play of these assistant messages."""
         return self.score(task, self.play(task, actions)).reward
 
 
-def _checked_solution(raw: Any) -> list[Message]:
-    messages = _checked_messages(raw)
-    if len(messages) > STEPS:
-        raise ValueError(f"a solution of more than {STEPS} messages")
-    return messages
-
-
-def _check_size(messages: Sequence[Message]) -> None:
-    if sum(len(message.get("content") or "") for message in messages) > CHARACTERS:
-        raise ValueError(f"more than {CHARACTERS} characters in one play")
-
-
-def _checked_answer(raw: Any) -> tuple[list[Message], bool]:
-    replies, over = raw
-    return _checked_messages(list(replies)), bool(over)
+def finding(name: str, passed: bool, measured: float, bound: str, detail: str = "", task: str = "") -> Check:
+    """Make a check; detail and task are for the failure."""
+    if passed:
+        detail = task = ""
+    return Check(name=name, passed=passed, measured=round(measured, 6), bound=bound, detail=detail, task=task)
 
 
 def at_most(name: str, value: float, bound: float, detail: str = "", task: str = "") -> Check:
-    """A check of an upper bound; detail and task are for the failure."""
-    passed = value <= bound + 1e-9
-    return Check(
-        name=name,
-        passed=passed,
-        measured=round(value, 6),
-        bound=f"at most {bound}",
-        detail="" if passed else detail,
-        task="" if passed else task,
-    )
+    """Make a check of an upper bound; detail and task are for the failure."""
+    return finding(name, value <= bound + 1e-9, value, f"at most {bound}", detail, task)
 
 
 def at_least(name: str, value: float, bound: float, detail: str = "", task: str = "") -> Check:
-    """A check of a lower bound; detail and task are for the failure."""
-    passed = value >= bound - 1e-9
-    return Check(
-        name=name,
-        passed=passed,
-        measured=round(value, 6),
-        bound=f"at least {bound}",
-        detail="" if passed else detail,
-        task="" if passed else task,
-    )
+    """Make a check of a lower bound; detail and task are for the failure."""
+    return finding(name, value >= bound - 1e-9, value, f"at least {bound}", detail, task)
 
 
 def mean_at_most(name: str, rewards: dict[str, float], bound: float, highest: float = 1.0) -> Check:

@@ -3,20 +3,25 @@
 An environment that fails its passport is synthesized again, up to the configured rounds, with all that was found; an
 attempt that does not even load has failed. Every calibration rollout of every round is counted. A capability
 for which no attempt passed is left out, its best attempt and all findings kept: the others go on.
+
+Two capabilities may be asked for in every task, for the pairs that failed rollouts lack together most often. A pair is
+a capability of its own, "<a>+<b>" with a < b, whose evidence is the failed rollouts that lack both. Its passport holds
+all checks but those on the base, so that it costs no rollout: what is taught in it are its solutions. A pair without an
+environment is left out, with what was found; nothing rests on any one of them.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from captrain.capabilities import EXAMPLES, count_pairs
+from captrain.capabilities import needs as lacking_sets
 from captrain.config import Component, Machine
 from captrain.contract import Target
-from captrain.environments.own_text import is_own_text
+from captrain.environments.loading import is_own_text, load_own
 from captrain.environments.passport import calibrate, failed_check, run_checks
 from captrain.environments.subject import Standard
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate, Synthesizer
-from captrain.environments.worlds import load_own, reopening
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry, guard_split, ledger_entry
 from captrain.models import Adapter
@@ -27,6 +32,7 @@ from captrain.records import (
     JsonObject,
     Passport,
     Rollout,
+    RolloutLabels,
     digest,
     file_digest,
     publish_json,
@@ -160,7 +166,8 @@ def synthesize(
         if passport.passed:
             break
         print(f"environment for {name}, attempt {number}: {passport.complaints()}")
-    best = min(range(len(attempts)), key=lambda number: _shortfall(attempts[number].passport.checks))
+    passed = [sum(check.passed for check in attempt.passport.checks) for attempt in attempts]
+    best = passed.index(max(passed))
     ledger = [entry for examination in examinations for entry in examination.ledger]
     return SynthesisResult(brief.capability, attempts, attempts[best], examinations[best].rollouts, ledger)
 
@@ -227,8 +234,9 @@ def examine(
     except EnvironmentFault as fault:
         return Examination(digest(path.stem, file_digest(path)), [failed_check(LOADS, fault)])
     seconds = None if trusted else bounds.seconds
-    reopen = reopening(path, machine) if trusted else None
-    checks = run_checks(target, path, standard, evidence, seed=seed, seconds=seconds, reopen=reopen)
+    checks = run_checks(
+        target, path, standard, evidence, seed=seed, seconds=seconds, machine=machine if trusted else None
+    )
     if policy is None or not all(check.passed for check in checks):
         return Examination(environment, checks)
     try:
@@ -263,17 +271,66 @@ def make_passport(path: Path, examination: Examination, attempt: int, *, trusted
     )
 
 
-def _shortfall(checks: Sequence[Check]) -> tuple[int, float]:
-    """For ordering attempts: fewer is better in checks passed, then in how far the failed ones are from their bounds;
-    what was not measured is furthest."""
-    return -sum(check.passed for check in checks), sum(
-        distance_from_bound(check) for check in checks if not check.passed
+@dataclass(frozen=True)
+class PairEnvironments:
+    """Outcomes of pairs: those that an environment was written for, and for every pair that failed rollouts lack
+    together, by name, in how many and what became of it."""
+
+    results: list[SynthesisResult]
+    account: dict[str, JsonObject]
+
+
+def combine(first: Capability, second: Capability, needs: Mapping[str, frozenset[str]]) -> Capability:
+    """Two capabilities as one to be trained: `details` are those of both, `examples` failed rollouts that lack both."""
+    first, second = sorted((first, second), key=lambda capability: capability.id)
+    return Capability(
+        id="+".join((first.id, second.id)),
+        name=f"{first.name} and {second.name[:1].lower()}{second.name[1:]}",
+        description=f"Both in the same task. {first.description} {second.description}",
+        details={first.id: first.details, second.id: second.details},
+        examples=[rollout for rollout, lacking in needs.items() if {first.id, second.id} <= lacking][:EXAMPLES],
     )
 
 
-def distance_from_bound(check: Check) -> float:
-    """Return how far the measured is from the nearest bound, at most 1, and 1 where nothing was measured."""
-    ends = [float(end) for end in re.findall(r"\d+(?:\.\d+)?", check.bound)]
-    if check.measured is None or not ends:
-        return 1.0
-    return min(1.0, min(abs(check.measured - end) / max(1.0, end) for end in ends))
+def synthesize_pairs(
+    labels: Sequence[RolloutLabels],
+    selected: Sequence[Capability],
+    rollouts: Sequence[Rollout],
+    count: int,
+    synthesizer: Synthesizer,
+    standard: Standard,
+    machine: Machine,
+    seed: int,
+    benchmark: Component | None = None,
+) -> PairEnvironments:
+    """Environments for at most `count` pairs of the selected capabilities.
+
+    Args:
+        labels: of the diagnostic rollouts.
+        selected: capabilities that TRACE trains.
+        rollouts: the diagnostic rollouts.
+        count: of pairs, the most frequent first.
+        synthesizer: who writes them.
+        standard: the target, its test tasks, the bounds.
+        machine: how well what a synthesizer of others wrote must be confined.
+        seed: run seed.
+        benchmark: the target, where environments may be derived from it.
+
+    Raises:
+        UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
+    """
+    capabilities: Mapping[str, Capability] = {capability.id: capability for capability in selected}
+    needs = lacking_sets(labels, capabilities)
+    pairs = PairEnvironments([], {})
+    for rank, (pair, lacking) in enumerate(count_pairs(needs).items(), start=1):
+        reason = f"it ranks {rank}, and {count} are wanted"
+        if rank <= count:
+            capability = combine(capabilities[pair[0]], capabilities[pair[1]], needs)
+            brief = make_brief(capability, standard.tools, rollouts, benchmark)
+            try:
+                pairs.results.append(synthesize(brief, synthesizer, None, standard, machine, seed))
+                reason = pairs.results[-1].best.passport.complaints()
+            except NoTemplate as fault:
+                reason = fault.problem
+        pairs.account["+".join(sorted(pair))] = {"lacking": lacking, "environment": not reason, "reason": reason}
+    return pairs

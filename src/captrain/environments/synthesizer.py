@@ -6,11 +6,21 @@ that file is worth training in is for its passport to say, and never for its aut
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Protocol
+
+from jinja2 import BaseLoader, Environment, StrictUndefined
 
 from captrain.config import Component
 from captrain.errors import UserError
 from captrain.records import Capability, JsonObject, Passport, Rollout
+
+
+def render(name: str, **values: object) -> str:
+    """Fill in a text of `prompts/`: what a model is asked, or the page of a passport."""
+    text = files("captrain").joinpath("environments/prompts", name).read_text()
+    environment = Environment(loader=BaseLoader(), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text).render(**values)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""The template synthesizer: environments for the embedded benchmark, one template per capability or pair of them.
+"""The template synthesizer: environments that a program writes, without a model.
+
+For the embedded benchmark there is one template per capability or pair of them.
 
 A written file is self-contained: the service desk's own source, whole, and after it the template's tasks and reward.
 So tools, policy and result shapes are the target's by construction, and the other capabilities' rules stay binding: no
@@ -8,17 +10,33 @@ rewards on the base out of bounds; pairs, which are not played on the base, have
 Some capabilities can be asked for with any operation, and their templates ask for one. Where the evidence failed at
 steps of others, so that the passport found too few of these in the tasks, further attempts ask for them as well.
 
-For another benchmark there are no templates: its environments are derived from itself (`derived`).
+For another benchmark there are no templates: its environments are derived from itself, if its class stands on its own,
+or is one of ours that run in workers and have reference solutions. A derived file holds the source of the benchmark's
+module, whole, and after it what narrows it: the target's own training tasks whose reference exercises the capability,
+and a reward of which half is that step's. The step, and how it is broken, stand in the registry of causes
+(`captrain.capabilities`): an argument with another value, an operation left out, a look-up not made. So tools, world
+and user are the target's by construction. A benchmark in workers has its world in packages that no file can hold: there
+the file is what narrows alone, text of ours to the byte, which names the benchmark and is given its client when it is
+opened (`loading`). Any other module that imports more than the standard library cannot be written into a file that runs
+anywhere: there, as for capabilities that are not found in calls (wording, information, closing), a language model or a
+synthesizer of one's own is needed. `derivable` says so before anything is spent.
 """
 
+import ast
+import inspect
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.resources import files
 from itertools import combinations
+from pathlib import Path
 
-from captrain.config import ModelAccess
-from captrain.environments.derived import derive, missing_tools
-from captrain.environments.own_text import WORLD
+from captrain.benchmarks import absences
+from captrain.capabilities import KINDS, Step, Toolbox, acts_of, says, text_of
+from captrain.config import Component, ModelAccess
+from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK, WORLD
+from captrain.environments.passport import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
+from captrain.errors import UserError
 from captrain.records import plain
 
 DEFICITS = ("missing_lookup", "wrong_record", "missing_write", "wrong_argument")
@@ -44,6 +62,10 @@ OPERATIONS_OF = {
 EMBEDDED = "captrain.benchmarks.servicedesk.ServiceDesk"
 EASIEST = 2
 """The ladder of difficulty runs from 0 to this."""
+SEARCHED = 50
+"""So many training tasks are looked through for one that exercises the capability, where there is no end to them."""
+UNBOUNDED = 10_000
+REMEDY = "set synthesizer=openai synthesizer.name=MODEL, or write a synthesizer of your own (docs/house.md)"
 
 
 class TemplateSynthesizer:
@@ -77,10 +99,13 @@ class TemplateSynthesizer:
         package = files("captrain")
         _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
         templates = package.joinpath("environments/templates")
-        operations = _operations(brief, attempts)
+        # Further operations are asked for where a passport found too little of the evidence's steps: those of these.
+        failed = missing_tools(brief, attempts) if capability.id in ANY_OPERATION else []
+        verbs_of_evidence = [verb for tool, verbs in OPERATIONS_OF.items() if tool in failed for verb in verbs]
+        operations = [*dict.fromkeys(verbs_of_evidence)]
         names = [*PARTS[capability.id], *(["operations"] if operations else [])]
         parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in names]
-        title = _title(f"{capability.name}: {capability.description}")
+        title = _line(f"{capability.name}: {capability.description}")
         header = f'"""{title}\n\nWritten by the template synthesizer; do not edit.\n"""\n'
         # The attempt that brought the evidence's operations is not one that was too hard.
         settings = f"DIFFICULTY = {min(len(attempts) - bool(operations), EASIEST)}\n"
@@ -88,14 +113,147 @@ class TemplateSynthesizer:
         return f"{header}{world}\n\n{settings}\n\n{''.join(parts)}"
 
 
-def _title(text: str) -> str:
+def _line(text: str) -> str:
     """Return a text that cannot end the docstring it stands in: an analyst may have proposed the words, and the file
     is run."""
     return plain(text).replace("\\", "/").replace('"', "'")
 
 
-def _operations(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:
-    """The operations to ask for besides the template's own, where a passport found too little of the evidence's steps:
-    those of these steps."""
-    failed = missing_tools(brief, attempts) if brief.capability.id in ANY_OPERATION else []
-    return [*dict.fromkeys(verb for tool, asked_as in OPERATIONS_OF.items() if tool in failed for verb in asked_as)]
+def derivable(benchmark: Component) -> None:
+    """Refuse a benchmark that no environment can be derived from.
+
+    Raises:
+        UserError: it has no reference solutions, a model plays its user, its module imports more than the standard
+            library, or its class cannot be found there.
+    """
+    if "reference" in absences(benchmark):
+        raise UserError(f"no environment can be derived from {benchmark.target}: it has no reference solutions", REMEDY)
+    if benchmark.target in IN_WORKERS:
+        if benchmark.settings().get("user") is not None:
+            raise UserError(
+                f"no environment can be derived from {benchmark.target} while a model plays its user: a solution may "
+                "meet other words each time, and its passport demands the same",
+                REMEDY,
+            )
+        return
+    source, name = _source(benchmark)
+    tree = ast.parse(source)
+    foreign = foreign_imports(tree)
+    if foreign:
+        raise UserError(
+            f"no environment can be derived from {benchmark.target}: its file imports {', '.join(foreign)}, and one "
+            "that is trained in must run without",
+            f"keep the benchmark's world in a file on the standard library alone, or {REMEDY}",
+        )
+    if not any(isinstance(node, ast.ClassDef) and node.name == name for node in tree.body):
+        raise UserError(f"{benchmark.target} is not defined in the file that it is imported from", REMEDY)
+
+
+def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> str:
+    """The text of an environment file.
+
+    Args:
+        brief: what is asked for; its capability is a cause of the registry.
+        benchmark: the target.
+        attempts: earlier ones: a base that found them too hard or too easy gets shorter or longer tasks, and where too
+            few tasks held the steps that failed in the evidence, only those are left that hold one.
+
+    Raises:
+        NoTemplate: the cause is not found in calls.
+        UserError: the benchmark stands on more than its file.
+    """
+    capability = brief.capability
+    kind = KINDS.get(capability.id)
+    if kind is None or kind.step is None:
+        raise NoTemplate(
+            f"no environment can be derived for {capability.id}: it is not found in calls of a reference", REMEDY
+        )
+    derivable(benchmark)
+    body, target = "", repr(benchmark.target)
+    if benchmark.target not in IN_WORKERS:
+        source, target = _source(benchmark)
+        # The module's text without its first words, which the file has its own of.
+        first = ast.parse(source).body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            source = "\n".join(source.splitlines()[first.end_lineno :]) + "\n"
+        body = source
+    toolbox = Toolbox(brief.tools, capability.details.get("kinds"))
+    step = _shown(kind.step, brief, toolbox)
+    least, most = _lengths(brief, attempts)
+    settings = {
+        "name": capability.id,
+        "KIND": step.kind,
+        "SAID": step.by_user,
+        "TOOLS": tuple(capability.details.get("tools", ())),
+        "ARGUMENTS": tuple(capability.details.get("arguments", ())),
+        "WRITES": tuple(name for name in toolbox.schemas if toolbox.kind(name) == "write"),
+        "SETTINGS": benchmark.settings(),
+        "EVIDENCE": tuple(missing_tools(brief, attempts)),
+        "LEAST_CALLS": least,
+        "MOST_CALLS": most,
+        "SEARCHED": SEARCHED,
+    }
+    template = files("captrain").joinpath(DERIVED).read_text()
+    header = f'"""{_line(capability.name)}: {_line(capability.description)}\n\nDerived from {benchmark.target}.\n"""\n'
+    # In the class, so that no name of the target's module is taken; its own class may be called Environment, too.
+    constants = "".join(f"    {key} = {value!r}\n" for key, value in settings.items()) + f"    TARGET = {target}\n"
+    return f"{header}{body}{IMPORTS}{template.replace(MARK, constants)}"
+
+
+def missing_tools(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:
+    """The tools at which the evidence failed, where the tasks of an attempt held too few of these steps; else none."""
+    checks = [check for attempt in attempts for check in attempt.passport.checks]
+    if all(check.passed for check in checks if check.name == TRANSFER):
+        return []
+    failed = [failed_tool(rollout) for rollout in brief.examples if rollout.outcome == "failed"]
+    return [*dict.fromkeys(tool for tool in failed if tool)]
+
+
+def _source(benchmark: Component) -> tuple[str, str]:
+    """The text of a benchmark's file, and the name of its class."""
+    module, _, name = benchmark.target.replace(":", ".").rpartition(".")
+    try:
+        loaded = import_module(module)
+        return Path(inspect.getfile(getattr(loaded, name))).read_text(), name
+    except (ImportError, AttributeError, TypeError, OSError) as error:
+        raise UserError(f"_target_ = {benchmark.target} cannot be read ({error})", "name a class in a module") from None
+
+
+def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
+    """Fit a step to the references of the examples: where most make a single change, that one may be left out as well
+    as one of several; where most make none, a look-up comes before no change; and where most changes hold a value that
+    the user says, such a value is broken, because a world may take any text for the others."""
+    examples = [rollout for rollout in brief.examples if rollout.reference]
+    changes = [[act for act in acts_of(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
+    counts = sorted(map(len, changes))
+    median = counts[len(counts) // 2] if counts else 2
+    if step.kind == "several" and median < 2:
+        return step._replace(kind="write")
+    if step.kind == "order" and median < 1:
+        return step._replace(kind="look-up")
+    if step.kind == "argument" and step.by_user is None:
+        by_word = [
+            any(says(text, value) for value in act.arguments.values())
+            for rollout, acts in zip(examples, changes, strict=True)
+            for text in [" ".join(text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")]
+            for act in acts
+        ]
+        return step._replace(by_user=True if by_word and 2 * sum(by_word) >= len(by_word) else None)
+    return step
+
+
+def _lengths(brief: Brief, attempts: Sequence[Attempt]) -> tuple[int, int]:
+    """Return the least and the most calls that references may have: any; after an attempt that was too hard for the
+    base, at most about as many as half of the examples' references have; after one that was too easy, more."""
+    counts = sorted(sum(len(m.get("tool_calls") or []) for m in rollout.reference) for rollout in brief.examples)
+    if not attempts or not counts:
+        return 1, UNBOUNDED
+    median = max(1, counts[len(counts) // 2])
+    hard = [
+        check
+        for check in attempts[-1].passport.checks
+        if not check.passed and check.name.endswith("of the base") and check.measured is not None
+    ]
+    if any((check.measured or 0.0) < 0.5 for check in hard):
+        return 1, max(1, median - (len(attempts) - 1))
+    return (median + len(attempts), UNBOUNDED) if hard else (1, UNBOUNDED)

@@ -3,7 +3,7 @@
 Nearest examples answer with one capability each; a task that needs two is near to neither. Here each capability has a
 probability of its own, learnt from openings of the environments of single capabilities, of pairs where there are any,
 and of discovery tasks that the base passed, which need none: that, too, has a probability. Without pairs, words of one
-capability are evidence against every other, and few sets of two are found: see `captrain.environments.pairs`.
+capability are evidence against every other, and few sets of two are found: see `captrain.environments.synthesis`.
 
 Features are present or absent; counts of clauses or of record ids were tried and found nothing more. Classes are
 weighted to equal totals: how many openings an environment gives says nothing of how often it is needed.

@@ -1,14 +1,20 @@
 """The model behind the endpoint: its name and adapters, and the answer to each kind of request, without HTTP.
 
 Chat completions are rendered and parsed as the embedded agent's own turns are. What cannot be done is refused by an
-`HTTPException`.
+`HTTPException`. Completions are sampled in batches, on one thread: what waits at the same time is computed together.
+An answer depends on its request alone, never on what is sampled beside it, and a batch that fails ends no other.
 """
 
 import asyncio
 import json
+import logging
+import queue
+import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jinja2 import TemplateError
@@ -16,13 +22,79 @@ from starlette.exceptions import HTTPException
 
 from captrain.errors import UserError
 from captrain.models import adapter_digest
-from captrain.policies import EngineRow, LocalPolicy, with_adapter
+from captrain.policies import EngineRow, LocalPolicy, sample_rows, with_adapter
 from captrain.records import JsonObject, Message, digest
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
-from captrain.serving.sampler import Sampler, Sampling
 
 LONGEST_TOKEN = 64
 """Characters that a token stands for at most, on the average of a dialogue: a longer one is refused unread."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """One completion to sample; equal `group`s may share a batch: adapter, temperature, tokens at most."""
+
+    group: tuple[str, float, int]
+    row: EngineRow
+    future: Future[EngineRow] = field(default_factory=Future)
+
+
+class Sampler:
+    """Samples completions in batches, on one thread.
+
+    Args:
+        policy: whose model, whose batch and whose longest dialogue.
+    """
+
+    def __init__(self, policy: LocalPolicy) -> None:
+        self.policy = policy
+        self._queue: queue.SimpleQueue[Sampling | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, sampling: Sampling) -> Future[EngineRow]:
+        """Wait in line; the row is complete when the future is done."""
+        self._queue.put(sampling)
+        return sampling.future
+
+    def close(self) -> None:
+        """Finish what waits, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            queued = [first]
+            while not self._queue.empty():
+                if (more := self._queue.get()) is None:
+                    self._queue.put(None)
+                    break
+                queued.append(more)
+            for group in dict.fromkeys(sampling.group for sampling in queued):
+                alike = [sampling for sampling in queued if sampling.group == group]
+                for start in range(0, len(alike), self.policy.batch):
+                    batch = alike[start : start + self.policy.batch]
+                    try:
+                        self.sample(group, [sampling.row for sampling in batch])
+                        for sampling in batch:
+                            sampling.future.set_result(sampling.row)
+                    except Exception as error:
+                        # Who waits for an answer is told: nobody waits for this thread, which goes on whatever fails.
+                        logging.exception("a batch of %d requests failed", len(batch))
+                        for sampling in batch:
+                            sampling.future.set_exception(HTTPException(500, f"{type(error).__name__}: {error}"))
+
+    def sample(self, group: tuple[str, float, int], rows: Sequence[EngineRow]) -> None:
+        """Sample rows of one group to their ends."""
+        adapter, temperature, tokens = group
+        sample_rows(
+            self.policy.decoder(adapter),
+            rows,
+            ends=self.policy.ends,
+            temperature=temperature,
+            max_tokens=tokens,
+            max_length=self.policy.max_length,
+        )
 
 
 class Server:
@@ -48,18 +120,11 @@ class Server:
         folders: Sequence[Path] | None = None,
     ) -> None:
         self.policy, self.name, self.root = policy, name, root or name
-        self._folders = None if folders is None else [folder.resolve() for folder in folders]
+        self.folders = None if folders is None else [folder.resolve() for folder in folders]
         self.adapters: dict[str, tuple[Path, str]] = {}
         for adapter, folder in adapters.items():
             self.load(adapter, folder)
         self.sampler = Sampler(policy)
-
-    def load_allowed(self, name: str, folder: Path) -> None:
-        """Serve an adapter that a request names; raises HTTPException where it may not lie there, else as `load`."""
-        if self._folders is not None and not any(folder.resolve().is_relative_to(root) for root in self._folders):
-            roots = ", ".join(map(str, self._folders)) or "none"
-            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {roots}")
-        self.load(name, folder)
 
     def load(self, name: str, folder: Path) -> None:
         """Serve an adapter under a name; raises UserError for a folder that holds none, or a name in use."""

@@ -66,9 +66,6 @@ def _checked_path(path: Path) -> Path:
     return path
 
 
-AdapterName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
-
-
 class TextPart(BaseModel):
     """A part of a message."""
 
@@ -149,14 +146,13 @@ class CompletionRequest(BaseModel):
         return sorted(set(extra) - set(neutral) - set(IGNORED))
 
 
-class LoadAdapterRequest(BaseModel):
-    """A request to load an adapter, in vLLM's words."""
-
-    lora_name: AdapterName
-    lora_path: Annotated[Path, AfterValidator(_checked_path)]
-
-
 class UnloadAdapterRequest(BaseModel):
-    """A request to unload an adapter."""
+    """A request to unload an adapter, in vLLM's words."""
 
-    lora_name: AdapterName
+    lora_name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
+
+
+class LoadAdapterRequest(UnloadAdapterRequest):
+    """A request to load one."""
+
+    lora_path: Annotated[Path, AfterValidator(_checked_path)]

@@ -7,20 +7,19 @@ under vLLM's path when they are first needed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
-from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import TypeAdapter, ValidationError
 from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
 
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message
 from captrain.serving.openai_schemas import RequestMessage
-from captrain.serving.protection import Protected, Protection
+from captrain.serving.protection import Protected, Protection, new_application
 
 HEADER = "x-captrain-adapter"
 PATIENCE = httpx2.Timeout(600.0, connect=10.0)
@@ -55,22 +54,26 @@ class RoutedEndpoint:
         self._models: set[str] | None = None
 
     async def complete(self, body: JsonObject) -> Response:
-        """Answer a chat completion by the arm that it is routed to."""
+        """Answer a chat completion by the arm that it is routed to.
+
+        Raises:
+            HTTPException: the request is none, or the server behind this one does not answer it.
+        """
         try:
             messages = [message.message() for message in MESSAGES.validate_python(body.get("messages"))]
         except ValidationError as error:
-            return refusal(400, f"messages: {error.errors()[0]['msg']}")
+            raise HTTPException(400, f"messages: {error.errors()[0]['msg']}") from None
         if body.get("model", self.name) != self.name:
-            return refusal(404, f"there is no model {body['model']}; there is {self.name}")
+            raise HTTPException(404, f"there is no model {body['model']}; there is {self.name}")
         try:
             arm = await asyncio.to_thread(self.choose, messages)
             model = await self._served(arm)
             request = self.upstream.build_request("POST", "chat/completions", json={**body, "model": model})
             answer = await self.upstream.send(request, stream=True)
         except UserError as error:
-            return refusal(502, str(error))
+            raise HTTPException(502, str(error)) from None
         except httpx2.HTTPError as error:
-            return refusal(502, f"the server behind this one does not answer ({type(error).__name__}: {error})")
+            raise HTTPException(502, _silent(error)) from None
         headers = {HEADER: arm, "content-type": answer.headers.get("content-type", "application/json")}
         return StreamingResponse(
             answer.aiter_bytes(), answer.status_code, headers=headers, background=BackgroundTask(answer.aclose)
@@ -98,20 +101,15 @@ class RoutedEndpoint:
 
     def application(self, protection: Protection) -> Protected:
         """Build the HTTP application, behind its protection."""
-
-        @asynccontextmanager
-        async def life(_: FastAPI) -> AsyncIterator[None]:
-            yield
-            await self.upstream.aclose()
-
-        app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+        app = new_application(self.upstream.aclose)
+        app.post("/v1/chat/completions")(self.complete)
 
         @app.get("/health")
         async def health() -> Response:
             try:
                 answer = await self.upstream.get("models")
             except httpx2.HTTPError as error:
-                return refusal(503, f"the server behind this one does not answer ({type(error).__name__}: {error})")
+                raise HTTPException(503, _silent(error)) from None
             return JSONResponse({}, 503 if answer.is_error else 200)
 
         @app.get("/v1/models")
@@ -119,20 +117,8 @@ class RoutedEndpoint:
             model = {"id": self.name, "object": "model", "created": 0, "owned_by": "captrain"}
             return {"object": "list", "data": [model]}
 
-        @app.post("/v1/chat/completions")
-        async def complete(request: Request) -> Response:
-            try:
-                body = await request.json()
-            except (ValueError, RecursionError):
-                return refusal(400, "body: not JSON")
-            if not isinstance(body, dict):
-                return refusal(400, "body: not a JSON object")
-            return await self.complete(body)
-
         return Protected(app, protection)
 
 
-def refusal(status: int, message: str) -> JSONResponse:
-    """Answer an error in OpenAI's shape."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
+def _silent(error: httpx2.HTTPError) -> str:
+    return f"the server behind this one does not answer ({type(error).__name__}: {error})"

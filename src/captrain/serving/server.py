@@ -7,14 +7,14 @@ that wait at the same time are sampled in one batch; an answer depends on its re
 beside it. What cannot be done is refused with 4xx, not ignored.
 """
 
+import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
@@ -29,7 +29,7 @@ from captrain.serving.openai_schemas import (
     StreamOptions,
     UnloadAdapterRequest,
 )
-from captrain.serving.protection import Protected, Protection, PunctualProtocol
+from captrain.serving.protection import Protected, Protection, PunctualProtocol, new_application
 
 CONNECTIONS = 512
 """Connections at a time; more are refused."""
@@ -63,27 +63,6 @@ def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _refusing(app: FastAPI) -> None:
-    """Answer errors in OpenAI's shape."""
-
-    def refusal_of(status: int, message: str) -> JSONResponse:
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return refusal_of(400, f"{'.'.join(str(part) for part in first['loc'][1:]) or 'body'}: {first['msg']}")
-
-    @app.exception_handler(HTTPException)
-    async def refusal(_: Request, error: HTTPException) -> Response:
-        return refusal_of(error.status_code, str(error.detail))
-
-    @app.exception_handler(UserError)
-    async def mistaken(_: Request, error: UserError) -> Response:
-        return refusal_of(400, str(error))
-
-
 def application(server: Server, protection: Protection | None = None) -> Protected:
     """Build the HTTP application, behind its protection."""
     return Protected(routes(server), protection or Protection())
@@ -91,15 +70,7 @@ def application(server: Server, protection: Protection | None = None) -> Protect
 
 def routes(server: Server) -> FastAPI:
     """Build the HTTP application, open to whoever reaches it."""
-
-    @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        server.sampler.close()
-
-    app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
-
-    _refusing(app)
+    app = new_application(lambda: asyncio.to_thread(server.sampler.close))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -118,7 +89,11 @@ def routes(server: Server) -> FastAPI:
 
     @app.post("/v1/load_lora_adapter")
     def load(request: LoadAdapterRequest) -> dict[str, str]:
-        server.load_allowed(request.lora_name, request.lora_path)
+        folder = request.lora_path.resolve()
+        if server.folders is not None and not any(folder.is_relative_to(root) for root in server.folders):
+            roots = ", ".join(map(str, server.folders)) or "none"
+            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {roots}")
+        server.load(request.lora_name, request.lora_path)
         return {"status": "loaded"}
 
     @app.post("/v1/unload_lora_adapter")
@@ -130,88 +105,62 @@ def routes(server: Server) -> FastAPI:
     return app
 
 
-def serve(
-    model: Path,
-    host: str,
-    port: int,
-    name: str,
-    adapters: dict[str, Path],
-    *,
-    protection: Protection,
-    folders: Sequence[Path],
-) -> None:
-    """Serve a model until the process is told to end; requests under way are answered first.
+def embedded_server(model: Path, name: str, adapters: dict[str, Path], folders: Sequence[Path] | None = None) -> Server:
+    """Build the server over the engine in this process.
 
     Args:
         model: its folder.
-        host: address to listen on.
-        port: 0 for any that is free; the line that is printed when the server is ready names it.
         name: under which the model is served.
         adapters: folders of adapters by name.
-        protection: bounds of requests.
-        folders: below which adapters may lie that requests name.
+        folders: below which adapters may lie that requests name; None: anywhere.
 
     Raises:
-        UserError: the model, an adapter or a folder is missing or damaged, or the address cannot be listened on.
+        UserError: the model, an adapter or a folder is missing or damaged.
     """
-    for folder in folders:
+    for folder in folders or ():
         if not folder.is_dir():
             raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
-    _require_free(host, port)
-    server = embedded_server(model, name, adapters, folders)
-    run_application(application(server, protection), name, host, port, protection)
-
-
-def embedded_server(
-    model: Path,
-    name: str,
-    adapters: dict[str, Path],
-    folders: Sequence[Path] | None,
-) -> Server:
-    """Build the server over the engine in this process; arguments and errors are those of `serve`, but that adapters
-    may lie anywhere where `folders` is None."""
     require_recorded(model)
     policy = LocalPolicy(model, BATCH, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     return Server(policy, name, adapters, str(model), folders)
 
 
 def run_application(app: Protected, name: str, host: str, port: int, protection: Protection) -> None:
-    """Listen until the process is told to end, and say where; raises UserError for an address that is in use."""
+    """Listen until the process is told to end, and say where; requests under way are answered first.
+
+    Args:
+        app: what answers.
+        name: under which the model is served.
+        host: address to listen on.
+        port: 0 for any that is free.
+        protection: bounds of requests.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
     import uvicorn
 
-    _require_free(host, port)
-
-    class Announced(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                bound = self.servers[0].sockets[0].getsockname()[1]
-                print(f"{name} is served on http://{host}:{bound}/v1", flush=True)
-
-    PunctualProtocol.seconds = protection.seconds
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        http=PunctualProtocol,
-        limit_concurrency=CONNECTIONS,
-    )
-    with suppress(KeyboardInterrupt):
-        Announced(config).run()
-
-
-def _require_free(host: str, port: int) -> None:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as channel:
-            channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            channel.bind((host, port))
+        channel = socket.socket(family, socket.SOCK_STREAM)
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        channel.bind((host, port))
+        channel.listen()
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
             f"captrain serve cannot listen on {host}, port {port}: {reason}", "choose another --host or --port"
         ) from None
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        http=PunctualProtocol,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=protection.seconds,
+    )
+    print(f"{name} is served on http://{host}:{channel.getsockname()[1]}/v1", flush=True)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run([channel])
 
 
 def pair(text: str) -> tuple[str, Path]:

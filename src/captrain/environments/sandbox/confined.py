@@ -1,13 +1,13 @@
 """The sandbox: environments that nobody has vouched for, run in processes that can reach nothing.
 
-Our process never runs their code. A fork server (`captrain.environments.sandbox`) compiles the file and forks a
-confined process for every episode, another one for every score, and one that is kept for what is a function of the
-task alone. So a score is computed from what was recorded here, in a process that the episode has never touched.
-Unseeded draws of `random`, and hashes of strings, are alike in all of them.
+Our process never runs their code. A fork server (`forkserver`) compiles the file and forks a confined process for every
+episode, another one for every score, and one that is kept for what is a function of the task alone. So a score is
+computed from what was recorded here, in a process that the episode has never touched. Unseeded draws of `random`, and
+hashes of strings, are alike in all of them.
 
-What comes back is believed as little as any input (`captrain.environments.sandbox`). Whatever goes wrong in there is an
-`EnvironmentFault` that says what, and the next process is a fresh one. Not protected: errors of the kernel, timing,
-memory over all episodes together, and an environment that scores dishonestly, which is the passport's work.
+What comes back is believed as little as any input. Whatever goes wrong in there is an `EnvironmentFault` that says
+what, and the next process is a fresh one. Not protected: errors of the kernel, timing, memory over all episodes
+together, and an environment that scores dishonestly, which is the passport's work.
 """
 
 import json
@@ -16,19 +16,20 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from captrain.benchmarks import Worker
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
 from captrain.contract import Target, file_fingerprint
-from captrain.environments.sandbox.forkserver import ForkServer, dismiss
-from captrain.environments.sandbox.host import SECONDS, Host, ask, start_server
-from captrain.environments.sandbox.replies import Misbehaviour, messages_of, one_line, preview, text_of, tools_of
+from captrain.environments.sandbox.forkserver import ForkServer, Misbehaviour, ask, dismiss, one_line
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.records import JsonObject, Message, read_bytes
+
+T = TypeVar("T")
 
 Level = Literal["none", "basic", "strong, one layer", "strong"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -37,10 +38,54 @@ alone does; basic: limits of memory and time, in a process of its own."""
 LAYERS = ("bubblewrap", "rlimits", "landlock", "seccomp")
 SLICE = 64
 """Tasks in a reply."""
-REFERENCES = 4096
-"""Reference solutions that are kept."""
-SHAPES: dict[str, Callable[[object], object]] = {"idle": messages_of, "broken": messages_of, "hint": text_of}
-"""Functions of the task that a file may define."""
+
+
+class _Function(BaseModel):
+    name: str
+
+
+class _Call(_Function):
+    arguments: JsonObject | str
+
+
+class _ToolCall(BaseModel):
+    function: _Call
+
+
+class _ChatMessage(BaseModel):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Tool(BaseModel):
+    function: _Function
+
+
+MESSAGES = TypeAdapter(list[_ChatMessage])
+TOOLS = TypeAdapter(list[_Tool])
+FUNCTIONS: dict[str, tuple[TypeAdapter[Any], str]] = {
+    "reference": (MESSAGES, "a list of messages"),
+    "idle": (MESSAGES, "a list of messages"),
+    "broken": (MESSAGES, "a list of messages"),
+    "hint": (TypeAdapter(str), "text"),
+}
+"""Functions of the task, with the shape of what they return. All but the first are there if a file defines them."""
+
+
+def _preview(value: object) -> str:
+    return one_line(json.dumps(value))
+
+
+def _shaped(value: T, shape: TypeAdapter[Any], expected: str) -> T:
+    """Return a value in the shape that all of our code counts on, as it came."""
+    try:
+        shape.validate_python(value, strict=True)
+    except ValidationError:
+        raise Misbehaviour(f"returned what is not {expected} ({_preview(value)})") from None
+    return value
 
 
 @dataclass(frozen=True)
@@ -67,50 +112,35 @@ def active_confinement(layers: tuple[str, ...] = LAYERS) -> Confinement:
     Raises:
         UserError: not even a process of its own.
     """
-    server = _bare_server(layers)
+    server, outer = None, ()
+    if "bubblewrap" in layers and shutil.which("bwrap"):
+        with suppress(InfrastructureError):  # it is there, and in many containers does not work
+            server, outer = ForkServer(b"", "probe", ["bubblewrap"]), ("bubblewrap",)
     try:
-        applied = tuple(
-            layer for layer in layers if layer != "bubblewrap" and _try_layers(server, [layer], "hello") is not None
-        )
-        blocked = (_try_layers(server, applied, "probe") or {}).get("result", {})
+        server = server or ForkServer(b"", "probe", [])
+    except InfrastructureError as fault:
+        remedy = "see whether the interpreter that this environment was made from still runs"
+        raise UserError(str(fault), remedy) from None
+    applied: tuple[str, ...] = ()
+    blocked: dict[str, bool] = {}
+    try:
+        for layer in layers:
+            with suppress(Misbehaviour):  # a process that cannot have its layers ends
+                if layer != "bubblewrap":
+                    server.ask_fresh("hello", {}, None, [layer])
+                    applied += (layer,)
+        with suppress(Misbehaviour):
+            blocked = server.ask_fresh("probe", {}, None, applied)
     finally:
         server.close()
-    outer = ("bubblewrap",) if server.bubblewrap else ()
     level: Level = "basic" if "rlimits" in applied else "none"
     if level == "basic" and "seccomp" in applied and blocked and all(blocked.values()):
         level = "strong" if outer or "landlock" in applied else "strong, one layer"
     return Confinement(level, (*outer, *applied), blocked)
 
 
-def _bare_server(layers: Sequence[str]) -> ForkServer:
-    """A fork server without an environment, under bubblewrap if that is there and works."""
-    if "bubblewrap" in layers and shutil.which("bwrap"):
-        try:
-            return start_server(b"", "probe", bubblewrap=True)
-        except InfrastructureError:
-            pass
-    try:
-        return start_server(b"", "probe", bubblewrap=False)
-    except InfrastructureError as fault:
-        remedy = "see whether the interpreter that this environment was made from still runs"
-        raise UserError(str(fault), remedy) from None
-
-
-def _try_layers(server: ForkServer, layers: Sequence[str], op: str) -> JsonObject | None:
-    """The reply of a process with these layers, None where they are not to be had; `hello` is none of its operations,
-    and refused."""
-    worker = server.worker(layers)
-    try:
-        with worker.lock:
-            return worker.exchange(op, {}, SECONDS)
-    except InfrastructureError:
-        return None
-    finally:
-        dismiss(worker)
-
-
 def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS, *, source: bytes | None = None) -> Target:
-    """An environment file in the sandbox; otherwise as `captrain.contract.load_file` gives it.
+    """Load an environment file in the sandbox; otherwise as `captrain.contract.load_file` gives it.
 
     Args:
         path: of the file.
@@ -134,8 +164,8 @@ def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS, *,
 
 
 class ConfinedEnvironment:
-    """An environment in the sandbox, as `captrain.contract.Environment`. `about`, `size`, `idle`, `broken`, `hint` and
-    the `key` of `open` are there if the file has them.
+    """An environment in the sandbox, as `captrain.contract.Environment`. `idle`, `broken` and `hint` are there if the
+    file has them.
 
     Args:
         path: of the file.
@@ -146,28 +176,39 @@ class ConfinedEnvironment:
         EnvironmentFault: the file does not load, or defines no Environment of the contract.
     """
 
-    name: str
-    tools: list[JsonObject]
-    about: JsonObject
-    size: Callable[[str], int | None]
     idle: Callable[[JsonObject], list[Message]]
     broken: Callable[[JsonObject], list[Message]]
     hint: Callable[[JsonObject], str]
-    open: "Callable[..., ConfinedEpisode]"
 
     def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
         self._path, self._source, self._layers = path, source, layers
         self.end: float | None = None
         """Time of `time.monotonic` beyond which nothing is answered any more; None: only each answer has its limit."""
         self._lock, self._owner = threading.Lock(), os.getpid()
-        self._host: Host | None = None
-        self._references: dict[str, str] = {}
+        self._server: ForkServer | None = None
         self._optional: list[str] = []
         try:
-            self._describe(self._host_of_process().ask_shared("describe", {}))
+            match self._server_of_process().ask_shared("describe", {}, None):
+                case {"missing": [*missing]}:
+                    raise EnvironmentFault(
+                        f"environment file {path} lacks {one_line(', '.join(map(str, missing)))}",
+                        "fulfil captrain.contract",
+                    )
+                case {
+                    "name": str(name),
+                    "tools": tools,
+                    "optional": [*optional],
+                    "keyed": bool(keyed),
+                    "about": dict(about),
+                }:
+                    self.name, self.about = one_line(name), about
+                    self.tools: list[JsonObject] = _shaped(tools, TOOLS, "a list of tools")
+                    self._optional, self._keyed = optional, keyed
+                case unexpected:
+                    raise Misbehaviour(f"describes itself as {_preview(unexpected)}")
         except BaseException as fault:
-            if self._host is not None:
-                self._host.server.close()
+            if self._server is not None:
+                self._server.close()
             if not isinstance(fault, Misbehaviour):
                 raise
             raise EnvironmentFault(
@@ -175,31 +216,22 @@ class ConfinedEnvironment:
                 "mend the file, or delete it and run `dvc repro environments`",
             ) from None
 
-    def _describe(self, description: object) -> None:
-        """Take over what the file defines."""
-        match description:
-            case {"missing": [*missing]} if missing:
-                raise EnvironmentFault(
-                    f"environment file {self._path} lacks {one_line(', '.join(map(str, missing)))}",
-                    "fulfil captrain.contract",
-                )
-            case {"name": str(name), "tools": tools, "optional": [*optional], "keyed": bool(keyed), "about": about}:
-                self.name, self.tools = one_line(name), tools_of(tools)
-            case unexpected:
-                raise Misbehaviour(f"describes itself as {preview(unexpected)}")
-        if not isinstance(about, dict):
-            raise Misbehaviour(f"says of itself what is not an object: {preview(about)}")
-        self._optional = [candidate for candidate in ("about", "size", *SHAPES) if candidate in optional]
-        self._about, self._keyed = about, keyed
-
     def __getattr__(self, name: str) -> object:
         # Made when asked for: kept, they would keep this object, and its processes, until a garbage collection.
-        if name == "open":
-            return self._open_keyed if self._keyed else self._open
-        if name != "_optional" and name in self._optional:
-            functions = {"about": self._about, "size": self._size}
-            return functions[name] if name in functions else partial(self._function, name)
+        if name in FUNCTIONS and name in self._optional:
+            return partial(self._function, name)
         raise AttributeError(f"{type(self).__name__} has no {name}")
+
+    def size(self, split: str) -> int | None:
+        """See `captrain.contract.Environment.size`; None where the file does not say."""
+        if "size" not in self._optional:
+            return None
+        with self.attributing_faults("size", f"split {split}"):
+            arguments = {"name": "size", "arguments": [split]}
+            size = self._server_of_process().ask_shared("call", arguments, self.end)
+            if size is None or (type(size) is int and size >= 0):
+                return size
+            raise Misbehaviour(f"returned what is no number of tasks ({_preview(size)})")
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
         """See `captrain.contract.Environment.tasks`."""
@@ -207,63 +239,45 @@ class ConfinedEnvironment:
             tasks: list[JsonObject] = []
             for start in range(0, count + 1, SLICE):
                 arguments = {"split": split, "count": count, "start": start, "stop": start + SLICE}
-                batch = self._host_of_process().ask_shared("tasks", arguments, self.end)
+                batch = self._server_of_process().ask_shared("tasks", arguments, self.end)
                 if not isinstance(batch, list):
-                    raise Misbehaviour(f"returned what is not a list of tasks ({preview(batch)})")
+                    raise Misbehaviour(f"returned what is not a list of tasks ({_preview(batch)})")
                 tasks += batch
                 if len(batch) < SLICE:
                     break
             return tasks
 
+    def open(self, task: JsonObject, key: str = "") -> "ConfinedEpisode":
+        """See `captrain.contract.Environment.open`; the key is for files that take one."""
+        with self.attributing_faults("open", task["id"]):
+            return ConfinedEpisode(self, task, {"key": key} if self._keyed else {})
+
     def score(self, task: JsonObject, messages: Sequence[Message]) -> JsonObject:
         """See `captrain.contract.Environment.score`; in a process of its own."""
         with self.attributing_faults("score", task["id"]):
             arguments = {"name": "score", "arguments": [task, list(messages)]}
-            return self._host_of_process().ask_fresh("call", arguments, self.end)
+            return self._server_of_process().ask_fresh("call", arguments, self.end)
 
     def reference(self, task: JsonObject) -> list[Message]:
-        """See `captrain.contract.Environment.reference`; the file is asked once a task."""
-        key = json.dumps(task, sort_keys=True)
-        text = self._references.get(key)
-        if text is None:
-            text = json.dumps(self._function("reference", task))
-            if len(self._references) >= REFERENCES:
-                self._references.clear()
-            self._references[key] = text
-        return json.loads(text)
+        """See `captrain.contract.Environment.reference`."""
+        return self._function("reference", task)
 
-    def _open(self, task: JsonObject) -> "ConfinedEpisode":
-        return self._start_episode(task, {})
-
-    def _open_keyed(self, task: JsonObject, key: str) -> "ConfinedEpisode":
-        return self._start_episode(task, {"key": key})
-
-    def _start_episode(self, task: JsonObject, more: dict[str, str]) -> "ConfinedEpisode":
-        with self.attributing_faults("open", task["id"]):
-            return ConfinedEpisode(self, self._host_of_process().fresh(), task, more)
-
-    def _function(self, name: str, task: JsonObject) -> object:
-        shape = SHAPES.get(name, messages_of)
+    def _function(self, name: str, task: JsonObject) -> Any:
         with self.attributing_faults(name, task["id"]):
-            return shape(self._host_of_process().ask_shared("call", {"name": name, "arguments": [task]}, self.end))
+            arguments = {"name": name, "arguments": [task]}
+            return _shaped(self._server_of_process().ask_shared("call", arguments, self.end), *FUNCTIONS[name])
 
-    def _size(self, split: str) -> int | None:
-        with self.attributing_faults("size", f"split {split}"):
-            size = self._host_of_process().ask_shared("call", {"name": "size", "arguments": [split]}, self.end)
-            if size is None or (type(size) is int and size >= 0):
-                return size
-            raise Misbehaviour(f"returned what is no number of tasks ({preview(size)})")
-
-    def _host_of_process(self) -> Host:
-        """The host in this process of ours: another one if it was lost, or is our parent's."""
+    def _server_of_process(self) -> ForkServer:
+        """The fork server in this process of ours: another one if it was lost, or is our parent's."""
         if self._owner != os.getpid():
             # A thread that this process does not have may hold the lock.
-            self._lock, self._owner, self._host = threading.Lock(), os.getpid(), None
+            self._lock, self._owner, self._server = threading.Lock(), os.getpid(), None
         with self._lock:
-            if self._host is None or self._host.server.end_reason:
-                self._host = Host(self._path, self._source, self._layers)
-                weakref.finalize(self, self._host.server.close)
-            return self._host
+            if self._server is None or self._server.end_reason:
+                name = "captrain_environment_" + "".join(sign if sign.isalnum() else "_" for sign in self._path.stem)
+                self._server = ForkServer(self._source, name, self._layers)
+                weakref.finalize(self, self._server.close)
+            return self._server
 
     @contextmanager
     def attributing_faults(self, operation: str, item: str) -> Iterator[None]:
@@ -280,17 +294,16 @@ class ConfinedEnvironment:
 class ConfinedEpisode:
     """An episode in a process of its own, as `captrain.contract.Episode`."""
 
-    def __init__(
-        self, environment: ConfinedEnvironment, worker: Worker, task: JsonObject, more: dict[str, str]
-    ) -> None:
-        self._environment, self._worker, self._task = environment, worker, task["id"]
+    def __init__(self, environment: ConfinedEnvironment, task: JsonObject, more: dict[str, str]) -> None:
+        self._environment, self._task = environment, task["id"]
+        self._worker = environment._server_of_process().worker()
         try:
-            match ask(worker, "open", {"task": task, "more": more}, environment.end):
+            match ask(self._worker, "open", {"task": task, "more": more}, environment.end):
                 case {"messages": messages, "tools": tools}:
-                    self.messages = messages_of(messages)
-                    self.tools = None if tools is None else tools_of(tools)
+                    self.messages = _shaped(messages, MESSAGES, "a list of messages")
+                    self.tools = tools if tools is None else _shaped(tools, TOOLS, "a list of tools")
                 case unexpected:
-                    raise Misbehaviour(f"returned what is not an episode ({preview(unexpected)})")
+                    raise Misbehaviour(f"returned what is not an episode ({_preview(unexpected)})")
         except BaseException:
             self.close()
             raise
@@ -300,9 +313,9 @@ class ConfinedEpisode:
         with self._environment.attributing_faults("step", self._task):
             match ask(self._worker, "step", {"message": message}, self._environment.end):
                 case [replies, bool(is_over)]:
-                    return messages_of(replies), is_over
+                    return _shaped(replies, MESSAGES, "a list of messages"), is_over
                 case unexpected:
-                    raise Misbehaviour(f"returned what is not messages and whether it is over ({preview(unexpected)})")
+                    raise Misbehaviour(f"returned what is not messages and whether it is over ({_preview(unexpected)})")
 
     def close(self) -> None:
         """End its process."""
