@@ -162,7 +162,7 @@ class SimulatedEpisode:
             reply = self._user(observation["user_messages"], observation.get("user_tools") or [])
             observation = self.session.call("step", role="user", message=reply)
             messages += observation["messages"]
-        return messages, bool(observation["done"])
+        return messages, observation["turn"] is None
 
     def _user(self, messages: Sequence[Message], tools: list[JsonObject]) -> Message:
         assert self.user is not None
