@@ -10,8 +10,8 @@ AgentDojo imports the libraries of all vendors that it can ask. Its tasks need n
 hold those are stood in for, and an environment without them will do.
 """
 
-from scripted_play import Episodes, ScriptedEpisode, batches, objection
-from worker_loop import LONGEST, BadRequest, digest, patience, protect, serve
+from scripted_play import Episodes, ScriptedEpisode, batches
+from worker_loop import LONGEST, BadRequest, digest, objection, patience, protect, serve
 
 REPLIES = protect()
 

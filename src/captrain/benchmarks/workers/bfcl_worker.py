@@ -7,8 +7,8 @@ evaluated, as it is upstream. Instances are an episode's own, where upstream kee
 a function of the task and the recorded messages: it plays both sides anew and asks BFCL's own checks, turn by turn.
 """
 
-from scripted_play import Episodes, ScriptedEpisode, batches, objection
-from worker_loop import LONGEST, BadRequest, digest, patience, protect, serve
+from scripted_play import Episodes, ScriptedEpisode, batches
+from worker_loop import LONGEST, BadRequest, digest, objection, patience, protect, serve
 
 REPLIES = protect()
 

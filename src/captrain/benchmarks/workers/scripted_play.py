@@ -1,36 +1,10 @@
-"""Common ground of the workers of benchmarks with a scripted user: calls as agents write them, and replays.
+"""Common ground of the workers of benchmarks with a scripted user: results of calls, and replays."""
 
-An agent writes anything. A call is tried if its name and arguments are of the form of a call and of bounded size; all
-else is answered with an error, and so is a call that takes too long.
-"""
-
-import json
-from contextlib import suppress
 from typing import Any
 
 import worker_loop
 
 Message = dict[str, Any]
-DEEPEST, LARGEST, LONGEST_TEXT = 20, 10**15, 100_000
-"""Bounds of arguments, beyond which a call is refused: levels of nesting, numbers, characters."""
-
-
-def objection(arguments: object) -> str:
-    """Explain why arguments are not tried, "" where they are."""
-    if not isinstance(arguments, dict):
-        return "arguments are no JSON object"
-    pending: list[tuple[object, int]] = [(arguments, 0)]
-    while pending:
-        value, depth = pending.pop()
-        if depth > DEEPEST:
-            return "arguments are nested too deeply"
-        if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
-            return "a number is too large"
-        if isinstance(value, str) and len(value) > LONGEST_TEXT:
-            return "a text is too long"
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        pending += [(element, depth + 1) for element in inner]
-    return ""
 
 
 class ScriptedEpisode(worker_loop.Episode):
@@ -48,11 +22,7 @@ class ScriptedEpisode(worker_loop.Episode):
         """The tool messages that answer the calls of a message, in order."""
         replies = []
         for call in message.get("tool_calls") or []:
-            function = call.get("function") or {}
-            tool, arguments = function.get("name"), function.get("arguments")
-            if isinstance(arguments, str):
-                with suppress(ValueError, RecursionError):
-                    arguments = json.loads(arguments or "{}")
+            tool, arguments = worker_loop.call_of(call)
             content = self.result(tool, arguments)
             if self.replay is not None:
                 before, self.before = self.before, self.state()

@@ -10,6 +10,7 @@ An observation, which answers `reset` and `step`, has `messages` that have come 
 or None at the end; a user is asked by `user_messages` and may have `user_tools`.
 """
 
+import gc
 import hashlib
 import inspect
 import json
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,6 +31,8 @@ GRACE = 1.0
 """Seconds that a request may still take when nobody is left to read the reply."""
 PATIENCE = 2.0
 """Seconds of CPU for one call. By the clock a busy machine would decide a score."""
+DEEPEST, LARGEST, LONGEST_TEXT = 20, 10**15, 100_000
+"""Bounds of arguments, beyond which a call is refused: levels of nesting, numbers, characters."""
 SILENCE = {"role": "assistant", "content": ""}
 
 
@@ -75,6 +78,8 @@ def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
                 inspect.signature(operations[name]).bind(**request)
             except TypeError as wrong:
                 raise BadRequest(f"{name}: {wrong}") from None
+            # To look for cycles in a large world takes long, and must not be in a call's time.
+            gc.disable()
             result = operations[name](**request)
             # ASCII throughout: a lone surrogate in a tool result must not break the stream.
             reply = json.dumps({"id": number, "ok": True, "result": result}, allow_nan=False)
@@ -82,6 +87,7 @@ def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
             # SystemExit, too: a benchmark's command-line code must not end the worker.
             description = {"type": type(error).__name__, "message": str(error)[:LONGEST]}
             reply = json.dumps({"id": number, "ok": False, "error": description})
+        gc.enable()
         replies.write(reply + "\n")
 
 
@@ -162,6 +168,35 @@ class Episodes:
     def close(self, episode: str) -> None:
         """Drop an episode."""
         self.open.pop(episode).close()
+
+
+def call_of(call: "dict[str, Any]") -> "tuple[Any, Any]":
+    """Return tool and arguments of a call, which an agent may have written in any form: arguments that are no JSON
+    object stay what they are."""
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments or "{}")
+    return function.get("name"), arguments
+
+
+def objection(arguments: object) -> str:
+    """Explain why arguments are not tried, "" where they are."""
+    if not isinstance(arguments, dict):
+        return "arguments are no JSON object"
+    pending: list[tuple[object, int]] = [(arguments, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > DEEPEST:
+            return "arguments are nested too deeply"
+        if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+            return "a number is too large"
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            return "a text is too long"
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        pending += [(element, depth + 1) for element in inner]
+    return ""
 
 
 @contextmanager
