@@ -115,6 +115,12 @@ class Episode:
     asked: "dict[str, Any]" = {}
     """The prompt of a user whose turn it is."""
 
+    def act(self, role: str, message: "dict[str, Any]") -> "list[dict[str, Any]]":
+        """Take a message of whoever's turn it is."""
+        if role != self.turn:
+            raise BadRequest(f"it is the turn of {self.turn}, and not of {role}")
+        return self.take(role, message)  # pyright: ignore[reportAttributeAccessIssue]
+
     def observation(self, messages: "list[dict[str, Any]]") -> "dict[str, Any]":
         """Report messages that have come."""
         return {"turn": self.turn, "messages": messages, **self.asked}
@@ -151,10 +157,7 @@ class Episodes:
 
     def step(self, episode: str, role: str, message: "dict[str, Any]") -> "dict[str, Any]":
         """The agent or the user speaks."""
-        player = self.open[episode]
-        if role != player.turn:
-            raise BadRequest(f"it is the turn of {player.turn}, and not of {role}")
-        return player.observation(player.take(role, message))
+        return self.open[episode].observation(self.open[episode].act(role, message))
 
     def idle(self, **task: object) -> "dict[str, Any]":
         """The record of an agent that says nothing to whatever is asked."""
