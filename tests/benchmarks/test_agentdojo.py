@@ -38,7 +38,7 @@ passed = {"gold": [], "silence": []}
 for name, suite in worker.SUITES.items():
     for task in suite.user_tasks.values():
         for agent, pipeline in (("gold", GroundTruthPipeline(task)), ("silence", Silence())):
-            if suite.run_task_with_pipeline(pipeline, task, None, {}, environment=worker.fresh_world(suite))[0]:
+            if suite.run_task_with_pipeline(pipeline, task, None, {}, environment=worker.fresh_world(name))[0]:
                 passed[agent].append(f"agentdojo/{name}/{task.ID}")
 print(json.dumps(passed), file=worker.REPLIES)
 """
@@ -143,10 +143,7 @@ def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: Target) -
 def test_a_utility_that_looks_for_what_the_agent_has_removed_is_a_failure_and_no_fault(target: Target) -> None:
     task = task_named(target, "slack/user_task_1")
     actions = [tool_call("remove_user_from_slack", {"user": "Alice"}), IDLE]
-    verdict = target.environment.pool.call(  # pyright: ignore[reportAttributeAccessIssue]
-        "evaluate", task_id="slack/user_task_1", messages=target.play(task, actions)
-    )
-    assert verdict["reward"] == 0.0 and verdict["detail"] == "utility raised KeyError: 'Alice'"
+    assert target.score(task, target.play(task, actions)).reward == 0.0
 
 
 @pytest.mark.needs("agentdojo")
