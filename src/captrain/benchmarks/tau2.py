@@ -105,13 +105,12 @@ class Tau2(WorkerBenchmark):
         schemas: dict[str, JsonObject] = {}
         for domain in self.domains:
             for tool in self.pool.call("tools", domain=domain)["tools"]:
-                name = tool["function"]["name"]
-                if _unworded(schemas.setdefault(name, tool)) != _unworded(tool):
-                    raise ValueError(f"tool {name} takes other arguments in {domain} than in {', '.join(self.domains)}")
+                schemas.setdefault(tool["function"]["name"], tool)
         return [*schemas.values()]
 
     @cached_property
     def _tasks_of_domains(self) -> JsonObject:
+        self._hello  # noqa: B018  (the version is checked before any task is given out)
         return {domain: self.pool.call("list_tasks", domain=domain) for domain in self.domains}
 
     @cached_property
@@ -130,16 +129,14 @@ class Tau2(WorkerBenchmark):
 
     def size(self, split: str) -> int:
         """Count the tasks of a split."""
-        self._hello  # noqa: B018
         return sum(map(len, self._splits[split].values()))
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
         """The first `count` tasks of a split, domains interleaved in proportion."""
-        self._hello  # noqa: B018  (the version is checked before any task is given out)
-        by_domain = self._splits[split]
-        total = sum(map(len, by_domain.values()))
         places = [
-            (index / len(ids), domain, name) for domain, ids in by_domain.items() for index, name in enumerate(ids)
+            (index / len(ids), domain, name)
+            for domain, ids in self._splits[split].items()
+            for index, name in enumerate(ids)
         ]
         return [
             {
@@ -147,7 +144,7 @@ class Tau2(WorkerBenchmark):
                 "split": split,
                 "data": {"kind": domain, "task": name, "world": self._world(domain)},
             }
-            for _, domain, name in sorted(places, key=lambda place: place[0])[: min(count, total)]
+            for _, domain, name in sorted(places, key=lambda place: place[0])[:count]
         ]
 
     def location(self, task: JsonObject) -> JsonObject:
@@ -173,25 +170,9 @@ class Tau2(WorkerBenchmark):
         gold = self.pool.call("reference", **self.location(task))
         if gold["actions"] is None:
             return []
-        messages = []
-        for action in gold["actions"]:
-            message = tool_call(action["name"], action["arguments"])
+        messages = [tool_call(action["name"], action["arguments"]) for action in gold["actions"]]
+        for message, action in zip(messages, gold["actions"], strict=True):
             if action["compare"] is not None:
                 message["tool_calls"][0]["compare"] = action["compare"]
-            messages.append(message)
-        closing: Message = {
-            "role": "assistant",
-            "content": ", ".join(gold["informs"]) or "Done.",
-            "informs": gold["informs"],
-        }
-        return [*messages, closing]
-
-
-def _unworded(schema: object) -> object:
-    """A tool's schema without its descriptions."""
-    if isinstance(schema, list):
-        return [_unworded(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    # An argument may be called description, too; it is then an object.
-    return {key: _unworded(part) for key, part in schema.items() if key != "description" or isinstance(part, dict)}
+        closing = ", ".join(gold["informs"]) or "Done."
+        return [*messages, {"role": "assistant", "content": closing, "informs": gold["informs"]}]

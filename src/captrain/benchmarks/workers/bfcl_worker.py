@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportArgumentType=false
 """BFCL's multi-turn categories behind the worker protocol: runs in an environment of its own that has `bfcl-eval`.
 
 The user's turns are BFCL's, one after another: each time the agent answers without a call, the next is asked. Calls are

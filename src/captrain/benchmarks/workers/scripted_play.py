@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Common ground of the workers of benchmarks with a scripted user: results of calls, and replays."""
 
 from typing import Any

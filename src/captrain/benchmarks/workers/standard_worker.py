@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """The operations of workers that play environments of a standard: one loop for all episodes, records replayed again.
 
 A standard's worker gives two things: what its environment is (`survey`), and episodes of the task at a place

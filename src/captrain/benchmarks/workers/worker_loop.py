@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """The loop of a benchmark worker: JSON lines in, JSON lines out, in the benchmark's own environment.
 
 A benchmark's pins conflict with ours, so it runs as a child process in a virtual environment of its own; this file and
@@ -119,7 +120,7 @@ class Episode:
         """Take a message of whoever's turn it is."""
         if role != self.turn:
             raise BadRequest(f"it is the turn of {self.turn}, and not of {role}")
-        return self.take(role, message)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.take(role, message)
 
     def observation(self, messages: "list[dict[str, Any]]") -> "dict[str, Any]":
         """Report messages that have come."""
