@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from captrain.benchmarks.pool import WORKERS, Pool, Session, code_of
+from captrain.benchmarks.pool import WORKERS, Pool, Session
 from captrain.benchmarks.simulation import SimulatedEpisode
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
@@ -518,22 +517,3 @@ def test_a_call_has_seconds_of_cpu_and_not_of_the_clock() -> None:
         "    raise SystemExit(7)",
     ]
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=WORKERS, timeout=120).returncode == 7
-
-
-def test_a_benchmark_is_named_by_what_its_workers_script_imports_and_by_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(WORKERS, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr("captrain.benchmarks.pool.WORKERS", tmp_path)
-    scripts = ("openenv_worker.py", "tau2_worker.py", "bfcl_worker.py")
-    before = {script: code_of(script) for script in scripts}
-    changing = {
-        "standard_worker.py": {"openenv_worker.py"},
-        "scripted_play.py": {"bfcl_worker.py"},
-        "worker_loop.py": {*scripts},
-    }
-    for name, concerned in changing.items():
-        text = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(f"{text}\n# changed\n")
-        assert {script for script in scripts if code_of(script) != before[script]} == concerned, name
-        (tmp_path / name).write_text(text)

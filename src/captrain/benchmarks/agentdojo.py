@@ -32,7 +32,6 @@ class AgentDojo(ScriptedBenchmark):
     """
 
     name = package = "agentdojo"
-    scripts = ("agentdojo_worker.py",)
     title = "AgentDojo"
     advice = "Run `captrain benchmark install agentdojo`."
     stratified = True

@@ -6,7 +6,6 @@ Calls may come from several threads; each worker answers one request at a time, 
 worker's time.
 """
 
-import ast
 import atexit
 import os
 import subprocess
@@ -25,24 +24,10 @@ STARTS = 3
 """So many workers in a row that end before they have answered anything mean that none will."""
 
 
-def code_of(*scripts: str) -> str:
-    """Digest of all code of ours that plays and scores an episode in a worker: part of what a benchmark is.
-
-    Args:
-        scripts: what runs in the worker, by file names; what these import of their neighbours is added.
-    """
-    queue, code = [WORKERS / script for script in scripts], set[Path]()
-    while queue:
-        path = queue.pop()
-        if path in code or not path.exists():
-            continue
-        code.add(path)
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else modules
-            queue += [WORKERS / f"{name}.py" for name in names if name]
+def workers_code() -> str:
+    """Digest of all code of ours that plays and scores episodes in workers: part of what a benchmark is."""
     clients = [Path(__file__).with_name(f"{name}.py") for name in ("pool", "worker", "simulation", "scripted")]
-    return file_digest(*sorted(code), *clients)
+    return file_digest(*sorted(WORKERS.glob("*.py")), *clients)
 
 
 class Pool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from captrain.benchmarks.pool import code_of
+from captrain.benchmarks.pool import workers_code
 from captrain.benchmarks.simulation import WorkerBenchmark, divided
 from captrain.config import Machine
 from captrain.errors import UserError
@@ -86,7 +86,7 @@ class ScriptedBenchmark(WorkerBenchmark):
             **self._world,
             "splits": {split: len(entries) for split, entries in self._splits.items()},
             "reward": self.reward,
-            "worker": code_of(*self.scripts),
+            "worker": workers_code(),
         }
 
     @cached_property

@@ -21,7 +21,6 @@ from captrain.records import JsonObject, Message
 def pool_of(
     machine: Machine | None,
     name: str,
-    script: str,
     *settings: str,
     advice: str = "",
     env: Mapping[str, str] | None = None,
@@ -32,7 +31,6 @@ def pool_of(
     Args:
         machine: names the installation, where `captrain benchmark install` did not make it.
         name: of the installation.
-        script: of the worker, a file name.
         settings: its arguments.
         advice: on how the installation is made.
         env: additions to its environment, beside the place of data that lie apart.
@@ -52,7 +50,7 @@ def pool_of(
     data = {f"{name.upper()}_DATA_DIR": str(Path(installed.data).expanduser())} if installed.data else {}
     return Pool(
         name,
-        [str(Path(installed.python).expanduser()), str(WORKERS / script), *settings],
+        [str(Path(installed.python).expanduser()), str(WORKERS / f"{name}_worker.py"), *settings],
         processes=installed.processes,
         timeout=installed.timeout,
         start_timeout=start_timeout,
@@ -69,9 +67,7 @@ class WorkerBenchmark:
     """
 
     package: ClassVar[str]
-    """Name of its installation."""
-    scripts: ClassVar[tuple[str, ...]]
-    """The worker, and what it loads of ours by name."""
+    """Name of its installation, and of its worker."""
     advice: ClassVar[str]
     """Sentence on how to make the virtual environment of its worker, for those who have none."""
 
@@ -81,7 +77,7 @@ class WorkerBenchmark:
     @cached_property
     def pool(self) -> Pool:
         """The workers, started on first use."""
-        return pool_of(self.machine, self.package, self.scripts[0], advice=self.advice)
+        return pool_of(self.machine, self.package, advice=self.advice)
 
     def location(self, task: JsonObject) -> JsonObject:
         """Make the worker's arguments for a task.

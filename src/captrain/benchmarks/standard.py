@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from captrain.benchmarks.pool import Pool, code_of
+from captrain.benchmarks.pool import Pool, workers_code
 from captrain.benchmarks.simulation import WorkerBenchmark, divided, pool_of
 from captrain.config import Machine
 from captrain.errors import UserError
@@ -70,7 +70,7 @@ class StandardEnvironment(WorkerBenchmark):
     def pool(self) -> Pool:
         """The workers, started on first use."""
         advice, settings = f"Run `captrain benchmark install {self.package}`.", json.dumps(self.settings)
-        return pool_of(self.machine, self.package, self.scripts[0], settings, advice=advice, start_timeout=START)
+        return pool_of(self.machine, self.package, settings, advice=advice, start_timeout=START)
 
     @cached_property
     def _survey(self) -> JsonObject:
@@ -85,7 +85,7 @@ class StandardEnvironment(WorkerBenchmark):
             "splits": self._survey["splits"],
             "reward": f"{self.package}'s own, of the record played again; from {self.scale[0]:g} to {self.scale[1]:g}",
             "absences": sorted(self.absences),
-            "worker": code_of(*self.scripts),
+            "worker": workers_code(),
         }
 
     @cached_property

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.benchmarks.pool import code_of
+from captrain.benchmarks.pool import workers_code
 from captrain.benchmarks.simulation import SimulatedEpisode, WorkerBenchmark, divided, identity_of
 from captrain.config import Machine
 from captrain.contract import tool_call
@@ -35,7 +35,6 @@ class Tau2(WorkerBenchmark):
     """
 
     name = package = "tau2"
-    scripts = ("tau2_worker.py",)
     advice = (
         "Make a virtual environment from tau2-bench's own repository (sierra-research/tau2-bench), as its README says; "
         "the package called tau2 on the public index is something else."
@@ -95,7 +94,7 @@ class Tau2(WorkerBenchmark):
             "user": identity_of(self.user),
             "reward": "database as it should be x everything told; conversations the user did not end score 0",
             "max_steps": self.max_steps,
-            "worker": code_of(*self.scripts),
+            "worker": workers_code(),
         }
 
     @cached_property

@@ -92,7 +92,6 @@ class ToolSandbox(ScriptedBenchmark):
 
     name = package = "toolsandbox"
     title = "ToolSandbox"
-    scripts = ("toolsandbox_worker.py",)
     advice = "Make a Python 3.11 environment from ToolSandbox's own repository (apple/ToolSandbox), as its README says."
     reward = "similarity to the milestones; passed where it is 1"
 
@@ -116,7 +115,7 @@ class ToolSandbox(ScriptedBenchmark):
         """The workers, started on first use."""
         answers = {} if self.answers is None else {"CAPTRAIN_ANSWERS": str(self.answers)}
         env = {"CAPTRAIN_CLOCK": self.clock, **answers}
-        return pool_of(self.machine, self.package, self.scripts[0], advice=self.advice, env=env)
+        return pool_of(self.machine, self.package, advice=self.advice, env=env)
 
     @cached_property
     def _world(self) -> dict[str, str]:

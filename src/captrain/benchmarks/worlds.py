@@ -16,14 +16,9 @@ from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, Split, Task
 
-SCRIPTS = {
-    "tau2": "tau2_replay.py",
-    "agentdojo": "agentdojo_worker.py",
-    "bfcl": "bfcl_worker.py",
-    "toolsandbox": "toolsandbox_worker.py",
-}
-"""Scripts of the workers in which a benchmark's worlds are opened."""
-NAMES = (*SCRIPTS, "servicedesk")
+IN_WORKERS = ("tau2", "agentdojo", "bfcl", "toolsandbox")
+"""Benchmarks whose workers open worlds."""
+NAMES = (*IN_WORKERS, "servicedesk")
 BY_HAND = {"toolsandbox": "machine.benchmarks.toolsandbox.python=INTERPRETER in the project"}
 """Settings that name what no command of ours installs."""
 DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
@@ -102,8 +97,8 @@ class Worlds:
         """Open a world in the benchmark that a rollout is of; None for none that is known here."""
         environment, _, name = rollout.task.id.partition("/")
         if self.target is not None:
-            benchmark = self.target.name if self.target.name in SCRIPTS else ""
-        elif self.benchmark or environment in SCRIPTS:
+            benchmark = self.target.name if self.target.name in IN_WORKERS else ""
+        elif self.benchmark or environment in IN_WORKERS:
             benchmark = self.benchmark or environment
         else:
             forms = (("agentdojo", DOJO, name), ("bfcl", BFCL, name), ("servicedesk", DESK, rollout.task.id))
@@ -193,7 +188,7 @@ class Worlds:
             if len(self._pools) == MOST_POOLS:
                 raise UserError(f"the logs ask for more than {MOST_POOLS} kinds of workers", "diagnose them apart")
             try:
-                self._pools[key] = pool_of(self.machine, benchmark, SCRIPTS[benchmark], env=environment)
+                self._pools[key] = pool_of(self.machine, benchmark, env=environment)
             except UserError:
                 self._pools[key] = None
                 self.missing = BY_HAND.get(benchmark, f"captrain benchmark install {benchmark}")

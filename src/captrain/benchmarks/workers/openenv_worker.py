@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false, reportOptionalMemberAccess=false, reportPossiblyUnbound=false
+# pyright: reportMissingImports=false, reportOptionalMemberAccess=false, reportPossiblyUnboundVariable=false
 """OpenEnv behind the worker protocol: runs in an environment of its own that has `openenv`.
 
 Each episode is a session of OpenEnv's own client with a server, started here from the environment's folder or running

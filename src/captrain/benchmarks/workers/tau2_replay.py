@@ -1,44 +1,18 @@
 # pyright: reportMissingImports=false
-"""tau2's worlds for replays, behind the worker protocol: tasks as logs embed them, of any domain that tau2 registers.
+"""tau2's worlds for replays, in tau2's worker: tasks as logs embed them, of any domain that tau2 registers.
 
 A search over repairs plays a task hundreds of times, and loading a domain's database takes longer than all of them. So
 a database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool
 first takes hold of them, and a state is what differs from the start. What a call answers in a state, and the state that
 it leads to, is kept, so that calls are made only from where a play goes a way of its own. The score is tau2's: its
-checks of database, assertions, actions and information told. No model is asked, so that tau2's way to them, whose
-import takes longest, is stood in for.
+checks of database, assertions, actions and information told. No model is asked.
 """
-
-import os
-
-from worker_loop import BadRequest, patience, protect, serve
-
-REPLIES = protect()
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
 
 import copy
 import functools
 import gc
 import json
 import pickle
-import sys
-import types
-
-from loguru import logger
-
-logger.remove()
-logger.add(sys.stderr, level="ERROR")
-
-
-class NoModel(types.ModuleType):
-    """A module whose functions, by which a model would be asked, can be imported and are not there."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-
-sys.modules["tau2.utils.llm_utils"] = NoModel("tau2.utils.llm_utils")
 
 from pydantic import BaseModel
 from tau2.data_model.message import AssistantMessage, ToolCall
@@ -47,6 +21,7 @@ from tau2.environment.toolkit import get_tool_types
 from tau2.evaluator.evaluator_action import ActionEvaluator
 from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
 from tau2.registry import registry
+from worker_loop import BadRequest, patience
 
 MOST_TASKS = 500
 """Tasks whose starts are kept."""
@@ -283,7 +258,3 @@ def replay(domain, task_id, task, replays):
         passed = all(part == 1.0 for part in parts.values())
         replayed.append({"results": results, "failed": failed, "changed": changed, "parts": parts, "passed": passed})
     return {"replayed": replayed}
-
-
-if __name__ == "__main__":
-    serve([world, replay], REPLIES)

@@ -53,6 +53,9 @@ except ImportError:
     from tau2.user.base import OUT_OF_SCOPE, STOP, TRANSFER, UserState
     from tau2.user.base import BaseUser as UserBase
 
+import tau2_replay
+from tau2_replay import tasks_of
+
 DOMAINS = ("mock", "airline", "retail")
 FILES = {"tasks": "tasks.json", "db": "db.json", "policy": "policy.md", "splits": "split_tasks.json"}
 WORLD = {RewardType.DB, RewardType.ENV_ASSERTION}
@@ -246,12 +249,6 @@ class Episode(worker_loop.Episode):
 # What there is to play.
 
 
-@functools.cache
-def tasks_of(domain):
-    """All tasks of a domain, by id; without a split's name tau2 would give those of its default split alone."""
-    return {task.id: task for task in registry.get_tasks_loader(domain)(None)}
-
-
 def task_of(domain, task_id):
     """A task of a domain that is played here."""
     if domain not in DOMAINS or task_id not in tasks_of(domain):
@@ -351,4 +348,5 @@ def idle(domain, task_id):
 
 
 if __name__ == "__main__":
-    serve([*Episodes(Episode).operations(), hello, list_tasks, tools, evaluate, reference, idle], REPLIES)
+    operations = (hello, list_tasks, tools, evaluate, reference, idle, tau2_replay.world, tau2_replay.replay)
+    serve([*Episodes(Episode).operations(), *operations], REPLIES)
