@@ -81,19 +81,23 @@ def converted(schema):
     return result
 
 
-class World:
-    """The instances of one task's classes, and the tools that are not offered, or not yet."""
+class Episode(ScriptedEpisode):
+    """One task being played, in instances of its classes; in the user's turn `number`, of which it has answered `steps`
+    messages with calls. `hidden` are the tools that are not offered, or not yet."""
 
-    def __init__(self, task):
-        self.task, self.instances = task, {}
-        for name in task["involved_classes"]:
+    def __init__(self, task_id, user="scripted"):
+        if task_id not in tasks():
+            raise BadRequest(f"there is no task {task_id!r}")
+        self.task, self.number, self.steps, self.instances = tasks()[task_id], 0, 0, {}
+        for name in self.task["involved_classes"]:
             instance = getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[name]), name)()
             if name not in STATELESS_CLASSES:
-                config = copy.deepcopy(task["initial_config"].get(name, {}))
-                instance._load_scenario(config, long_context=task["category"] == "long_context")
+                config = copy.deepcopy(self.task["initial_config"].get(name, {}))
+                instance._load_scenario(config, long_context=self.task["category"] == "long_context")
             self.instances[name] = instance
-        self.hidden = {name for names in task.get("missed_function", {}).values() for name in names}
-        self.hidden |= set(task.get("excluded_function") or [])
+        self.hidden = {name for names in self.task.get("missed_function", {}).values() for name in names}
+        self.hidden |= set(self.task.get("excluded_function") or [])
+        self.tools = list(self.schemas().values())
 
     def schemas(self):
         """Return the tools that the agent is offered, in the order of the documents: name -> schema."""
@@ -104,11 +108,35 @@ class World:
                     offered.setdefault(tool, schema)
         return offered
 
+    def opening(self):
+        """Return what the user says in this turn; where it says nothing, the tools that come in it."""
+        messages = [{"role": "user", "content": m["content"]} for m in self.task["question"][self.number]]
+        added = self.task.get("missed_function", {}).get(str(self.number), [])
+        self.hidden -= set(added)
+        if messages or not added:
+            return messages
+        functions = [schema["function"] for tool, schema in self.schemas().items() if tool in added]
+        text = DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING.format(functions=json.dumps(functions))
+        return [{"role": "user", "content": text}]
+
+    def take(self, role, message):
+        """Answer an assistant message: with the results of its calls, or else with the user's next turn."""
+        if message.get("tool_calls"):
+            self.steps += 1
+            if self.steps <= MAXIMUM_STEP_LIMIT:
+                return self.results(message)
+        else:
+            self.number, self.steps = self.number + 1, 0
+            if self.number < len(self.task["question"]):
+                return self.opening()
+        self.turn = None
+        return []
+
     def method(self, tool):
         """Return the method behind a tool, None where there is none."""
         return next((getattr(instance, tool) for name, instance in self.instances.items() if tool in docs(name)), None)
 
-    def call(self, tool, arguments):
+    def result(self, tool, arguments):
         """The result of a call as BFCL words it. As there, a tool that is not offered yet is no less a tool: one gold
         solution calls one."""
         method = self.method(tool) if isinstance(tool, str) else None
@@ -126,7 +154,15 @@ class World:
         except (TypeError, ValueError):
             return str(result)
 
-    def gold_calls(self, turn):
+    def refuses(self, result):
+        return result.startswith(("Error during execution", '{"error"'))
+
+    def state(self):
+        # A look-up that draws at random moves a generator, and changes nothing that a check or an agent could see.
+        worlds = {name: vars(instance) for name, instance in self.instances.items()}
+        return pickle.dumps({n: {k: v for k, v in w.items() if not isinstance(v, Random)} for n, w in worlds.items()})
+
+    def gold(self, turn):
         """The gold calls of a turn as (tool, arguments): positional arguments are bound by the signature."""
         calls = []
         for text in self.task["gold"][turn]:
@@ -137,52 +173,8 @@ class World:
             calls.append((node.func.id, dict(bound.arguments)))
         return calls
 
-
-class Episode(ScriptedEpisode):
-    """One task being played: in the user's turn `number`, of which it has answered `steps` messages with calls."""
-
-    def __init__(self, task_id, user="scripted"):
-        if task_id not in tasks():
-            raise BadRequest(f"there is no task {task_id!r}")
-        self.task, self.number, self.steps = tasks()[task_id], 0, 0
-        self.world = World(self.task)
-        self.tools, self.result = list(self.world.schemas().values()), self.world.call
-
-    def state(self):
-        # A look-up that draws at random moves a generator, and changes nothing that a check or an agent could see.
-        worlds = {name: vars(instance) for name, instance in self.world.instances.items()}
-        return pickle.dumps({n: {k: v for k, v in w.items() if not isinstance(v, Random)} for n, w in worlds.items()})
-
     def score(self, messages):
         return evaluate(self.task["id"], messages)
-
-    def refuses(self, result):
-        return result.startswith(("Error during execution", '{"error"'))
-
-    def opening(self):
-        """Return what the user says in this turn; where it says nothing, the tools that come in it."""
-        messages = [{"role": "user", "content": m["content"]} for m in self.task["question"][self.number]]
-        added = self.task.get("missed_function", {}).get(str(self.number), [])
-        self.world.hidden -= set(added)
-        if messages or not added:
-            return messages
-        functions = [schema["function"] for tool, schema in self.world.schemas().items() if tool in added]
-        text = DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING.format(functions=json.dumps(functions))
-        return [{"role": "user", "content": text}]
-
-    def take(self, role, message):
-        """Answer an assistant message: with the results of its calls, or else with the user's next turn."""
-        if message.get("tool_calls"):
-            self.steps += 1
-            if self.steps <= MAXIMUM_STEP_LIMIT:
-                return self.results(message)
-            self.turn = None
-            return []
-        self.number, self.steps = self.number + 1, 0
-        if self.number < len(self.task["question"]):
-            return self.opening()
-        self.turn = None
-        return []
 
 
 def hello():
@@ -215,8 +207,8 @@ def tools():
 
 def evaluate(task_id, messages):
     """Score a record by itself: every turn must leave the world as gold does, and see what gold sees."""
-    episode = Episode(task_id)
-    gold, right, turn_results, all_results = World(episode.task), 0, [], []
+    episode, gold = Episode(task_id), Episode(task_id)
+    right, turn_results, all_results = 0, [], []
     for message in messages:
         if message["role"] != "assistant" or episode.turn is None:
             continue
@@ -226,10 +218,10 @@ def evaluate(task_id, messages):
             turn_results += [reply["content"] for reply in replies]
             continue
         all_results += turn_results
-        expected = [gold.call(*call) for call in gold.gold_calls(number)]
+        expected = [gold.result(*call) for call in gold.gold(number)]
         if expected and not (
             turn_results
-            and state_checker(episode.world.instances, gold.instances)["valid"]
+            and state_checker(episode.instances, gold.instances)["valid"]
             and response_checker(all_results, expected, number)["valid"]
         ):
             break
@@ -240,10 +232,9 @@ def evaluate(task_id, messages):
 
 def reference(task_id):
     """The gold calls as assistant messages, one each but where there are too many, each turn closed by one without."""
-    task, messages = Episode(task_id).task, []
-    world = World(task)
-    for turn in range(len(task["gold"])):
-        messages += [*batches(world.gold_calls(turn), MAXIMUM_STEP_LIMIT), CLOSING]
+    episode, messages = Episode(task_id), []
+    for turn in range(len(episode.task["gold"])):
+        messages += [*batches(episode.gold(turn), MAXIMUM_STEP_LIMIT), CLOSING]
     return {"messages": messages}
 
 
