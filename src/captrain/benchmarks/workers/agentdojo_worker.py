@@ -53,12 +53,12 @@ def unlike(before, after):
     if type(before) is not type(after) or not isinstance(before, (dict, BaseModel)):
         return before, after
     first, second = copy.copy(before), copy.copy(after)
-    fields, others = (side if isinstance(side, dict) else vars(side) for side in (first, second))
-    for key in fields.keys() & others.keys():
-        if to_json(fields[key]) == to_json(others[key]):
-            fields[key] = others[key] = None
+    fields, changed = (side if isinstance(side, dict) else vars(side) for side in (first, second))
+    for key in fields.keys() & changed.keys():
+        if to_json(fields[key]) == to_json(changed[key]):
+            fields[key] = changed[key] = None
         else:
-            fields[key], others[key] = unlike(fields[key], others[key])
+            fields[key], changed[key] = unlike(fields[key], changed[key])
     return first, second
 
 

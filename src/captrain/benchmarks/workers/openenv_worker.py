@@ -218,7 +218,7 @@ class Episode(standard_worker.Episode):
         return result.observation, float(result.reward or 0.0), bool(result.done)
 
     def answer(self, message):
-        """What answers an assistant message."""
+        """Take an assistant message; return the messages that answer it."""
         text, calls = message.get("content") or "", message.get("tool_calls") or []
         if mode() == "messages":
             return dialogue(self.act_on({"type": "message", "content": text, "tool_calls": calls}))

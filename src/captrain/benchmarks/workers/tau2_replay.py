@@ -82,7 +82,7 @@ class Start:
 
     def __init__(self, environment):
         self.environment, self.databases = environment, {}
-        """Of each side: the large collections, and all else."""
+        """Large collections of each side, and all else."""
         for side in ("tools", "user_tools"):
             toolkit = getattr(environment, side)
             if toolkit is not None and toolkit.db is not None:

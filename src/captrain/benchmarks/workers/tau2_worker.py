@@ -206,7 +206,7 @@ class Episode(worker_loop.Episode):
                 line = self.lines.pop() if self.lines else STOP
                 self.user.message = UserMessage(role="user", content=line, cost=0.0)
             self.step()
-        self.turn, self.asked = None, {}
+        self.turn, self.question = None, {}
         if not orchestrator.done:
             self.turn = "agent" if orchestrator.to_role == Role.AGENT else "user"
         if self.turn == "user":
@@ -215,7 +215,7 @@ class Episode(worker_loop.Episode):
             dialogue = [*state.messages, *messages_in(orchestrator.message)]
             chat = UserState(system_messages=state.system_messages, messages=dialogue)
             system = [{"role": "system", "content": prompt.content or ""} for prompt in chat.system_messages]
-            self.asked = {"user_messages": system + [chat_message(turn) for turn in chat.flip_roles()]}
+            self.question = {"user_messages": system + [chat_message(turn) for turn in chat.flip_roles()]}
         fresh = [chat_message(message) for message in orchestrator.trajectory[self.reported + skip :]]
         self.reported = len(orchestrator.trajectory)
         for message in fresh:
@@ -227,7 +227,7 @@ class Episode(worker_loop.Episode):
         """A message of the agent or of the user."""
         utterance = tau2_message({**message, "role": "user" if role == "user" else "assistant"}, self.numbers)
         if utterance is None:
-            self.turn, self.asked = None, {}
+            self.turn, self.question = None, {}
             return []
         for call, original in zip(utterance.tool_calls or [], message.get("tool_calls") or [], strict=True):
             self.names[call.id] = original["id"] if isinstance(original.get("id"), str) else call.id

@@ -188,7 +188,7 @@ class Episode(worker_loop.Episode):
     def opening(self):
         """Let the world and the scripted user act until it is somebody's turn on our side; return what the agent sees
         of what has happened since the last time, without its own messages; and the user's leaving."""
-        self.asked = {}
+        self.question = {}
         while self.turn is not None:
             last = self.rows()[-1]
             if not last["conversation_active"] or last["sandbox_message_index"] >= self.limit:
@@ -202,7 +202,7 @@ class Episode(worker_loop.Episode):
                 self.turn = "user"
                 prompt = OpenAIAPIUser.to_openai_messages(User.filter_messages(User.get_messages()))
                 tools = [convert_to_openai_tool(tool) for tool in User.get_available_tools().values()]
-                self.asked = {"user_messages": prompt, "user_tools": tools}
+                self.question = {"user_messages": prompt, "user_tools": tools}
                 break
             else:
                 self.speak("user", LEAVE)
@@ -292,8 +292,8 @@ def scenarios():
     """All scenarios in the world of the stopped clock, each with its category, by name."""
     return {
         name: (scenario, category)
-        for category, named in CATEGORIES.items()
-        for name, scenario in named(preferred_tool_backend=ToolBackend.DEFAULT).items()
+        for category, scenarios_of in CATEGORIES.items()
+        for name, scenario in scenarios_of(preferred_tool_backend=ToolBackend.DEFAULT).items()
     }
 
 

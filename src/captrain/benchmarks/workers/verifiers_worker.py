@@ -192,7 +192,7 @@ class Episode(standard_worker.Episode):
         await self._until_asked()
 
     def answer(self, message):
-        """What answers an assistant message: tool results, or the user."""
+        """Take an assistant message; return tool results, or what the user says."""
         before = self.dialogue
         wait(self._say, wire(message, len(before)))
         if self.turn is None:
@@ -213,7 +213,7 @@ class Episode(standard_worker.Episode):
         return {"reward": float(trace.reward), "parts": {**metrics, **rewards}}
 
     def _problem(self):
-        """What went wrong in an episode that is over, "" for nothing."""
+        """Say what went wrong in an episode that is over, "" for nothing."""
         outcome = self.running.result()
         errors = [*outcome.errors, *(error for trace in outcome.traces for error in trace.errors)]
         if errors:

@@ -62,12 +62,7 @@ def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
     """
     operations = {function.__name__: function for function in functions}
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    # A private copy: a benchmark that reads standard input must not eat requests, nor its children keep it open.
-    source = os.dup(0)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    threading.Thread(target=_read, args=(source, requests), daemon=True).start()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
     while line := requests.get():
         number: object = None
         try:
@@ -92,9 +87,14 @@ def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
         replies.write(reply + "\n")
 
 
-def _read(source: int, requests: "queue.SimpleQueue[bytes]") -> None:
+def _read(requests: "queue.SimpleQueue[bytes]") -> None:
     """Hand on lines. In a thread of its own, so that a worker whose request never ends still notices that our process
     is gone, and ends, too."""
+    # A private copy: a benchmark that reads standard input must not eat requests, nor its children keep it open.
+    source = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     with open(source, "rb") as lines:
         for line in lines:
             requests.put(line)
@@ -113,7 +113,7 @@ class Episode:
     system = ""
     """The system prompt; "" for none."""
     turn: "str | None" = "agent"
-    asked: "dict[str, Any]" = {}
+    question: "dict[str, Any]" = {}
     """The prompt of a user whose turn it is."""
 
     def act(self, role: str, message: "dict[str, Any]") -> "list[dict[str, Any]]":
@@ -124,7 +124,7 @@ class Episode:
 
     def observation(self, messages: "list[dict[str, Any]]") -> "dict[str, Any]":
         """Report messages that have come."""
-        return {"turn": self.turn, "messages": messages, **self.asked}
+        return {"turn": self.turn, "messages": messages, **self.question}
 
     def close(self) -> None:
         """Let go of what the episode holds beside memory."""
