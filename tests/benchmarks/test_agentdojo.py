@@ -14,7 +14,6 @@ from support.scripted import CONF, SPLITS, every, make_benchmark, play_hostile_c
 from captrain.benchmarks.pool import WORKERS
 from captrain.config import compose_spec
 from captrain.contract import IDLE, Target, tool_call
-from captrain.errors import UserError
 from captrain.planning.assumptions import split_sizes
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Task
@@ -54,18 +53,6 @@ def target() -> Iterator[Target]:
 
 def task_named(target: Target, name: str) -> Task:
     return next(task for split in SPLITS for task in every(target, split) if task.id == f"agentdojo/{name}")
-
-
-# Without AgentDojo.
-
-
-def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_command_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as raised:
-        make_benchmark("agentdojo", "").tasks("test", 1)
-    assert "captrain benchmark install agentdojo" in raised.value.remedy
 
 
 # With it.

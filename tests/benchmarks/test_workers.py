@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool, Session
 from captrain.benchmarks.simulation import SimulatedEpisode
+from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import ledger_entry
@@ -26,6 +28,7 @@ from captrain.policies.scripted import Script, ScriptedPolicy
 from captrain.records import Message, Rollout
 from captrain.rollouts.collection import collect, pass_rate
 
+CONF = Path(__file__).parents[2] / "conf"
 WORKER = Path(__file__).parents[1] / "workers" / "contract_worker.py"
 PATIENT = 30.0
 HASTY = 2.0
@@ -365,6 +368,7 @@ def test_nothing_starts_before_it_is_needed_and_nothing_is_left_after_close(pool
 
 HOLDER = """
 import sys, threading, time
+from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import Pool
 pool = Pool("till", [sys.executable, sys.argv[1]], processes=2, timeout=60)
 first, second = (pool.session(task_id="till/1") for _ in range(2))
@@ -389,6 +393,41 @@ def test_no_worker_outlives_us_not_even_one_at_work_when_we_are_killed(killed: b
         if killed:
             holder.kill()
     assert gone(pids, 5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ("benchmark=bfcl", "captrain benchmark install bfcl"),
+        ("benchmark=agentdojo", "captrain benchmark install agentdojo"),
+        ("benchmark=tau2", "the package called tau2 on the public index is something else"),
+        ("benchmark=toolsandbox", "as its README says"),
+        ("benchmark=openenv benchmark.source=desk", "captrain benchmark install openenv"),
+        ("benchmark=verifiers benchmark.taskset=desk", "captrain benchmark install verifiers"),
+    ],
+)
+def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_told(
+    settings: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no benchmark is installed
+    composed = compose_spec("default", 0, settings.split(), CONF)
+    target = load_benchmark(composed.benchmark, composed.machine)
+    with pytest.raises(UserError) as raised:
+        target.tasks("test", 1)
+    assert advice in raised.value.remedy and "python names no interpreter" in raised.value.problem
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "benchmark=bfcl benchmark.discovery=0.7 benchmark.training=0.3",
+        "benchmark=openenv benchmark.source=x benchmark.discovery=0.8",
+    ],
+)
+def test_shares_that_leave_nothing_to_test_on_are_refused(settings: str) -> None:
+    composed = compose_spec("default", 0, settings.split(), CONF)
+    with pytest.raises(UserError, match="leaves (no scenario|nothing) to test on"):
+        load_benchmark(composed.benchmark, composed.machine)
 
 
 class Till:
