@@ -62,7 +62,6 @@ READERS = {
     "reporting/pages/files.py": "long tables, a part at a time; what is wrong is named as everything that a page reads",
     "projects/benchmark.py": "opens episodes, and no file",
     "environments/sandbox/confinement/server.py": "where nothing of ours is",
-    "benchmarks/workers/agentdojo_worker.py": "where nothing of ours is",
     "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",
     "benchmarks/workers/openenv_worker.py": "where nothing of ours is",
     "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",

@@ -14,7 +14,6 @@ from support.scripted import CONF, SPLITS, every, make_benchmark, play_hostile_c
 from captrain.benchmarks.pool import WORKERS
 from captrain.config import compose_spec
 from captrain.contract import IDLE, Target, tool_call
-from captrain.errors import UserError
 from captrain.planning.assumptions import split_sizes
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Task
@@ -38,7 +37,7 @@ passed = {"gold": [], "silence": []}
 for name, suite in worker.SUITES.items():
     for task in suite.user_tasks.values():
         for agent, pipeline in (("gold", GroundTruthPipeline(task)), ("silence", Silence())):
-            if suite.run_task_with_pipeline(pipeline, task, None, {}, environment=worker.fresh_world(suite))[0]:
+            if suite.run_task_with_pipeline(pipeline, task, None, {}, environment=worker.fresh_world(name))[0]:
                 passed[agent].append(f"agentdojo/{name}/{task.ID}")
 print(json.dumps(passed), file=worker.REPLIES)
 """
@@ -54,18 +53,6 @@ def target() -> Iterator[Target]:
 
 def task_named(target: Target, name: str) -> Task:
     return next(task for split in SPLITS for task in every(target, split) if task.id == f"agentdojo/{name}")
-
-
-# Without AgentDojo.
-
-
-def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_command_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as raised:
-        make_benchmark("agentdojo", "").tasks("test", 1)
-    assert "captrain benchmark install agentdojo" in raised.value.remedy
 
 
 # With it.
@@ -143,10 +130,7 @@ def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: Target) -
 def test_a_utility_that_looks_for_what_the_agent_has_removed_is_a_failure_and_no_fault(target: Target) -> None:
     task = task_named(target, "slack/user_task_1")
     actions = [tool_call("remove_user_from_slack", {"user": "Alice"}), IDLE]
-    verdict = target.environment.pool.call(  # pyright: ignore[reportAttributeAccessIssue]
-        "evaluate", task_id="slack/user_task_1", messages=target.play(task, actions)
-    )
-    assert verdict["reward"] == 0.0 and verdict["detail"] == "utility raised KeyError: 'Alice'"
+    assert target.score(task, target.play(task, actions)).reward == 0.0
 
 
 @pytest.mark.needs("agentdojo")

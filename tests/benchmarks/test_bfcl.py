@@ -13,7 +13,6 @@ from support.scripted import every, make_benchmark, play_hostile_calls
 
 from captrain.benchmarks import installing
 from captrain.contract import Target
-from captrain.errors import UserError
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.rollouts.collection import collect
 
@@ -29,20 +28,6 @@ def target() -> Iterator[Target]:
 
 
 # Without BFCL.
-
-
-def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_command_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as raised:
-        make_benchmark("bfcl", "").tasks("test", 1)
-    assert "captrain benchmark install bfcl" in raised.value.remedy
-
-
-def test_shares_that_leave_no_test_are_refused() -> None:
-    with pytest.raises(UserError, match="leaves no scenario to test on"):
-        make_benchmark("bfcl", PYTHON, "benchmark.discovery=0.7", "benchmark.training=0.3")
 
 
 @pytest.mark.needs("minutes")

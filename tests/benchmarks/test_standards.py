@@ -110,22 +110,10 @@ def sum_up(question: str) -> list[Message]:
 # Without an installation.
 
 
-def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_command_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for benchmark, setting in (("openenv", "source=desk"), ("verifiers", "taskset=desk")):
-        composed = compose_spec("default", 0, [f"benchmark={benchmark}", f"benchmark.{setting}"], CONF)
-        with pytest.raises(UserError) as raised:
-            load_benchmark(composed.benchmark, composed.machine).tasks("test", 1)
-        assert f"captrain benchmark install {benchmark}" in raised.value.remedy
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("scale=[1.0, 1.0]", "is no range"),
-        ("discovery=0.8", "leaves nothing to test on"),
         ("turns=0", "benchmark.turns"),
     ],
 )

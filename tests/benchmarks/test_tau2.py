@@ -59,18 +59,6 @@ def every(target: Target, split: str) -> list[Task]:
 # Without tau2.
 
 
-def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # where no benchmark is installed
-    target = benchmark(python="")
-    with pytest.raises(UserError) as raised:
-        target.tasks("test", 1)
-    assert "machine.benchmarks.tau2.python" in raised.value.problem
-    assert "tau2-bench's own repository" in raised.value.remedy
-    assert "called tau2 on the public index is something else" in raised.value.remedy
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [

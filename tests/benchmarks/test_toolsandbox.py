@@ -19,7 +19,7 @@ from captrain.benchmarks import Replay, Worlds, logged_replay, open_worlds
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS
 from captrain.benchmarks.spoken import MilestoneWorld
-from captrain.benchmarks.toolsandbox import ToolSandbox, family, split_families
+from captrain.benchmarks.toolsandbox import family, split_families
 from captrain.benchmarks.worlds import MOST_POOLS
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.config import compose_spec
@@ -44,13 +44,6 @@ def benchmark(*overrides: str, processes: int = 1) -> Target:
     return load_benchmark(composed.benchmark, composed.machine)
 
 
-def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_named() -> None:
-    composed = compose_spec("default", 0, ["benchmark=toolsandbox"], CONF)
-    target = load_benchmark(composed.benchmark, composed.machine)
-    with pytest.raises(UserError, match=r"machine\.benchmarks\.toolsandbox\.python(.|\n)*its README says"):
-        target.tasks("test", 1)
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -63,11 +56,6 @@ def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_nam
 def test_an_impossible_setting_is_refused_before_anything_runs(override: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         compose_spec("default", 0, ["benchmark=toolsandbox", override], CONF)
-
-
-def test_shares_that_leave_nothing_to_test_on_are_refused() -> None:
-    with pytest.raises(UserError, match="leaves no scenario to test on"):
-        ToolSandbox(categories=["single_tool_call"], discovery=0.6, training=0.4)
 
 
 def test_variants_of_a_scenario_stay_in_one_split_and_splits_are_disjoint() -> None:

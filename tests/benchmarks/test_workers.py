@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from captrain.benchmarks.pool import WORKERS, Pool, Session, code_of
+from captrain.benchmarks import load_benchmark
+from captrain.benchmarks.pool import WORKERS, Pool, Session
 from captrain.benchmarks.simulation import SimulatedEpisode
+from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import ledger_entry
@@ -27,6 +28,7 @@ from captrain.policies.scripted import Script, ScriptedPolicy
 from captrain.records import Message, Rollout
 from captrain.rollouts.collection import collect, pass_rate
 
+CONF = Path(__file__).parents[2] / "conf"
 WORKER = Path(__file__).parents[1] / "workers" / "contract_worker.py"
 PATIENT = 30.0
 HASTY = 2.0
@@ -325,9 +327,8 @@ def test_what_does_not_exist_is_a_user_error_and_the_worker_lives_on(pool: MakeP
 
 def test_lines_that_are_no_requests_are_refused_and_the_loop_goes_on() -> None:
     lines = [
-        "not JSON", "[1]", '{"op": "stats"}', '{"id": 4}', '{"id": 5, "op": "dance"}', '{"id": 6, "op": "close"}',
+        "not JSON", "[1]", '{"id": 4}', '{"id": 5, "op": "dance"}', '{"id": 6, "op": "close"}',
         '{"id": 7, "op": "say", "what": "nan"}', '{"id": 8, "op": "close", "episode": "x"}',
-        '{"id": 9, "op": "shutdown"}', '{"id": 10, "op": "stats"}',
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(WORKER)], input="\n".join([*lines, ""]), capture_output=True, text=True, timeout=10,
@@ -335,10 +336,8 @@ def test_lines_that_are_no_requests_are_refused_and_the_loop_goes_on() -> None:
     )  # fmt: skip
     replies = [json.loads(line) for line in done.stdout.splitlines()]
     errors = [reply["error"]["type"] if not reply["ok"] else None for reply in replies]
-    bad = "BadRequest"
-    assert [reply["id"] for reply in replies] == [None, None, None, 4, 5, 6, 7, 8, 9]
-    assert errors == [bad, bad, None, bad, bad, bad, "ValueError", None, None]
-    assert [reply["error"]["retryable"] for reply in replies if not reply["ok"]] == [False] * 5 + [True]
+    assert [reply["id"] for reply in replies] == [None, None, None, 5, 6, 7, 8]
+    assert errors == ["JSONDecodeError", "TypeError", "KeyError", "BadRequest", "BadRequest", "ValueError", None]
 
 
 def test_a_worker_gets_its_own_settings_and_none_of_our_python(pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,6 +368,7 @@ def test_nothing_starts_before_it_is_needed_and_nothing_is_left_after_close(pool
 
 HOLDER = """
 import sys, threading, time
+from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import Pool
 pool = Pool("till", [sys.executable, sys.argv[1]], processes=2, timeout=60)
 first, second = (pool.session(task_id="till/1") for _ in range(2))
@@ -393,6 +393,41 @@ def test_no_worker_outlives_us_not_even_one_at_work_when_we_are_killed(killed: b
         if killed:
             holder.kill()
     assert gone(pids, 5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ("benchmark=bfcl", "captrain benchmark install bfcl"),
+        ("benchmark=agentdojo", "captrain benchmark install agentdojo"),
+        ("benchmark=tau2", "the package called tau2 on the public index is something else"),
+        ("benchmark=toolsandbox", "as its README says"),
+        ("benchmark=openenv benchmark.source=desk", "captrain benchmark install openenv"),
+        ("benchmark=verifiers benchmark.taskset=desk", "captrain benchmark install verifiers"),
+    ],
+)
+def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_told(
+    settings: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no benchmark is installed
+    composed = compose_spec("default", 0, settings.split(), CONF)
+    target = load_benchmark(composed.benchmark, composed.machine)
+    with pytest.raises(UserError) as raised:
+        target.tasks("test", 1)
+    assert advice in raised.value.remedy and "python names no interpreter" in raised.value.problem
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "benchmark=bfcl benchmark.discovery=0.7 benchmark.training=0.3",
+        "benchmark=openenv benchmark.source=x benchmark.discovery=0.8",
+    ],
+)
+def test_shares_that_leave_nothing_to_test_on_are_refused(settings: str) -> None:
+    composed = compose_spec("default", 0, settings.split(), CONF)
+    with pytest.raises(UserError, match="leaves (no scenario|nothing) to test on"):
+        load_benchmark(composed.benchmark, composed.machine)
 
 
 class Till:
@@ -510,7 +545,7 @@ def test_a_grader_that_dies_makes_an_error_and_no_failure(pool: MakePool, tmp_pa
 def test_a_call_has_seconds_of_cpu_and_not_of_the_clock() -> None:
     """A machine that is busy with something else decides no score."""
     lines = [
-        "import time, scripted_play as play",
+        "import time, worker_loop as play",
         "play.PATIENCE = 0.2",
         "with play.patience():",
         "    time.sleep(0.5)",
@@ -521,23 +556,3 @@ def test_a_call_has_seconds_of_cpu_and_not_of_the_clock() -> None:
         "    raise SystemExit(7)",
     ]
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=WORKERS, timeout=120).returncode == 7
-
-
-def test_a_benchmark_is_named_by_what_its_workers_script_imports_and_by_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(WORKERS, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr("captrain.benchmarks.pool.WORKERS", tmp_path)
-    scripts = ("openenv_worker.py", "tau2_worker.py", "bfcl_worker.py")
-    before = {script: code_of(script) for script in scripts}
-    changing = {
-        "standard_worker.py": {"openenv_worker.py"},
-        "tau2_messages.py": {"tau2_worker.py"},
-        "scripted_play.py": {"tau2_worker.py", "bfcl_worker.py"},
-        "worker_loop.py": {*scripts},
-    }
-    for name, concerned in changing.items():
-        text = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(f"{text}\n# changed\n")
-        assert {script for script in scripts if code_of(script) != before[script]} == concerned, name
-        (tmp_path / name).write_text(text)

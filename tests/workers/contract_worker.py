@@ -183,4 +183,4 @@ def counted(operation):
 misbehave(os.environ.get("CONTRACT_IMPORT", ""))
 if __name__ == "__main__":
     operations = (hello, list_tasks, reset, step, evaluate, close, stats, environ, say, do)
-    serve({operation.__name__: counted(operation) for operation in operations}, REPLIES)
+    serve(map(counted, operations), REPLIES)

@@ -32,9 +32,9 @@ class AgentDojo(ScriptedBenchmark):
     """
 
     name = package = "agentdojo"
-    scripts = ("agentdojo_worker.py",)
     title = "AgentDojo"
     advice = "Run `captrain benchmark install agentdojo`."
+    stratified = True
     reward = "1 where the task's own utility holds"
 
     def __init__(
@@ -46,7 +46,3 @@ class AgentDojo(ScriptedBenchmark):
         training: Annotated[float, Field(gt=0, lt=1)] = 0.3,
     ) -> None:
         super().__init__(machine, suites, discovery, training)
-
-    def stratum(self, kind: str) -> str:
-        """See `ScriptedBenchmark.stratum`: a suite by itself."""
-        return kind

@@ -34,7 +34,6 @@ class Bfcl(ScriptedBenchmark):
     """
 
     name = package = "bfcl"
-    scripts = ("bfcl_worker.py",)
     title = "BFCL"
     advice = (
         "Run `captrain benchmark install bfcl`, or make an environment with `pip install --no-deps bfcl-eval mpmath`."

@@ -27,7 +27,6 @@ class OpenEnv(StandardEnvironment):
     """
 
     package = "openenv"
-    scripts = ("openenv_worker.py",)
     absences = {
         "reference": "OpenEnv has no reference solutions: whatever is held beside one needs a language model",
         "splits": "without a Task API tasks are seeds, divided among the splits; whether a seed changes more than the "

@@ -6,7 +6,6 @@ Calls may come from several threads; each worker answers one request at a time, 
 worker's time.
 """
 
-import ast
 import atexit
 import os
 import subprocess
@@ -25,48 +24,10 @@ STARTS = 3
 """So many workers in a row that end before they have answered anything mean that none will."""
 
 
-def code_of(*scripts: str) -> str:
-    """Digest of all code of ours that plays and scores an episode in a worker: part of what a benchmark is.
-
-    Args:
-        scripts: what runs in the worker, by file names; what these import of their neighbours is added.
-    """
-    queue, code = [WORKERS / script for script in scripts], set[Path]()
-    while queue:
-        path = queue.pop()
-        if path in code or not path.exists():
-            continue
-        code.add(path)
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else modules
-            queue += [WORKERS / f"{name}.py" for name in names if name]
+def workers_code() -> str:
+    """Digest of all code of ours that plays and scores episodes in workers: part of what a benchmark is."""
     clients = [Path(__file__).with_name(f"{name}.py") for name in ("pool", "worker", "simulation", "scripted")]
-    return file_digest(*sorted(code), *clients)
-
-
-def _process(name: str, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A worker's process; `env` is added to its environment.
-
-    Raises:
-        UserError: there is no such interpreter.
-    """
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    # Strings hash alike in all workers, so that no order in a benchmark depends on which one plays.
-    inherited["PYTHONHASHSEED"] = "0"
-    pipe = subprocess.PIPE
-    try:
-        # Without buffers: what is written and read here goes past them.
-        return subprocess.Popen([*command], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**inherited, **env})
-    except OSError as error:
-        raise UserError(f"benchmark {name}: {command[0]} does not start ({error.strerror})", _remedy(name)) from None
-
-
-def _remedy(name: str) -> str:
-    return (
-        f"make a virtual environment for it as its own repository says, and set machine.benchmarks.{name}.python to "
-        "the interpreter in it"
-    )
+    return file_digest(*sorted(WORKERS.glob("*.py")), *clients)
 
 
 class Pool:
@@ -97,6 +58,10 @@ class Pool:
         self._lock = threading.Lock()
         self._failed = 0
         self._refusal = ""
+        self._remedy = (
+            f"make a virtual environment for it as its own repository says, and set machine.benchmarks.{name}.python "
+            "to the interpreter in it"
+        )
         atexit.register(self.close)
 
     def call(self, op: str, **arguments: object) -> JsonObject:
@@ -113,12 +78,19 @@ class Pool:
         return Session(self, *self._call_any("reset", arguments, opening=True))
 
     def close(self) -> None:
-        """End all workers; what they held is lost."""
+        """End all workers; what they held is lost. A worker ends at the end of its input, or is ended if it is at work
+        or takes too long."""
         with self._lock:
             workers = [worker for worker in self._workers if worker is not None]
             self._workers[:] = [None] * len(self._workers)
         for worker in workers:
-            worker.dismiss()
+            worker.end_reason = worker.end_reason or "was ended"
+            if worker.lock.acquire(blocking=False):
+                assert worker.process.stdin is not None
+                worker.process.stdin.close()
+                worker.lock.release()
+            else:
+                worker.process.kill()
         deadline = time.monotonic() + GRACE
         for worker in workers:
             try:
@@ -129,71 +101,79 @@ class Pool:
                 worker.close_pipes()
 
     def _call_any(self, op: str, arguments: Mapping[str, object], opening: bool) -> tuple[Worker, JsonObject]:
-        """Ask a worker of our choice. One that is lost before it is this request's turn held nothing of it, so that
-        another takes its place."""
+        """Ask the worker with the fewest open episodes, or the least busy one. One that is lost before it is this
+        request's turn held nothing of it, so that another takes its place."""
         while True:
             worker = self._acquire(opening)
             in_session = False
             try:
                 with worker.lock:
-                    if worker.has_ended() or not self._start(worker):
-                        continue
-                    result = self._result(op, worker.exchange(op, arguments, self.timeout))
-                    in_session = opening
-                    return worker, result
+                    if not worker.has_ended() and self._start(worker):
+                        result = self.result(op, worker.exchange(op, arguments, self.timeout))
+                        in_session = opening
+                        return worker, result
             finally:
-                self._release(worker, session=opening and not in_session)
+                self.release(worker, session=opening and not in_session)
 
     def _acquire(self, opening: bool) -> Worker:
-        """The worker with the fewest open episodes, or the least busy one; started rather than waited for, but not
-        where one stands idle."""
+        """Get in line for a worker, which is started rather than waited for, but not where one stands idle."""
         with self._lock:
             if self._refusal:
-                raise UserError(self._refusal, _remedy(self.name))
-
-            def load(place: int) -> tuple[int, int, bool]:
-                worker = self._workers[place]
+                raise UserError(self._refusal, self._remedy)
+            loads: list[tuple[int, int, bool, int]] = []
+            for place, worker in enumerate(self._workers):
                 if worker is None or worker.has_ended():
-                    return 0, 0, True
-                return worker.sessions if opening else 0, worker.requests, False
-
-            place = min(range(len(self._workers)), key=load)
+                    loads.append((0, 0, True, place))
+                else:
+                    loads.append((worker.sessions if opening else 0, worker.requests, False, place))
+            place = min(loads)[-1]
             worker = self._workers[place]
             if worker is None or worker.end_reason:
-                worker = self._workers[place] = Worker(self.name, _process(self.name, self.command, self._env))
+                worker = self._workers[place] = Worker(self.name, self._process())
             worker.requests += 1
             worker.sessions += opening
             return worker
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        """Start a worker's process."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        # Strings hash alike in all workers, so that no order in a benchmark depends on which one plays.
+        env, pipe = {**inherited, "PYTHONHASHSEED": "0", **self._env}, subprocess.PIPE
+        try:
+            # Without buffers: what is written and read here goes past them.
+            return subprocess.Popen(self.command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
+        except OSError as error:
+            problem = f"benchmark {self.name}: {self.command[0]} does not start ({error.strerror})"
+            raise UserError(problem, self._remedy) from None
 
     def _start(self, worker: Worker) -> bool:
         """Tell if the worker answers; the first request that it gets is ours, so that no episode is to blame."""
         if worker.ready:
             return True
+        problem = ""
         try:
             worker.exchange("hello", {}, self._start_timeout)
             worker.ready = True
         except InfrastructureError:
             words = "".join(f"\n    {line}" for line in worker.last_words())
             problem = f"benchmark {self.name} does not start: {self.command[0]} {worker.end_reason}{words}"
-        else:
-            problem = ""
         with self._lock:
             self._failed = self._failed + 1 if problem else 0
             self._refusal = problem if self._failed >= STARTS else self._refusal
         return worker.ready
 
-    def _queue(self, worker: Worker) -> None:
-        """Get in line for a worker."""
+    def queue(self, worker: Worker) -> None:
+        """Get in line for the worker of a session."""
         with self._lock:
             worker.requests += 1
 
-    def _release(self, worker: Worker, session: bool) -> None:
+    def release(self, worker: Worker, session: bool) -> None:
         """Leave the line, and with `session` give an episode back."""
         with self._lock:
             worker.requests -= 1
             worker.sessions -= session
 
-    def _result(self, op: str, reply: JsonObject) -> JsonObject:
+    def result(self, op: str, reply: JsonObject) -> JsonObject:
         """The result in a reply, or its error, raised: ours when the request was, otherwise the benchmark's."""
         if reply["ok"]:
             return reply["result"]
@@ -215,21 +195,17 @@ class Session:
 
     def call(self, op: str, **arguments: object) -> JsonObject:
         """A request on this episode; raises as `Pool.call` does."""
-        return self._request(op, arguments, last=False)
-
-    def close(self) -> None:
-        """Let the worker drop the episode; nothing happens when it is gone already."""
-        if self._closed:
-            return
-        self._closed = True
-        with suppress(InfrastructureError, UserError):
-            self._request("close", {}, last=True)
-
-    def _request(self, op: str, arguments: Mapping[str, object], last: bool) -> JsonObject:
-        self._pool._queue(self._worker)
+        self._pool.queue(self._worker)
         try:
             with self._worker.lock:
                 request = {"episode": self.opening["episode"], **arguments}
-                return self._pool._result(op, self._worker.exchange(op, request, self._pool.timeout))
+                return self._pool.result(op, self._worker.exchange(op, request, self._pool.timeout))
         finally:
-            self._pool._release(self._worker, session=last)
+            self._pool.release(self._worker, session=op == "close")
+
+    def close(self) -> None:
+        """Let the worker drop the episode; nothing happens when it is gone already."""
+        if not self._closed:
+            self._closed = True
+            with suppress(InfrastructureError, UserError):
+                self.call("close")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from captrain.benchmarks.pool import code_of
+from captrain.benchmarks.pool import workers_code
 from captrain.benchmarks.simulation import WorkerBenchmark, divided
 from captrain.config import Machine
 from captrain.errors import UserError
@@ -36,6 +36,8 @@ class ScriptedBenchmark(WorkerBenchmark):
     """Name of the benchmark as its makers write it."""
     reward: ClassVar[str]
     """Meaning of a reward of 1."""
+    stratified: ClassVar[bool] = False
+    """True where each kind of tasks is divided by itself; else scenarios have a form of each kind."""
 
     def __init__(
         self,
@@ -59,17 +61,13 @@ class ScriptedBenchmark(WorkerBenchmark):
         hello = self.pool.call("hello")
         return {"benchmark": self.name, "version": str(hello["version"]), **hello["data"]}
 
-    def stratum(self, kind: str) -> str:
-        """Name the stratum of a kind of tasks: one for all kinds, where scenarios have a form of each."""
-        return ""
-
     @cached_property
     def _splits(self) -> dict[str, list[JsonObject]]:
         """Tasks by split; the forms of a scenario lie together, and the strata are interleaved in proportion."""
         strata: dict[str, dict[str, list[JsonObject]]] = {}
         for entry in self.pool.call("list_tasks")["tasks"]:
             if entry["category"] in self.kinds:
-                stratum = strata.setdefault(self.stratum(entry["category"]), {})
+                stratum = strata.setdefault(entry["category"] if self.stratified else "", {})
                 stratum.setdefault(str(entry["scenario"]), []).append(entry)
         places: dict[str, list[tuple[float, str, list[JsonObject]]]] = {"discovery": [], "training": [], "test": []}
         for stratum, scenarios in strata.items():
@@ -88,7 +86,7 @@ class ScriptedBenchmark(WorkerBenchmark):
             **self._world,
             "splits": {split: len(entries) for split, entries in self._splits.items()},
             "reward": self.reward,
-            "worker": code_of(*self.scripts),
+            "worker": workers_code(),
         }
 
     @cached_property

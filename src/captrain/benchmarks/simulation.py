@@ -12,17 +12,32 @@ from typing import ClassVar
 
 from captrain.benchmarks.installing import made_installation
 from captrain.benchmarks.pool import WORKERS, Pool, Session
-from captrain.config import Installation, Machine
+from captrain.config import Machine
 from captrain.errors import InfrastructureError, UserError
 from captrain.policies import Play, Policy
 from captrain.records import JsonObject, Message
 
 
-def installation(machine: Machine | None, name: str, advice: str) -> Installation:
-    """Find where a benchmark is installed: where the machine says, else where `captrain benchmark install` has made it.
+def pool_of(
+    machine: Machine | None,
+    name: str,
+    *settings: str,
+    advice: str = "",
+    env: Mapping[str, str] | None = None,
+    start_timeout: float = 120.0,
+) -> Pool:
+    """Make the workers of a benchmark, which start on first use.
+
+    Args:
+        machine: names the installation, where `captrain benchmark install` did not make it.
+        name: of the installation.
+        settings: its arguments.
+        advice: on how the installation is made.
+        env: additions to its environment, beside the place of data that lie apart.
+        start_timeout: seconds that a start may take.
 
     Raises:
-        UserError: nowhere; `advice` says how its environment is made.
+        UserError: the benchmark is installed nowhere.
     """
     installed = machine.benchmarks.get(name) if machine is not None else None
     if installed is None or not installed.python:
@@ -32,31 +47,10 @@ def installation(machine: Machine | None, name: str, advice: str) -> Installatio
             f"benchmark {name} is not installed: machine.benchmarks.{name}.python names no interpreter",
             f"{advice} Then set machine.benchmarks.{name}.python to the interpreter in it",
         )
-    return installed
-
-
-def pool_of(
-    installed: Installation,
-    name: str,
-    script: str,
-    *settings: str,
-    env: Mapping[str, str] | None = None,
-    start_timeout: float = 120.0,
-) -> Pool:
-    """Make the workers of a benchmark, which start on first use.
-
-    Args:
-        installed: where the benchmark is.
-        name: of the installation.
-        script: of the worker, a file name.
-        settings: its arguments.
-        env: additions to its environment, beside the place of data that lie apart.
-        start_timeout: seconds that a start may take.
-    """
     data = {f"{name.upper()}_DATA_DIR": str(Path(installed.data).expanduser())} if installed.data else {}
     return Pool(
         name,
-        [str(Path(installed.python).expanduser()), str(WORKERS / script), *settings],
+        [str(Path(installed.python).expanduser()), str(WORKERS / f"{name}_worker.py"), *settings],
         processes=installed.processes,
         timeout=installed.timeout,
         start_timeout=start_timeout,
@@ -73,9 +67,7 @@ class WorkerBenchmark:
     """
 
     package: ClassVar[str]
-    """Name of its installation."""
-    scripts: ClassVar[tuple[str, ...]]
-    """The worker, and what it loads of ours by name."""
+    """Name of its installation, and of its worker."""
     advice: ClassVar[str]
     """Sentence on how to make the virtual environment of its worker, for those who have none."""
 
@@ -85,7 +77,7 @@ class WorkerBenchmark:
     @cached_property
     def pool(self) -> Pool:
         """The workers, started on first use."""
-        return pool_of(installation(self.machine, self.package, self.advice), self.package, self.scripts[0])
+        return pool_of(self.machine, self.package, advice=self.advice)
 
     def location(self, task: JsonObject) -> JsonObject:
         """Make the worker's arguments for a task.
@@ -159,24 +151,21 @@ class SimulatedEpisode:
         """The messages up to the agent's next turn, users' turns played, and whether the episode is over."""
         messages: list[Message] = list(observation["messages"])
         while observation["turn"] == "user":
-            reply = self._user(observation["user_messages"], observation.get("user_tools") or [])
-            observation = self.session.call("step", role="user", message=reply)
+            assert self.user is not None
+            self.turns += 1
+            tools = observation.get("user_tools") or []
+            play = Play(f"{self.key}/user/{self.turns}", Turn(observation["user_messages"], tools))
+            for _ in self.user.play([play]):
+                pass
+            reply = play.messages[-1] if play.turns else {}
+            names = ("content", "tool_calls") if tools else ("content",)
+            reply = {name: reply[name] for name in names if name in reply}
+            if play.error or not (reply.get("tool_calls") or (reply.get("content") or "").strip()):
+                # A user who says nothing is a fault of the simulation and none of the agent's.
+                raise InfrastructureError(f"simulated user: {play.error or 'said nothing'}")
+            observation = self.session.call("step", role="user", message={"role": "user", **reply})
             messages += observation["messages"]
-        return messages, bool(observation["done"])
-
-    def _user(self, messages: Sequence[Message], tools: list[JsonObject]) -> Message:
-        assert self.user is not None
-        self.turns += 1
-        play = Play(f"{self.key}/user/{self.turns}", Turn(messages, tools))
-        for _ in self.user.play([play]):
-            pass
-        reply = play.messages[-1] if play.turns else {}
-        if not tools:
-            reply = {name: value for name, value in reply.items() if name != "tool_calls"}
-        if play.error or not (reply.get("tool_calls") or (reply.get("content") or "").strip()):
-            # A user who says nothing is a fault of the simulation and none of the agent's.
-            raise InfrastructureError(f"simulated user: {play.error or 'said nothing'}")
-        return {"role": "user", **{name: reply[name] for name in ("content", "tool_calls") if name in reply}}
+        return messages, observation["turn"] is None
 
 
 def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
 
-from captrain.benchmarks.dialogue import Dialogue, key_of
 from captrain.benchmarks.pool import Pool
-from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed
+from captrain.benchmarks.replay import Dialogue, Kind, Replay, ReplayCall, Replayed, key_of
 from captrain.contract import Target, calls_of, closing_episodes
 from captrain.records import JsonObject, Message, Task
 
@@ -81,23 +80,21 @@ class SpokenWorld:
         return self.run([self._dialogue.messages(Replay(self.reference, texts))])[0].passed
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
-        """See `captrain.benchmarks.World.play`."""
+        """See `captrain.benchmarks.World.play`. Calls that nobody was there to take any more count as refused, and so
+        do those of a user, who has no tools in these worlds."""
+        replayed: list[Replayed] = []
         runs = self.run([self._dialogue.messages(replay) for replay in replays])
-        return [self._replayed(replay, run) for replay, run in zip(replays, runs, strict=True)]
-
-    def _replayed(self, replay: Replay, run: Run) -> Replayed:
-        """A run as what its replay led to; calls that nobody was there to take any more count as refused, and so do
-        those of a user, who has no tools in these worlds."""
-        outcomes = iter(run.calls)
-        answers = [
-            next(outcomes, ("", True, False)) if call.by == "assistant" else ("", True, False) for call in replay.calls
-        ]
-        changed = [
-            not is_refused and (self._matters(call) if change is None else change)
-            for call, (_, is_refused, change) in zip(replay.calls, answers, strict=True)
-        ]
-        results, failed = tuple(answer[0] for answer in answers), tuple(answer[1] for answer in answers)
-        return Replayed(results, failed, tuple(changed), run.parts, run.passed)
+        for replay, run in zip(replays, runs, strict=True):
+            outcomes, results, failed, changed = iter(run.calls), list[str](), list[bool](), list[bool]()
+            for call in replay.calls:
+                result, is_refused, change = "", True, False
+                if call.by == "assistant":
+                    result, is_refused, change = next(outcomes, ("", True, False))
+                results.append(result)
+                failed.append(is_refused)
+                changed.append(not is_refused and (self._matters(call) if change is None else change))
+            replayed.append(Replayed(tuple(results), tuple(failed), tuple(changed), run.parts, run.passed))
+        return replayed
 
     def _matters(self, call: ReplayCall) -> bool:
         """Tell whether a call changes what the check looks at, in a world that nobody can look into: the reference no
@@ -112,9 +109,6 @@ class SpokenWorld:
             runs = self.run([self._dialogue.messages(Replay(entry, closing)) for entry in (self.reference, calls)])
             self._changes[key] = runs[0].passed and not runs[1].passed
         return self._changes[key]
-
-    def close(self) -> None:
-        """See `captrain.benchmarks.World.close`: nothing stays open between plays."""
 
 
 class ContractWorld(SpokenWorld):
@@ -133,24 +127,24 @@ class ContractWorld(SpokenWorld):
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
         """See `SpokenWorld.run`."""
-        return [self._run(messages) for messages in dialogues]
-
-    def _run(self, messages: Sequence[Message]) -> Run:
-        episode = self._target.open(self._task)
-        calls: list[tuple[str, bool, bool | None]] = []
-        with closing_episodes([episode]):
-            record = list(episode.messages)
-            for message in messages:
-                replies, over = episode.step(message)
-                results = [reply for reply in replies if reply["role"] == "tool"]
-                # What ends an episode need not be answered.
-                answers = [(str(result.get("content") or ""), is_refusal(result), None) for result in results]
-                calls += [*answers, *[("", False, None)] * (len(calls_of(message)) - len(answers))]
-                record += [message, *replies]
-                if over:
-                    break
-        score = self._target.score(self._task, record)
-        return Run(calls, score.parts, score.success)
+        runs: list[Run] = []
+        for messages in dialogues:
+            episode = self._target.open(self._task)
+            calls: list[tuple[str, bool, bool | None]] = []
+            with closing_episodes([episode]):
+                record = list(episode.messages)
+                for message in messages:
+                    replies, over = episode.step(message)
+                    results = [reply for reply in replies if reply["role"] == "tool"]
+                    # What ends an episode need not be answered.
+                    answers = [(str(result.get("content") or ""), is_refusal(result), None) for result in results]
+                    calls += [*answers, *[("", False, None)] * (len(calls_of(message)) - len(answers))]
+                    record += [message, *replies]
+                    if over:
+                        break
+            score = self._target.score(self._task, record)
+            runs.append(Run(calls, score.parts, score.success))
+        return runs
 
 
 class WorkerDialogues(SpokenWorld):
@@ -191,16 +185,19 @@ class MilestoneWorld(WorkerDialogues):
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
         """See `SpokenWorld.run`: owed words that were put beside others are a message of their own."""
-        return super().run([[part for message in messages for part in self._apart(message)] for messages in dialogues])
-
-    def _apart(self, message: Message) -> list[Message]:
-        text, owed, parts = str(message.get("content") or ""), self.owed, list[str]()
-        for line in [text] if self._dialogue.has_said(text) else text.split("\n"):
-            if parts and line not in owed and parts[-1] not in owed:
-                parts[-1] += f"\n{line}"
-            else:
-                parts.append(line)
-        return [{**message, "content": parts[0]}, *({"role": "assistant", "content": part} for part in parts[1:])]
+        divided: list[list[Message]] = []
+        for messages in dialogues:
+            divided.append([])
+            for message in messages:
+                text, parts = str(message.get("content") or ""), list[str]()
+                for line in [text] if self._dialogue.has_said(text) else text.split("\n"):
+                    if parts and line not in self.owed and parts[-1] not in self.owed:
+                        parts[-1] += f"\n{line}"
+                    else:
+                        parts.append(line)
+                divided[-1].append({**message, "content": parts[0]})
+                divided[-1] += [{"role": "assistant", "content": part} for part in parts[1:]]
+        return super().run(divided)
 
     def returns(self, messages: Sequence[Message]) -> bool:
         """Tell whether the calls of a dialogue return here what they have returned in it, but for what is made by

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from captrain.benchmarks.pool import Pool, code_of
-from captrain.benchmarks.simulation import WorkerBenchmark, divided, installation, pool_of
+from captrain.benchmarks.pool import Pool, workers_code
+from captrain.benchmarks.simulation import WorkerBenchmark, divided, pool_of
 from captrain.config import Machine
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message
@@ -69,8 +69,8 @@ class StandardEnvironment(WorkerBenchmark):
     @cached_property
     def pool(self) -> Pool:
         """The workers, started on first use."""
-        installed = installation(self.machine, self.package, f"Run `captrain benchmark install {self.package}`.")
-        return pool_of(installed, self.package, self.scripts[0], json.dumps(self.settings), start_timeout=START)
+        advice, settings = f"Run `captrain benchmark install {self.package}`.", json.dumps(self.settings)
+        return pool_of(self.machine, self.package, settings, advice=advice, start_timeout=START)
 
     @cached_property
     def _survey(self) -> JsonObject:
@@ -85,7 +85,7 @@ class StandardEnvironment(WorkerBenchmark):
             "splits": self._survey["splits"],
             "reward": f"{self.package}'s own, of the record played again; from {self.scale[0]:g} to {self.scale[1]:g}",
             "absences": sorted(self.absences),
-            "worker": code_of(*self.scripts),
+            "worker": workers_code(),
         }
 
     @cached_property
@@ -97,46 +97,40 @@ class StandardEnvironment(WorkerBenchmark):
         """Count the tasks of a split; None where there is no end to them."""
         listing = self._survey["splits"]
         name, part, shares = self._part(split)
-        if name is not None:
-            return listing[name] if not shares else _size(listing[name], shares, part)
-        return _size(None if None in listing.values() else sum(listing.values()), shares, part)
+        sizes = [*listing.values()] if name is None else [listing[name]]
+        if None in sizes:
+            return None
+        return len(divided([""] * sum(sizes), shares)[part])
 
     def _part(self, split: str) -> tuple[str | None, int, Sequence[float]]:
         """Return the source of a split: a split of the environment's (None: all of them), and which part of it when it
-        is divided in these shares; [] where it is not."""
+        is divided in these shares."""
         listing, index = self._survey["splits"], SPLITS.index(split)
         if all(name in listing for name in SPLITS):
-            return split, 0, []
+            return split, 0, (1.0,)
         if "train" in listing and "test" in listing:
             first = self.shares[0] / sum(self.shares)
-            return ("test", 0, []) if split == "test" else ("train", index, (first, 1 - first))
+            return ("test", 0, (1.0,)) if split == "test" else ("train", index, (first, 1 - first))
         return None, index, (*self.shares, 1 - sum(self.shares))
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
         """The first `count` tasks of a split; fewer where it has fewer."""
-        name, part, shares = self._part(split)
-        size = self.size(split)
+        (name, part, shares), size = self._part(split), self.size(split)
         count = count if size is None else min(count, size)
-        places = self._places(name, math.ceil((count + 1) / shares[part]) + len(shares) if shares else count)
-        selection = (divided(places, shares)[part] if shares else places)[:count]
+        # The first tasks of the source: of a split of the environment's, or of all of them one after another.
+        listing, most = self._survey["splits"], math.ceil((count + 1) / shares[part]) + len(shares)
+        endless = [source for source in listing if listing[source] is None][:1]
+        sources = [name] if name is not None else endless or [*listing]
+        sizes = {source: most if listing[source] is None else min(most, listing[source]) for source in sources}
+        places = [f"{source}/{index}" for source in sources for index in range(sizes[source])][:most]
         return [
             {
                 "id": f"{self.package}/{self.name}/{place}",
                 "split": split,
                 "data": {"place": place, "world": self._survey["world"]},
             }
-            for place in selection
+            for place in divided(places, shares)[part][:count]
         ]
-
-    def _places(self, name: str | None, count: int) -> list[str]:
-        """The first tasks of a split of the environment's, or of all of them one after another, as split/number."""
-        listing = self._survey["splits"]
-        names = [name] if name is not None else [split for split in listing if listing[split] is None][:1] or [*listing]
-        return [
-            f"{split}/{index}"
-            for split in names
-            for index in range(count if listing[split] is None else min(count, listing[split]))
-        ][:count]
 
     def location(self, task: JsonObject) -> JsonObject:
         """See `WorkerBenchmark.location`."""
@@ -163,7 +157,3 @@ class StandardEnvironment(WorkerBenchmark):
                 "set benchmark.scale to the least and the most that an episode can earn",
             )
         return {"reward": reward, "success": reward >= self.success, "parts": verdict["parts"]}
-
-
-def _size(total: int | None, shares: Sequence[float], part: int) -> int | None:
-    return None if total is None else len(divided([""] * total, shares)[part])

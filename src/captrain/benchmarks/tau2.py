@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.benchmarks.pool import code_of
+from captrain.benchmarks.pool import workers_code
 from captrain.benchmarks.simulation import SimulatedEpisode, WorkerBenchmark, divided, identity_of
 from captrain.config import Machine
 from captrain.contract import tool_call
@@ -35,7 +35,6 @@ class Tau2(WorkerBenchmark):
     """
 
     name = package = "tau2"
-    scripts = ("tau2_worker.py",)
     advice = (
         "Make a virtual environment from tau2-bench's own repository (sierra-research/tau2-bench), as its README says; "
         "the package called tau2 on the public index is something else."
@@ -95,7 +94,7 @@ class Tau2(WorkerBenchmark):
             "user": identity_of(self.user),
             "reward": "database as it should be x everything told; conversations the user did not end score 0",
             "max_steps": self.max_steps,
-            "worker": code_of(*self.scripts),
+            "worker": workers_code(),
         }
 
     @cached_property
@@ -105,13 +104,12 @@ class Tau2(WorkerBenchmark):
         schemas: dict[str, JsonObject] = {}
         for domain in self.domains:
             for tool in self.pool.call("tools", domain=domain)["tools"]:
-                name = tool["function"]["name"]
-                if _unworded(schemas.setdefault(name, tool)) != _unworded(tool):
-                    raise ValueError(f"tool {name} takes other arguments in {domain} than in {', '.join(self.domains)}")
+                schemas.setdefault(tool["function"]["name"], tool)
         return [*schemas.values()]
 
     @cached_property
     def _tasks_of_domains(self) -> JsonObject:
+        self._hello  # noqa: B018  (the version is checked before any task is given out)
         return {domain: self.pool.call("list_tasks", domain=domain) for domain in self.domains}
 
     @cached_property
@@ -130,16 +128,14 @@ class Tau2(WorkerBenchmark):
 
     def size(self, split: str) -> int:
         """Count the tasks of a split."""
-        self._hello  # noqa: B018
         return sum(map(len, self._splits[split].values()))
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
         """The first `count` tasks of a split, domains interleaved in proportion."""
-        self._hello  # noqa: B018  (the version is checked before any task is given out)
-        by_domain = self._splits[split]
-        total = sum(map(len, by_domain.values()))
         places = [
-            (index / len(ids), domain, name) for domain, ids in by_domain.items() for index, name in enumerate(ids)
+            (index / len(ids), domain, name)
+            for domain, ids in self._splits[split].items()
+            for index, name in enumerate(ids)
         ]
         return [
             {
@@ -147,7 +143,7 @@ class Tau2(WorkerBenchmark):
                 "split": split,
                 "data": {"kind": domain, "task": name, "world": self._world(domain)},
             }
-            for _, domain, name in sorted(places, key=lambda place: place[0])[: min(count, total)]
+            for _, domain, name in sorted(places, key=lambda place: place[0])[:count]
         ]
 
     def location(self, task: JsonObject) -> JsonObject:
@@ -173,25 +169,9 @@ class Tau2(WorkerBenchmark):
         gold = self.pool.call("reference", **self.location(task))
         if gold["actions"] is None:
             return []
-        messages = []
-        for action in gold["actions"]:
-            message = tool_call(action["name"], action["arguments"])
+        messages = [tool_call(action["name"], action["arguments"]) for action in gold["actions"]]
+        for message, action in zip(messages, gold["actions"], strict=True):
             if action["compare"] is not None:
                 message["tool_calls"][0]["compare"] = action["compare"]
-            messages.append(message)
-        closing: Message = {
-            "role": "assistant",
-            "content": ", ".join(gold["informs"]) or "Done.",
-            "informs": gold["informs"],
-        }
-        return [*messages, closing]
-
-
-def _unworded(schema: object) -> object:
-    """A tool's schema without its descriptions."""
-    if isinstance(schema, list):
-        return [_unworded(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    # An argument may be called description, too; it is then an object.
-    return {key: _unworded(part) for key, part in schema.items() if key != "description" or isinstance(part, dict)}
+        closing = ", ".join(gold["informs"]) or "Done."
+        return [*messages, {"role": "assistant", "content": closing, "informs": gold["informs"]}]

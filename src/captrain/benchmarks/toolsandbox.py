@@ -23,7 +23,7 @@ from pydantic import AfterValidator, Field
 
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.scripted import ScriptedBenchmark
-from captrain.benchmarks.simulation import identity_of, installation, pool_of
+from captrain.benchmarks.simulation import identity_of, pool_of
 from captrain.config import Machine
 from captrain.policies import Policy
 from captrain.records import JsonObject, Message
@@ -92,7 +92,6 @@ class ToolSandbox(ScriptedBenchmark):
 
     name = package = "toolsandbox"
     title = "ToolSandbox"
-    scripts = ("toolsandbox_worker.py",)
     advice = "Make a Python 3.11 environment from ToolSandbox's own repository (apple/ToolSandbox), as its README says."
     reward = "similarity to the milestones; passed where it is 1"
 
@@ -115,8 +114,8 @@ class ToolSandbox(ScriptedBenchmark):
     def pool(self) -> Pool:
         """The workers, started on first use."""
         answers = {} if self.answers is None else {"CAPTRAIN_ANSWERS": str(self.answers)}
-        installed = installation(self.machine, self.package, self.advice)
-        return pool_of(installed, self.package, *self.scripts, env={"CAPTRAIN_CLOCK": self.clock, **answers})
+        env = {"CAPTRAIN_CLOCK": self.clock, **answers}
+        return pool_of(self.machine, self.package, advice=self.advice, env=env)
 
     @cached_property
     def _world(self) -> dict[str, str]:

@@ -29,7 +29,6 @@ class Verifiers(StandardEnvironment):
     """
 
     package = "verifiers"
-    scripts = ("verifiers_worker.py", "captrain_harness.py")
     absences = {
         "reference": "verifiers has no reference solutions: whatever is held beside one needs a language model",
         "judge": "rewards that a model judges, seats for several agents and tasks in containers are refused",

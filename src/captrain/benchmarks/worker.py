@@ -31,26 +31,15 @@ GRACE = 2.0
 
 
 class Process(Protocol):
-    """Protocol of a worker's process: `subprocess.Popen`, or one that somebody else has started for us."""
+    """Protocol of a worker's process: `subprocess.Popen`, or one that somebody else has started for us. `stdin` takes
+    requests and `stdout`, which may be the same, gives replies; `stderr` gives last words, if it is there."""
 
-    @property
-    def stdin(self) -> IO[bytes] | None:
-        """Takes requests."""
-        ...
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """Gives replies; may be the same as `stdin`."""
-        ...
-
-    @property
-    def stderr(self) -> IO[bytes] | None:
-        """Gives last words, if it is there."""
-        ...
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal, or None while it runs."""
-        ...
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit status; raises `subprocess.TimeoutExpired`."""
@@ -58,11 +47,10 @@ class Process(Protocol):
 
     def kill(self) -> None:
         """End it at once; nothing happens when it has ended."""
-        ...
 
-    def terminate(self) -> None:
-        """Ask it to end."""
-        ...
+
+class _Lost(Exception):
+    """The worker cannot be spoken to any more; its text says why, "" where the process tells by its end."""
 
 
 class Worker:
@@ -104,49 +92,53 @@ class Worker:
         # An interrupted request may have left half of itself behind.
         line = json.dumps({"id": number, "op": op, **arguments}).encode() + b"\n"
         self._unsent = memoryview(bytes(self._unsent) + line)
-        reply, reason = None, ""
         try:
+            reply = self._reply(deadline)
             # What answers an earlier request, whose caller was interrupted, is late and nobody's any more.
-            while reply is None or reply["id"] < number:
-                line = self._line(deadline)
-                reply = _reply(line)
-                if reply is None:
-                    reason = f"printed what is not a reply: {line[:120]!r}" if line else ""
-                    break
-            else:
-                reason = f"answered request {reply['id']}, which was not made"
+            while reply["id"] < number:
+                reply = self._reply(deadline)
+            if reply["id"] > number:
+                raise _Lost(f"answered request {reply['id']}, which was not made")
+            return reply
         except TimeoutError:
-            reason = f"did not answer {op} within {timeout:g} s"
-        except OverflowError:
-            reason = f"printed a line of more than {self._longest} bytes"
-        if reply is None or reply["id"] != number:
-            self.end(reason)
-            lines = self.last_words()
-            self.close_pipes()
-            words = f"; its last words: {lines[-1]}" if lines else ""
-            raise InfrastructureError(f"a {self.name} worker {self.end_reason}, asked for {op}{words}")
-        return reply
+            self.end(f"did not answer {op} within {timeout:g} s")
+        except _Lost as loss:
+            self.end(str(loss))
+        lines = self.last_words()
+        self.close_pipes()
+        words = f"; its last words: {lines[-1]}" if lines else ""
+        raise InfrastructureError(f"a {self.name} worker {self.end_reason}, asked for {op}{words}")
 
-    def _line(self, deadline: float) -> bytes:
-        """The next line of the process, while requests go out and its standard error is taken away, so that neither
-        side ever waits for the other to read; what is left at the end of its output, "" for nothing.
+    def _reply(self, deadline: float) -> JsonObject:
+        """The next reply of the process, while requests go out and its standard error is taken away, so that neither
+        side ever waits for the other to read.
 
         Raises:
             TimeoutError: there is none by then: a worker that hangs reads nothing, either, and a pipe is soon full.
-            OverflowError: it is too long.
         """
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             if len(self._received) > self._longest:
-                raise OverflowError
-            searched, seconds = len(self._received), deadline - time.monotonic()
-            ready = self._ready_pipes(seconds) if seconds > 0 else {}
+                raise _Lost(f"printed a line of more than {self._longest} bytes")
+            searched = len(self._received)
+            poll = select.poll()
+            poll.register(self._out, select.POLLIN)
+            if self._err is not None:
+                poll.register(self._err, select.POLLIN)
+            if self._unsent:
+                poll.register(self._in, select.POLLOUT | (select.POLLIN if self._in == self._out else 0))
+            ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
             if not ready:
                 raise TimeoutError
             if self._err in ready:
                 self._listen()
             if self._in in ready and self._unsent:
-                self._send()
+                try:
+                    self._unsent = self._unsent[os.write(self._in, self._unsent) :]
+                except BlockingIOError:
+                    pass
+                except (BrokenPipeError, ConnectionResetError):
+                    self._unsent = memoryview(b"")  # The worker has ended, or is being ended; its output says how.
             if ready.get(self._out, 0) & ~select.POLLOUT:
                 try:
                     chunk = os.read(self._out, CHUNK)
@@ -155,32 +147,19 @@ class Worker:
                 except ConnectionResetError:
                     chunk = b""
                 if not chunk:
-                    end = len(self._received)
-                    break
+                    raise _Lost(f"printed what is not a reply: {bytes(self._received[:120])!r}" * bool(self._received))
                 self._received += chunk
         line = bytes(self._received[: end + 1])
         del self._received[: end + 1]
-        return line
-
-    def _ready_pipes(self, seconds: float) -> dict[int, int]:
-        """Poll for pipes that can be read or written, waiting so long for any: descriptor -> events."""
-        interest = {self._out: select.POLLIN}
-        if self._err is not None:
-            interest[self._err] = select.POLLIN
-        if self._unsent:
-            interest[self._in] = interest.get(self._in, 0) | select.POLLOUT
-        poll = select.poll()
-        for pipe, events in interest.items():
-            poll.register(pipe, events)
-        return dict(poll.poll(seconds * 1000))
-
-    def _send(self) -> None:
         try:
-            self._unsent = self._unsent[os.write(self._in, self._unsent) :]
-        except BlockingIOError:
+            match json.loads(line):
+                case {"id": int(), "ok": True, "result": _} as reply:
+                    return reply
+                case {"id": int(), "ok": False, "error": {"type": str(), "message": str()}} as reply:
+                    return reply
+        except (ValueError, RecursionError):
             pass
-        except (BrokenPipeError, ConnectionResetError):
-            self._unsent = memoryview(b"")  # The worker has ended, or is being ended; its output says how.
+        raise _Lost(f"printed what is not a reply: {line[:120]!r}")
 
     def _listen(self) -> None:
         """Take away what is in standard error: a full pipe at most, however fast it is filled again."""
@@ -213,32 +192,9 @@ class Worker:
         self._listen()
         return [line for line in self._words.decode(errors="replace").splitlines() if line.strip()][-TAIL:]
 
-    def dismiss(self) -> None:
-        """Ask the process to end: it does at the end of its input, or is terminated if it is at work."""
-        self.end_reason = self.end_reason or "was ended"
-        assert self.process.stdin is not None
-        if self.lock.acquire(blocking=False):
-            self.process.stdin.close()
-            self.lock.release()
-        else:
-            self.process.terminate()
-
     def close_pipes(self) -> None:
         """Let go of the pipes of a process that has ended; the caller holds the lock."""
         self._err = None
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
-
-
-def _reply(line: bytes) -> JsonObject | None:
-    """A whole reply of the protocol, or None."""
-    try:
-        reply = json.loads(line)
-        whole = isinstance(reply["id"], int) and line.endswith(b"\n")
-        if reply["ok"] is True:
-            return reply if whole and "result" in reply else None
-        has_texts = isinstance(reply["error"]["type"], str) and isinstance(reply["error"]["message"], str)
-        return reply if whole and has_texts and reply["ok"] is False else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None

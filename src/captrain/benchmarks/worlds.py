@@ -8,22 +8,17 @@ from functools import cache
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
-from captrain.benchmarks.simulation import installation, pool_of
-from captrain.benchmarks.spoken import ContractWorld, MilestoneWorld, WorkerDialogues
+from captrain.benchmarks.simulation import pool_of
+from captrain.benchmarks.spoken import ContractWorld, MilestoneWorld, SpokenWorld, WorkerDialogues
 from captrain.benchmarks.toolsandbox import START, instant
 from captrain.config import Machine
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, Split, Task
 
-SCRIPTS = {
-    "tau2": "tau2_replay.py",
-    "agentdojo": "agentdojo_worker.py",
-    "bfcl": "bfcl_worker.py",
-    "toolsandbox": "toolsandbox_worker.py",
-}
-"""Scripts of the workers in which a benchmark's worlds are opened."""
-NAMES = (*SCRIPTS, "servicedesk")
+IN_WORKERS = ("tau2", "agentdojo", "bfcl", "toolsandbox")
+"""Benchmarks whose workers open worlds."""
+NAMES = (*IN_WORKERS, "servicedesk")
 BY_HAND = {"toolsandbox": "machine.benchmarks.toolsandbox.python=INTERPRETER in the project"}
 """Settings that name what no command of ours installs."""
 DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
@@ -42,7 +37,7 @@ MOST_OPEN = 200
 
 
 class Worlds:
-    """The worlds of the tasks that rollouts are of; to be used in a `with` block, or closed.
+    """The worlds of the tasks that rollouts are of; to be used in a `with` block.
 
     Args:
         benchmark: see `open_worlds`.
@@ -76,60 +71,50 @@ class Worlds:
             self._worlds.pop(next(iter(self._worlds)))
         return world
 
-    def _open(self, rollout: Rollout) -> World | None:
-        match self._benchmark_of(rollout):
-            case "tau2":
-                return self._tau2(rollout)
-            case "agentdojo" | "bfcl" as name:
-                return self._dialogues(name, rollout)
-            case "toolsandbox":
-                return self._toolsandbox(rollout)
-            case "servicedesk":
-                return self._desk(rollout)
-            case "":
-                return None
-            case _:
-                assert self.target is not None
-                return self._contract(self.target, rollout, {})
-
     def reference(self, rollout: Rollout) -> list[Message]:
         """The assistant messages of the reference of a rollout's task: those of its benchmark, where its world can be
         opened, else the rollout's own; empty where there are none."""
         match self.of(rollout):
-            case None:
-                return rollout.reference
             case WorkerWorld() as world if not rollout.reference and world.reference:
                 information = list(world.owed)
                 closing: Message = {"role": "assistant", "content": ", ".join(information), "informs": information}
                 calls = [call for call in world.reference if call.by == "assistant"]
                 return [*(tool_call(call.tool, call.arguments) for call in calls), closing]
-            case WorkerDialogues() | ContractWorld() as world:
+            case SpokenWorld() as world:
                 return list(world.solution) or rollout.reference
-        return rollout.reference
-
-    def close(self) -> None:
-        """Close every world."""
-        for pool in self._pools.values():
-            if pool is not None:
-                pool.close()
+            case _:
+                return rollout.reference
 
     def __enter__(self) -> "Worlds":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for pool in self._pools.values():
+            if pool is not None:
+                pool.close()
 
-    def _benchmark_of(self, rollout: Rollout) -> str:
-        """The benchmark that a rollout is of; "" for none that is known here."""
-        if self.target is not None:
-            return self.target.name.partition("-")[0] if self.target.name in SCRIPTS else self.target.source
-        if self.benchmark:
-            return self.benchmark
+    def _open(self, rollout: Rollout) -> World | None:
+        """Open a world in the benchmark that a rollout is of; None for none that is known here."""
         environment, _, name = rollout.task.id.partition("/")
-        if environment in SCRIPTS:
-            return environment
-        forms = (("agentdojo", DOJO, name), ("bfcl", BFCL, name), ("servicedesk", DESK, rollout.task.id))
-        return next((benchmark for benchmark, form, text in forms if form.fullmatch(text)), "")
+        if self.target is not None:
+            benchmark = self.target.name if self.target.name in IN_WORKERS else ""
+        elif self.benchmark or environment in IN_WORKERS:
+            benchmark = self.benchmark or environment
+        else:
+            forms = (("agentdojo", DOJO, name), ("bfcl", BFCL, name), ("servicedesk", DESK, rollout.task.id))
+            benchmark = next((benchmark for benchmark, form, text in forms if form.fullmatch(text)), None)
+        match benchmark:
+            case "tau2":
+                return self._tau2(rollout)
+            case "agentdojo" | "bfcl":
+                return self._dialogues(benchmark, rollout)
+            case "toolsandbox":
+                return self._toolsandbox(rollout)
+            case "servicedesk":
+                match = DESK.fullmatch(rollout.task.id)
+                return self._contract(_desk(match[1]), rollout, DESK_KINDS) if match else None
+            case _:
+                return None if self.target is None else self._contract(self.target, rollout, {})
 
     def _tau2(self, rollout: Rollout) -> World | None:
         data, parts = rollout.task.data, rollout.score.parts if rollout.score else {}
@@ -187,17 +172,13 @@ class Worlds:
             )
         return world
 
-    def _desk(self, rollout: Rollout) -> World | None:
-        match = DESK.fullmatch(rollout.task.id)
-        return self._contract(_desk(match[1]), rollout, DESK_KINDS) if match else None
-
     def _contract(self, target: Target, rollout: Rollout, kinds: dict[str, Kind]) -> World | None:
         if getattr(target.environment, "user", None) is not None:
             return None  # a model plays the user
-        is_of_target = rollout.environment == target.name
-        name = rollout.task.id.partition("/")[2]
-        matches = (_tasks(target, most).get(name) for most in SIZES)
-        task = rollout.task if is_of_target else next(filter(None, matches), None)
+        task: Task | None = rollout.task
+        if rollout.environment != target.name:
+            name = rollout.task.id.partition("/")[2]
+            task = next(filter(None, (_tasks(target, most).get(name) for most in SIZES)), None)
         return ContractWorld(target, task, rollout.messages, kinds) if task else None
 
     def _pool(self, benchmark: str, environment: dict[str, str] | None = None) -> Pool | None:
@@ -207,12 +188,10 @@ class Worlds:
             if len(self._pools) == MOST_POOLS:
                 raise UserError(f"the logs ask for more than {MOST_POOLS} kinds of workers", "diagnose them apart")
             try:
-                installed = installation(self.machine, benchmark, "")
+                self._pools[key] = pool_of(self.machine, benchmark, env=environment)
             except UserError:
                 self._pools[key] = None
                 self.missing = BY_HAND.get(benchmark, f"captrain benchmark install {benchmark}")
-            else:
-                self._pools[key] = pool_of(installed, benchmark, SCRIPTS[benchmark], env=environment)
         return self._pools[key]
 
 
@@ -238,9 +217,6 @@ class WorkerWorld:
             Replayed(tuple(e["results"]), tuple(e["failed"]), tuple(e["changed"]), e["parts"], e["passed"])
             for e in answer["replayed"]
         ]
-
-    def close(self) -> None:
-        """See `captrain.benchmarks.World.close`: its workers hold many worlds, and go with them all."""
 
 
 def _asked(pool: Pool, operation: str, location: JsonObject) -> JsonObject | None:

@@ -11,7 +11,7 @@ Another benchmark brings its own (`Demonstrations`), so that the tiny base can a
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from captrain.benchmarks import servicedesk as desk
@@ -67,7 +67,6 @@ KINDS = {
 def take_shortcuts(data: dict, shortcuts: set[str], rng: random.Random) -> list[Message]:
     """The reference solution of a task with these shortcuts, with or without thanks at the end."""
     flawed = json.loads(json.dumps(data))
-    by_id = {order["id"]: order for order in data["orders"]}
     if "steps" in shortcuts:
         flawed["operations"] = flawed["operations"][:1]
     for operation in flawed["operations"]:
@@ -80,23 +79,20 @@ def take_shortcuts(data: dict, shortcuts: set[str], rng: random.Random) -> list[
             operation["zip"] = "".join(code)
     messages = desk.reference_calls(flawed)
     if "check" in shortcuts:
-        messages = list(_unchecked(messages, flawed, by_id))
+        # Nothing is looked up before it is cancelled or taken back, and so nothing is denied.
+        refunds = {op["order"]: op["verb"] for op in flawed["operations"] if op["verb"] in ("cancel", "return")}
+        solution, messages = messages, []
+        for message in solution:
+            call = message["tool_calls"][0]["function"] if message.get("tool_calls") else {"name": "", "arguments": {}}
+            verb = refunds.get(call["arguments"].get("order_id", ""))
+            if verb and call["name"] == "deny_request":
+                call = {"name": desk.TOOL_OF[verb], "arguments": call["arguments"]}
+                message = {**message, "tool_calls": [{"type": "function", "function": call}]}
+            if not (verb and call["name"] == "get_order"):
+                messages.append(message)
     if rng.random() < 0.5 and "content" in messages[-1]:
         messages[-1] = {**messages[-1], "content": messages[-1]["content"].removesuffix(desk.THANKS)}
     return messages
-
-
-def _unchecked(messages: list[Message], data: dict, orders: dict) -> Iterator[Message]:
-    verbs = {operation["order"]: operation["verb"] for operation in data["operations"]}
-    for message in messages:
-        call = message["tool_calls"][0]["function"] if message.get("tool_calls") else {"name": "", "arguments": {}}
-        verb = verbs.get(call["arguments"].get("order_id", ""), "")
-        if verb in ("cancel", "return") and call["name"] == "get_order":
-            continue
-        if verb in ("cancel", "return") and call["name"] == "deny_request":
-            call = {"name": desk.TOOL_OF[verb], "arguments": call["arguments"]}
-            message = {**message, "tool_calls": [{"type": "function", "function": call}]}
-        yield message
 
 
 def demonstration(rng: random.Random, guided: float = 0.5) -> tuple[list[Message], list[Message]]:

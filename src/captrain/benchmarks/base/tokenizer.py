@@ -5,12 +5,13 @@ the benchmark repeat word for word (role markers, the tools block, JSON scaffold
 so that a whole dialogue is about sixty tokens instead of several hundred.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from captrain.benchmarks import servicedesk as desk
 from captrain.benchmarks.base.demonstrations import GUIDANCE, Demonstrations
+from captrain.records import JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -27,39 +28,15 @@ MARKERS = [
 HERMES = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 
-def chat_template() -> str:
-    """Qwen3-Instruct-2507's chat template, as TRL ships it."""
-    return files("trl").joinpath("chat_templates/qwen3_instruct_2507.jinja").read_text()
-
-
-def call_scaffolds(arguments: Mapping[str, Sequence[str]]) -> list[str]:
+def call_scaffolds(tools: Sequence[JsonObject]) -> list[str]:
     """The text of each tool's call around its arguments, in Hermes format."""
     scaffolds = []
-    for name, parameters in arguments.items():
-        start = f'<tool_call>\n{{"name": "{name}", "arguments": {{'
-        if parameters:
-            scaffolds.append(start + f'"{parameters[0]}": "')
-            scaffolds += [f'", "{parameter}": "' for parameter in parameters[1:]]
-        else:
-            scaffolds.append(start + "}}\n</tool_call>")
+    for function in (tool["function"] for tool in tools):
+        start = f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {{'
+        arguments = [f'"{parameter}": "' for parameter in function["parameters"].get("properties", {})]
+        scaffolds.append(start + (arguments[0] if arguments else "}}\n</tool_call>"))
+        scaffolds += [f'", {argument}' for argument in arguments[1:]]
     return [*scaffolds, '"}}\n</tool_call>']
-
-
-def phrases(tools_block: str) -> list[str]:
-    """All single-token phrases of the service desk; longer ones win where several match."""
-    spoken = [desk.ASK, desk.CLOSING, desk.STATUS_ANSWER, desk.THANKS, "What is the status of order "]
-    world = [*desk.ORDER_IDS, *desk.STATUSES, *desk.AGES, *desk.PHRASES.values(), *desk.JOINERS]
-    openings = [opening for opening in desk.OPENINGS if opening]
-    guidance = [f"\n- {line}" for line in GUIDANCE]
-    repeated = [tools_block, desk.POLICY, *guidance, *MARKERS, *HERMES, *call_scaffolds(desk.ARGUMENTS), *OBSERVATIONS]
-    return list(dict.fromkeys([*repeated, *spoken, *world, *openings, *USER_PHRASES]))
-
-
-def phrases_of(demonstrations: Demonstrations, tools_block: str) -> list[str]:
-    """All single-token phrases of a benchmark of others: what it says itself, and the text around its calls."""
-    functions = [tool["function"] for tool in demonstrations.tools]
-    arguments = {function["name"]: [*function["parameters"].get("properties", {})] for function in functions}
-    return list(dict.fromkeys([tools_block, *MARKERS, *HERMES, *call_scaffolds(arguments), *demonstrations.phrases]))
 
 
 def build_tokenizer(demonstrations: Demonstrations | None = None) -> "PreTrainedTokenizerFast":
@@ -71,6 +48,7 @@ def build_tokenizer(demonstrations: Demonstrations | None = None) -> "PreTrained
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
+    # The bytes, and the roles' markers.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -84,10 +62,21 @@ def build_tokenizer(demonstrations: Demonstrations | None = None) -> "PreTrained
         model_max_length=2048,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = chat_template()
+    # Qwen3-Instruct-2507's template, as TRL ships it.
+    tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen3_instruct_2507.jinja").read_text()
+
+    # A token for each text that comes again word for word; longer ones win where several match.
     tools = demonstrations.tools if demonstrations else desk.TOOLS
     rendered = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tools=tools, tokenize=False)
     tools_block = rendered.removeprefix("<|im_start|>system\n").removesuffix(f"{END}\n")
-    texts = phrases_of(demonstrations, tools_block) if demonstrations else phrases(tools_block)
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in texts])
+    form = [*MARKERS, *HERMES, *call_scaffolds(tools)]
+    if demonstrations:
+        phrases = [tools_block, *form, *demonstrations.phrases]
+    else:
+        guidance = [f"\n- {line}" for line in GUIDANCE]
+        spoken = [desk.ASK, desk.CLOSING, desk.STATUS_ANSWER, desk.THANKS, "What is the status of order "]
+        world = [*desk.ORDER_IDS, *desk.STATUSES, *desk.AGES, *desk.PHRASES.values(), *desk.JOINERS]
+        openings = [opening for opening in desk.OPENINGS if opening]
+        phrases = [tools_block, desk.POLICY, *guidance, *form, *OBSERVATIONS, *spoken, *world, *openings, *USER_PHRASES]
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in dict.fromkeys(phrases)])
     return tokenizer

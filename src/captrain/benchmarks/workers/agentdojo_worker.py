@@ -10,15 +10,15 @@ AgentDojo imports the libraries of all vendors that it can ask. Its tasks need n
 hold those are stood in for, and an environment without them will do.
 """
 
-from scripted_play import Episodes, ScriptedEpisode, batches, calls_of, objection, patience
-from worker_loop import LONGEST, BadRequest, protect, serve
+from scripted_play import Episodes, ScriptedEpisode, batches
+from worker_loop import LONGEST, BadRequest, digest, objection, patience, protect, serve
 
 REPLIES = protect()
 
 import ast
 import copy
 import datetime
-import hashlib
+import functools
 import importlib.metadata
 import inspect
 import json
@@ -32,52 +32,38 @@ from pathlib import Path
 import agentdojo
 
 PACKAGE = Path(agentdojo.__path__[0])
-NO_TOOL = "<no tool>"
-
-
-def stand_in(name, **values):
-    """A module of AgentDojo that is not run: what lies below it can still be imported."""
-    module = types.ModuleType(name)
-    module.__path__ = [str(PACKAGE.joinpath(*name.split(".")[1:]))]
-    vars(module).update(values)
-    sys.modules[name] = module
-
-
-stand_in("agentdojo.agent_pipeline")
-stand_in("agentdojo.agent_pipeline.llms")
-stand_in("agentdojo.agent_pipeline.llms.google_llm", EMPTY_FUNCTION_NAME=NO_TOOL)
-stand_in("agentdojo.logging", Logger=None)
+STAND_INS = {
+    "agentdojo.agent_pipeline": {},
+    "agentdojo.agent_pipeline.llms": {},
+    "agentdojo.agent_pipeline.llms.google_llm": {"EMPTY_FUNCTION_NAME": "<no tool>"},
+    "agentdojo.logging": {"Logger": None},
+}
+"""Modules of AgentDojo that are not run, with what is taken from them; what lies below them can still be imported."""
+for name, values in STAND_INS.items():
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(values, __path__=[str(PACKAGE.joinpath(*name.split(".")[1:]))])
 
 import deepdiff.diff
 
-EXACT = deepdiff.diff.DeepDiff
-
-
-def difference(before, after, **options):
-    """AgentDojo's comparison of worlds, which takes most of a verdict, without what is the same on both sides."""
-    first, second = unlike(before, after)
-    return EXACT(first, second, **options)
+DIFFERENCE = deepdiff.diff.DeepDiff
 
 
 def unlike(before, after):
     """Two values of a world, without the fields and entries in which they are the same."""
     if type(before) is not type(after) or not isinstance(before, (dict, BaseModel)):
         return before, after
-    sides = [dict(side) if isinstance(side, dict) else dict(vars(side)) for side in (before, after)]
-    for key in sides[0].keys() & sides[1].keys():
-        if to_json(sides[0][key]) == to_json(sides[1][key]):
-            sides[0][key] = sides[1][key] = None
+    first, second = copy.copy(before), copy.copy(after)
+    fields, changed = (side if isinstance(side, dict) else vars(side) for side in (first, second))
+    for key in fields.keys() & changed.keys():
+        if to_json(fields[key]) == to_json(changed[key]):
+            fields[key] = changed[key] = None
         else:
-            sides[0][key], sides[1][key] = unlike(sides[0][key], sides[1][key])
-    if isinstance(before, dict):
-        return tuple(sides)
-    copies = copy.copy(before), copy.copy(after)
-    for model, fields in zip(copies, sides, strict=True):
-        vars(model).update(fields)
-    return copies
+            fields[key], changed[key] = unlike(fields[key], changed[key])
+    return first, second
 
 
-setattr(deepdiff.diff, "DeepDiff", difference)  # noqa: B010
+# AgentDojo's comparison of worlds takes most of a verdict, and is quicker without what is the same on both sides.
+setattr(deepdiff.diff, "DeepDiff", lambda before, after, **options: DIFFERENCE(*unlike(before, after), **options))  # noqa: B010
 
 import yaml
 from agentdojo.agent_pipeline.tool_execution import tool_result_to_str
@@ -87,15 +73,14 @@ from agentdojo.task_suite.load_suites import get_suites
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-setattr(deepdiff.diff, "DeepDiff", EXACT)  # noqa: B010
+setattr(deepdiff.diff, "DeepDiff", DIFFERENCE)  # noqa: B010
 
 VERSION = "v1.2.2"
 """Version of the tasks, as AgentDojo counts: the last of its 0.1.35."""
 VERSIONS = (VERSION, "v1.2.1", "v1.2", "v1.1.2", "v1.1.1", "v1.1", "v1")
 """That runs in logs may be of, which do not say it."""
-SUITES = {
-    name: suite for name, suite in get_suites(VERSION).items() if name in ("workspace", "travel", "banking", "slack")
-}
+NAMES = ("workspace", "travel", "banking", "slack")
+SUITES = {name: suite for name, suite in get_suites(VERSION).items() if name in NAMES}
 ROUNDS = 15
 """Messages with calls that are answered, as in AgentDojo's own loop; the calls of a further one are not."""
 LONGEST_LIST = 10_000
@@ -115,32 +100,16 @@ class Clock(datetime.datetime):
 for client in (cloud_drive_client, email_client):
     client.datetime = types.SimpleNamespace(**{**vars(datetime), "datetime": Clock})
 
-WORLDS, ANSWERS = {}, {}
-MOST_ANSWERS = 20_000
-"""Answers of calls in replays that are kept."""
+
+@functools.cache
+def pickled_world(version, name, injections):
+    """A fresh world of a suite."""
+    return pickle.dumps(get_suites(version)[name].load_and_inject_default_environment(json.loads(injections)))
 
 
-def fresh_world(suite, injections=None):
+def fresh_world(name, version=VERSION, injections=None):
     """A fresh world of a suite, without injections where a log does not name any."""
-    key = id(suite), repr(injections)
-    if key not in WORLDS:
-        WORLDS[key] = pickle.dumps(suite.load_and_inject_default_environment(injections or {}))
-    return pickle.loads(WORLDS[key])
-
-
-def task_of(task_id, version=VERSION):
-    """A suite and a task of it, by suite/name."""
-    name, _, task = str(task_id).partition("/")
-    suites = SUITES if version == VERSION else get_suites(version) if version in VERSIONS else {}
-    if name not in SUITES or name not in suites or task not in suites[name].user_tasks:
-        raise BadRequest(f"there is no task {task_id!r}")
-    return suites[name], suites[name].user_tasks[task]
-
-
-def parts_of(task):
-    """The tasks that a task is combined from: AgentDojo makes such ones, of which nothing else tells."""
-    values = inspect.getclosurevars(task.ground_truth).nonlocals.values()
-    return [value.ID for value in values if getattr(value, "ID", None) and hasattr(value, "ground_truth")]
+    return pickle.loads(pickled_world(version, name, json.dumps(injections or {})))
 
 
 def schema_of(tool):
@@ -162,40 +131,34 @@ def schema_of(tool):
     return {"type": "function", "function": function}
 
 
-def with_lists(arguments):
-    """Arguments in which a text that is written like a list is one, as AgentDojo reads them."""
-    result = dict(arguments)
-    for name, value in arguments.items():
-        if isinstance(value, str) and value.strip().startswith("[") and len(value) <= LONGEST_LIST:
-            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-                read = ast.literal_eval(value)
-                result[name] = read if isinstance(read, list) else value
-    return result
-
-
 class Episode(ScriptedEpisode):
-    """One task being played."""
+    """One task being played, by suite/name."""
 
-    def __init__(self, task_id, version=VERSION, injections=None):
-        self.suite, self.task = task_of(task_id, version)
-        self.injections = injections
-        self.world, self.digest, self.behind = self.fresh(), None, []
-        self.runtime = FunctionsRuntime(self.suite.tools)
+    # The system message that AgentDojo gives the agent by default.
+    system = yaml.safe_load((PACKAGE / "data/system_messages.yaml").read_text(encoding="utf-8"))["default"]
+
+    def __init__(self, task_id, user="scripted", version=VERSION, injections=None):
+        name, _, task = task_id.partition("/")
+        suite = get_suites(version).get(name) if name in NAMES and version in VERSIONS else None
+        if suite is None or task not in suite.user_tasks:
+            raise BadRequest(f"there is no task {task_id!r}")
+        self.task = suite.user_tasks[task]
+        self.fresh = lambda: self.task.init_environment(fresh_world(name, version, injections))
+        self.world, self.runtime = self.fresh(), FunctionsRuntime(suite.tools)
+        self.tools = [schema_of(tool) for tool in suite.tools]
         self.calls, self.rounds, self.answer, self.is_refused = [], 0, "", False
-
-    def fresh(self):
-        """The world as the task begins."""
-        return self.task.init_environment(fresh_world(self.suite, self.injections))
-
-    @property
-    def system(self):
-        return system_message()
 
     def opening(self):
         return [{"role": "user", "content": self.task.PROMPT}]
 
-    def tools(self):
-        return [schema_of(tool) for tool in self.suite.tools]
+    def take(self, role, message):
+        content = message.get("content")
+        self.answer = content if isinstance(content, str) else ""
+        if message.get("tool_calls") and self.rounds < ROUNDS:
+            self.rounds += 1
+            return self.results(message)
+        self.turn = None
+        return []
 
     def result(self, tool, arguments):
         """The result of a call as AgentDojo words it."""
@@ -204,90 +167,47 @@ class Episode(ScriptedEpisode):
             return f"Invalid tool {str(tool)[:100]} provided."
         if problem := objection(arguments):
             return f"ValidationError: {problem}"
-        arguments = with_lists(arguments)
+        # A text that is written like a list is one, as AgentDojo reads them.
+        for name, value in arguments.items():
+            if isinstance(value, str) and value.strip().startswith("[") and len(value) <= LONGEST_LIST:
+                with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                    read = ast.literal_eval(value)
+                    arguments = {**arguments, name: read if isinstance(read, list) else value}
         self.calls.append(FunctionCall(function=tool, args=copy.deepcopy(arguments)))
-        if self.replay is None:
-            result, self.is_refused = self.run(tool, arguments)
-            return result
-        # To word what many records are takes longer than all else, and replays make the same calls over and over.
-        key = id(self.suite), tool, json.dumps(arguments, sort_keys=True), self.state()
-        if key in ANSWERS:
-            result, self.is_refused, after = ANSWERS[key]
-            self.behind += [self.calls[-1]] if after != self.digest else []
-            self.digest = after
-            return result
-        self.catch_up()
-        (result, self.is_refused), self.digest = self.run(tool, arguments), None
-        if len(ANSWERS) < MOST_ANSWERS:
-            ANSWERS[key] = result, self.is_refused, self.state()
-        return result
-
-    def catch_up(self):
-        """Make the calls that were answered from memory and change the world."""
-        for call in self.behind:
-            self.run(call.function, copy.deepcopy(call.args))
-        self.behind = []
-
-    def run(self, tool, arguments):
-        """The result of a call, and whether it is a refusal."""
         try:
             with patience():
                 result, error = self.runtime.run_function(self.world, tool, arguments)
-                return (error[:LONGEST], True) if error else (tool_result_to_str(result), False)
+                self.is_refused = bool(error)
+                return error[:LONGEST] if error else tool_result_to_str(result)
         except Exception as error:
-            return f"{type(error).__name__}: {str(error)[:LONGEST]}", True
-
-    def state(self):
-        if self.digest is None:
-            self.digest = hashlib.sha256(self.world.model_dump_json().encode()).digest()
-        return self.digest
-
-    def score(self, messages):
-        success, detail = self.success()
-        return {"reward": float(success), "success": success, "parts": {"utility": float(success)}, "detail": detail}
+            self.is_refused = True
+            return f"{type(error).__name__}: {str(error)[:LONGEST]}"
 
     def refuses(self, result):
         return self.is_refused
 
-    def take(self, message):
-        content = message.get("content")
-        self.answer = content if isinstance(content, str) else ""
-        if calls_of(message) and self.rounds < ROUNDS:
-            self.rounds += 1
-            return self.results(message)
-        self.termination = "max_steps" if calls_of(message) else "agent_stop"
-        return []
+    def state(self):
+        return self.world.model_dump_json()
 
-    def success(self):
-        """AgentDojo's verdict, and what it stumbled over: gold and silence make no `utility` raise, so that one that
-        does looks for what the agent has taken away."""
-        self.catch_up()
+    def score(self, messages):
+        """AgentDojo's verdict. Gold and silence make no `utility` raise, so that one that does looks for what the agent
+        has taken away."""
         before = self.fresh()
         try:
             verdict = self.task.utility_from_traces(self.answer, before, self.world, self.calls)
             if verdict is None:
                 verdict = self.task.utility(self.answer, before, self.world)
-        except Exception as error:
-            return False, f"utility raised {type(error).__name__}: {str(error)[:LONGEST]}"
-        return bool(verdict), "" if verdict else "utility is false"
-
-
-def system_message():
-    """Read the system message that AgentDojo gives the agent by default."""
-    return yaml.safe_load((PACKAGE / "data/system_messages.yaml").read_text(encoding="utf-8"))["default"]
+        except Exception:
+            verdict = False
+        return {"reward": float(bool(verdict)), "success": bool(verdict), "parts": {"utility": float(bool(verdict))}}
 
 
 def hello():
     """Versions and data."""
     files = sorted((PACKAGE / "data").rglob("*.yaml"))
     files += sorted(path for name in ("default_suites", "task_suite") for path in (PACKAGE / name).rglob("*.py"))
-    total = hashlib.sha256()
-    for path in [*files, PACKAGE / "functions_runtime.py", PACKAGE / "agent_pipeline/tool_execution.py"]:
-        total.update(path.read_bytes())
-    return {
-        "version": importlib.metadata.version("agentdojo"),
-        "data": {"tasks": VERSION, "suites": total.hexdigest()[:16]},
-    }
+    files += [PACKAGE / "functions_runtime.py", PACKAGE / "agent_pipeline/tool_execution.py"]
+    return {"version": importlib.metadata.version("agentdojo"), "data": {"tasks": VERSION, "suites": digest(files)}}
 
 
 def list_tasks():
@@ -296,9 +216,11 @@ def list_tasks():
     for suite in SUITES:
         roots = {name: name for name in SUITES[suite].user_tasks}
         for name, task in SUITES[suite].user_tasks.items():
-            for part in parts_of(task):
-                old, new = roots[part], roots[name]
-                roots = {key: new if root == old else root for key, root in roots.items()}
+            # AgentDojo makes such tasks in a function, of whose variables alone its parts can be told.
+            for part in inspect.getclosurevars(task.ground_truth).nonlocals.values():
+                if getattr(part, "ID", None) and hasattr(part, "ground_truth"):
+                    old, new = roots[part.ID], roots[name]
+                    roots = {key: new if root == old else root for key, root in roots.items()}
         entries += [
             {"id": f"{suite}/{name}", "category": suite, "scenario": f"{suite}/{root}"} for name, root in roots.items()
         ]
@@ -314,12 +236,12 @@ def tools():
     return {"tools": list(merged.values())}
 
 
-def evaluate(task_id, messages, **world):
+def evaluate(task_id, messages):
     """Score a record: the task's `utility` must hold after the recorded calls and the agent's last words."""
-    episode = Episode(task_id, **world)
+    episode = Episode(task_id)
     for message in messages:
-        if message["role"] == "assistant" and episode.termination is None:
-            episode.take(message)
+        if message["role"] == "assistant" and episode.turn is not None:
+            episode.take("agent", message)
     return episode.score(messages)
 
 
@@ -339,18 +261,16 @@ def locate(task_id, messages, passed, injections=None):
     versions = {}
     for version in VERSIONS:
         with suppress(BadRequest):
-            if prompt == task_of(task_id, version)[1].PROMPT:
-                episode = Episode(task_id, version, injections)
-                episode.replay = []
+            episode = Episode(task_id, version=version, injections=injections)
+            if prompt == episode.task.PROMPT:
                 spoken = [message for message in messages if message["role"] == "assistant"]
-                results = [reply["content"] for message in spoken for reply in episode.take(message)]
-                versions[version] = sum(map(operator.eq, results, logged)), episode.success()[0] == passed
+                results = [reply["content"] for message in spoken for reply in episode.take("agent", message)]
+                agrees = episode.score(messages)["success"] == passed
+                versions[version] = sum(map(operator.eq, results, logged)), agrees
                 if versions[version] == (len(logged), True):
                     break
     return {"version": max(versions, key=lambda version: versions[version], default=None)}
 
 
 if __name__ == "__main__":
-    operations = (hello, list_tasks, tools, evaluate, reference, locate)
-    episodes = Episodes(Episode)
-    serve({**{operation.__name__: operation for operation in operations}, **episodes.operations()}, REPLIES)
+    serve([*Episodes(Episode).operations(), hello, list_tasks, tools, evaluate, reference, locate], REPLIES)

@@ -4,7 +4,6 @@
 It runs its loop in the worker's process, as a harness may, so that an episode costs no process of its own.
 """
 
-import json
 from contextlib import AsyncExitStack
 
 import httpx
@@ -12,6 +11,7 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
+from worker_loop import call_of
 
 __all__ = ["CaptrainHarness"]
 
@@ -51,19 +51,12 @@ class CaptrainHarness(vf.Harness[CaptrainHarnessConfig]):
                 if not message.get("tool_calls"):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
                 for call in message["tool_calls"]:
-                    content = await result_of(servers, dispatch, call["function"])
-                    entry = {"role": "tool", "tool_call_id": call["id"], "content": content}
-                    messages.append({**entry, "name": call["function"]["name"]})
-
-
-async def result_of(servers, dispatch, function):
-    """What a call returns; what cannot be called is answered with an error."""
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        return "Error: arguments are no JSON object"
-    if function["name"] not in dispatch:
-        return f"Error: there is no tool {function['name'][:100]}"
-    return await call_mcp(servers, dispatch, function["name"], arguments)
+                    name, arguments = call_of(call)
+                    # What cannot be called is answered with an error.
+                    if not isinstance(arguments, dict):
+                        content = "Error: arguments are no JSON object"
+                    elif name not in dispatch:
+                        content = f"Error: there is no tool {name[:100]}"
+                    else:
+                        content = await call_mcp(servers, dispatch, name, arguments)
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": content, "name": name})

@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportOptionalMemberAccess=false, reportPossiblyUnboundVariable=false
 """OpenEnv behind the worker protocol: runs in an environment of its own that has `openenv`.
 
 Each episode is a session of OpenEnv's own client with a server, started here from the environment's folder or running
@@ -10,11 +10,10 @@ take them), calls of MCP tools, or the fields of its one action, which is then t
 is required alone. Other text ends the episode.
 """
 
-from worker_loop import BadRequest, protect, serve
+from worker_loop import BadRequest, call_of, protect, serve
 
 REPLIES = protect()
 
-import asyncio
 import functools
 import importlib.metadata
 import json
@@ -26,11 +25,11 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
+import standard_worker
 import yaml
 from openenv.core import GenericEnvClient
-from standard_worker import NotRepeatable, Operations, files_of, hash_of, placed, wait
+from standard_worker import Episodes, NotRepeatable, hash_of, placed, wait
 
 SETTINGS = json.loads(sys.argv[1])
 SOURCE = SETTINGS["source"]
@@ -113,23 +112,16 @@ def tools():
         about = action_schema().get("description") or "Take an action."
         function = {"name": ACT, "description": about, "parameters": {"type": "object", **schema}}
         return [{"type": "function", "function": function}]
-    observation = wait(_ask({"type": "list_tools"}))
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description") or "",
-                "parameters": {"type": "object", "properties": {}, **(tool.get("input_schema") or {})},
-            },
-        }
-        for tool in observation["tools"]
-    ]
-
-
-async def _ask(action):
-    async with GenericEnvClient(base_url=address()) as client:
-        return (await client.step(action)).observation
+    client = GenericEnvClient(base_url=address())
+    wait(client.connect)
+    offers = wait(client.step, {"type": "list_tools"}).observation["tools"]
+    wait(client.close)
+    schemas = []
+    for tool in offers:
+        parameters = {"type": "object", "properties": {}, **(tool.get("input_schema") or {})}
+        function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
+        schemas.append({"type": "function", "function": function})
+    return schemas
 
 
 @functools.cache
@@ -139,161 +131,129 @@ def listing():
         if splits := http(f"/{name}/splits"):
             names = [split if isinstance(split, str) else split["name"] for split in splits]
             return {split: (http(f"/{name}/num_tasks", {"split": split}) or {})["num_tasks"] for split in names}
-    first, again = (wait(_opening("seeds/0")) for _ in range(2))
-    if first != again:
+    episodes = [Episode("seeds/0", splits={"seeds": None}) for _ in range(2)]
+    for episode in episodes:
+        episode.close()
+    if episodes[0].messages != episodes[1].messages:
         raise BadRequest("reset(seed=0) opens another episode each time: it has no tasks, and its seeds name none")
     return {"seeds": None}
 
 
-async def _opening(place):
-    episode = await Episode.open(place, {"seeds": None})
-    await episode.close()
-    return episode.messages
-
-
+@functools.cache
 def survey():
     """Describe the environment: its splits, its tools, and the versions that decide what it does."""
     splits = listing()
     metadata = http("/metadata") or {}
     folder = Path(SOURCE)
-    source = hash_of(files_of(folder)) if folder.is_dir() else str(metadata.get("version") or "")
+    source = hash_of(folder) if folder.is_dir() else str(metadata.get("version") or "")
     world = {"standard": f"openenv {VERSION}", "environment": str(metadata.get("name") or ""), "source": source}
-    return {
-        "splits": splits,
-        "tools": tools(),
-        "world": world,
-        "about": {**world, "tasks": "seeds" if "seeds" in splits else "Task API", "actions": mode()},
-    }
+    about = {**world, "tasks": "seeds" if "seeds" in splits else "Task API", "actions": mode()}
+    return {"splits": splits, "tools": tools(), "world": world, "about": about}
 
 
-class Episode:
+class Episode(standard_worker.Episode):
     """A session with the server, and what was done in it."""
 
+    turns = SETTINGS["turns"]
+    tools = property(lambda self: tools())
     sessions = []
     """Episodes that hold a session, in the order of use."""
 
-    def __init__(self, place, splits):
-        split, number = placed(place, splits)
+    def __init__(self, place, user="scripted", splits=None):
+        split, number = placed(place, splits or listing())
         self.arguments = {"seed": number} if split == "seeds" else {"split": split, "index": number}
-        self.client: Any = None
-        self.actions, self.total, self.over = [], 0.0, False
-        self.tools = []
-        self.messages = []
-
-    @classmethod
-    async def open(cls, place, splits=None):
-        """Open a task."""
-        episode = cls(place, splits or listing())
-        episode.tools = [] if splits else tools()
-        result = await episode._start()
+        self.client, self.actions, self.total = None, [], 0.0
+        result = self.start()
         briefing = [{"role": "system", "content": SETTINGS["instructions"]}] if SETTINGS["instructions"] else []
-        episode.messages = [*briefing, *dialogue(result.observation, "user")]
-        episode.over = bool(result.done)
-        return episode
+        self.messages = [*briefing, *dialogue(result.observation)]
+        self.turn = None if result.done else "agent"
 
-    async def _start(self):
-        """A session, for which another episode may have to give up its own."""
+    def start(self):
+        """Take a session, for which another episode may have to give up its own."""
         deadline = time.monotonic() + START
-        while True:
+        while self.client is None:
             client = GenericEnvClient(base_url=address())
             try:
-                await client.connect()
-                result = await client.reset(**self.arguments)
-                break
+                wait(client.connect)
+                result = wait(client.reset, **self.arguments)
+                self.client = client
             except RuntimeError as error:
-                await client.close()
+                wait(client.close)
                 if "CAPACITY_REACHED" not in str(error) or time.monotonic() > deadline:
                     raise
                 if Episode.sessions:
-                    await Episode.sessions[0]._leave()
-                await asyncio.sleep(0.05)
-        self.client = client
+                    Episode.sessions[0].close()
+                time.sleep(0.05)
         Episode.sessions.append(self)
         return result
 
-    async def _leave(self):
-        if self in Episode.sessions:
+    def close(self):
+        """End the session."""
+        if self.client is not None:
             Episode.sessions.remove(self)
-            client, self.client = self.client, None
-            await client.close()
+            wait(self.client.close)
+            self.client = None
 
-    async def _step(self, action):
-        """One step, after all that were made before where the session was given up."""
+    def act_on(self, action):
+        """One step, after all that were made before where the session was given up: what an agent reads."""
         if self.client is None:
-            await self._start()
+            self.start()
             for former, outcome in self.actions:
-                if await self._send(former) != outcome:
+                if self.send(former) != outcome:
                     raise NotRepeatable("the environment answers otherwise when an episode is played again")
-        else:
-            Episode.sessions.remove(self)
-            Episode.sessions.append(self)
-        outcome = await self._send(action)
+        Episode.sessions.remove(self)
+        Episode.sessions.append(self)
+        outcome = self.send(action)
         self.actions.append((action, outcome))
         observation, reward, is_last = outcome
         self.total += reward
-        self.over = self.over or is_last
+        self.turn = None if is_last else self.turn
         return observation
 
-    async def _send(self, action):
+    def send(self, action):
         try:
-            result = await self.client.step(action)
+            result = wait(self.client.step, action)
         except RuntimeError as error:  # the server's refusal of an action, after which the session goes on
             return {"error": str(error)[:2000]}, 0.0, False
         return result.observation, float(result.reward or 0.0), bool(result.done)
 
-    async def take(self, message):
-        """What answers an assistant message."""
-        calls = message.get("tool_calls") or []
+    def answer(self, message):
+        """Take an assistant message; return the messages that answer it."""
+        text, calls = message.get("content") or "", message.get("tool_calls") or []
         if mode() == "messages":
-            action = {"type": "message", "content": message.get("content") or "", "tool_calls": calls}
-            return dialogue(await self._step(action), "user")
+            return dialogue(self.act_on({"type": "message", "content": text, "tool_calls": calls}))
+        required = action_schema().get("required") or []
+        if not calls and mode() == "fields" and len(required) == 1 and text:
+            return [{"role": "user", "content": text_of(self.act_on({required[0]: text}))}]
         if not calls:
-            return await self._text(message.get("content") or "")
+            self.turn = None
         replies = []
         for call in calls:
-            function = call.get("function") or {}
-            name = str(function.get("name"))
-            result = "Error: the episode is over" if self.over else await self._call(name, function.get("arguments"))
+            name, arguments = call_of(call)
+            if self.turn is None:
+                result = "Error: the episode is over"
+            elif not isinstance(arguments, dict):
+                result = "Error: arguments are no JSON object"
+            elif name not in [tool["function"]["name"] for tool in tools()]:
+                result = f"Error: there is no tool {str(name)[:100]}"
+            else:
+                action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
+                result = text_of(self.act_on(arguments if mode() == "fields" else action))
             identity = {"tool_call_id": call["id"]} if isinstance(call.get("id"), str) else {}
-            replies.append({"role": "tool", **identity, "name": name, "content": result})
+            replies.append({"role": "tool", **identity, "name": str(name), "content": result})
         return replies
 
-    async def _call(self, name, arguments):
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except (ValueError, RecursionError):
-                arguments = None
-        if not isinstance(arguments, dict):
-            return "Error: arguments are no JSON object"
-        if name not in [tool["function"]["name"] for tool in self.tools]:
-            return f"Error: there is no tool {name[:100]}"
-        fields = mode() == "fields"
-        action = arguments if fields else {"type": "call_tool", "tool_name": name, "arguments": arguments}
-        return text_of(await self._step(action))
-
-    async def _text(self, text):
-        required = action_schema().get("required") or []
-        if mode() == "fields" and len(required) == 1 and text:
-            return [{"role": "user", "content": text_of(await self._step({required[0]: text}))}]
-        self.over = True
-        return []
-
-    async def verdict(self):
+    def verdict(self):
         """The sum of what the steps were worth."""
         return {"reward": self.total, "parts": {}}
 
-    async def close(self):
-        """End the session."""
-        await self._leave()
 
-
-def dialogue(observation, role):
+def dialogue(observation):
     """An observation as messages: its own, where it has any."""
     messages = observation.get("messages")
     if mode() == "messages" and isinstance(messages, list):
         return messages
-    return [{"role": role, "content": text_of(observation)}]
+    return [{"role": "user", "content": text_of(observation)}]
 
 
 def text_of(observation):
@@ -316,4 +276,4 @@ def text_of(observation):
 
 
 if __name__ == "__main__":
-    serve(Operations(survey, Episode.open, SETTINGS["turns"]).table(), REPLIES)
+    serve(Episodes(survey, Episode).operations(), REPLIES)

@@ -1,44 +1,18 @@
 # pyright: reportMissingImports=false
-"""tau2's worlds for replays, behind the worker protocol: tasks as logs embed them, of any domain that tau2 registers.
+"""tau2's worlds for replays, in tau2's worker: tasks as logs embed them, of any domain that tau2 registers.
 
 A search over repairs plays a task hundreds of times, and loading a domain's database takes longer than all of them. So
 a database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool
 first takes hold of them, and a state is what differs from the start. What a call answers in a state, and the state that
 it leads to, is kept, so that calls are made only from where a play goes a way of its own. The score is tau2's: its
-checks of database, assertions, actions and information told. No model is asked, so that tau2's way to them, whose
-import takes longest, is stood in for.
+checks of database, assertions, actions and information told. No model is asked.
 """
 
-import os
-
-from scripted_play import patience
-from worker_loop import BadRequest, protect, serve
-
-REPLIES = protect()
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
-
 import copy
+import functools
 import gc
 import json
 import pickle
-import sys
-import types
-
-from loguru import logger
-
-logger.remove()
-logger.add(sys.stderr, level="ERROR")
-
-
-class NoModel(types.ModuleType):
-    """A module whose functions, by which a model would be asked, can be imported and are not there."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-
-sys.modules["tau2.utils.llm_utils"] = NoModel("tau2.utils.llm_utils")
 
 from pydantic import BaseModel
 from tau2.data_model.message import AssistantMessage, ToolCall
@@ -47,15 +21,19 @@ from tau2.environment.toolkit import get_tool_types
 from tau2.evaluator.evaluator_action import ActionEvaluator
 from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
 from tau2.registry import registry
-from tau2_tasks import task_of
+from worker_loop import BadRequest, patience
 
-DOMAINS, TASKS = {}, {}
 MOST_TASKS = 500
 """Tasks whose starts are kept."""
 MOST_ANSWERS = 10_000
 """Answers of calls that are kept for each task."""
 GENERIC = {"transfer_to_human_agents": "handover", "calculate": "think"}
 """tau2 says of these only that they neither look up nor change anything."""
+
+
+def text(model):
+    """A record as text; equal records give equal texts."""
+    return json.dumps(model.model_dump(mode="json"), sort_keys=True)
 
 
 class Records(dict):
@@ -93,163 +71,125 @@ class Records(dict):
 
     def difference(self):
         """Entries that are not as at the start: key -> record as text, None where it is gone."""
-        touched = self.copied & self.keys()
-        losses = set()
-        if len(self) != len(self.start) + sum(key not in self.start for key in touched):
-            touched, losses = touched | (self.keys() - self.start.keys()), self.start.keys() - self.keys()
-        now = {key: text(super(Records, self).__getitem__(key)) for key in touched}
+        touched = (self.copied & self.keys()) | (self.keys() - self.start.keys())
+        now = {key: text(dict.__getitem__(self, key)) for key in touched}
         changed = {key: new for key, new in now.items() if key not in self.start or new != text(self.start[key])}
-        return sorted({**changed, **dict.fromkeys(losses)}.items(), key=lambda item: item[0])
-
-
-def text(model):
-    """A record as text; equal records give equal texts."""
-    return json.dumps(model.model_dump(mode="json"), sort_keys=True)
-
-
-class Database:
-    """A database as it is at the start."""
-
-    def __init__(self, database):
-        self.collections = {
-            name: value
-            for name, value in vars(database).items()
-            if isinstance(value, dict) and value and all(isinstance(record, BaseModel) for record in value.values())
-        }
-        self.remainder = pickle.dumps(database.model_copy(update={name: {} for name in self.collections}))
-
-    def copy(self):
-        """One to play with."""
-        database = pickle.loads(self.remainder)
-        for name, records in self.collections.items():
-            vars(database)[name] = Records(records)
-        return database
-
-    def state(self, database):
-        """Differences from the start in the collections, and all else as text."""
-        collections = {name: vars(database)[name] for name in self.collections}
-        remainder = text(database.model_copy(update={name: {} for name in collections}))
-        # A collection that a tool has put in another's place is compared as a whole.
-        differences = [
-            records.difference() if isinstance(records, Records) else sorted((k, text(v)) for k, v in records.items())
-            for records in collections.values()
-        ]
-        return json.dumps([remainder, differences])
-
-
-class Domain:
-    """An environment whose databases can be opened over and over."""
-
-    def __init__(self, name):
-        try:
-            self.make = registry.get_env_constructor(name)
-        except KeyError:
-            raise BadRequest(f"there is no domain {name!r}") from None
-        self.environment = self.make()
-        self.start = Start(self.environment)
-        toolkits = {"assistant": self.environment.tools, "user": self.environment.user_tools}
-        self.types = {
-            (side, tool): GENERIC.get(tool) if kind.value == "generic" else kind.value
-            for side, toolkit in toolkits.items()
-            if toolkit is not None
-            for tool, kind in get_tool_types(toolkit).items()
-        }
-
-    def side(self, tool, by):
-        """Name the side whose toolkit a call goes to: an agent that works alone has the user's tools, too."""
-        return "user" if (by, tool) not in self.types and ("user", tool) in self.types else by
+        return changed | dict.fromkeys(self.start.keys() - self.keys())
 
 
 class Start:
-    """The databases of an environment as they are."""
+    """The databases of an environment as they are, to be opened over and over."""
 
     def __init__(self, environment):
-        self.environment = environment
-        self.databases = [
-            (side, Database(toolkit.db))
-            for side in ("tools", "user_tools")
-            if (toolkit := getattr(environment, side)) is not None and toolkit.db is not None
-        ]
+        self.environment, self.databases = environment, {}
+        """Large collections of each side, and all else."""
+        for side in ("tools", "user_tools"):
+            toolkit = getattr(environment, side)
+            if toolkit is not None and toolkit.db is not None:
+                collections = {
+                    name: value
+                    for name, value in vars(toolkit.db).items()
+                    if isinstance(value, dict) and value and all(isinstance(v, BaseModel) for v in value.values())
+                }
+                remainder = toolkit.db.model_copy(update={name: {} for name in collections})
+                self.databases[side] = collections, pickle.dumps(remainder)
 
     def open(self):
         """The environment in this state."""
         environment = copy.copy(self.environment)
-        for side, database in self.databases:
+        for side, (collections, remainder) in self.databases.items():
             toolkit = copy.copy(getattr(environment, side))
-            toolkit.db = database.copy()
+            toolkit.db = pickle.loads(remainder)
+            vars(toolkit.db).update({name: Records(records) for name, records in collections.items()})
             setattr(environment, side, toolkit)
         return environment
 
     def state(self, environment):
-        """State that can be compared with that of another play from this start."""
-        return "\n".join(database.state(getattr(environment, side).db) for side, database in self.databases)
+        """State that can be compared with that of another play from this start: differences in the collections, and
+        all else."""
+        state = []
+        for side, (collections, _) in self.databases.items():
+            database = getattr(environment, side).db
+            state.append(text(database.model_copy(update={name: {} for name in collections})))
+            for records in (vars(database)[name] for name in collections):
+                # A collection that a tool has put in another's place is compared as a whole.
+                is_ours = isinstance(records, Records)
+                state.append(records.difference() if is_ours else {key: text(v) for key, v in records.items()})
+        return json.dumps(state, sort_keys=True)
+
+
+@functools.cache
+def domain_of(name):
+    """The start of a domain, and the kinds of its tools by side: "assistant" or "user"."""
+    try:
+        environment = registry.get_env_constructor(name)()
+    except KeyError:
+        raise BadRequest(f"there is no domain {name!r}") from None
+    kinds = {
+        (side, tool): GENERIC.get(tool) if kind.value == "generic" else kind.value
+        for side, toolkit in (("assistant", environment.tools), ("user", environment.user_tools))
+        if toolkit is not None
+        for tool, kind in get_tool_types(toolkit).items()
+    }
+    start = Start(environment)
+    gc.freeze()  # a hundred thousand objects that stay: looking through them over and over takes longer than plays
+    return start, kinds
 
 
 class World:
-    """The world of one task, and the score of any sequence of calls in it."""
+    """The world of one task, and the score of any sequence of calls in it: tool, arguments, by whom."""
 
     def __init__(self, domain, task):
-        self.domain, self.task, self.answers = domain, task, {}
+        self.task, self.answers = task, {}
+        self.start, self.kinds = domain_of(domain)
         initial, self.criteria = task.initial_state, task.evaluation_criteria
-        self.start = self.prepared(initial) if initial else self.domain.start
+        # The calls of a task's history are every record's own, and the reference's, too.
         history = (initial.message_history if initial else None) or []
-        calls_of_history = [call for message in history for call in getattr(message, "tool_calls", None) or []]
-        self.gold = [(call.name, call.arguments, call.requestor) for call in calls_of_history]
-        self.gold += [
-            (a.name, a.arguments, a.requestor) for a in (self.criteria.actions if self.criteria else None) or []
-        ]
+        gold = [call for message in history for call in getattr(message, "tool_calls", None) or []]
+        gold += getattr(self.criteria, "actions", None) or []
+        self.gold = [(action.name, action.arguments, action.requestor) for action in gold]
         self.basis = set(self.criteria.reward_basis) if self.criteria else set()
+        if initial:
+            environment = self.start.open()
+            environment.set_state(initial.initialization_data, initial.initialization_actions, [])
+            self.start = Start(environment)
         self.initial, self.goal = self.start.state(self.start.open()), None
 
-    def prepared(self, initial):
-        """The start that a task asks for: its data and its actions. The calls of its history are every record's own,
-        and the reference's, too."""
-        environment = self.domain.start.open()
-        environment.set_state(initial.initialization_data, initial.initialization_actions, [])
-        return Start(environment)
-
     def respond(self, environment, tool, arguments, by):
-        """The answer to a call, and whether it is a refusal."""
-        side = self.domain.side(tool, by)
-        Records.exposed = self.domain.types.get((side, tool)) != "read"
+        """The answer to a call, whether it is a refusal, and whether it is a look-up."""
+        # An agent that works alone has the user's tools, too.
+        side = "user" if (by, tool) not in self.kinds and ("user", tool) in self.kinds else by
+        is_read = self.kinds.get((side, tool)) == "read"
+        Records.exposed = not is_read
         call = ToolCall(id="call", name=tool, arguments=copy.deepcopy(arguments), requestor=side)
         with patience():  # tau2's calculator computes powers of any size
             message = environment.get_response(call)
-        return message.content or "", bool(message.error)
+        return message.content or "", bool(message.error), is_read
 
     def play(self, calls):
         """Results, refusals and changes of calls, and the state that they lead to. Calls are made in an environment
         from the first whose answer is not known; what lies behind it is made up for."""
         state, environment, behind = self.initial, None, []
         results, failed, changed = [], [], []
-        for tool, arguments, by in calls:
-            key = (state, tool, by, json.dumps(arguments, sort_keys=True))
-            if key not in self.answers:
+        for call in calls:
+            key = state, json.dumps(call, sort_keys=True)
+            if key in self.answers:
+                outcome = self.answers[key]
+                behind += [call] if outcome[2] != state else []
+            else:
                 environment = environment or self.start.open()
-                for call in behind:
-                    self.respond(environment, *call)
+                for former in behind:
+                    self.respond(environment, *former)
                 behind = []
-                answer = self.respond(environment, tool, arguments, by)
-                is_read = self.domain.types.get((self.domain.side(tool, by), tool)) == "read"
-                outcome = *answer, state if is_read else self.start.state(environment)
+                answer, is_refused, is_read = self.respond(environment, *call)
+                outcome = answer, is_refused, state if is_read else self.start.state(environment)
                 if len(self.answers) < MOST_ANSWERS:
                     self.answers[key] = outcome
-            else:
-                outcome = self.answers[key]
-                behind += [(tool, arguments, by)] if outcome[2] != state else []
             results.append(outcome[0])
             failed.append(outcome[1])
             changed.append(outcome[2] != state)
             state = outcome[2]
         return results, failed, changed, state
-
-    def environment(self, calls, changed):
-        """The environment that calls leave, by those that change it."""
-        environment = self.start.open()
-        for call, has_changed in zip(calls, changed, strict=True):
-            if has_changed:
-                self.respond(environment, *call)
-        return environment
 
     def score(self, calls, changed, state, texts, is_ended):
         """tau2's checks that the reward is made of, by name, each 0 or 1; a dialogue that was not ended scores 0."""
@@ -259,8 +199,16 @@ class World:
                 self.goal = self.play(self.gold)[3]
             parts["db"] = float(state == self.goal)
         if RewardType.ENV_ASSERTION in self.basis:
-            environment, assertions = self.environment(calls, changed), self.criteria.env_assertions or []
-            parts["env_assertion"] = float(all(self.holds(environment, assertion) for assertion in assertions))
+            environment = self.start.open()
+            for call, has_changed in zip(calls, changed, strict=True):
+                if has_changed:
+                    self.respond(environment, *call)
+            try:
+                assertions = self.criteria.env_assertions or []
+                holds = all(environment.run_env_assertion(entry, raise_assertion_error=False) for entry in assertions)
+            except Exception:  # some raise where what they look at was never made
+                holds = False
+            parts["env_assertion"] = float(holds)
         attempts = [ToolCall(id="call", name=tool, arguments=arguments, requestor=by) for tool, arguments, by in calls]
         record = [AssistantMessage(role="assistant", tool_calls=attempts)] if attempts else []
         record += [AssistantMessage(role="assistant", content=line) for line in texts]
@@ -270,64 +218,43 @@ class World:
             parts["communicate"] = float(CommunicateEvaluator.calculate_reward(self.task, record).reward)
         return parts
 
-    def holds(self, environment, assertion):
-        """Tell whether an assertion holds; some raise where what they look at was never made."""
-        try:
-            return environment.run_env_assertion(assertion, raise_assertion_error=False)
-        except Exception:
-            return False
+
+@functools.cache
+def tasks_of(domain):
+    """All tasks of a domain, by id; without a split's name tau2 would give those of its default split alone."""
+    domain_of(domain)
+    return {task.id: task for task in registry.get_tasks_loader(domain)(None)}
 
 
-def world_of(domain, task_id, task):
+@functools.lru_cache(MOST_TASKS)
+def world_of(domain, task_id, definition):
     """The world of a task: as the log has it, else as tau2 has it under this id."""
-    key = domain, json.dumps(task, sort_keys=True) if task else task_id
-    if key in TASKS:
-        return TASKS[key]
-    if domain not in DOMAINS:
-        DOMAINS[domain] = Domain(domain)
-        gc.freeze()  # a hundred thousand objects that stay: looking through them over and over takes longer than plays
-    if len(TASKS) >= MOST_TASKS:
-        TASKS.pop(next(iter(TASKS)))
-    whole = {"id": task_id, "user_scenario": {"instructions": ""}, **task} if task else None
-    definition = Task.model_validate(whole) if whole else task_of(domain, task_id)
-    world = TASKS[key] = World(DOMAINS[domain], definition)
-    return world
-
-
-def hello():
-    """Nothing: what is asked first is whether the worker answers."""
-    return {}
+    if definition:
+        whole = {"id": task_id, "user_scenario": {"instructions": ""}, **json.loads(definition)}
+        return World(domain, Task.model_validate(whole))
+    if task_id not in tasks_of(domain):
+        raise BadRequest(f"{domain} has no task {task_id!r}")
+    return World(domain, tasks_of(domain)[task_id])
 
 
 def world(domain, task_id, task):
     """The reference of a task, what has to be told, and what tau2 declares of its tools."""
-    task_world = world_of(domain, task_id, task)
+    task_world = world_of(domain, task_id, json.dumps(task) if task else "")
     information = task_world.criteria.communicate_info if RewardType.COMMUNICATE in task_world.basis else None
     return {
         "reference": [{"tool": tool, "arguments": arguments, "by": by} for tool, arguments, by in task_world.gold],
         "owed": list(information or []),
-        "kinds": {tool: kind for (_, tool), kind in task_world.domain.types.items() if kind},
+        "kinds": {tool: kind for (_, tool), kind in task_world.kinds.items() if kind},
     }
 
 
 def replay(domain, task_id, task, replays):
     """Each replay, played from the task's start: results, refusals, changes, parts of the score."""
-    task_world, replayed = world_of(domain, task_id, task), []
+    task_world, replayed = world_of(domain, task_id, json.dumps(task) if task else ""), []
     for entry in replays:
         calls = [(call["tool"], call["arguments"], call["by"]) for call in entry["calls"]]
         results, failed, changed, state = task_world.play(calls)
         parts = task_world.score(calls, changed, state, entry["texts"], entry["ended"])
-        replayed.append(
-            {
-                "results": results,
-                "failed": failed,
-                "changed": changed,
-                "parts": parts,
-                "passed": all(part == 1.0 for part in parts.values()),
-            }
-        )
+        passed = all(part == 1.0 for part in parts.values())
+        replayed.append({"results": results, "failed": failed, "changed": changed, "parts": parts, "passed": passed})
     return {"replayed": replayed}
-
-
-if __name__ == "__main__":
-    serve({operation.__name__: operation for operation in (hello, world, replay)}, REPLIES)

@@ -17,7 +17,8 @@ import os
 import sys
 import time
 
-from worker_loop import BadRequest, protect, serve
+import worker_loop
+from worker_loop import BadRequest, Episodes, call_of, digest, protect, serve
 
 REPLIES = protect()
 os.environ["TZ"] = "UTC"
@@ -29,7 +30,6 @@ import hashlib
 import inspect
 import json
 import types
-import uuid
 from pathlib import Path
 
 import networkx
@@ -104,14 +104,27 @@ def stop_clock():
 
 
 class KeptAnswer:
-    """An answer of a service, as ToolSandbox reads one."""
+    """An answer of a service, as ToolSandbox reads one; the service is asked where none is kept."""
 
     def __init__(self, url, headers, params):
         name = hashlib.sha256(json.dumps([url, params], sort_keys=True).encode()).hexdigest()[:16]
         self.path = ANSWERS / f"{name}.json"
-        if not self.path.exists():
-            self.ask(url, headers, params)
-        self.text = self.path.read_text()
+        try:
+            if not self.path.exists():
+                # That a service refuses us is no answer, and the agent is not to blame for it.
+                if headers["X-RapidAPI-Key"] == NOBODY:
+                    raise PermissionError("RAPID_API_KEY is not set, and no answer is kept")
+                answer = requests.get(url, params, headers=headers, timeout=30)
+                if answer.status_code in (401, 403, 429) or answer.status_code >= 500:
+                    raise PermissionError(f"status {answer.status_code}")
+                ANSWERS.mkdir(parents=True, exist_ok=True)
+                draft = self.path.with_suffix(f".{os.getpid()}")
+                draft.write_text(json.dumps({"url": url, "params": params, "answer": answer.json()}, indent=1))
+                draft.replace(self.path)
+            self.text = self.path.read_text()
+        except (OSError, ValueError) as error:  # those of requests are of OSError
+            FAULTS.append(f"{url} did not answer: {error}")
+            raise
 
     def json(self):
         """Return what the service said."""
@@ -121,29 +134,13 @@ class KeptAnswer:
             FAULTS.append(f"{self.path} is no kept answer: remove it, and it is asked for again")
             raise
 
-    def ask(self, url, headers, params):
-        """Ask the service. That it refuses us is no answer, and the agent is not to blame for it."""
-        try:
-            if headers["X-RapidAPI-Key"] == NOBODY:
-                raise PermissionError("RAPID_API_KEY is not set, and no answer is kept")
-            answer = requests.get(url, params, headers=headers, timeout=30)
-            if answer.status_code in (401, 403, 429) or answer.status_code >= 500:
-                raise PermissionError(f"status {answer.status_code}")
-            text = json.dumps({"url": url, "params": params, "answer": answer.json()}, indent=1)
-        except (OSError, ValueError) as error:  # those of requests are of OSError
-            FAULTS.append(f"{url} did not answer: {error}")
-            raise
-        ANSWERS.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_suffix(f".{os.getpid()}")
-        draft.write_text(text)
-        draft.replace(self.path)
 
-
-def keep_answers():
-    """Give ToolSandbox's tools the answers that are kept."""
-    # ToolSandbox wants a key before it asks; what is kept needs none.
-    os.environ.setdefault("RAPID_API_KEY", NOBODY)
-    rapid_api_search_tools.requests = types.SimpleNamespace(get=KeptAnswer)
+def answered(result):
+    """A result, unless a service has not answered on the way to it."""
+    faults, FAULTS[:] = [*FAULTS], []
+    if faults:
+        raise OSError("; ".join(faults))
+    return result
 
 
 class Agent(BaseRole):
@@ -158,12 +155,14 @@ class User(BaseRole):
     role_type = USER
 
 
-class Episode:
+class Episode(worker_loop.Episode):
     """One scenario being played."""
 
-    def __init__(self, name, scripted):
-        self.scenario, self.scripted = SCENARIOS[name], scripted
-        self.calls, self.termination, self.names = 0, None, {}
+    def __init__(self, task_id, user="client"):
+        if task_id not in scenarios():
+            raise BadRequest(f"there is no scenario {task_id!r}")
+        self.scenario, self.scripted = scenarios()[task_id][0], user == "scripted"
+        self.calls, self.names = 0, {}
         self.context = copy.deepcopy(self.scenario.starting_context)
         self.environment = ExecutionEnvironment()
         self.enter()
@@ -186,44 +185,31 @@ class Episode:
         )
         return database.to_dicts()
 
-    def advance(self):
-        """Let the world and the scripted user act until it is somebody's turn on our side."""
-        while True:
+    def opening(self):
+        """Let the world and the scripted user act until it is somebody's turn on our side; return what the agent sees
+        of what has happened since the last time, without its own messages; and the user's leaving."""
+        self.question = {}
+        while self.turn is not None:
             last = self.rows()[-1]
-            if not last["conversation_active"]:
-                self.termination = "user_stop"
-            elif last["sandbox_message_index"] >= self.limit:
-                self.termination = "max_steps"
+            if not last["conversation_active"] or last["sandbox_message_index"] >= self.limit:
+                self.turn = None
             elif last["recipient"] == ENVIRONMENT:
                 self.environment.respond()
-                continue
             elif last["recipient"] == AGENT:
-                return "agent"
+                self.turn = "agent"
+                break
             elif not self.scripted:
-                return "user"
+                self.turn = "user"
+                prompt = OpenAIAPIUser.to_openai_messages(User.filter_messages(User.get_messages()))
+                tools = [convert_to_openai_tool(tool) for tool in User.get_available_tools().values()]
+                self.question = {"user_messages": prompt, "user_tools": tools}
+                break
             else:
-                self.add_user_message(LEAVE)
-                continue
-            return None
-
-    def observation(self):
-        """Report what the agent sees of what has happened since, without its own messages; and the user's leaving."""
-        turn = None if self.termination else self.advance()
-        fresh = [message for message in map(self.chat_message, self.rows()[self.reported :]) if message is not None]
-        self.reported = len(self.rows())
-        if self.termination == "user_stop":
-            fresh.append(LEAVE)
-        observation = {
-            "turn": turn,
-            "done": self.termination is not None,
-            "termination": self.termination,
-            "messages": fresh,
-        }
-        if turn == "user":
-            observation["user_messages"] = OpenAIAPIUser.to_openai_messages(User.filter_messages(User.get_messages()))
-            observation["user_tools"] = [convert_to_openai_tool(tool) for tool in User.get_available_tools().values()]
-        self.context = get_current_context()
-        return observation
+                self.speak("user", LEAVE)
+        rows = self.rows()
+        fresh = [message for message in map(self.chat_message, rows[self.reported :]) if message is not None]
+        self.reported, self.context = len(rows), get_current_context()
+        return fresh if rows[-1]["conversation_active"] else [*fresh, LEAVE]
 
     def chat_message(self, row):
         """A row as a chat message, None where it is not for the agent's eyes."""
@@ -239,31 +225,23 @@ class Episode:
 
     def take(self, role, message):
         """A message of the agent or of the user."""
-        if self.termination:
-            raise BadRequest("the episode is over")
-        turn = "agent" if self.rows()[-1]["recipient"] == AGENT else "user"
-        if role != turn:
-            raise BadRequest(f"it is the {turn}'s turn, not the {role}'s")
-        (self.add_agent_message if role == "agent" else self.add_user_message)(message)
-        return self.observation()
+        self.enter()
+        self.speak(role, message)
+        return answered(self.opening())
 
-    def add_user_message(self, message):
-        if message.get("tool_calls"):
-            code = call_code("call_user", "end_conversation", {})
-            User.add_messages([Message(sender=USER, recipient=ENVIRONMENT, content=code)])
-        else:
-            User.add_messages([Message(sender=USER, recipient=AGENT, content=message["content"])])
-
-    def add_agent_message(self, message):
-        calls = message.get("tool_calls") or []
-        text = message.get("content") or ""
-        if not calls and not text.strip():
-            self.termination = "agent_error"
-        elif not calls:
-            Agent.add_messages([Message(sender=AGENT, recipient=USER, content=text)])
-        else:
+    def speak(self, role, message):
+        """Write a message into the world; a user's call is to leave. An agent that says nothing ends the episode."""
+        calls, text = message.get("tool_calls") or [], message.get("content") or ""
+        if role == "user":
+            content = call_code("call_user", "end_conversation", {}) if calls else text
+            User.add_messages([Message(sender=USER, recipient=ENVIRONMENT if calls else AGENT, content=content)])
+        elif calls:
             Agent.add_messages([self.executable(call) for call in calls])
             Clock.seconds = self.calls
+        elif text.strip():
+            Agent.add_messages([Message(sender=AGENT, recipient=USER, content=text)])
+        else:
+            self.turn = None
 
     def executable(self, call):
         """A call as ToolSandbox executes it. The id is ours, the tool exists, arguments are values; for anything else
@@ -271,19 +249,13 @@ class Episode:
         self.calls += 1
         call_id = f"call_{self.calls}"
         self.names[call_id] = call["id"] if isinstance(call.get("id"), str) else call_id
-        function = call.get("function") or {}
-        name, arguments, fault = str(function.get("name")), function.get("arguments"), ""
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except ValueError:
-                fault = f"the arguments of {name} are not JSON"
-        if not fault and not isinstance(arguments, dict):
-            fault = f"the arguments of {name} are not an object"
-        available = set(Agent.get_available_tools())
+        tool, arguments = call_of(call)
+        name, available = str(tool), set(Agent.get_available_tools())
         if name not in available:
             fault = f"there is no tool {name}; there are {', '.join(sorted(available))}"
-        if fault:
+            code = f"raise ValueError({fault!r})"
+        elif not isinstance(arguments, dict):
+            fault = f"the arguments of {name} are not an object"
             code = f"raise ValueError({fault!r})"
         else:
             code = call_code(call_id, get_current_context().get_execution_facing_tool_name(name), arguments)
@@ -315,18 +287,36 @@ def call_code(call_id, tool, arguments):
     return f"{parameters} = {arguments!r}\n{response} = {tool}(**{parameters})\nprint(repr({response}))"
 
 
+@functools.cache
+def scenarios():
+    """All scenarios in the world of the stopped clock, each with its category, by name."""
+    return {
+        name: (scenario, category)
+        for category, scenarios_of in CATEGORIES.items()
+        for name, scenario in scenarios_of(preferred_tool_backend=ToolBackend.DEFAULT).items()
+    }
+
+
+def rows_of(constraint):
+    """The records that a constraint looks for."""
+    return [] if constraint.target_dataframe is None else constraint.target_dataframe.to_dicts()
+
+
+def traces_of(row):
+    """The calls that a record of the dialogue asks for, as tool and arguments."""
+    trace = json.loads(row["tool_trace"]) if row.get("tool_trace") is not None else []
+    return [(call["tool_name"], call["arguments"]) for call in (trace if isinstance(trace, list) else [trace])]
+
+
 def description(milestone, minefield):
     """Describe what a milestone checks, as plain values: calls, words to the user, or a state of the records."""
     checks = []
     for constraint in milestone.snapshot_constraints:
-        rows = [] if constraint.target_dataframe is None else constraint.target_dataframe.to_dicts()
         namespace = str(constraint.database_namespace)
         measure = getattr(constraint.snapshot_constraint, "func", constraint.snapshot_constraint).__name__
-        for row in rows:
+        for row in rows_of(constraint):
             if row.get("tool_trace") is not None:
-                trace = json.loads(row["tool_trace"])
-                calls = trace if isinstance(trace, list) else [trace]
-                checks += [{"tool": call["tool_name"], "arguments": call["arguments"]} for call in calls]
+                checks += [{"tool": tool, "arguments": arguments} for tool, arguments in traces_of(row)]
             elif namespace == "SANDBOX":
                 checks.append({"message": row.get("content")})
             else:
@@ -338,111 +328,56 @@ def description(milestone, minefield):
     return {**first, "minefield": True} if minefield else first
 
 
-def milestones_of(scenario):
-    minefields = [description(milestone, True) for milestone in scenario.evaluation.minefield_matcher.milestones]
-    return [
-        description(milestone, False) for milestone in scenario.evaluation.milestone_matcher.milestones
-    ] + minefields
-
-
-EPISODES, SCENARIOS, GROUPS = {}, {}, {}
-
-
-def build():
-    """All scenarios, in the world of the stopped clock."""
-    for category, scenarios_of in CATEGORIES.items():
-        for name, scenario in scenarios_of(preferred_tool_backend=ToolBackend.DEFAULT).items():
-            SCENARIOS[name], GROUPS[name] = scenario, category
-
-
-def scenario_of(name):
-    if name not in SCENARIOS:
-        raise BadRequest(f"there is no scenario {name!r}")
-    return SCENARIOS[name]
-
-
 def hello():
     """Version and data; ToolSandbox's version never changes, so the hash of its scenarios and tools stands for it."""
-    total = hashlib.sha256()
     root = Path(str(tool_sandbox.__file__)).parent
-    for part in ("common", "scenarios", "tools"):
-        for path in sorted((root / part).rglob("*.py")):
-            total.update(path.read_bytes())
-    return {
-        "data": {"sources": total.hexdigest()[:16], "clock": CLOCK.isoformat()},
-    }
+    files = [path for part in ("common", "scenarios", "tools") for path in sorted((root / part).rglob("*.py"))]
+    return {"data": {"sources": digest(files), "clock": CLOCK.isoformat()}}
 
 
 def list_tasks():
     """Scenarios with category, the tools that ask outside services, and what their milestones check."""
-    return {
-        "tasks": [
-            {
-                "name": name,
-                "category": GROUPS[name],
-                "external": sorted(EXTERNAL & set(scenario.starting_context.tool_allow_list or ())),
-                "milestones": milestones_of(scenario),
-            }
-            for name, scenario in SCENARIOS.items()
-        ]
-    }
+    tasks = []
+    for name, (scenario, category) in scenarios().items():
+        allowed, evaluation = scenario.starting_context.tool_allow_list or (), scenario.evaluation
+        milestones = [description(entry, False) for entry in evaluation.milestone_matcher.milestones]
+        milestones += [description(entry, True) for entry in evaluation.minefield_matcher.milestones]
+        about = {"name": name, "category": category, "external": sorted(EXTERNAL & set(allowed))}
+        tasks.append({**about, "milestones": milestones})
+    return {"tasks": tasks}
 
 
 def tools():
     """Schemas of every tool that some scenario offers."""
     schemas = {}
-    for scenario in SCENARIOS.values():
+    for scenario, _ in scenarios().values():
         set_current_context(scenario.starting_context)
         for tool in convert_to_openai_tools(Agent.get_available_tools()):
             schemas.setdefault(tool["function"]["name"], tool)
     return {"tools": list(schemas.values())}
 
 
-def reset(task_id, user):
-    """Open a scenario."""
-    scenario_of(task_id)
-    episode = Episode(task_id, scripted=user == "scripted")
-    name = uuid.uuid4().hex
-    EPISODES[name] = episode
-    return {"episode": name, "system": "", "tools": episode.tools, **episode.observation()}
-
-
-def step(episode, role, message):
-    """A turn."""
-    if episode not in EPISODES:
-        raise BadRequest("there is no such episode")
-    EPISODES[episode].enter()
-    return answered(EPISODES[episode].take(role, message))
-
-
-def answered(result):
-    """A result, unless a service has not answered on the way to it."""
-    faults, FAULTS[:] = [*FAULTS], []
-    if faults:
-        raise OSError("; ".join(faults))
-    return result
-
-
 def evaluate(task_id, messages):
     """The similarity of a record: its messages are played again in a fresh world."""
-    scenario_of(task_id)
-    episode = Episode(task_id, scripted=False)
-    opening = len(episode.observation()["messages"])
-    for message in messages[opening:]:
-        if message["role"] == "tool" or episode.termination:
-            continue
-        role = "user" if message["role"] == "user" else "agent"
-        episode.enter()
-        episode.take(role, message)
+    episode = Episode(task_id)
+    for message in messages[len(episode.opening()) :]:
+        if message["role"] != "tool" and episode.turn is not None:
+            episode.act("user" if message["role"] == "user" else "agent", message)
     return answered(episode.score())
+
+
+def idle(task_id):
+    """The record of an agent that has done nothing when the user leaves; nobody knows how it would look."""
+    return {"messages": Episode(task_id).opening()}
+
+
+# Replays.
 
 
 def world(task_id):
     """The reference of a task, as far as its milestones tell one, and what its tools do to the records."""
-    scenario_of(task_id)
-    messages = reference(task_id)
-    Episode(task_id, scripted=False)
-    return {"messages": messages, "kinds": kinds()}
+    Episode(task_id)
+    return {"kinds": kinds(), "messages": reference(task_id)}
 
 
 def kinds():
@@ -462,7 +397,7 @@ def writes(tool):
 def reference(task_id):
     """Assistant messages that meet the milestones one after the other, found by playing what each of them says; None
     where one of them says too little, or where what meets each does not pass as a whole."""
-    matcher = SCENARIOS[task_id].evaluation.milestone_matcher
+    matcher = scenarios()[task_id][0].evaluation.milestone_matcher
     messages = []
     for index in networkx.topological_sort(matcher.milestone_dag):
         candidates = [[], *([message] for message in proposals(task_id, matcher.milestones[index]))]
@@ -476,21 +411,19 @@ def reference(task_id):
 
 def proposals(task_id, milestone):
     """Messages that may meet a milestone: its call; its words; calls whose arguments are the columns of its records."""
-    Episode(task_id, scripted=False)
+    Episode(task_id)
     tools = {name: inspect.signature(tool).parameters for name, tool in Agent.get_available_tools().items()}
     for constraint in milestone.snapshot_constraints:
-        rows = [] if constraint.target_dataframe is None else constraint.target_dataframe.to_dicts()
+        rows = rows_of(constraint)
         if constraint.database_namespace != DatabaseNamespace.SANDBOX:
             for name, parameters in tools.items():
                 calls = [(name, fitting(name, parameters, row)) for row in rows]
                 if calls and all(arguments is not None for _, arguments in calls):
                     yield calling(calls)
         for row in rows:
-            if row.get("tool_trace") is not None:
-                trace = json.loads(row["tool_trace"])
-                for call in trace if isinstance(trace, list) else [trace]:
-                    yield calling([(call["tool_name"], call["arguments"])])
-            elif constraint.database_namespace == DatabaseNamespace.SANDBOX and row.get("content"):
+            yield from (calling([call]) for call in traces_of(row))
+            is_said = constraint.database_namespace == DatabaseNamespace.SANDBOX and row.get("tool_trace") is None
+            if is_said and row.get("content"):
                 yield {"role": "assistant", "content": row["content"]}
 
 
@@ -517,27 +450,25 @@ def calling(calls):
 def replay(task_id, words, dialogues):
     """Assistant messages, played in fresh worlds where the user says what a log has: what each call led to, and the
     score."""
-    scenario_of(task_id)
     return {"replayed": [played(task_id, words, messages) for messages in dialogues]}
 
 
 def played(task_id, words, messages):
     """Outcome of a dialogue. A user who has no more words of their own asks to go on, and leaves when all is said."""
-    episode, calls = Episode(task_id, scripted=False), []
-    observation, declared = episode.observation(), kinds()
-    opening = [message for message in observation["messages"] if message["role"] == "user"]
+    episode, calls = Episode(task_id), []
+    opening = [message for message in episode.opening() if message["role"] == "user"]
     turns = [message for message in words[len(opening) :] if not message.get("tool_calls")]
+    declared = kinds()
     for place, message in enumerate(messages, start=1):
-        if episode.termination:
+        if episode.turn is None:
             break
         before, names = state(), [call["function"]["name"] for call in message.get("tool_calls") or []]
-        observation = episode.take("agent", message)
+        results = [reply for reply in episode.take("agent", message) if reply["role"] == "tool"]
         changed = state() != before
-        results = [reply for reply in observation["messages"] if reply["role"] == "tool"]
         for name, result in zip(names, results, strict=False):
             failed = bool(result.get("error"))
             calls.append((result["content"], failed, changed and not failed and declared.get(name) == "write"))
-        if observation["turn"] == "user":
+        if episode.turn == "user":
             further = turns.pop(0) if turns else GO_ON
             episode.take("user", further if turns or place < len(messages) else LEAVE)
     score = answered(episode.score())
@@ -550,22 +481,11 @@ def state():
     return [get_current_context().get_database(space).to_dicts() for space in spaces]
 
 
-def idle(task_id):
-    """The record of an agent that has done nothing when the user leaves; nobody knows how it would look."""
-    scenario_of(task_id)
-    return {"messages": Episode(task_id, scripted=False).observation()["messages"]}
-
-
-def close(episode):
-    """Drop an episode."""
-    EPISODES.pop(episode, None)
-    return {}
-
-
 if __name__ == "__main__":
     stop_clock()
     if "CAPTRAIN_ANSWERS" in os.environ:
-        keep_answers()
-    build()
-    operations = (hello, list_tasks, tools, reset, step, evaluate, world, replay, idle, close)
-    serve({operation.__name__: operation for operation in operations}, REPLIES)
+        # ToolSandbox wants a key before it asks; what is kept needs none.
+        os.environ.setdefault("RAPID_API_KEY", NOBODY)
+        rapid_api_search_tools.requests = types.SimpleNamespace(get=KeptAnswer)
+    operations = (hello, list_tasks, tools, evaluate, idle, world, replay)
+    serve([*Episodes(Episode).operations(), *operations], REPLIES)

@@ -6,7 +6,7 @@ included. The harness is ours (`captrain_harness`), and so is the model: a serve
 request until the agent's message comes over the protocol. The model's name says which episode asks.
 """
 
-from worker_loop import BadRequest, protect, serve
+from worker_loop import SILENCE, BadRequest, protect, serve
 
 REPLIES = protect()
 
@@ -26,8 +26,9 @@ if SETTINGS["folder"]:
     sys.path.insert(0, SETTINGS["folder"])
     os.environ["PYTHONPATH"] = SETTINGS["folder"]  # tool servers are processes of their own
 
+import standard_worker
 from aiohttp import web
-from standard_worker import NotRepeatable, Operations, files_of, hash_of, placed, texts, wait
+from standard_worker import Episodes, NotRepeatable, hash_of, placed, texts, wait
 from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.utils.loaders import env_config_type, load_environment, resolve_env_config, taskset_class
@@ -66,15 +67,10 @@ def environment(split):
         raise BadRequest(f"the tasks of {name} need a container")
     if loaded.taskset.config.task.judges:
         raise BadRequest(f"the tasks of {name} are judged by a model")
-    wait(_served(loaded))
+    # What all episodes share is up for as long as this process lives; a context that is collected is left.
+    loaded.captrain_serving = loaded.serving()
+    wait(loaded.captrain_serving.__aenter__)
     return loaded
-
-
-async def _served(loaded):
-    """Bring up what all episodes share, for as long as this process lives."""
-    context = loaded.serving()
-    await context.__aenter__()
-    loaded.captrain_serving = context  # a context that is collected is left
 
 
 class Rows:
@@ -94,47 +90,43 @@ class Rows:
         return self.read[number]
 
 
-@functools.cache
-def rows(split):
-    return Rows(split)
+rows_of = functools.cache(Rows)
 
 
 def listing():
     """Tasks by split, None for no end."""
-    return {split: None if rows(split).endless else len(rows(split).read) for split in SETTINGS["splits"]}
+    return {split: None if rows_of(split).endless else len(rows_of(split).read) for split in SETTINGS["splits"]}
 
 
+@functools.cache
 def survey():
     """Describe the taskset: its splits, its tools, and what decides its tasks.
 
     Raises:
         BadRequest: it has no tasks, or they need a container.
     """
-    splits = listing()
-    name = SETTINGS["taskset"]
-    if not any(count is None or count for count in splits.values()):
+    name, splits = SETTINGS["taskset"], listing()
+    first = next((split for split, count in splits.items() if count is None or count), None)
+    if first is None:
         raise BadRequest(f"the taskset {name} has no tasks")
-    first = rows(next(split for split, count in splits.items() if count is None or count))[0]
-    if first.data.image is not None:
+    if rows_of(first)[0].data.image is not None:
         raise BadRequest(f"the tasks of {name} need a container")
-    package = Path(inspect.getfile(taskset_class(name))).parent
     world = {
         "standard": f"verifiers {VERSION}",
         "environment": name,
-        "source": hash_of(files_of(package)),
+        "source": hash_of(Path(inspect.getfile(taskset_class(name))).parent),
         "config": json.dumps(SETTINGS["config"], sort_keys=True),
     }
-    client()
-    episode = wait(Episode.open(f"{next(iter(splits))}/0"))
-    wait(episode.close())
-    about = {**world, "tasks": "load()", "runner": type(environment(next(iter(splits)))).__name__}
+    episode = Episode(f"{first}/0")
+    episode.close()
+    about = {**world, "tasks": "load()", "runner": type(environment(first)).__name__}
     return {"splits": splits, "tools": episode.tools, "world": world, "about": about}
 
 
 @functools.cache
 def client():
     """Configure how verifiers asks the model, which is this process."""
-    return EvalClientConfig(base_url=wait(_start_model()), api_key_var=KEY)
+    return EvalClientConfig(base_url=wait(_start_model), api_key_var=KEY)
 
 
 async def _start_model():
@@ -154,88 +146,86 @@ async def answer(request):
     await episode.requests.put(body)
     message = await episode.answers.get()
     end = "tool_calls" if message.get("tool_calls") else "stop"
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     choice = {"index": 0, "message": message, "finish_reason": end}
-    return web.json_response(
-        {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [choice],
-            "usage": usage,
-        }
-    )
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    about = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"]}
+    return web.json_response({**about, "choices": [choice], "usage": usage})
 
 
-class Episode:
+class Episode(standard_worker.Episode):
     """An episode of verifiers, whose model waits for us."""
 
-    def __init__(self, split, number):
-        self.name = uuid.uuid4().hex
-        self.requests, self.answers = asyncio.Queue(), asyncio.Queue()
-        self.messages, self.tools, self.dialogue, self.over = [], [], [], False
-        context = ModelContext(model=self.name, client=client())
-        self.running = asyncio.create_task(environment(split).run_episode(rows(split)[number], context))
-        EPISODES[self.name] = self
+    turns = SETTINGS["turns"]
 
-    @classmethod
-    async def open(cls, place):
-        """Open a task, up to the first time that the agent is asked."""
+    def __init__(self, place, user="scripted"):
         split, number = placed(place, listing())
-        self = cls(split, number)
-        await self._until_asked()
-        if self.over:
-            problem = await self._problem() or "it asks nobody"
-            await self.close()
+        self.name = uuid.uuid4().hex
+        self.dialogue, self.tools = [], []
+        EPISODES[self.name] = self
+        context = ModelContext(model=self.name, client=client())
+        wait(self._begin, environment(split), rows_of(split)[number], context)
+        if self.turn is None:
+            problem = self._problem() or "it asks nobody"
+            self.close()
             raise RuntimeError(f"the episode of task {place} does not begin: {problem}")
         self.messages = [plain(message) for message in self.dialogue]
-        return self
+
+    async def _begin(self, loaded, task, context):
+        """Play up to the first time that the agent is asked."""
+        self.requests, self.answers = asyncio.Queue(), asyncio.Queue()
+        self.running = asyncio.create_task(loaded.run_episode(task, context))
+        await self._until_asked()
 
     async def _until_asked(self):
-        """Wait until the agent is asked or the episode is over; gives the request's messages."""
+        """Wait until the agent is asked or the episode is over."""
         request = asyncio.ensure_future(self.requests.get())
         await asyncio.wait({request, self.running}, return_when=asyncio.FIRST_COMPLETED)
-        if not request.done():
+        if request.done():
+            body = request.result()
+            self.dialogue, self.tools = body["messages"], body.get("tools") or []
+        else:
             request.cancel()
-            self.over = True
-            return
-        body = request.result()
-        self.dialogue, self.tools = body["messages"], body.get("tools") or []
+            self.turn = None
 
-    async def take(self, message):
-        """What answers an assistant message: tool results, or the user."""
-        before = self.dialogue
-        await self.answers.put(wire(message, len(before)))
+    async def _say(self, message):
+        await self.answers.put(message)
         await self._until_asked()
-        if self.over:
+
+    def answer(self, message):
+        """Take an assistant message; return tool results, or what the user says."""
+        before = self.dialogue
+        wait(self._say, wire(message, len(before)))
+        if self.turn is None:
             return []
         if texts(self.dialogue[: len(before)]) != texts(before):
             raise NotRepeatable("the environment rewrites what was said: its dialogues cannot be recorded")
         return [plain(entry) for entry in self.dialogue[len(before) + 1 :]]
 
-    async def verdict(self):
+    def verdict(self):
         """The environment's reward of the episode; one that is not over is played on in silence."""
-        while not self.over:
-            await self.take({"role": "assistant", "content": ""})
-        if problem := await self._problem():
+        while not self.running.done():
+            self.answer(SILENCE)
+        if problem := self._problem():
             raise RuntimeError(problem)
         [trace] = self.running.result().traces
         rewards = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         metrics = {name: value for name, value in trace.metrics.items() if isinstance(value, (int, float))}
         return {"reward": float(trace.reward), "parts": {**metrics, **rewards}}
 
-    async def _problem(self):
-        """What went wrong in the episode, "" for nothing."""
-        outcome = await self.running
+    def _problem(self):
+        """Say what went wrong in an episode that is over, "" for nothing."""
+        outcome = self.running.result()
         errors = [*outcome.errors, *(error for trace in outcome.traces for error in trace.errors)]
         if errors:
             return f"{errors[0].type}: {errors[0].message}"[:2000]
         return "" if len(outcome.traces) == 1 else f"{len(outcome.traces)} agents have played"
 
-    async def close(self):
+    def close(self):
         """Drop the episode, wherever it is."""
-        EPISODES.pop(self.name, None)
+        EPISODES.pop(self.name)
+        wait(self._cancel)
+
+    async def _cancel(self):
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
 
@@ -246,12 +236,12 @@ def wire(message, turn):
     calls = []
     for place, call in enumerate(message.get("tool_calls") or []):
         function = call.get("function") or {}
-        arguments = function.get("arguments")
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        name, arguments = (
+            value if isinstance(value, str) else json.dumps(value)
+            for value in (function.get("name"), function.get("arguments"))
+        )
         identity = call.get("id") if isinstance(call.get("id"), str) and call.get("id") else f"call_{turn}_{place}"
-        name = function.get("name")
-        function = {"name": name if isinstance(name, str) else json.dumps(name), "arguments": text}
-        calls.append({"id": identity, "type": "function", "function": function})
+        calls.append({"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}})
     return {**reply, "tool_calls": calls} if calls else reply
 
 
@@ -265,4 +255,4 @@ def plain(message):
 
 
 if __name__ == "__main__":
-    serve(Operations(survey, Episode.open, SETTINGS["turns"]).table(), REPLIES)
+    serve(Episodes(survey, Episode).operations(), REPLIES)
