@@ -1,25 +1,14 @@
-"""The forecast that `captrain run` prints before its first stage: what will run, and for how long on this machine.
+"""The forecast that `captrain run` prints before its first stage: what will run, and for how long."""
 
-Seconds are those of the plan (`captrain.planning.estimate`), whose rates were measured on one machine. A second of
-products, in as many processes as will compute, says how fast this machine is beside that one just now: a slower
-processor and other work that it has count alike.
-"""
-
-import os
-import time
 from collections.abc import Collection
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from captrain.config import compose_configuration, load_choice, row_of
 from captrain.errors import UserError
-from captrain.planning.assumptions import LOCAL, PRODUCTS, STAGE_START
-from captrain.planning.cost import rounded
+from captrain.planning.assumptions import STAGE_START
 from captrain.planning.estimate import Estimate, Node
+from captrain.planning.plan import time_text
 
-SIDE = 192
-"""Rows and columns of the matrices that are multiplied: the size of a layer of the embedded base."""
-SECONDS = 0.8
 SHOWN_STAGES = 3
 """Stages that the forecast names, the longest first."""
 
@@ -47,7 +36,7 @@ def stale_stages(root: Path) -> list[str]:
 
 
 def forecast_run(root: Path, stages: Collection[str]) -> str:
-    """Say in a line what stages will take, at most.
+    """Say in a line what stages will take, at most, by the rates that the plan counts with.
 
     Args:
         root: of the project.
@@ -59,35 +48,10 @@ def forecast_run(root: Path, stages: Collection[str]) -> str:
     spec, _ = compose_configuration([], root)
     costs = {cost.stage: cost.seconds for cost in Estimate(spec, Node(), 1).costs() if cost.stage in stages}
     count = f"{len(stages)} stage{'s' if len(stages) != 1 else ''} to run"
-    if None in costs.values():
-        unknown = ", ".join(stage for stage, seconds in costs.items() if seconds is None)
-        return f"{count}; for how long is not known ({unknown}: see `captrain plan`)"
-    local = spec.policy.target == LOCAL and spec.machine.launcher == "local"
-    factor = PRODUCTS.value / measure_products(spec.machine.workers) if local else 1.0
-    seconds = {stage: factor * (cost or 0) for stage, cost in costs.items()}
+    if unknown := [stage for stage, seconds in costs.items() if seconds is None]:
+        return f"{count}; for how long is not known ({', '.join(unknown)}: see `captrain plan`)"
+    seconds = {stage: cost or 0.0 for stage, cost in costs.items()}
     longest = sorted(seconds, key=lambda stage: -seconds[stage])[:SHOWN_STAGES]
-    details = ", ".join(f"{stage} {_time(seconds[stage])}" for stage in longest)
-    total = sum(seconds.values()) + factor * STAGE_START.value * len(stages)
-    return f"{count}, about {_time(total)} on this machine{f' ({details})' if details else ''}"
-
-
-def measure_products(processes: int) -> float:
-    """Measure how many products of two matrices a process makes in a second, where so many make them at once."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(processes) as pool:
-        return sum(pool.map(_products, [SECONDS] * processes)) / processes
-
-
-def _products(seconds: float) -> float:
-    import numpy as np
-
-    matrix = np.random.default_rng(0).normal(size=(SIDE, SIDE))
-    count, start = 0, time.perf_counter()
-    while (passed := time.perf_counter() - start) < seconds:
-        np.matmul(matrix, matrix)
-        count += 1
-    return count / passed
-
-
-def _time(seconds: float) -> str:
-    return f"{rounded(seconds / 60)} min" if seconds >= 60 else f"{rounded(seconds)} s"
+    details = ", ".join(f"{stage} {time_text(seconds[stage])}" for stage in longest)
+    total = time_text(sum(seconds.values()) + STAGE_START.value * len(stages))
+    return f"{count}, about {total} at the rates of `captrain plan`{f' ({details})' if details else ''}"

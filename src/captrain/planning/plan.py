@@ -7,22 +7,47 @@ are taken to be selected. All else is an estimate, and every number that it rest
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from captrain.comparison import baselines
 from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.planning.basis import BasisRow, basis
-from captrain.planning.cost import StageCost, rounded
-from captrain.planning.estimate import Estimate, Node
-from captrain.planning.feasibility import problems, warnings
+from captrain.execution import launch
+from captrain.planning.assumptions import (
+    ANALYST,
+    CANDIDATES,
+    COMPOSED_COLUMNS,
+    CONTROL_CHOICES,
+    FILE_TOKENS,
+    FRAME_TOKENS,
+    LABEL_TOKENS,
+    REFLECTION_TOKENS,
+    REQUEST_RATE,
+    SERVER_START,
+    SHARED_TRAINING,
+    SYNTHESIZER,
+    TRAINING_FACTOR,
+    USABLE_MEMORY,
+    EpisodeCost,
+    split_sizes,
+)
+from captrain.planning.estimate import Estimate, Node, StageCost
+from captrain.planning.feasibility import problems, rounded, task_uses, warnings
 
 
-@dataclass(frozen=True)
-class Plan:
+class BasisRow(NamedTuple):
+    """Row of an estimate's basis: the quantity in words, its value, and where that comes from."""
+
+    quantity: str
+    value: str
+    source: str
+
+
+class Plan(NamedTuple):
     """Stages with the least (`low`) and with the most (`high`) of what is not known beforehand; what that rests on;
     GiB of one GPU while an adapter is trained, by group of GPUs and what holds them; what to know; and what makes the
     settings impossible."""
@@ -51,42 +76,154 @@ def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
     least, most = Estimate(spec, node, 1), Estimate(spec, node, spec.environments.rounds, 1.0)
     low, high = least.costs(), most.costs()
     groups = least.memory_groups(training=True)
-    return Plan(title, low, high, basis(least), groups, warnings(least, low[-1].money), problems(least))
+    return Plan(title, low, high, _basis(least), groups, warnings(least, low[-1].money), problems(least))
+
+
+def _basis(estimate: Estimate) -> list[BasisRow]:
+    """List all that the estimate rests on.
+
+    A number that no setting holds is in `captrain.planning.assumptions`, with its source; what is written out here is
+    what follows from settings, and what is taken as given without a number.
+    """
+    spec, episode, rates, machine = estimate.spec, estimate.episode, estimate.rates, estimate.spec.machine
+    agent, user = (
+        f"{use.calls:g}, {use.input:,g} ({use.new_input:,g}), {use.output:,g} tokens"
+        for use in (episode.agent, episode.user)
+    )
+    if episode == EpisodeCost():
+        agent, source = "not known", "nobody has measured it"
+    else:
+        source = episode.source
+    rows = [
+        BasisRow("capabilities selected", str(estimate.count), "spec: capabilities.count, at most"),
+        BasisRow("attempts at an environment", f"1 to {spec.environments.rounds}", "spec: environments.rounds"),
+        BasisRow(
+            "arms that act together",
+            f"on none to {COMPOSED_COLUMNS.value} times all test tasks",
+            COMPOSED_COLUMNS.source,
+        ),
+        BasisRow("a rollout: calls, read (new), written", agent, source),
+        BasisRow("errors, and answers refused", "none", "assumed"),
+    ]
+    if estimate.local:
+        rows += [
+            BasisRow("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
+            BasisRow("in training", f"{rates.training.value:g}", rates.training.source),
+            BasisRow("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
+            BasisRow("processes", str(machine.workers), "spec: machine.workers"),
+            BasisRow("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
+            BasisRow("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
+        ]
+    if estimate.local and spec.base.pretrained:
+        activations = f"{launch.room(machine) / 2**30:.1f} GiB a process"
+        source = "half of this machine's memory; what does not fit is computed again"
+        rows.append(BasisRow("activations of a pass, at most", activations, source))
+    if episode.user.calls:
+        rows.append(BasisRow("its simulated user, the same", user, episode.source))
+    if spec.controls.run:
+        most = f"0 to {CONTROL_CHOICES.value * estimate.count}"
+        rows.append(BasisRow("capabilities that only controls take", most, CONTROL_CHOICES.source))
+    rows += [
+        BasisRow(f"a demonstration of {name}", "as long as a rollout", "assumed")
+        for name, row in baselines().items()
+        if row.learns_from == "demonstrations" and row.section(spec).run
+    ]
+    if spec.baselines.gepa.run and spec.baselines.gepa.model:
+        question = f"{REFLECTION_TOKENS.value:,} tokens and the minibatch's dialogues"
+        rows.append(BasisRow("questions of gepa", question, REFLECTION_TOKENS.source))
+    if uses := task_uses(estimate):
+        text = ", ".join(f"{name} {times:,.0f}" for name, times in uses.items())
+        source = f"spec: {split_sizes(spec.benchmark)['training']} tasks; assumed: in turn"
+        rows.append(BasisRow("times that a training task is used", text, source))
+    if estimate.served:
+        rows += _serving(estimate)
+    if spec.analyst.target == ANALYST or spec.synthesizer.target == SYNTHESIZER:
+        text = (
+            f"{FRAME_TOKENS:,} and 1 for 4 characters; {LABEL_TOKENS} a label of {CANDIDATES}; {FILE_TOKENS:,} a file"
+        )
+        rows.append(BasisRow("tokens of questions and answers", text, "assumed"))
+    return rows
+
+
+def _serving(estimate: Estimate) -> list[BasisRow]:
+    """List the basis of a served model: its size, its GPUs, and how fast they are."""
+    node, size, machine, throughput = estimate.node, estimate.size, estimate.spec.machine, estimate.throughput
+    accelerate, host = machine.accelerate, estimate.episode.host
+    billions = f"{size.parameters / 1e9:.3g}, {size.active / 1e9:.2g} of them active" if size else "not known"
+    modules = "q, k, v, o" + (" and feed-forward" if size and size.inner else " and experts" * estimate.experts)
+    memory = f"{node.gpus} of {node.memory:g} GiB, {USABLE_MEMORY.value:.0%} usable"
+    speed = f"{throughput.prefill:,.0f} read, {throughput.decode:,.0f} written"
+    copies = "2, sharded: to sample and to train"
+    jobs, setting = f"{machine.workers} of adapters and evaluation", "machine.workers"
+    own = list[BasisRow]()
+    if estimate.vllm:
+        # Servers that a job starts itself.
+        servers = estimate.servers(True)
+        shared = f", by {accelerate.strategy} over {accelerate.processes}" if accelerate.processes > 1 else ""
+        copies = f"one in {accelerate.precision} on the trainer's GPUs{shared}, beside the servers'"
+        gpus = f"{servers} of its servers, and {accelerate.processes} to train"
+        gpus += f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
+        gpus += ", the same ones: servers sleep while it trains" if machine.vllm.sleeps else ""
+        endpoint = machine.asking.gpus
+        place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
+        start = f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}"
+        own = [
+            BasisRow("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
+            BasisRow("servers are healthy after", start, SERVER_START.source),
+            BasisRow("simulated user, analyst, synthesizer", place, "spec: machine.asking.gpus"),
+        ]
+        jobs, setting = f"1 on {node.gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
+        if estimate.on_slurm:
+            parallel = max(1, node.gpus // machine.together(accelerate.processes, servers))
+            jobs, setting = f"{parallel} of training on {node.gpus} GPUs", "machine.launcher = slurm; --gpus"
+        elif estimate.at_once > 1:
+            jobs, setting = f"{estimate.at_once} of training, over one fleet of servers", "machine.workers"
+    return [
+        BasisRow("in a synthesized environment", "the same, its user a script", "assumed"),
+        BasisRow("longest dialogue", f"{estimate.episode.longest:,} tokens", estimate.episode.source),
+        BasisRow(f"{estimate.model}: billions", billions, size.source if size else "--parameters states it"),
+        BasisRow("LoRA", f"rank {estimate.rank} on {modules}", "spec: trainer.rank; assumed"),
+        BasisRow("copies of its weights in training", copies, "assumed"),
+        BasisRow("GPUs", memory, f"{USABLE_MEMORY.source}; --gpus, --gpu-memory"),
+        *own,
+        BasisRow("tokens a second of a GPU", speed, throughput.source),
+        BasisRow("tokens a second of a request", f"{REQUEST_RATE.value:g}", REQUEST_RATE.source),
+        BasisRow("reading a dialogue", "each token once: prefixes are cached", "assumed"),
+        BasisRow("training on a token", f"{TRAINING_FACTOR.value} times reading it", TRAINING_FACTOR.source),
+        BasisRow("episodes at once", f"{machine.batch} a job", "spec: machine.batch"),
+        BasisRow("jobs at once", jobs, f"spec: {setting}"),
+        BasisRow("worker of the benchmark", f"{host.value:g} s a rollout", host.source),
+        BasisRow("its processes", str(estimate.processes), "spec: machine.benchmarks"),
+    ]
 
 
 def plan_tables(plan: Plan) -> list[RenderableType]:
     """Render the plan for rich: counts, cost, what they rest on, what to know."""
     counts = _table(f"plan: {plan.title}", "stage", "jobs", "rollouts", "model calls", "tokens read", "tokens written")
+    counts.caption = "ranges: the least to the most of what nobody knows beforehand"
     money_and_time = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
     least = {cost.stage: cost for cost in plan.low}
     for high in plan.high:
         # What may have nothing to do, as controls, is no stage of the least.
         low = least.get(high.stage, StageCost(high.stage, high.jobs, gpus=high.gpus))
         style = "bold" if low.stage == "total" else ""
-        pairs = ((getattr(low.use, name), getattr(high.use, name)) for name in ("calls", "input", "output"))
         rollouts = _range(low.rollouts, high.rollouts, lambda count: f"{count:,.0f}")
-        counts.add_row(low.stage, str(low.jobs), rollouts, *(_range(*pair, rounded) for pair in pairs), style=style)
+        calls, read, _, written = (_range(*ends, rounded) for ends in zip(low.use, high.use, strict=True))
+        counts.add_row(low.stage, str(low.jobs), rollouts, calls, read, written, style=style)
         memory = _range(low.memory, high.memory, lambda size: f"{size:.0f}")
         gpus = (str(low.gpus), memory, _range(low.gpu_hours, high.gpu_hours, rounded)) if low.gpus else ("", "", "")
-        money = _range(low.money, high.money, rounded)
-        money_and_time.add_row(low.stage, *gpus, _range(low.seconds, high.seconds, _time), money, style=style)
-    counts.caption = "ranges: the least to the most of what nobody knows beforehand"
+        wall, money = _range(low.seconds, high.seconds, time_text), _range(low.money, high.money, rounded)
+        money_and_time.add_row(low.stage, *gpus, wall, money, style=style)
+    memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
+    for group, parts in plan.memory.items():
+        for name, value in {**parts, "total": sum(parts.values())}.items():
+            memory_table.add_row(group, name, f"{value:.1f}", style="bold" if name == "total" else "")
     basis_table = _table("what this rests on", "what", "value", "from", text_columns=3)
     for row in plan.basis:
         basis_table.add_row(*row)
-    memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
-    for group, parts in plan.memory.items():
-        for name, value in parts.items():
-            memory_table.add_row(group, name, f"{value:.1f}")
-        memory_table.add_row(group, "total", f"{sum(parts.values()):.1f}", style="bold")
-    itemised = [memory_table] if plan.memory else []
-    return [
-        counts,
-        money_and_time,
-        *itemised,
-        basis_table,
-        *(Text(f"to know: {text}", "yellow") for text in plan.warnings),
-    ]
+    tables = [counts, money_and_time, memory_table, basis_table]
+    notes = (Text(f"to know: {text}", "yellow") for text in plan.warnings)
+    return [*(table for table in tables if table.row_count), *notes]
 
 
 def _table(title: str, *names: str, text_columns: int = 1) -> Table:
@@ -97,13 +234,17 @@ def _table(title: str, *names: str, text_columns: int = 1) -> Table:
 
 
 def _range(low: float | None, high: float | None, text_of: Callable[[float], str]) -> str:
+    """Word a range; "" for nothing at all."""
     if low is None or high is None:
         return "not known"
+    if not low and not high:
+        return ""
     ends = [text_of(value) if value else "0" for value in (low, high)]
-    return " to ".join(ends) if ends[0] != ends[1] else ends[0] if low else ""
+    return " to ".join(dict.fromkeys(ends))
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Word seconds in the unit that suits them."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= unit:
             return f"{rounded(seconds / unit)} {name}"
