@@ -183,7 +183,7 @@ class Estimate:
             arms -= (1 + spec.baselines.solutions.run) * max(0, self.count - 1)
         further = split_sizes(spec.benchmark) if evaluation.splits == "all" else {}
         tasks = evaluation.tasks + further.get("discovery", 0) + further.get("training", 0)
-        played = (arms + self.composed) * tasks * evaluation.trials
+        rollouts = (arms + self.composed) * tasks * evaluation.trials
         # Questions: labels of every rollout of the diagnosis in every run, and of each failure of the base on the test
         # split, at most of all its rollouts there.
         labelling = self._labelling(spec.labels.runs * self.diagnosis, CANDIDATES, spec.labels.runs)
@@ -200,7 +200,7 @@ class Estimate:
             *(self._baseline(row) for row in baselines().values()),
             self._playing("merging", distilled * spec.merging.rollouts, training=True),
             self._playing("controls", self.controls, max(1, math.ceil(self.further)), workers, training=True),
-            self._playing("evaluation", played, math.ceil(arms), workers, user=True),
+            self._playing("evaluation", rollouts, math.ceil(arms), workers, user=True),
             self._asking(StageCost("causality", 1), spec.analyst, self._labelling(causal, self.count), concurrency),
         ]
         stages = [stage for stage in stages if self.trainable or stage.stage in UNTRAINED]

@@ -155,7 +155,7 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
     speed = f"{throughput.prefill:,.0f} read, {throughput.decode:,.0f} written"
     copies = "2, sharded: to sample and to train"
     jobs, setting = f"{machine.workers} of adapters and evaluation", "machine.workers"
-    own = list[BasisRow]()
+    fleet = list[BasisRow]()
     if estimate.vllm:
         # Servers that a job starts itself.
         servers = estimate.servers(True)
@@ -167,7 +167,7 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
         endpoint = machine.asking.gpus
         place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
         start = f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}"
-        own = [
+        fleet = [
             BasisRow("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
             BasisRow("servers are healthy after", start, SERVER_START.source),
             BasisRow("simulated user, analyst, synthesizer", place, "spec: machine.asking.gpus"),
@@ -185,7 +185,7 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
         BasisRow("LoRA", f"rank {estimate.rank} on {modules}", "spec: trainer.rank; assumed"),
         BasisRow("copies of its weights in training", copies, "assumed"),
         BasisRow("GPUs", memory, f"{USABLE_MEMORY.source}; --gpus, --gpu-memory"),
-        *own,
+        *fleet,
         BasisRow("tokens a second of a GPU", speed, throughput.source),
         BasisRow("tokens a second of a request", f"{REQUEST_RATE.value:g}", REQUEST_RATE.source),
         BasisRow("reading a dialogue", "each token once: prefixes are cached", "assumed"),
@@ -208,8 +208,8 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         low = least.get(high.stage, StageCost(high.stage, high.jobs, gpus=high.gpus))
         style = "bold" if low.stage == "total" else ""
         rollouts = _range(low.rollouts, high.rollouts, lambda count: f"{count:,.0f}")
-        calls, read, _, written = (_range(*ends, rounded) for ends in zip(low.use, high.use, strict=True))
-        counts.add_row(low.stage, str(low.jobs), rollouts, calls, read, written, style=style)
+        calls, tokens_read, _, tokens_written = (_range(*ends, rounded) for ends in zip(low.use, high.use, strict=True))
+        counts.add_row(low.stage, str(low.jobs), rollouts, calls, tokens_read, tokens_written, style=style)
         memory = _range(low.memory, high.memory, lambda size: f"{size:.0f}")
         gpus = (str(low.gpus), memory, _range(low.gpu_hours, high.gpu_hours, rounded)) if low.gpus else ("", "", "")
         wall, money = _range(low.seconds, high.seconds, time_text), _range(low.money, high.money, rounded)
