@@ -76,7 +76,7 @@ READERS = {
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
     "execution/jobs.py": "adds whole lines to a journal, of which one that is cut off is passed over",
-    "execution/locks.py": "locks hold nothing",
+    "execution/loans.py": "locks hold nothing",
     "comparison/points.py": "workspaces of points, made again from what git has before each run; their logs",
     "interop/logs/memory.py": "into a folder that is gone once it is read",
     "models/composition.py": "into the folder that its callers name, which is aside",

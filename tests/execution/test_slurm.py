@@ -257,7 +257,7 @@ def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Clus
     # Both pipelines sent what is broken: nothing that failed is kept.
     assert len(sent()) == 3 + 2 + 1
     assert [row(job)[2] for job in (sent()[0], sent()[1])] == ["finished", "failed"]
-    assert row(sent()[1])[-1] == "one is out of stock" and row(sent()[-1])[6] == "ZeroDivisionError: three by nothing"
+    assert row(sent()[1])[-1] == "one is out of stock" and row(sent()[-1])[5] == "ZeroDivisionError: three by nothing"
     assert "Traceback" not in jobs.job_log(Path(), sent()[1]) and "Traceback" in jobs.job_log(Path(), sent()[-1])
 
 
@@ -268,9 +268,9 @@ def test_jobs_are_shown_with_what_they_do_say_and_wait_for(home: Cluster) -> Non
     waiting = Background(chore, [Chore(name, "go") for name in ("a", "b", "c")], all_gpus, "chores")
     until(lambda: len(runs()) == 2)
     until(lambda: row(sent()[2])[2] == "pending" and row(sent()[2])[-1] in ("Resources", "Priority"))
-    job, item, state, node, elapsed, progress, line, reason = row(sent()[0])
+    job, item, state, node, elapsed, line, reason = row(sent()[0])
     assert (job, item, state, node) == (sent()[0], "chores a", "running", "n1") and elapsed.startswith("0:")
-    assert (progress, line, reason) == ("1 of 5", "1 of 5: at a", "")
+    assert (line, reason) == ("1 of 5: at a", "")
     assert {row(one)[3] for one in sent()} == {"n1", "n2", ""}
     Path("go").touch()
     waiting.result()
@@ -514,7 +514,7 @@ def test_what_lies_on_disk_is_shown_without_slurm_too(here: Path, monkeypatch: p
     (JOBS / "sub").mkdir()
     (JOBS / "sub/7_1_0_log.out").write_text("begun\nx:  30%|███   | 3/10 [00:01]\rsubmitit INFO of its own\n")
     assert row("7_0")[1:3] == ["chores a", "finished"]
-    assert row("7_1")[1:7] == ["chores b", "unknown", "", "", "3 of 10", "x:  3/10 [00:01]"]
+    assert row("7_1")[1:6] == ["chores b", "unknown", "", "", "x:  30%|███   | 3/10 [00:01]"]
     assert "Slurm does not answer" in shown()
 
 
@@ -594,8 +594,7 @@ def test_a_result_is_made_once_and_is_none_when_its_files_were_altered(here: Pat
     work = slurm.Work(_folder, Chore("a"), "key", JOBS / "sub", 0)
     assert slurm.stored_result("key") is None
     work()
-    found = slurm.stored_result("key")
-    assert found is not None and found.result == {"folder": Path("adapter")}
+    assert slurm.stored_result("key") == ({"folder": Path("adapter")},)
     work()
     assert runs() == ["a"]
     (here / "adapter/weights").write_text("altered")

@@ -6,9 +6,8 @@ Where Slurm does not answer, what lies on disk is shown all the same.
 import json
 import os
 import pickle
-import re
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,6 +26,8 @@ ALIVE = {
     *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"),
 }
 """States of a job that may yet come to its end by itself."""
+LAUNCHERS = ("submitit ", "srun: ")
+"""Beginnings of lines in a job's log that its function has not printed."""
 COLOURS = {"finished": "green", "running": "green", "pending": "yellow", "configuring": "yellow", "completing": "green"}
 
 
@@ -71,18 +72,14 @@ class Attempt(NamedTuple):
         path = self.folder / f"{self.key}.failure"
         return pickle.loads(path.read_bytes()) if path.exists() else None
 
-    def tail(self) -> list[str]:
-        """Read the last lines that its function printed; a progress bar's states are lines, too."""
+    def last_line(self) -> str:
+        """Read the last line that its function printed; a progress bar's states are lines, too."""
         if not self.log.exists():
-            return []
+            return ""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 8192))
             lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
-        return [line.strip() for line in lines if line.strip() and not line.startswith(("submitit ", "srun: "))]
-
-    def last_line(self) -> str:
-        """Read the last line that its function printed."""
-        return next(reversed(self.tail()), "")
+        return next((line.strip() for line in reversed(lines) if line.strip() and not line.startswith(LAUNCHERS)), "")
 
 
 class State(NamedTuple):
@@ -119,12 +116,14 @@ def states(jobs: Collection[str]) -> dict[str, State]:
         return {}
     # The controller knows every job that is not over, and forgets the others; sacct is seconds behind, or not there.
     queue = _slurm("squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%N|%M|%r")
-    by_job = {row[0]: State(*row[1:]) for row in _rows(queue, 5)}
+    rows = (line.strip().split("|") for line in queue.splitlines())
+    by_job = {row[0]: State(*row[1:]) for row in rows if len(row) == 5}
     if forgotten := [job for job in jobs if job not in by_job]:
         with suppress(InfrastructureError):
             command = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobID,State,NodeList,Elapsed,ExitCode")
-            for row in _rows(_slurm(*command, f"--jobs={','.join(forgotten)}"), 5):
-                by_job[row[0]] = State(row[1].split()[0], row[2], row[3], f"exit code {row[4]}")
+            for line in _slurm(*command, f"--jobs={','.join(forgotten)}").splitlines():
+                job, state, node, elapsed, code = line.strip().split("|")
+                by_job[job] = State(state.split()[0], node, elapsed, f"exit code {code}")
     return {job: by_job.get(job, State("GONE")) for job in jobs}
 
 
@@ -164,16 +163,8 @@ def _slurm(*command: str) -> str:
     return process.stdout
 
 
-def _rows(text: str, width: int) -> Iterator[list[str]]:
-    for line in text.splitlines():
-        row = line.strip().split("|")
-        if len(row) == width:
-            yield row
-
-
 def jobs_table(root: Path, limit: int = 40) -> Table:
-    """Tabulate the last attempt at each item, oldest first: job, item, state, node, elapsed, progress, last line,
-    reason."""
+    """Tabulate the last attempt at each item, oldest first: job, item, state, node, elapsed, last line, reason."""
     attempts: dict[str, list[tuple[Submission, int, Attempt]]] = {}
     for submission in submissions(root / JOBS):
         for index, attempt in enumerate(submission.attempts(root / JOBS)):
@@ -185,24 +176,28 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
     except InfrastructureError as error:
         by_job, caption = {}, f"Slurm does not answer: {error}"
     table = Table(title="jobs", title_justify="left", caption=caption, caption_justify="left")
-    for column in ("job", "item", "state", "node", "elapsed", "progress"):
+    for column in ("job", "item", "state", "node", "elapsed"):
         table.add_column(column, no_wrap=column != "item")
     table.add_column("last line", max_width=50)
     table.add_column("reason")
     for submission, index, attempt in last:
-        state = by_job.get(attempt.job, State("UNKNOWN"))
-        word, reason = job_outcome(attempt, state, root / JOBS)
-        count = len(attempts[attempt.key])
-        lines = attempt.tail()
+        # One word for the state, and a reason: why it waits, what it failed with, how it died.
+        state, failure, count = by_job.get(attempt.job, State("UNKNOWN")), attempt.failure(), len(attempts[attempt.key])
+        word, reasons = state.name.lower(), [] if state.reason in ("", "None") else [state.reason]
+        if (root / JOBS / "results" / f"{attempt.key}.pkl").exists():
+            word, reasons = "finished", []
+        elif failure is not None:
+            fault = failure.problem if isinstance(failure, UserError) else f"{type(failure).__name__}: {failure}"
+            word, reasons = "failed", fault.splitlines()[:1]
+        reasons += [f"submitted {count} times"] if count > 1 else []
         table.add_row(
             attempt.job,
             f"{submission.label} {submission.items[index]}",
             Text(word, COLOURS.get(word, "red")),
             state.node,
             state.elapsed,
-            progress_of(lines),
-            Text(without_bar(next(reversed(lines), ""))),
-            Text("; ".join(filter(None, [reason, f"submitted {count} times" if count > 1 else ""]))),
+            Text(attempt.last_line()[:100]),
+            Text("; ".join(reasons)),
         )
     return table
 
@@ -213,43 +208,13 @@ def job_log(root: Path, job: str) -> str:
     Raises:
         UserError: there is no such job, or it has printed nothing yet.
     """
-    attempts = [attempt for submission in _existing_submissions(root) for attempt in submission.attempts(root / JOBS)]
+    attempts = [attempt for submission in submissions(root / JOBS) for attempt in submission.attempts(root / JOBS)]
     # An array's own id stands for its first task.
     attempt = next((attempt for attempt in attempts if job in (attempt.job, attempt.job.split("_")[0])), None)
     if attempt is None:
-        raise UserError(f"there is no job {job} here", f"the last ones are {', '.join(a.job for a in attempts[-5:])}")
+        known = ", ".join(attempt.job for attempt in attempts[-5:])
+        remedy = f"the last ones are {known}" if known else "choose machine=slurm in params.yaml (overrides)"
+        raise UserError(f"there is no job {job} here", remedy)
     if not attempt.log.exists():
         raise UserError(f"job {attempt.job} has said nothing yet", "see `captrain jobs` for its state")
     return attempt.log.read_text(errors="replace")
-
-
-def job_outcome(attempt: Attempt, state: State, jobs: Path) -> tuple[str, str]:
-    """Describe the state of a job in one word, and the reason: why it waits, what it failed with, how it died."""
-    if (jobs / "results" / f"{attempt.key}.pkl").exists():
-        return "finished", ""
-    failure = attempt.failure()
-    if failure is not None:
-        message = failure.problem if isinstance(failure, UserError) else f"{type(failure).__name__}: {failure}"
-        return "failed", next(iter(message.splitlines()), "")
-    return state.name.lower(), "" if state.reason == "None" else state.reason
-
-
-def progress_of(lines: Sequence[str]) -> str:
-    """Read the progress of a job from the last lines of its log: "3 of 10", or a progress bar's "3/10"."""
-    for line in reversed(lines):
-        if match := re.search(r"\b(\d+)(?: of |/)(\d+)\b", line):
-            return f"{match[1]} of {match[2]}"
-    return ""
-
-
-def without_bar(line: str) -> str:
-    """Cut a line of a log to what a table has room for, and of a progress bar to what it says without what it draws."""
-    line = re.sub(r"\d+%\|[^|]*\| ", "", line)
-    return line if len(line) <= 100 else f"{line[:99]}…"
-
-
-def _existing_submissions(root: Path) -> list[Submission]:
-    ledger = submissions(root / JOBS)
-    if not ledger:
-        raise UserError("no job was ever submitted here", "choose machine=slurm in params.yaml (overrides)")
-    return ledger

@@ -65,7 +65,7 @@ def run(
         from captrain.execution import slurm
 
         assert machine.slurm is not None
-        return slurm.run(function, items, machine.slurm, label)
+        return slurm.Dispatch(function, items, machine.slurm, label).wait()
     workers = machine.served_at_once if machine.vllm.python else machine.workers
     if cores(machine) == 1 or min(workers, len(items)) <= 1:
         return [function(item) for item in tqdm(items, desc=label, unit="item", leave=False, disable=None)]

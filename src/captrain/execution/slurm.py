@@ -33,7 +33,7 @@ from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -51,14 +51,11 @@ from captrain.execution.jobs import (
     states,
     submissions,
 )
-from captrain.execution.locks import exclusive
-from captrain.records import digest, place_aside
+from captrain.execution.loans import exclusive
+from captrain.records import digest, place_aside, publish_bytes
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 GRACE = 5.0
 """Seconds that a job may be over before its result is seen, on a file system that is slow to say so."""
@@ -73,14 +70,13 @@ THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 @contextmanager
 def _told_of_the_end() -> Iterator[None]:
     """Note that Slurm ends this job, beside what submitit does when it is told."""
-    previous = signal.getsignal(signal.SIGTERM)
 
     def note(number: int, frame: FrameType | None) -> None:
         ENDING.set()
         if callable(previous):
             previous(number, frame)
 
-    signal.signal(signal.SIGTERM, note)
+    previous = signal.signal(signal.SIGTERM, note)
     try:
         yield
     finally:
@@ -108,12 +104,12 @@ class Work:
             except Exception as error:
                 account = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
                 print(account, flush=True)
-                if ENDING.wait(NOTICE):
-                    raise SystemExit(1) from None
-                _write(self.folder / f"{self.key}.failure", _portable(error, account))
+                if not ENDING.wait(NOTICE):
+                    publish_bytes(self.folder / f"{self.key}.failure", _portable(error, account))
                 # No exception: that would be submitit's to record. Slurm is to know that this job failed.
                 raise SystemExit(1) from None
-            _write(JOBS / "results" / f"{self.key}.pkl", pickle.dumps((digest(identity_of(result)), result)))
+            content = pickle.dumps((digest(identity_of(result)), result))
+            publish_bytes(JOBS / "results" / f"{self.key}.pkl", content)
 
     def checkpoint(self) -> "DelayedSubmission":
         """Submit the same work again, in the same job."""
@@ -127,8 +123,9 @@ class Work:
         return DelayedSubmission(self)
 
 
-def run(function: Callable[[Item], Result], items: Sequence[Item], slurm: Slurm, label: str) -> list[Result]:
-    """Apply a module-level function to every item, each in a job of its own; results in the order of the items.
+class Dispatch:
+    """Application of a module-level function to every item, each in a job of its own: which items are still out, and
+    what became of the others.
 
     Args:
         function: importable, its arguments and results picklable; a second call goes on where a first was cut off.
@@ -137,14 +134,8 @@ def run(function: Callable[[Item], Result], items: Sequence[Item], slurm: Slurm,
         label: name on the progress bar and of the jobs.
 
     Raises:
-        UserError: Slurm is not here or refuses, or an item's jobs have died too often.
-        Whatever the function raises for the first item that fails, after the others have come to their ends.
+        UserError: Slurm is not here.
     """
-    return Dispatch(function, items, slurm, label).wait()
-
-
-class Dispatch:
-    """One call of `run`: which items are still out, and what became of the others."""
 
     def __init__(self, function: Callable[[Any], Any], items: Sequence[Any], slurm: Slurm, label: str) -> None:
         if shutil.which("sbatch") is None:
@@ -159,7 +150,12 @@ class Dispatch:
         self.over: dict[Attempt, float] = {}
 
     def wait(self) -> list[Any]:
-        """See `run`."""
+        """Return the results in the order of the items, when all jobs have come to their ends.
+
+        Raises:
+            UserError: Slurm refuses, or an item's jobs have died too often.
+            Whatever the function raises for the first item that fails, after the others have come to their ends.
+        """
         self._collect()
         with tqdm(total=len(self.items), desc=self.label, unit="job", leave=False, disable=None) as bar:
             last_look, pause = 0.0, 1.0
@@ -191,7 +187,7 @@ class Dispatch:
         """Take up what has come back."""
         for key in self._pending():
             if (stored := stored_result(key)) is not None:
-                self.results[key] = stored.result
+                [self.results[key]] = stored
             elif key in self.out and (failure := self.out[key].failure()) is not None:
                 self.failures[key] = failure
 
@@ -288,20 +284,18 @@ class Dispatch:
             additional_parameters={**self.slurm.options, "requeue": True},
         )
         try:
-            jobs = executor.submit_array([self._work(key, submission) for key in keys])
+            jobs = executor.submit_array([self._work(key, folder) for key in keys])
         except FailedJobError as error:
             raise UserError(
                 f"sbatch refused {self.label}: {' '.join(str(error).split())}", "correct machine.slurm, and run again"
             ) from None
-        job = jobs[0].job_id.split("_")[0]
-        append_to_ledger({"name": submission.name, "job": job})
-        submission = submission.model_copy(update={"job": job})
+        submission = _known(submission, jobs[0].job_id.split("_")[0])
         self.out |= {attempt.key: attempt for attempt in submission.attempts()}
-        message = f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {job}"
+        message = f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {submission.job}"
         tqdm.write(f"{message}; it goes on when this process ends, and `captrain jobs` shows it")
 
-    def _work(self, key: str, submission: Submission) -> Work:
-        return Work(self.function, self.items[key], key, JOBS / submission.name, self.slurm.requeues)
+    def _work(self, key: str, folder: Path) -> Work:
+        return Work(self.function, self.items[key], key, folder, self.slurm.requeues)
 
     def _recovered(self, submission: Submission) -> Submission:
         """Recover the id of a submission whose process ended before it had noted it, if Slurm had heard of it."""
@@ -310,12 +304,11 @@ class Dispatch:
         job = job_named(submission.name, submission.at)
         if job is None:
             return submission
-        append_to_ledger({"name": submission.name, "job": job})
-        submission = submission.model_copy(update={"job": job})
+        submission = _known(submission, job)
         for attempt in submission.attempts():
             # Where it ended within sbatch, the job waits for what it is to do.
             if attempt.key in self.items and not attempt.submitted.exists():
-                work = DelayedSubmission(self._work(attempt.key, submission))
+                work = DelayedSubmission(self._work(attempt.key, attempt.folder))
                 work.set_timeout(self.slurm.minutes, 10**9)
                 with place_aside(attempt.submitted) as aside:
                     work.dump(aside)
@@ -323,14 +316,15 @@ class Dispatch:
         return submission
 
 
-class StoredResult(NamedTuple):
-    """A result that lies on disk, which may be None itself."""
+def _known(submission: Submission, job: str) -> Submission:
+    """Note the id of a submission."""
+    append_to_ledger({"name": submission.name, "job": job})
+    return submission.model_copy(update={"job": job})
 
-    result: Any
 
-
-def stored_result(key: str) -> StoredResult | None:
-    """Read the result of an item, if it is there, and the files that it names are what they were."""
+def stored_result(key: str) -> tuple[Any] | None:
+    """Read the result of an item, which may be None itself, if it is there, and the files that it names are what they
+    were."""
     path = JOBS / "results" / f"{key}.pkl"
     if not path.exists():
         return None
@@ -338,21 +332,12 @@ def stored_result(key: str) -> StoredResult | None:
         expected, result = pickle.loads(path.read_bytes())
     except (EOFError, pickle.UnpicklingError):
         return None
-    return StoredResult(result) if digest(identity_of(result)) == expected else None
+    return (result,) if digest(identity_of(result)) == expected else None
 
 
 def name_of(item: object) -> str:
     """Return the name of an item for readers, or else the item itself as text."""
     return str(getattr(item, "name", item))[:60]
-
-
-def _write(path: Path, data: bytes) -> None:
-    with place_aside(path, f".{os.getpid()}") as aside:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
 
 
 def _portable(error: Exception, account: str) -> bytes:
