@@ -212,8 +212,8 @@ def job_log(root: Path, job: str) -> str:
     # An array's own id stands for its first task.
     attempt = next((attempt for attempt in attempts if job in (attempt.job, attempt.job.split("_")[0])), None)
     if attempt is None:
-        known = ", ".join(attempt.job for attempt in attempts[-5:])
-        remedy = f"the last ones are {known}" if known else "choose machine=slurm in params.yaml (overrides)"
+        last_jobs = ", ".join(attempt.job for attempt in attempts[-5:])
+        remedy = f"the last ones are {last_jobs}" if last_jobs else "choose machine=slurm in params.yaml (overrides)"
         raise UserError(f"there is no job {job} here", remedy)
     if not attempt.log.exists():
         raise UserError(f"job {attempt.job} has said nothing yet", "see `captrain jobs` for its state")

@@ -66,49 +66,22 @@ def redacted(text: str, *secrets: str) -> str:
 
 
 def censored(value: T) -> T:
-    """Take what looks like a key out of all texts of a JSON value or a record; the value itself where there is none.
+    """Take what looks like a key out of all texts of a JSON value or a record; a record itself where there is none.
 
     What stands behind a name goes only if it is as long and as mixed as a key: a code or a password that an agent was
     told is part of its task, and a world that replays the call needs it.
     """
-    forms = _forms_of_environment()
-    # Most of what is read holds no key: to look at its texts takes a tenth of the time in which it is built anew.
-    has_key = any(_without_keys(text, forms, MIXED) != text for text in _texts(value))
-    return _censored(value, forms) if has_key else value
-
-
-def _texts(value: object) -> set[str]:
-    """Collect the texts of a JSON value or a record, names included, that are long enough to hold a key."""
-    texts: set[str] = set()
-    stack: list[object] = [value]
-    while stack:
-        element = stack.pop()
-        if isinstance(element, str):
-            texts.add(element)
-        elif isinstance(element, dict):
-            texts.update(element)
-            stack += element.values()
-        elif isinstance(element, list):
-            # Token ids, masks and log-probabilities are most of a rollout.
-            if not NUMBERS.issuperset(map(type, element)):
-                stack += element
-        elif isinstance(element, BaseModel):
-            stack += vars(element).values()
-    return {text for text in texts if len(text) >= SHORTEST}
+    return _censored(value, _forms_of_environment())
 
 
 def _censored(value: Any, forms: tuple[str, ...]) -> Any:
     kind = type(value)
     if kind is str:
-        return value if len(value) < SHORTEST else _without_keys(value, forms, MIXED)
+        return _without_keys(value, forms, MIXED)
     if kind is dict:
-        return {
-            name if len(name) < SHORTEST else _without_keys(name, forms, MIXED): element
-            if type(element) in NUMBERS
-            else _censored(element, forms)
-            for name, element in value.items()
-        }
+        return {_without_keys(name, forms, MIXED): _censored(element, forms) for name, element in value.items()}
     if kind is list:
+        # Token ids, masks and log-probabilities are most of a rollout.
         return value if NUMBERS.issuperset(map(type, value)) else [_censored(element, forms) for element in value]
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in value.model_fields_set}
@@ -118,12 +91,12 @@ def _censored(value: Any, forms: tuple[str, ...]) -> Any:
 
 
 def _without_keys(text: str, forms: tuple[str, ...], shape: re.Pattern[str] | None = None) -> str:
+    if len(text) < SHORTEST:
+        return text
     return (_searched if len(text) > LONG else _remembered)(text, forms, shape)
 
 
 def _searched(text: str, forms: tuple[str, ...], shape: re.Pattern[str] | None) -> str:
-    if len(text) < SHORTEST:
-        return text
     for form in forms:
         text = text.replace(form, REDACTED)
     text = KEY.sub(lambda match: _replaced(match, shape), text)
@@ -180,13 +153,13 @@ def _forms(value: str) -> Iterator[str]:
     yield value.encode().hex()
 
 
-def _names() -> list[str]:
-    return [name for name in os.environ if SECRET_NAME.search(name)]
+def _secrets_of_environment() -> list[str]:
+    """List the values of environment variables that are named as keys are."""
+    return [value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= SHORTEST]
 
 
 def _forms_of_environment() -> tuple[str, ...]:
-    values = [os.environ[name] for name in _names()]
-    return tuple(form for value in values if len(value) >= SHORTEST for form in dict.fromkeys(_forms(value)))
+    return tuple(form for value in _secrets_of_environment() for form in dict.fromkeys(_forms(value)))
 
 
 def refuse_keys(overrides: Sequence[str]) -> None:
@@ -198,7 +171,7 @@ def refuse_keys(overrides: Sequence[str]) -> None:
     for override in overrides:
         name, _, value = override.partition("=")
         is_secret = bool(re.search(rf"(?i){NAME}$", name) and SECRET.fullmatch(value))
-        if is_secret or SETTING.search(override) or _is_of_environment(value):
+        if is_secret or SETTING.search(override) or value in _secrets_of_environment():
             raise UserError(
                 f"the setting {redacted(name)} holds what looks like a key, and would be written into files that are "
                 "kept",
@@ -212,10 +185,5 @@ def refuse_keys_in(data: Mapping[str, object], prefix: str = "") -> None:
     for name, value in data.items():
         if isinstance(value, Mapping):
             refuse_keys_in(value, f"{prefix}{name}.")
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str):
-                refuse_keys([f"{prefix}{name}={text}"])
-
-
-def _is_of_environment(value: str) -> bool:
-    return len(value) >= SHORTEST and any(os.environ[name] == value for name in _names())
+        texts = value if isinstance(value, list) else [value]
+        refuse_keys([f"{prefix}{name}={text}" for text in texts if isinstance(text, str)])
