@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -129,13 +128,13 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in paths if not any(part == "__pycache__" or part[0] == "." for part in path.parts[-3:])]
 
 
-def identity_of(value: Any) -> object:
+def identity_of(value: object) -> object:
     """Reduce a value to what decides a result, as JSON: of a path the content of the file or folder, of a machine
     nothing, of an object with `identity()` what this returns, of any other all its fields."""
     if isinstance(value, Machine):
         return None
-    if hasattr(value, "identity"):
-        return identity_of(value.identity())
+    if callable(identity := getattr(value, "identity", None)):
+        return identity_of(identity())
     if isinstance(value, Path):
         if value.is_dir():
             return [[str(path.relative_to(value)), file_digest(path)] for path in files_below(value)]

@@ -322,7 +322,7 @@ def _known(submission: Submission, job: str) -> Submission:
     return submission.model_copy(update={"job": job})
 
 
-def stored_result(key: str) -> tuple[Any] | None:
+def stored_result(key: str) -> tuple[object] | None:
     """Read the result of an item, which may be None itself, if it is there, and the files that it names are what they
     were."""
     path = JOBS / "results" / f"{key}.pkl"
