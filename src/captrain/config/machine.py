@@ -69,7 +69,8 @@ class Slurm(Section):
     options: dict[str, str | int | bool] = {}
     """Further options of sbatch, such as account or qos."""
     requeues: Annotated[int, Field(ge=0)] = 20
-    """Times that a job which was preempted or met its time limit is queued again, to go on from its checkpoint."""
+    """Times that a job which met its time limit is queued again, to go on from its checkpoint; one that was preempted
+    always is."""
     resubmissions: Annotated[int, Field(ge=0)] = 3
     """Times that one run of a stage submits an item again whose job died."""
 

@@ -3,18 +3,17 @@
 An item's key is its fingerprint: the digest of everything that decides its result, never of the machine.
 All state lies in `.cache/jobs`, on a file system that every node sees under the same path:
 
-    ledger.jsonl        each submission, twice appended and flushed to disk: what is about to be sent, and its job id
     lock                held while something is sent, so that two pipelines never send the same item
     results/<key>.pkl   what a finished job came to; whoever has this key next takes it from here
-    <submission>/       submitit's files: script, pickles, logs; and what a job failed with
+    <submission>/       what was about to be sent; submitit's files: script, pickles, logs; and what a job failed with
 
-A process that is killed at any moment leaves either nothing sent, or a job that its successor finds: in the ledger, or
-by the submission's name, which is in the ledger before Slurm hears it. Two jobs of one key, should they ever meet, wait
-for each other, and the second finds the result. A job that is preempted or meets its time limit is queued again and
-calls its function again: functions go on from what they keep themselves (`captrain.training`, `captrain.rollouts`).
-A job that dies otherwise (killed, cancelled, out of memory, its node lost) is submitted again, a limited number of
-times: whoever wants jobs to stop ends the pipeline first. What a function raises is no death: it reaches the caller as
-if it had run here.
+A process that is killed at any moment leaves either nothing sent, or jobs that its successor finds by submitit's files,
+which name them; one that is killed within sbatch itself leaves a job without work, which ends by itself. Two jobs of
+one key, should they ever meet, wait for each other, and the second finds the result. A job that is preempted or meets
+its time limit is queued again and calls its function again: functions go on from what they keep themselves
+(`captrain.training`, `captrain.rollouts`). A job that dies otherwise (killed, cancelled, out of memory, its node lost)
+is submitted again, a limited number of times: whoever wants jobs to stop ends the pipeline first. What a function
+raises is no death: it reaches the caller as if it had run here.
 """
 
 import os
@@ -40,19 +39,9 @@ from tqdm import tqdm
 from captrain.config import Slurm
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution.fingerprint import fingerprint, identity_of
-from captrain.execution.jobs import (
-    ALIVE,
-    JOBS,
-    Attempt,
-    State,
-    Submission,
-    append_to_ledger,
-    job_named,
-    states,
-    submissions,
-)
+from captrain.execution.jobs import ALIVE, JOBS, RECORD, Attempt, Submission, states, submissions
 from captrain.execution.loans import exclusive
-from captrain.records import digest, place_aside, publish_bytes
+from captrain.records import digest, publish_bytes, publish_json
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -91,7 +80,6 @@ class Work:
     item: object
     key: str
     folder: Path
-    requeues: int
 
     def __call__(self) -> None:
         """Work, unless the result is there already; leave the result, or what the function raised."""
@@ -105,7 +93,15 @@ class Work:
                 account = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
                 print(account, flush=True)
                 if not ENDING.wait(NOTICE):
-                    publish_bytes(self.folder / f"{self.key}.failure", _portable(error, account))
+                    # The traceback comes along where it is not for the reader to mend.
+                    if not isinstance(error, UserError | InfrastructureError):
+                        error.add_note(account)
+                    try:
+                        failure = pickle.dumps(error)
+                        pickle.loads(failure)
+                    except Exception:
+                        failure = pickle.dumps(RuntimeError(account))
+                    publish_bytes(self.folder / f"{self.key}.failure", failure)
                 # No exception: that would be submitit's to record. Slurm is to know that this job failed.
                 raise SystemExit(1) from None
             content = pickle.dumps((digest(identity_of(result)), result))
@@ -115,10 +111,6 @@ class Work:
         """Submit the same work again, in the same job."""
         from submitit.helpers import DelayedSubmission
 
-        if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= self.requeues:
-            # SystemExit, because the function that is interrupted may take any other exception for its own.
-            print(f"not queued again: this has happened {self.requeues} times (machine.slurm.requeues)", flush=True)
-            raise SystemExit(1)
         ENDING.set()
         return DelayedSubmission(self)
 
@@ -206,23 +198,21 @@ class Dispatch:
                 continue
             os.listdir(attempt.folder)  # On NFS, opening a folder is what brings news of it.
             os.listdir(JOBS / "results")
-            if time.monotonic() - self.over.setdefault(attempt, time.monotonic()) > GRACE:
-                self._bury(key, attempt, state)
+            if time.monotonic() - self.over.setdefault(attempt, time.monotonic()) <= GRACE:
+                continue
+            del self.out[key]
+            self.deaths[key] += 1
+            death = f"{self.label} {name_of(self.items[key])}: job {attempt.job} is over without a result "
+            death += f"({state.name.lower()}{f' on {state.node}' if state.node else ''}), and said last: "
+            death += attempt.last_line() or "nothing"
+            if self.deaths[key] <= self.slurm.resubmissions:
+                tqdm.write(f"{death}; it is submitted again")
+                continue
+            limit = f"machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further one"
+            remedy = f"see `captrain jobs {attempt.job}`; change machine.slurm if memory or time was too short, and "
+            self.failures[key] = UserError(f"{death}; {limit}", f"{remedy}run again")
         counts = Counter(state.name.lower() for state in by_job.values())
         return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
-
-    def _bury(self, key: str, attempt: Attempt, state: State) -> None:
-        del self.out[key]
-        self.deaths[key] += 1
-        death = f"{name_of(self.items[key])}: job {attempt.job} is over without a result ({state.name.lower()}"
-        death += f"{f' on {state.node}' if state.node else ''}), and said last: {attempt.last_line() or 'nothing'}"
-        if self.deaths[key] <= self.slurm.resubmissions:
-            tqdm.write(f"{self.label} {death}; it is submitted again")
-            return
-        self.failures[key] = UserError(
-            f"{self.label} {death}; machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further one",
-            f"see `captrain jobs {attempt.job}`; change machine.slurm if memory or time was too short, and run again",
-        )
 
     def _send(self) -> None:
         """Attach to the job of every item that is not out, or submit it."""
@@ -231,11 +221,8 @@ class Dispatch:
             unsent = [key for key in self._pending() if key not in self.out]
             last: dict[str, Attempt] = {}
             for submission in submissions():
-                if not set(submission.keys) & set(unsent):
-                    continue
-                if submission.job is None:
-                    submission = self._recovered(submission)
-                last |= {attempt.key: attempt for attempt in submission.attempts()}
+                if set(submission.keys) & set(unsent):
+                    last |= {attempt.key: attempt for attempt in submission.attempts()}
             try:
                 by_job = states([last[key].job for key in unsent if key in last])
             except InfrastructureError as error:
@@ -257,13 +244,11 @@ class Dispatch:
             label=self.label,
             keys=list(keys),
             items=[name_of(self.items[key]) for key in keys],
-            at=datetime.now().isoformat(timespec="seconds"),
+            at=datetime.now().isoformat(),
         )
         folder = JOBS / submission.name
-        folder.mkdir(parents=True)
-        append_to_ledger(submission.model_dump(exclude={"job"}))
-        # How often a job is queued again is for Work to say, not for submitit.
-        executor = SlurmExecutor(folder, max_num_timeout=10**9)
+        publish_json(folder / RECORD, submission)
+        executor = SlurmExecutor(folder, max_num_timeout=self.slurm.requeues)
         executor.update_parameters(
             job_name=submission.name,
             time=self.slurm.minutes,
@@ -284,42 +269,16 @@ class Dispatch:
             additional_parameters={**self.slurm.options, "requeue": True},
         )
         try:
-            jobs = executor.submit_array([self._work(key, folder) for key in keys])
+            jobs = executor.submit_array([Work(self.function, self.items[key], key, folder) for key in keys])
         except FailedJobError as error:
             raise UserError(
                 f"sbatch refused {self.label}: {' '.join(str(error).split())}", "correct machine.slurm, and run again"
             ) from None
-        submission = _known(submission, jobs[0].job_id.split("_")[0])
         self.out |= {attempt.key: attempt for attempt in submission.attempts()}
-        message = f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {submission.job}"
+        message = (
+            f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {jobs[0].job_id.split('_')[0]}"
+        )
         tqdm.write(f"{message}; it goes on when this process ends, and `captrain jobs` shows it")
-
-    def _work(self, key: str, folder: Path) -> Work:
-        return Work(self.function, self.items[key], key, folder, self.slurm.requeues)
-
-    def _recovered(self, submission: Submission) -> Submission:
-        """Recover the id of a submission whose process ended before it had noted it, if Slurm had heard of it."""
-        from submitit.helpers import DelayedSubmission
-
-        job = job_named(submission.name, submission.at)
-        if job is None:
-            return submission
-        submission = _known(submission, job)
-        for attempt in submission.attempts():
-            # Where it ended within sbatch, the job waits for what it is to do.
-            if attempt.key in self.items and not attempt.submitted.exists():
-                work = DelayedSubmission(self._work(attempt.key, attempt.folder))
-                work.set_timeout(self.slurm.minutes, 10**9)
-                with place_aside(attempt.submitted) as aside:
-                    work.dump(aside)
-                    aside.replace(attempt.submitted)
-        return submission
-
-
-def _known(submission: Submission, job: str) -> Submission:
-    """Note the id of a submission."""
-    append_to_ledger({"name": submission.name, "job": job})
-    return submission.model_copy(update={"job": job})
 
 
 def stored_result(key: str) -> tuple[object] | None:
@@ -338,16 +297,3 @@ def stored_result(key: str) -> tuple[object] | None:
 def name_of(item: object) -> str:
     """Return the name of an item for readers, or else the item itself as text."""
     return str(getattr(item, "name", item))[:60]
-
-
-def _portable(error: Exception, account: str) -> bytes:
-    """Pickle an exception so that another process can read it; with its traceback, where it is not for the reader to
-    mend."""
-    if not isinstance(error, UserError | InfrastructureError):
-        error.add_note(account)
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:
-        return pickle.dumps(RuntimeError(account))
-    return data
