@@ -34,7 +34,7 @@ from captrain.execution import jobs, launch, slurm
 from captrain.execution.fingerprint import fingerprint, identity_of
 from captrain.execution.jobs import ALIVE, JOBS
 from captrain.models.lora import Adapter
-from captrain.records import Task, publish_json, publish_text
+from captrain.records import Task, file_digest, publish_json, publish_text
 from captrain.rollouts.batch import PolicySource, RolloutBatch, collect_shard
 
 TESTS = Path(__file__).parents[1]
@@ -557,7 +557,7 @@ def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch:
     monkeypatch.setattr(fingerprint, "PACKAGE", package)
 
     def digest(module: str = "training/runs.py") -> str:
-        return fingerprint._closure_digest.__wrapped__(package / module)
+        return file_digest(*fingerprint.code_closure(package / module))
 
     before = digest()
     others = ("cli/app.py", "reporting/figures.py", "config/spec.py", "execution/slurm.py", "execution/launch.py")

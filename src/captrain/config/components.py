@@ -88,7 +88,7 @@ def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
     """
     settings = component.settings()
     inner = {name: build(part, object) for name, value in settings.items() if (part := nested(name, value)) is not None}
-    built = _imported(component.target)(**{**settings, **inner, **runtime})
+    built = component_class(component)(**{**settings, **inner, **runtime})
     if not fulfils(built, kind):
         missing = _lacking(built, kind)
         reason = f": it has no {', '.join(missing)}" if missing else ""
@@ -135,16 +135,17 @@ def takes(component: Component, name: str) -> bool:
     return name in _parameters(component, "_target_")
 
 
-def component_class(component: Component) -> object:
+def component_class(component: Component, key: str = "_target_") -> Callable[..., Any]:
     """Import the class or function of a component, without building it.
+
+    Args:
+        component: that names it.
+        key: of its `_target_`, for messages.
 
     Raises:
         UserError: the import path does not exist.
     """
-    return _imported(component.target)
-
-
-def _imported(target: str, key: str = "_target_") -> Callable[..., Any]:
+    target = component.target
     label = f"{key} = {excerpt(target)}"
     module_name, _, name = target.partition(":") if ":" in target else target.rpartition(".")
     if not all(part.isidentifier() for part in target.replace(":", ".").split(".")):
@@ -163,7 +164,7 @@ def _imported(target: str, key: str = "_target_") -> Callable[..., Any]:
 
 
 def _parameters(component: Component, key: str) -> Mapping[str, inspect.Parameter]:
-    constructor = _imported(component.target, key)
+    constructor = component_class(component, key)
     try:
         return inspect.signature(constructor).parameters
     except (TypeError, ValueError):
@@ -192,8 +193,9 @@ def check(section: str, component: Component, *, is_inner: bool = False) -> None
         if name in settable and name not in settings:
             raise UserError(f"{section}.{name} is not set, and {component.target} needs it", REMEDY)
         if is_inner and entry.kind is entry.POSITIONAL_OR_KEYWORD:
-            problem = f"{section}._target_ = {component.target} needs {name}, which only a stage can give it"
-            raise UserError(problem, REMEDY)
+            raise UserError(
+                f"{section}._target_ = {component.target} needs {name}, which only a stage can give it", REMEDY
+            )
 
 
 def _check_value(key: str, value: object, annotation: Any) -> None:
@@ -207,11 +209,11 @@ def _check_value(key: str, value: object, annotation: Any) -> None:
             optional = type(None) in get_args(annotation)
             if inner is None and not (optional and value is None):
                 kinds = "null or a component" if optional else "a component"
-                problem = f"{key} = {value!r}: input should be {kinds}, a mapping with _target_"
-                raise UserError(problem, REMEDY) from None
+                raise UserError(
+                    f"{key} = {value!r}: input should be {kinds}, a mapping with _target_", REMEDY
+                ) from None
         except ValidationError as error:
-            remedy = f"set {key}=VALUE" if value is None else REMEDY
-            raise UserError(_first_problem(key, error), remedy) from None
+            raise UserError(_first_problem(key, error), f"set {key}=VALUE" if value is None else REMEDY) from None
     if inner is not None:
         check(key, inner, is_inner=True)
 

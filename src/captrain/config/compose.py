@@ -8,7 +8,7 @@ known of settings, their types and ranges: they are the schema's (`captrain.conf
 
 import re
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -43,8 +43,10 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     for override in overrides:
         form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
         if form is None:
-            problem = f"override {excerpt(override)!r} is not of the form key=value"
-            raise UserError(problem, "write, for example, selection.delta=0.1")
+            raise UserError(
+                f"override {excerpt(override)!r} is not of the form key=value",
+                "write, for example, selection.delta=0.1",
+            )
         key, value = form[2], form[3]
         if key in ("experiment", "seed"):
             raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
@@ -58,20 +60,14 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
             texts.append(override.strip())
             options.add(key)
         else:
-            problem = f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}"
-            raise UserError(problem, alternatives(value, sorted(groups[key])))
+            raise UserError(
+                f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}",
+                alternatives(value, sorted(groups[key])),
+            )
     data = _merged(conf_dir, texts)
-    _drop_settings_of_others(data, options, keys)
-    return data
-
-
-def _drop_settings_of_others(data: JsonObject, options: Collection[str], keys: Collection[str]) -> None:
-    """Drop the settings that conf/ gives to a class which an override replaces.
-
-    Where benchmark._target_=desks.mine:Desk names another class, only settings that are overridden, too, stay. Where
-    router=retrieval chooses another option than the experiment, what the experiment sets of its own goes with that:
-    all that the class of the option does not take.
-    """
+    # Settings that conf/ gives to a class which an override replaces are dropped. Where benchmark._target_=mine:Desk
+    # names another class, only settings that are overridden, too, stay. Where router=retrieval chooses another option
+    # than the experiment, what the experiment sets of its own goes with that: all that the new class does not take.
     classes = {key.removesuffix("._target_") for key in keys if re.fullmatch(r"\w+\._target_", key)}
     for group in {*options, *classes} & data.keys():
         part = None if group in classes else nested(group, data[group])
@@ -81,6 +77,7 @@ def _drop_settings_of_others(data: JsonObject, options: Collection[str], keys: C
                 for name, value in data[group].items()
                 if name == "_target_" or f"{group}.{name}" in keys or (part is not None and takes(part, name))
             }
+    return data
 
 
 def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from captrain.config.components import (
     REMEDY,
@@ -294,8 +294,10 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     for tracker in spec.machine.report_to:
         package = find_spec(tracker)
         if package is None or package.origin is None:  # a folder of that name
-            problem = f"machine.report_to names {tracker}, which is not installed"
-            raise UserError(problem, f"pip install 'captrain[{tracker}]', or leave it out of machine.report_to")
+            raise UserError(
+                f"machine.report_to names {tracker}, which is not installed",
+                f"pip install 'captrain[{tracker}]', or leave it out of machine.report_to",
+            )
     if spec.base.model is not None or not takes(spec.policy, "endpoint"):
         return spec
     # The model that a policy asks at an endpoint is the base: nothing reads another, and none is trained.
@@ -333,18 +335,14 @@ def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
     except ValidationError as error:
         problems = error.errors(include_url=False)
     if unknown := next((problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"), None):
-        remedy = alternatives(str(unknown[-1]), _settings_of(kind, unknown[:-1]))
+        # The fields of the section that these keys lead to.
+        section: Any = kind
+        for part in unknown[:-1]:
+            field = getattr(section, "model_fields", {}).get(part)
+            inner = (GrpoSettings,) if section is Baselines else get_args(section)
+            section = field.annotation if field else inner[-1]
+        remedy = alternatives(str(unknown[-1]), section.model_fields)
     raise UserError(source + "; ".join(problem_text(problem) for problem in problems), remedy)
-
-
-def _settings_of(kind: type[BaseModel], keys: tuple[int | str, ...]) -> list[str]:
-    """List the names of the fields of the section that these keys lead to."""
-    annotation: Any = kind
-    for part in keys:
-        field = getattr(annotation, "model_fields", {}).get(part)
-        inner = (GrpoSettings,) if annotation is Baselines else get_args(annotation)
-        annotation = field.annotation if field else inner[-1]
-    return list(annotation.model_fields)
 
 
 def compose_configuration(settings: Sequence[str], root: Path) -> tuple[Spec, str]:

@@ -69,16 +69,11 @@ def has_package(module: str) -> bool:
 
 def ending(error: BaseException) -> tuple[int, str]:
     """Choose the exit status for an error, and word what is printed of it; "" for nothing."""
-    status, text = _ending(error)
-    return status, redacted(plain(text))
-
-
-def _ending(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted; what is whole is kept, and the same command goes on from it"
     if isinstance(error, BrokenPipeError):
         return 0, ""
-    package = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    status, package = USER, str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if isinstance(error, UserError):
         problem, remedy = error.problem, error.remedy
     elif package in EXTRAS:
@@ -100,14 +95,14 @@ def _ending(error: BaseException) -> tuple[int, str]:
         problem = f"{place} raised {''.join(traceback.format_exception_only(error)).strip()}"
         remedy = "mend it there: that is code of this project"
     else:
-        frames = "".join(traceback.format_exception(error)).rstrip()
-        return BUG, (
-            "error: this is a bug in captrain and no mistake of yours\n"
-            "  remedy: open an issue where you have captrain from, with these lines and the command:\n"
+        status, problem = BUG, "this is a bug in captrain and no mistake of yours"
+        frames = textwrap.indent("".join(traceback.format_exception(error)).rstrip(), "  ")
+        remedy = (
+            "open an issue where you have captrain from, with these lines and the command:\n"
             f"  captrain {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-            f"  command: {' '.join(sys.argv)}\n{textwrap.indent(frames, '  ')}"
+            f"  command: {' '.join(sys.argv)}\n{frames}"
         )
-    return USER, f"error: {problem}\n  remedy: {remedy}"
+    return status, redacted(plain(f"error: {problem}\n  remedy: {remedy}"))
 
 
 def _own_place(error: BaseException) -> str:

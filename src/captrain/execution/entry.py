@@ -12,7 +12,6 @@ checkpoint counts its last part. CPU seconds include worker processes that have 
 import gc
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -103,10 +102,10 @@ class Time:
 def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> Iterator[Callable[[], float]]:
     """Write down what the block takes, if it ends well and leaves results of that stage; the block is given what tells
     the seconds since it began."""
-    wall, cpu = time.perf_counter(), _cpu()
+    wall, cpu = time.perf_counter(), sum(os.times()[:4])
     yield lambda: time.perf_counter() - wall
     if outputs := _outputs_digest(results, stage):
-        duration = Time(round(time.perf_counter() - wall, 1), round(_cpu() - cpu, 1))
+        duration = Time(round(time.perf_counter() - wall, 1), round(sum(os.times()[:4]) - cpu, 1))
         publish_json(folder / stage / f"{outputs}.json", asdict(duration))
 
 
@@ -115,11 +114,6 @@ def times(root: Path) -> dict[str, Time]:
     stages = [folder.name for folder in sorted((root / TIMES).glob("*"))]
     paths = {stage: root / TIMES / stage / f"{_outputs_digest(root / 'results', stage)}.json" for stage in stages}
     return {stage: read_json(path, Time, f"remove {path}") for stage, path in paths.items() if path.exists()}
-
-
-def _cpu() -> float:
-    usages = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _outputs_digest(results: Path, stage: str) -> str:

@@ -43,13 +43,10 @@ def fingerprint(function: Callable[..., object], item: object) -> str:
     return digest(function.__qualname__, code_digest(function), identity_of(item))
 
 
+@cache
 def code_digest(function: Callable[..., object]) -> str:
     """Hash the code that a function or class runs, as `code_closure` has it."""
-    return _closure_digest(Path(inspect.getfile(function)))
-
-
-@cache
-def _closure_digest(start: Path) -> str:
+    start = Path(inspect.getfile(function))
     return file_digest(start, *code_closure(start))
 
 

@@ -159,8 +159,10 @@ def job_log(root: Path, job: str) -> str:
     attempt = next((attempt for attempt in attempts if job in (attempt.job, attempt.job.split("_")[0])), None)
     if attempt is None:
         last_jobs = ", ".join(attempt.job for attempt in attempts[-5:])
-        remedy = f"the last ones are {last_jobs}" if last_jobs else "choose machine=slurm in params.yaml (overrides)"
-        raise UserError(f"there is no job {job} here", remedy)
+        raise UserError(
+            f"there is no job {job} here",
+            f"the last ones are {last_jobs}" if last_jobs else "choose machine=slurm in params.yaml (overrides)",
+        )
     if not attempt.log.exists():
         raise UserError(f"job {attempt.job} has said nothing yet", "see `captrain jobs` for its state")
     return attempt.log.read_text(errors="replace")

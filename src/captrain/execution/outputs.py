@@ -63,16 +63,14 @@ def require_folder(folder: Path) -> None:
     Raises:
         UserError: it, or what should be a folder above it, is a file, or may not be written to.
     """
-    for path in (folder, *folder.parents):
-        if path.is_dir():
-            if os.access(path, os.W_OK | os.X_OK):
-                return
-            raise UserError(
-                f"{path} cannot be written to",
-                "see that the disk is not read-only and that you may write there, or name another folder with --out",
-            )
-        if path.exists() or path.is_symlink():
-            raise UserError(f"{path} is not a folder", "name another folder with --out")
+    place = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+    if not place.is_dir():
+        raise UserError(f"{place} is not a folder", "name another folder with --out")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{place} cannot be written to",
+            "see that the disk is not read-only and that you may write there, or name another folder with --out",
+        )
 
 
 def require_apart(folder: Path) -> None:
@@ -86,8 +84,9 @@ def require_apart(folder: Path) -> None:
         project = find_project(place)
         names = place.relative_to(project).parts[:1] if project else ()
         if names and names[0] in FOLDERS:
-            problem = f"{folder} is in {names[0]}/ of the project, which it keeps for its own"
-            raise UserError(problem, "name another --out")
+            raise UserError(
+                f"{folder} is in {names[0]}/ of the project, which it keeps for its own", "name another --out"
+            )
 
 
 def _listing(folder: Path) -> dict[str, str]:

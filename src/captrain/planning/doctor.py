@@ -8,7 +8,6 @@ A check returns what it has seen, or "" where the configuration has no need of i
 """
 
 import importlib.metadata
-import json
 import os
 import shlex
 import shutil
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from pydantic import BaseModel, ValidationError
@@ -35,13 +34,8 @@ from captrain.records import JsonObject, Message, first_fault
 from captrain.rollouts import collect
 from captrain.training import GRPO
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 PATIENCE = 20.0
 """Seconds that an interpreter, a cluster or an endpoint may take to answer."""
-IMPORT = 120.0
-"""Seconds that vLLM may take to be imported."""
 SPACE = 5.0
 """GiB of disk that a run of the embedded default leaves free; a named model needs its weights beside them."""
 LEAST_VERSION = (0, 10, 2)
@@ -79,15 +73,6 @@ ARGUMENTS = {"name": 'Zoë "Z" O\'Neil\n<b>', "limit": 10, "share": 0.5, "fields
 DISTRIBUTION = (
     "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in m.packages_distributions()['vllm']))"
 )
-ADAPTABLE = """
-import json, sys, torch
-from vllm.model_executor.models import ModelRegistry
-from vllm.model_executor.models.interfaces import supports_lora
-model = ModelRegistry._try_load_model_cls(sys.argv[1])
-print(json.dumps({"known": model is not None, "lora": model is not None and supports_lora(model),
-                  "gpu": torch.cuda.is_available()}))
-"""
-"""Program by which an interpreter with vLLM tells what it knows of an architecture."""
 
 
 class Finding(NamedTuple):
@@ -113,10 +98,7 @@ def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
         "template": _template,
         "vLLM": _vllm,
         "adapters": _adapters,
-        "ranks": _ranks,
-        "servers": _servers,
         "GPUs": _gpus,
-        "training": _training,
         "processor": _processor,
         "benchmark": _benchmark,
         "sandbox": _sandbox,
@@ -133,8 +115,8 @@ def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
             continue
         access = spec.machine.asking
         settings = {"endpoint": access.endpoint, "key": access.key, **component.settings()}
-        name, variables = str(settings["name"]).partition("@")[0], (str(settings["endpoint"]), str(settings["key"]))
-        endpoint = Endpoint(name, endpoint=variables[0], key=variables[1], retries=0, timeout=PATIENCE)
+        name, base_url, key = (str(settings[setting]) for setting in ("name", "endpoint", "key"))
+        endpoint = Endpoint(name.partition("@")[0], endpoint=base_url, key=key, retries=0, timeout=PATIENCE)
         findings += _examine(f"endpoint of the {party}", _answer, endpoint)
         if party == "agent" and findings[-1].passed:
             findings += _examine("calls of the agent", _tool_call, endpoint)
@@ -151,10 +133,10 @@ def _examine(subject: str, check: Callable[..., str], *arguments: object) -> lis
     return [Finding(subject, True, detail)] if detail else []
 
 
-def command_output(*command: str, patience: float = PATIENCE) -> str | None:
+def command_output(*command: str) -> str | None:
     """Run a command and return what it prints; None where it fails, is not there, or takes too many seconds."""
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=patience)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return process.stdout.strip() if process.returncode == 0 else None
@@ -178,8 +160,10 @@ def _model(spec: Spec, _: Path) -> str:
     if _cached_folder(name) is not None:
         return f"{name} is in the cache of the hub"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        remedy = "set HF_HUB_OFFLINE=0, so that it is downloaded, or download it first"
-        raise UserError(f"{name} is not in the cache of the hub, and HF_HUB_OFFLINE is set", remedy)
+        raise UserError(
+            f"{name} is not in the cache of the hub, and HF_HUB_OFFLINE is set",
+            "set HF_HUB_OFFLINE=0, so that it is downloaded, or download it first",
+        )
     return f"{name} is not in the cache of the hub: the first stage that acts downloads it"
 
 
@@ -232,21 +216,15 @@ def _template(spec: Spec, _: Path) -> str:
         raise UserError("does not show the model its tools", remedy)
     if "7041" not in tokenizer.decode(chat.suffix([{"role": "tool", "content": "record 7041"}])):
         raise UserError("does not show the model what a tool has answered", remedy)
-    # Calls must be read as they were written; some templates write no two of them, or no text beside one.
+    # A call must be read as it was written.
     call = {"type": "function", "function": {"name": "find_record", "arguments": ARGUMENTS}}
-    missing = list[str]()
-    for name, content, count in (("a call", "", 1), ("two calls in a turn", "", 2), ("text beside a call", "Wait.", 1)):
-        message: Message = {"role": "assistant", "content": content, "tool_calls": [call] * count}
-        turn = list[int]()
-        with suppress(TemplateError):
-            turn = chat.turn(message)
-        if chat.parse(turn) != message:
-            missing.append(name)
-        if "a call" in missing:
-            problem = f"writes a call as {tokenizer.decode(turn)[:80]!r}, which is read as another one"
-            raise UserError(problem, remedy)
-    lacks = f", but it writes no {' and no '.join(missing)}" if missing else ""
-    return f"shows tools and their answers, and its calls are read as they were written{lacks}"
+    message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    turn = list[int]()
+    with suppress(TemplateError):
+        turn = chat.turn(message)
+    if chat.parse(turn) != message:
+        raise UserError(f"writes a call as {tokenizer.decode(turn)[:80]!r}, which is read as another one", remedy)
+    return "shows tools and their answers, and its calls are read as they were written"
 
 
 def _vllm(spec: Spec, root: Path) -> str:
@@ -255,8 +233,10 @@ def _vllm(spec: Spec, root: Path) -> str:
         return ""
     python = _interpreter(spec.machine.vllm.python, root)
     if python is None:
-        remedy = "install vLLM in an environment of its own (docs/model.md) and name its interpreter"
-        raise UserError(f"machine.vllm.python = {spec.machine.vllm.python!r} is not an interpreter", remedy)
+        raise UserError(
+            f"machine.vllm.python = {spec.machine.vllm.python!r} is not an interpreter",
+            "install vLLM in an environment of its own (docs/model.md) and name its interpreter",
+        )
     text, remedy = command_output(python, "-c", DISTRIBUTION), f"{python} -m pip install -r requirements-vllm.lock"
     if not text:
         raise UserError(f"{python} has no vLLM", remedy)
@@ -267,97 +247,60 @@ def _vllm(spec: Spec, root: Path) -> str:
     return f"{text}, in {python}"
 
 
-def _bare_model(spec: Spec) -> "PreTrainedModel":
-    """Build the model without weights; the embedded base with those that it begins with."""
+def _adapters(spec: Spec, _: Path) -> str:
+    """Check that the model has the layers that are to be adapted, and that servers take adapters of that rank."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder = _model_folder(spec)
+    folder, recipe, machine = _model_folder(spec), build(spec.trainer, GRPO), spec.machine.vllm
     if folder is None:
-        return build_model(build_tokenizer(), spec.base, 0)
-    trust = trusts_code(folder)
-    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
-
-
-def _adapters(spec: Spec, _: Path) -> str:
-    """Check that the model has the layers that are to be adapted."""
-    recipe = build(spec.trainer, GRPO)
-    lora_config(_bare_model(spec), recipe.shape)
+        model = build_model(build_tokenizer(), spec.base, 0)
+    else:
+        trust = trusts_code(folder)
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+    lora_config(model, recipe.shape)
     experts = " and experts" if recipe.experts else ""
-    return f"rank {recipe.rank}, of {', '.join(recipe.targets)}{experts}, which the model has"
-
-
-def _ranks(spec: Spec, _: Path) -> str:
-    """Check that servers take the ranks of the adapters."""
+    detail = f"rank {recipe.rank}, of {', '.join(recipe.targets)}{experts}, which the model has"
     if spec.policy.target != VLLM:
-        return ""
-    rank, machine = build(spec.trainer, GRPO).rank, spec.machine.vllm
+        return detail
     limit = served_rank(machine)
-    if rank > machine.max_lora_rank:
-        problem = f"trainer.rank = {rank}, and machine.vllm.max_lora_rank = {machine.max_lora_rank}"
-        raise UserError(problem, f"set machine.vllm.max_lora_rank={rank}")
-    if rank * machine.max_loras > limit:
-        problem = f"{machine.max_loras} adapters of rank {rank} together are beyond vLLM's {RANKS[-1]}"
-        raise UserError(problem, "lower trainer.rank, or machine.vllm.max_loras with router.most")
-    return f"servers take rank {limit}: {machine.max_loras} adapters of rank {rank} together"
-
-
-def _servers(spec: Spec, root: Path) -> str:
-    """Ask the servers' vLLM about adapters of the model's architecture."""
-    python = _interpreter(spec.machine.vllm.python, root) if spec.policy.target == VLLM else None
-    if python is None:
-        return ""
-    model = _bare_model(spec)
-    name, has_experts = type(model).__name__, any(".experts." in name for name, _ in model.named_parameters())
-    text = command_output(python, "-c", ADAPTABLE, name, patience=IMPORT)
-    try:
-        answer = json.loads((text or "").splitlines()[-1])
-    except (ValueError, IndexError):
-        raise UserError(f"{python} does not import vLLM", "see what `import vllm` says in it") from None
-    if not answer["lora"]:
-        problem = f"vLLM {'takes no adapters of' if answer['known'] else 'does not know'} {name}"
-        raise UserError(problem, "install a later vLLM, or choose policy=local")
-    if (has_experts or build(spec.trainer, GRPO).experts) and not answer["gpu"]:
-        problem = f"{name} is a mixture of experts, and vLLM's kernels for adapters of these need a GPU"
-        raise UserError(problem, "serve it on GPUs, or choose policy=local")
-    return f"vLLM takes adapters of {name}"
-
-
-def _served_gpus(spec: Spec) -> int:
-    """Count the GPUs of the servers that the configuration starts."""
-    return spec.machine.vllm.replicas * spec.machine.vllm.gpus if spec.policy.target == VLLM else 0
-
-
-def _gpu_memory() -> list[int]:
-    """Measure MiB in use of each GPU that is visible."""
-    query = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    return [int(line) for line in (command_output("nvidia-smi", *query) or "").splitlines()]
+    if recipe.rank > machine.max_lora_rank:
+        raise UserError(
+            f"trainer.rank = {recipe.rank}, and machine.vllm.max_lora_rank = {machine.max_lora_rank}",
+            f"set machine.vllm.max_lora_rank={recipe.rank}",
+        )
+    if recipe.rank * machine.max_loras > limit:
+        raise UserError(
+            f"{machine.max_loras} adapters of rank {recipe.rank} together are beyond vLLM's {RANKS[-1]}",
+            "lower trainer.rank, or machine.vllm.max_loras with router.most",
+        )
+    return f"{detail}; servers take rank {limit}: {machine.max_loras} of them together"
 
 
 def _gpus(spec: Spec, _: Path) -> str:
-    """Check that the machine has as many free GPUs as training, servers and endpoint hold."""
-    machine, serving = spec.machine, _served_gpus(spec)
+    """Check that as many GPUs are free as training, servers and endpoint hold, and that torch knows them."""
+    machine = spec.machine
+    serving = machine.vllm.replicas * machine.vllm.gpus if spec.policy.target == VLLM else 0
     demand = machine.together(machine.accelerate.processes if serving else 0, serving) + machine.asking.gpus
     if not demand or machine.launcher == "slurm":
         return ""
-    memory = _gpu_memory()
+    query = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    memory = [int(line) for line in (command_output("nvidia-smi", *query) or "").splitlines()]
     free = sum(amount < 1024 for amount in memory) + min(machine.asking.gpus, sum(amount >= 1024 for amount in memory))
     detail = f"{demand} are needed, {len(memory)} are visible, {free} of them free or the endpoint's"
     if free < demand:
-        remedy = "end what holds them, ask for fewer (machine.accelerate.processes, machine.vllm), or use machine=slurm"
-        raise UserError(detail, remedy)
+        raise UserError(
+            detail,
+            "end what holds them, ask for fewer (machine.accelerate.processes, machine.vllm), or use machine=slurm",
+        )
+    if serving and (version := importlib.metadata.version("torch")).endswith("+cpu"):
+        raise UserError(
+            f"{detail}; torch {version} of this environment knows none",
+            "pip install -r requirements-gpu.lock, into an environment of its own",
+        )
     return detail
-
-
-def _training(spec: Spec, _: Path) -> str:
-    """Check that this environment's torch knows the GPUs that are there."""
-    version = importlib.metadata.version("torch")
-    if spec.machine.launcher != "slurm" and _served_gpus(spec) and version.endswith("+cpu") and _gpu_memory():
-        remedy = "pip install -r requirements-gpu.lock, into an environment of its own"
-        raise UserError(f"torch {version} of this environment knows no GPU", remedy)
-    return ""
 
 
 def _processor(spec: Spec, _: Path) -> str:
@@ -400,8 +343,10 @@ def _answer(endpoint: Endpoint) -> str:
     except (openai.OpenAIError, InfrastructureError) as error:
         raise UserError(f"does not answer ({error})", f"start it, or correct {variables}") from None
     except ValidationError as error:
-        problem = f"does not list its models as OpenAI's interface does ({first_fault(error)})"
-        raise UserError(problem, f"correct {variables}: the base URL ends in /v1 on most servers") from None
+        raise UserError(
+            f"does not list its models as OpenAI's interface does ({first_fault(error)})",
+            f"correct {variables}: the base URL ends in /v1 on most servers",
+        ) from None
     if endpoint.name not in names:
         listing = ", ".join(model[:80] for model in names[:5]) or "no model"
         raise UserError(f"serves {listing}, and not {endpoint.name}", "correct the name, or serve that model")
@@ -419,8 +364,10 @@ def _tool_call(endpoint: Endpoint) -> str:
     if message.tool_calls:
         return f"come as calls ({message.tool_calls[0].function.name})"
     if "<tool_call>" in (message.content or ""):
-        remedy = "serve it with the parser of its template (vLLM: --enable-auto-tool-choice --tool-call-parser)"
-        raise UserError("come as text: the endpoint does not parse them", remedy)
+        raise UserError(
+            "come as text: the endpoint does not parse them",
+            "serve it with the parser of its template (vLLM: --enable-auto-tool-choice --tool-call-parser)",
+        )
     raise NotVisible("were not seen: it answered a request with a tool in text", "")
 
 
@@ -432,8 +379,10 @@ def _benchmark(spec: Spec, root: Path) -> str:
     installation = setting if setting.python else made_installation(name, root)
     python = _interpreter(installation.python, root) if installation else None
     if python is None:
-        problem = f"{name} is not installed: machine.benchmarks.{name}.python = {setting.python!r} is no interpreter"
-        raise UserError(problem, "install it as docs/benchmark.md says")
+        raise UserError(
+            f"{name} is not installed: machine.benchmarks.{name}.python = {setting.python!r} is no interpreter",
+            "install it as docs/benchmark.md says",
+        )
     return python
 
 
@@ -459,8 +408,9 @@ def _slurm(spec: Spec, _: Path) -> str:
         raise UserError("sinfo or sbatch does not answer", "run it where jobs are submitted")
     partitions = [line.strip().removesuffix("*") for line in text.splitlines()]
     if slurm.partition and slurm.partition not in partitions:
-        remedy = f"set machine.slurm.partition to one of {', '.join(partitions)}"
-        raise UserError(f"there is no partition {slurm.partition}", remedy)
+        raise UserError(
+            f"there is no partition {slurm.partition}", f"set machine.slurm.partition to one of {', '.join(partitions)}"
+        )
     return f"partition {slurm.partition or 'of the default'}, of {len(partitions)}"
 
 
@@ -501,8 +451,10 @@ def _passes(spec: Spec, root: Path, count: int) -> str:
     detail = f"passes {passed} of {len(rollouts)} discovery tasks"
     if not passed:
         lessons = "set base.demonstrations._target_=MODULE:CLASS to dialogues of this benchmark, or raise base.steps"
-        remedy = "set another base.model" if spec.base.model or spec.base.pretrained else lessons
-        raise UserError(f"{detail}: there would be nothing to contrast failures with", remedy)
+        raise UserError(
+            f"{detail}: there would be nothing to contrast failures with",
+            "set another base.model" if spec.base.model or spec.base.pretrained else lessons,
+        )
     if passed == len(rollouts):
         raise NotVisible(f"{detail}: there may be no failures to learn from", "play more with --play")
     return detail

@@ -25,24 +25,36 @@ EXAMPLES = 20
 def problems(estimate: Estimate) -> list[UserError]:
     """List all that makes the settings impossible."""
     spec = estimate.spec
-    return [*_rollouts(spec), *_standard(spec), *_synthesis(spec), *_demonstrations(spec), *_model(estimate)]
+    return [*_rollouts(spec), *_synthesis(spec), *_demonstrations(spec), *_model(estimate)]
 
 
 def _rollouts(spec: Spec) -> Iterator[UserError]:
     """Refuse groups that teach nothing, and more tasks than there are, of the benchmark's splits or an environment."""
     if spec.exploring().settings().get("temperature") == 0:
-        problem = (
-            "policy.temperature = 0 in training, too: every group of rollouts is constant there and teaches nothing"
+        yield UserError(
+            "policy.temperature = 0 in training, too: every group of rollouts is constant there and teaches nothing",
+            "set environments.temperature=1.0",
         )
-        yield UserError(problem, "set environments.temperature=1.0")
-    sizes, group_size = split_sizes(spec.benchmark), spec.trainer.group_size
+    sizes: dict[str, int | None] = {**split_sizes(spec.benchmark)}
+    kind = component_class(spec.benchmark)
+    if isinstance(kind, type) and issubclass(kind, StandardEnvironment):
+        # Only looking at an environment of another standard tells; its worker is started, and nothing is played.
+        try:
+            target = load_benchmark(spec.benchmark, spec.machine)
+            sizes = {"discovery": target.size("discovery"), "test": target.size("test")}
+        except UserError as error:
+            yield error
+        except InfrastructureError as error:
+            yield UserError(f"{spec.benchmark.target} cannot be looked at: {error}", "mend the environment")
     for key, split, count in (
         ("rollouts.tasks", "discovery", spec.rollouts.tasks),
         ("evaluation.tasks", "test", spec.evaluation.tasks),
     ):
-        if count > (most := sizes.get(split, count)):
+        most = sizes.get(split)
+        if most is not None and count > most:
             yield UserError(f"{key} = {count}, and split {split} has {most} tasks at most", f"set {key}={most}")
-    tasks, seeds = spec.environments.groups + -(-spec.adapters.rollouts // group_size), spec.environments.seeds
+    group_size, seeds = spec.trainer.group_size, spec.environments.seeds
+    tasks = spec.environments.groups + -(-spec.adapters.rollouts // group_size)
     if tasks > seeds:
         yield UserError(
             f"adapters.rollouts = {spec.adapters.rollouts} in groups of {group_size} and environments.groups = "
@@ -50,31 +62,6 @@ def _rollouts(spec: Spec) -> Iterator[UserError]:
             f"environments.seeds = {seeds}",
             f"set environments.seeds={tasks}, or lower adapters.rollouts",
         )
-
-
-def _standard(spec: Spec) -> Iterator[UserError]:
-    """Look for faults of an environment of another standard, which only looking at it tells.
-
-    Its worker is started, and nothing is played.
-    """
-    kind = component_class(spec.benchmark)
-    if not isinstance(kind, type) or not issubclass(kind, StandardEnvironment):
-        return
-    try:
-        target = load_benchmark(spec.benchmark, spec.machine)
-        discovery, test = target.size("discovery"), target.size("test")
-    except UserError as error:
-        yield error
-    except InfrastructureError as error:
-        yield UserError(f"{spec.benchmark.target} cannot be looked at: {error}", "mend the environment")
-    else:
-        if discovery is not None and (count := spec.rollouts.tasks) > discovery:
-            problem = f"rollouts.tasks = {count}, and split discovery has {discovery} tasks"
-            yield UserError(problem, f"set rollouts.tasks={discovery}")
-        if test is not None and (count := spec.evaluation.tasks) > test:
-            yield UserError(
-                f"evaluation.tasks = {count}, and split test has {test} tasks", f"set evaluation.tasks={test}"
-            )
 
 
 def _synthesis(spec: Spec) -> Iterator[UserError]:
@@ -123,8 +110,9 @@ def _model(estimate: Estimate) -> Iterator[UserError]:
     # Experts that the base has not, or that its servers cannot act with.
     is_mixture = estimate.experts or bool(estimate.size and estimate.size.experts)
     if estimate.experts and spec.base.model is None and not spec.base.pretrained:
-        problem = "trainer.experts = true, and the embedded base is not a mixture of experts"
-        yield UserError(problem, "set trainer.experts=false")
+        yield UserError(
+            "trainer.experts = true, and the embedded base is not a mixture of experts", "set trainer.experts=false"
+        )
     elif estimate.vllm and is_mixture and not machine.vllm.gpus:
         problem = f"{estimate.model} is a mixture of experts, and vLLM's kernels for adapters of these need a GPU: "
         remedy = "set machine.vllm.gpus to 1 or more, or choose policy=local"
@@ -137,16 +125,21 @@ def _model(estimate: Estimate) -> Iterator[UserError]:
         first_node = machine.together(training // machine.nodes, serving)
         staleness = estimate.trainer.get("staleness")
         if machine.vllm.sleeps and staleness:
-            problem = f"trainer.staleness = {staleness} plays while it trains, and servers that sleep do so then"
-            yield UserError(problem, f"set trainer.staleness=0, or leave {SLEEP} out of machine.vllm.arguments")
+            yield UserError(
+                f"trainer.staleness = {staleness} plays while it trains, and servers that sleep do so then",
+                f"set trainer.staleness=0, or leave {SLEEP} out of machine.vllm.arguments",
+            )
         elif machine.together(training, serving) + endpoint > node.gpus:
             more = f", and machine.asking for {endpoint}" if endpoint else ""
-            remedy = "lower machine.vllm.replicas or machine.accelerate.processes, or state --gpus"
-            yield UserError(f"{demand}{more}: {node.gpus} are planned with", remedy)
+            yield UserError(
+                f"{demand}{more}: {node.gpus} are planned with",
+                "lower machine.vllm.replicas or machine.accelerate.processes, or state --gpus",
+            )
         elif estimate.on_slurm and slurm is not None and slurm.gpus < first_node:
             shared = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
-            problem = f"machine.slurm.gpus = {slurm.gpus}, and {demand}{shared}"
-            yield UserError(problem, f"set machine.slurm.gpus={first_node}")
+            yield UserError(
+                f"machine.slurm.gpus = {slurm.gpus}, and {demand}{shared}", f"set machine.slurm.gpus={first_node}"
+            )
     # Memory of one GPU, of the group that holds more.
     groups = estimate.memory_groups(training=True)
     parts = max(groups.values(), key=lambda group: sum(group.values()), default={})

@@ -9,9 +9,6 @@ from captrain.planning.assumptions import STAGE_START
 from captrain.planning.estimate import Estimate, Node
 from captrain.planning.plan import time_text
 
-SHOWN_STAGES = 3
-"""Stages that the forecast names, the longest first."""
-
 
 def stale_stages(root: Path) -> list[str]:
     """List the stages that `dvc repro` may run, in the pipeline's order: those that changed, and what comes after.
@@ -28,8 +25,10 @@ def stale_stages(root: Path) -> list[str]:
         with Repo(str(root)) as repo:
             changed, graph = {name.rpartition(":")[2] for name in repo.status()}, repo.index.graph
     except DvcException as error:
-        remedy = "mend dvc.yaml, dvc.lock or params.yaml, or restore them from git"
-        raise UserError(f"DVC does not read the pipeline: {error}", remedy) from None
+        raise UserError(
+            f"DVC does not read the pipeline: {error}",
+            "mend dvc.yaml, dvc.lock or params.yaml, or restore them from git",
+        ) from None
     first = [stage for stage in graph if getattr(stage, "name", None) in changed]
     stale = {stage for change in first for stage in (change, *ancestors(graph, change))}
     return [row_of(stage.name) for stage in reversed([*topological_sort(graph)]) if stage in stale]
@@ -50,8 +49,5 @@ def forecast_run(root: Path, stages: Collection[str]) -> str:
     count = f"{len(stages)} stage{'s' if len(stages) != 1 else ''} to run"
     if unknown := [stage for stage, seconds in costs.items() if seconds is None]:
         return f"{count}; for how long is not known ({', '.join(unknown)}: see `captrain plan`)"
-    seconds = {stage: cost or 0.0 for stage, cost in costs.items()}
-    longest = sorted(seconds, key=lambda stage: -seconds[stage])[:SHOWN_STAGES]
-    details = ", ".join(f"{stage} {time_text(seconds[stage])}" for stage in longest)
-    total = time_text(sum(seconds.values()) + STAGE_START.value * len(stages))
-    return f"{count}, about {total} at the rates of `captrain plan`{f' ({details})' if details else ''}"
+    seconds = sum(cost or 0.0 for cost in costs.values()) + STAGE_START.value * len(stages)
+    return f"{count}, about {time_text(seconds)} at the rates of `captrain plan`"

@@ -33,10 +33,9 @@ from captrain.planning.assumptions import (
     TRAINING_FACTOR,
     USABLE_MEMORY,
     EpisodeCost,
-    split_sizes,
 )
 from captrain.planning.estimate import Estimate, Node, StageCost
-from captrain.planning.feasibility import problems, rounded, task_uses, warnings
+from captrain.planning.feasibility import problems, rounded, warnings
 
 
 class BasisRow(NamedTuple):
@@ -67,8 +66,10 @@ class Plan(NamedTuple):
             UserError: all that makes them so.
         """
         if self.problems:
-            problem = "\n       ".join(error.problem for error in self.problems)
-            raise UserError(problem, "\n          ".join(error.remedy for error in self.problems))
+            raise UserError(
+                "\n       ".join(error.problem for error in self.problems),
+                "\n          ".join(error.remedy for error in self.problems),
+            )
 
 
 def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
@@ -131,10 +132,6 @@ def _basis(estimate: Estimate) -> list[BasisRow]:
     if spec.baselines.gepa.run and spec.baselines.gepa.model:
         question = f"{REFLECTION_TOKENS.value:,} tokens and the minibatch's dialogues"
         rows.append(BasisRow("questions of gepa", question, REFLECTION_TOKENS.source))
-    if uses := task_uses(estimate):
-        text = ", ".join(f"{name} {times:,.0f}" for name, times in uses.items())
-        source = f"spec: {split_sizes(spec.benchmark)['training']} tasks; assumed: in turn"
-        rows.append(BasisRow("times that a training task is used", text, source))
     if estimate.served:
         rows += _serving(estimate)
     if spec.analyst.target == ANALYST or spec.synthesizer.target == SYNTHESIZER:

@@ -102,9 +102,6 @@ class Spool(Generic[R]):
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, record: object) -> bool:
-        return any(entry == record for entry in self)
-
     def __iter__(self) -> Iterator[R]:
         offset = 0
         while offset < self._end:
