@@ -70,11 +70,6 @@ def run_stage(workspace: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_composes(experiment: str) -> None:
-    compose(experiment)
-
-
 def test_the_fixed_task_mixes_are_experiments() -> None:
     mixes = {name: compose(name).benchmark.settings()["mix"] for name in ("default", "rare", "single", "compound")}
     assert mixes == {"default": "mixed", "rare": "rare", "single": "single", "compound": "compound"}
@@ -148,7 +143,6 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({"experiment": "rrae"}, "did you mean rare?"),
         (
             {"experiment": "nothing-like-it"},
             "known are all_methods, compound, default, paper_tau2, paper_toolsandbox, rare, single, smoke, smollm",

@@ -237,12 +237,13 @@ def _first_problem(key: str, error: ValidationError) -> str:
 def problem_text(problem: ErrorDetails) -> str:
     """Word a validation problem in one sentence that begins with the key."""
     key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"there is no setting {key}"
-    if problem["type"] == "missing":
-        return f"{key} is not set"
-    if problem["type"] == "hidden":
-        return f"{key}: {problem['msg']}"
+    texts = {
+        "extra_forbidden": f"there is no setting {key}",
+        "missing": f"{key} is not set",
+        "hidden": f"{key}: {problem['msg']}",
+    }
+    if problem["type"] in texts:
+        return texts[problem["type"]]
     message = str(problem.get("ctx", {}).get("error", "")) or problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key} = {excerpt(repr(problem['input']))}: {message}" if key else message
 

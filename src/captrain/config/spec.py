@@ -227,21 +227,25 @@ class Spec(Section):
         broken += [
             f"baselines.{name} is not a row" for name in sorted({*rows} - {*Baselines.model_fields, *row_names()})
         ]
-        rounds = self.baselines.solutions.rounds
-        if rounds.tasks < rounds.count:
-            broken.append(
-                f"baselines.solutions.rounds.tasks = {rounds.tasks} cannot be shared among {rounds.count} diagnoses"
-            )
-        if self.selection.agreement > self.labels.runs:
-            broken.append(f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}")
-        if self.base.hidden % (2 * self.base.heads):
-            broken.append(
-                f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {2 * self.base.heads}"
-            )
-        if self.base.pretrained and self.base.model:
-            broken.append("base.pretrained is trained further and base.model is not trained: one of them is the base")
-        if self.causality.run and not self.evaluation.alternatives:
-            broken.append("causality.run needs evaluation.alternatives: each adapter on every task")
+        rounds, width = self.baselines.solutions.rounds, 2 * self.base.heads
+        relations = {
+            f"baselines.solutions.rounds.tasks = {rounds.tasks} cannot be shared among {rounds.count} diagnoses": (
+                rounds.tasks < rounds.count
+            ),
+            f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}": (
+                self.selection.agreement > self.labels.runs
+            ),
+            f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {width}": (
+                self.base.hidden % width > 0
+            ),
+            "base.pretrained is trained further and base.model is not trained: one of them is the base": (
+                self.base.pretrained is not None and self.base.model is not None
+            ),
+            "causality.run needs evaluation.alternatives: each adapter on every task": (
+                self.causality.run and not self.evaluation.alternatives
+            ),
+        }
+        broken += [text for text, is_broken in relations.items() if is_broken]
         if broken:
             raise ValueError("; ".join(broken))
         return self

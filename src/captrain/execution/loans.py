@@ -102,12 +102,9 @@ def _lend(connection: Connection) -> None:
                 connection.send((value, None))
                 with suppress(EOFError, ConnectionError):
                     connection.recv()
-        except (UserError, InfrastructureError) as error:
-            connection.send((None, error))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception:
-            connection.send((None, RuntimeError(traceback.format_exc())))
+        except Exception as error:
+            is_for_the_worker = isinstance(error, UserError | InfrastructureError)
+            connection.send((None, error if is_for_the_worker else RuntimeError(traceback.format_exc())))
 
 
 @contextmanager

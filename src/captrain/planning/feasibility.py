@@ -1,18 +1,15 @@
 """Refusals of impossible configurations, each with its remedy, and warnings on possible ones."""
 
 import math
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from captrain.benchmarks import TOOLS, Demonstrations, StandardEnvironment, absences, in_workers, load_benchmark
 from captrain.comparison import baselines, trained_baselines
 from captrain.config import SLEEP, GrpoSettings, Spec, build, component_class
-from captrain.contract import calls_of
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
 from captrain.planning.assumptions import LOCAL, USABLE_MEMORY, VLLM, EpisodeCost, split_sizes
 from captrain.planning.estimate import Estimate
-from captrain.records import Message
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
 UNAIDED = ("invalid_call", "premature_stop")
@@ -81,15 +78,10 @@ def _synthesis(spec: Spec) -> Iterator[UserError]:
         )
 
 
-def _learns_here(spec: Spec) -> bool:
-    """Return whether the base learns to act from demonstrations, before tasks that can be looked at here."""
-    return spec.policy.target in (LOCAL, VLLM) and not in_workers(spec.benchmark)
-
-
 def _demonstrations(spec: Spec) -> Iterator[UserError]:
     """Refuse a base that learns to act elsewhere: it would pass nothing, which shows after its training alone."""
     base = spec.base
-    if base.model or base.pretrained or not _learns_here(spec):
+    if base.model or base.pretrained or spec.policy.target not in (LOCAL, VLLM) or in_workers(spec.benchmark):
         return
     source = build(base.demonstrations, Demonstrations).tools if base.demonstrations else TOOLS
     offers = load_benchmark(spec.benchmark).tools
@@ -212,7 +204,6 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
             f"{name} uses each of {training} training tasks {math.ceil(times):,} times, in other trials": times > 1
             for name, times in task_uses(estimate).items()
         },
-        **dict.fromkeys(_unlike_references(spec), True),
         "environments are derived for single capabilities: there will be none for pairs (pairs.count)": (
             spec.pairs.count > 0 and derives and not [*_synthesis(spec)]
         ),
@@ -224,25 +215,3 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
         "benchmark.user is null: a script plays the user, for checks and not for results": estimate.served and scripted,
     }
     return [text for text, applies in texts.items() if applies]
-
-
-def _unlike_references(spec: Spec) -> Iterator[str]:
-    """Say that a base is taught dialogues which solve nothing, as far as the order of their calls shows it."""
-    if spec.base.demonstrations is None or not _learns_here(spec):
-        return
-    target, source = load_benchmark(spec.benchmark), build(spec.base.demonstrations, Demonstrations)
-    most, rng = target.size("discovery"), random.Random(spec.seed)
-    tasks = target.tasks("discovery", EXAMPLES if most is None else min(EXAMPLES, most))
-    references = [_called(reference) for task in tasks if (reference := target.reference(task))]
-    orders = [_called(source.demonstration(rng)[1]) for _ in range(EXAMPLES * 5)]
-    if references and not any(reference in orders for reference in references):
-        yield (
-            f"none of {len(orders)} demonstrations makes the calls of any of {len(references)} references: the base "
-            "may pass nothing; see base.demonstrations, and after `dvc repro base` run `captrain doctor --play 20`"
-        )
-
-
-def _called(messages: Sequence[Message]) -> list[str]:
-    """List the names of the tools that a dialogue calls, in order."""
-    assistant = [message for message in messages if message["role"] == "assistant"]
-    return [name for message in assistant for name, _ in calls_of(message)]
