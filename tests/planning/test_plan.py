@@ -385,7 +385,8 @@ def test_every_assumption_says_where_it_comes_from(spec: Compose) -> None:
     own = spec(*PAPER, "policy=vllm", "baselines.adp.run=true", "controls.run=true", "baselines.gepa.model=other")
     for configuration in (spec(), spec(*PAPER), spec(*PAPER, *CALLS), own):
         for row in planned(configuration).basis:
-            assert row.value and row.source.startswith(("spec", "measured here", "published", "assumed", "stated")), row
+            _, value, source = row
+            assert value and source.startswith(("spec", "measured here", "published", "assumed", "stated")), row
 
 
 def test_planning_does_not_import_torch() -> None:

@@ -148,15 +148,10 @@ class Dispatch:
             UserError: Slurm refuses, or an item's jobs have died too often.
             Whatever the function raises for the first item that fails, after the others have come to their ends.
         """
-        self._collect()
         with tqdm(total=len(self.items), desc=self.label, unit="job", leave=False, disable=None) as bar:
             last_look, pause = 0.0, 1.0
-            while True:
-                if (count := len(self.results) + len(self.failures)) > bar.n:
-                    bar.update(count - bar.n)
-                pending = self._pending()
-                if not pending:
-                    break
+            while pending := self._collect():
+                bar.update(len(self.items) - len(pending) - bar.n)
                 if any(key not in self.out for key in pending):
                     self._send()
                     pause = 1.0
@@ -165,23 +160,20 @@ class Dispatch:
                     last_look, pause = time.monotonic(), min(30.0, 1.2 * pause)
                 else:
                     time.sleep(0.2)
-                self._collect()
         for key in self.order:
             if key in self.failures:
                 raise self.failures[key]
         return [self.results[key] for key in self.order]
 
-    def _pending(self) -> list[str]:
-        """List items of which neither a result nor a failure is known."""
-        return [key for key in self.items if key not in self.results and key not in self.failures]
-
-    def _collect(self) -> None:
-        """Take up what has come back."""
-        for key in self._pending():
+    def _collect(self) -> list[str]:
+        """Take up what has come back; return the items of which neither a result nor a failure is known."""
+        pending = [key for key in self.items if key not in self.results and key not in self.failures]
+        for key in pending:
             if (stored := stored_result(key)) is not None:
                 [self.results[key]] = stored
             elif key in self.out and (failure := self.out[key].failure()) is not None:
                 self.failures[key] = failure
+        return [key for key in pending if key not in self.results and key not in self.failures]
 
     def _look(self, pending: Sequence[str]) -> str:
         """Ask Slurm after the jobs that are out, and give up those that are dead; what to say on the bar."""
@@ -217,8 +209,7 @@ class Dispatch:
     def _send(self) -> None:
         """Attach to the job of every item that is not out, or submit it."""
         with exclusive(JOBS / "lock"):
-            self._collect()
-            unsent = [key for key in self._pending() if key not in self.out]
+            unsent = [key for key in self._collect() if key not in self.out]
             last: dict[str, Attempt] = {}
             for submission in submissions():
                 if set(submission.keys) & set(unsent):

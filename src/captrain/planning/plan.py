@@ -37,13 +37,8 @@ from captrain.planning.assumptions import (
 from captrain.planning.estimate import Estimate, Node, StageCost
 from captrain.planning.feasibility import problems, rounded, warnings
 
-
-class BasisRow(NamedTuple):
-    """Row of an estimate's basis: the quantity in words, its value, and where that comes from."""
-
-    quantity: str
-    value: str
-    source: str
+Basis = list[tuple[str, str, str]]
+"""Rows of an estimate's basis: a quantity in words, its value, and where that comes from."""
 
 
 class Plan(NamedTuple):
@@ -54,7 +49,7 @@ class Plan(NamedTuple):
     title: str
     low: list[StageCost]
     high: list[StageCost]
-    basis: list[BasisRow]
+    basis: Basis
     memory: dict[str, dict[str, float]]
     warnings: list[str]
     problems: list[UserError]
@@ -80,7 +75,7 @@ def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
     return Plan(title, low, high, _basis(least), groups, warnings(least, low[-1].money), problems(least))
 
 
-def _basis(estimate: Estimate) -> list[BasisRow]:
+def _basis(estimate: Estimate) -> Basis:
     """List all that the estimate rests on.
 
     A number that no setting holds is in `captrain.planning.assumptions`, with its source; what is written out here is
@@ -96,53 +91,53 @@ def _basis(estimate: Estimate) -> list[BasisRow]:
     else:
         source = episode.source
     rows = [
-        BasisRow("capabilities selected", str(estimate.count), "spec: capabilities.count, at most"),
-        BasisRow("attempts at an environment", f"1 to {spec.environments.rounds}", "spec: environments.rounds"),
-        BasisRow(
+        ("capabilities selected", str(estimate.count), "spec: capabilities.count, at most"),
+        ("attempts at an environment", f"1 to {spec.environments.rounds}", "spec: environments.rounds"),
+        (
             "arms that act together",
             f"on none to {COMPOSED_COLUMNS.value} times all test tasks",
             COMPOSED_COLUMNS.source,
         ),
-        BasisRow("a rollout: calls, read (new), written", agent, source),
-        BasisRow("errors, and answers refused", "none", "assumed"),
+        ("a rollout: calls, read (new), written", agent, source),
+        ("errors, and answers refused", "none", "assumed"),
     ]
     if estimate.local:
         rows += [
-            BasisRow("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
-            BasisRow("in training", f"{rates.training.value:g}", rates.training.source),
-            BasisRow("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
-            BasisRow("processes", str(machine.workers), "spec: machine.workers"),
-            BasisRow("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
-            BasisRow("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
+            ("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
+            ("in training", f"{rates.training.value:g}", rates.training.source),
+            ("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
+            ("processes", str(machine.workers), "spec: machine.workers"),
+            ("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
+            ("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
         ]
     if estimate.local and spec.base.pretrained:
         activations = f"{launch.room(machine) / 2**30:.1f} GiB a process"
         source = "half of this machine's memory; what does not fit is computed again"
-        rows.append(BasisRow("activations of a pass, at most", activations, source))
+        rows.append(("activations of a pass, at most", activations, source))
     if episode.user.calls:
-        rows.append(BasisRow("its simulated user, the same", user, episode.source))
+        rows.append(("its simulated user, the same", user, episode.source))
     if spec.controls.run:
         most = f"0 to {CONTROL_CHOICES.value * estimate.count}"
-        rows.append(BasisRow("capabilities that only controls take", most, CONTROL_CHOICES.source))
+        rows.append(("capabilities that only controls take", most, CONTROL_CHOICES.source))
     rows += [
-        BasisRow(f"a demonstration of {name}", "as long as a rollout", "assumed")
+        (f"a demonstration of {name}", "as long as a rollout", "assumed")
         for name, row in baselines().items()
         if row.learns_from == "demonstrations" and row.section(spec).run
     ]
     if spec.baselines.gepa.run and spec.baselines.gepa.model:
         question = f"{REFLECTION_TOKENS.value:,} tokens and the minibatch's dialogues"
-        rows.append(BasisRow("questions of gepa", question, REFLECTION_TOKENS.source))
+        rows.append(("questions of gepa", question, REFLECTION_TOKENS.source))
     if estimate.served:
         rows += _serving(estimate)
     if spec.analyst.target == ANALYST or spec.synthesizer.target == SYNTHESIZER:
         text = (
             f"{FRAME_TOKENS:,} and 1 for 4 characters; {LABEL_TOKENS} a label of {CANDIDATES}; {FILE_TOKENS:,} a file"
         )
-        rows.append(BasisRow("tokens of questions and answers", text, "assumed"))
+        rows.append(("tokens of questions and answers", text, "assumed"))
     return rows
 
 
-def _serving(estimate: Estimate) -> list[BasisRow]:
+def _serving(estimate: Estimate) -> Basis:
     """List the basis of a served model: its size, its GPUs, and how fast they are."""
     node, size, machine, throughput = estimate.node, estimate.size, estimate.spec.machine, estimate.throughput
     accelerate, host = machine.accelerate, estimate.episode.host
@@ -152,7 +147,7 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
     speed = f"{throughput.prefill:,.0f} read, {throughput.decode:,.0f} written"
     copies = "2, sharded: to sample and to train"
     jobs, setting = f"{machine.workers} of adapters and evaluation", "machine.workers"
-    fleet = list[BasisRow]()
+    fleet = Basis()
     if estimate.vllm:
         # Servers that a job starts itself.
         servers = estimate.servers(True)
@@ -165,9 +160,9 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
         place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
         start = f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}"
         fleet = [
-            BasisRow("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
-            BasisRow("servers are healthy after", start, SERVER_START.source),
-            BasisRow("simulated user, analyst, synthesizer", place, "spec: machine.asking.gpus"),
+            ("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
+            ("servers are healthy after", start, SERVER_START.source),
+            ("simulated user, analyst, synthesizer", place, "spec: machine.asking.gpus"),
         ]
         jobs, setting = f"1 on {node.gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
         if estimate.on_slurm:
@@ -176,21 +171,21 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
         elif estimate.at_once > 1:
             jobs, setting = f"{estimate.at_once} of training, over one fleet of servers", "machine.workers"
     return [
-        BasisRow("in a synthesized environment", "the same, its user a script", "assumed"),
-        BasisRow("longest dialogue", f"{estimate.episode.longest:,} tokens", estimate.episode.source),
-        BasisRow(f"{estimate.model}: billions", billions, size.source if size else "--parameters states it"),
-        BasisRow("LoRA", f"rank {estimate.rank} on {modules}", "spec: trainer.rank; assumed"),
-        BasisRow("copies of its weights in training", copies, "assumed"),
-        BasisRow("GPUs", memory, f"{USABLE_MEMORY.source}; --gpus, --gpu-memory"),
+        ("in a synthesized environment", "the same, its user a script", "assumed"),
+        ("longest dialogue", f"{estimate.episode.longest:,} tokens", estimate.episode.source),
+        (f"{estimate.model}: billions", billions, size.source if size else "--parameters states it"),
+        ("LoRA", f"rank {estimate.rank} on {modules}", "spec: trainer.rank; assumed"),
+        ("copies of its weights in training", copies, "assumed"),
+        ("GPUs", memory, f"{USABLE_MEMORY.source}; --gpus, --gpu-memory"),
         *fleet,
-        BasisRow("tokens a second of a GPU", speed, throughput.source),
-        BasisRow("tokens a second of a request", f"{REQUEST_RATE.value:g}", REQUEST_RATE.source),
-        BasisRow("reading a dialogue", "each token once: prefixes are cached", "assumed"),
-        BasisRow("training on a token", f"{TRAINING_FACTOR.value} times reading it", TRAINING_FACTOR.source),
-        BasisRow("episodes at once", f"{machine.batch} a job", "spec: machine.batch"),
-        BasisRow("jobs at once", jobs, f"spec: {setting}"),
-        BasisRow("worker of the benchmark", f"{host.value:g} s a rollout", host.source),
-        BasisRow("its processes", str(estimate.processes), "spec: machine.benchmarks"),
+        ("tokens a second of a GPU", speed, throughput.source),
+        ("tokens a second of a request", f"{REQUEST_RATE.value:g}", REQUEST_RATE.source),
+        ("reading a dialogue", "each token once: prefixes are cached", "assumed"),
+        ("training on a token", f"{TRAINING_FACTOR.value} times reading it", TRAINING_FACTOR.source),
+        ("episodes at once", f"{machine.batch} a job", "spec: machine.batch"),
+        ("jobs at once", jobs, f"spec: {setting}"),
+        ("worker of the benchmark", f"{host.value:g} s a rollout", host.source),
+        ("its processes", str(estimate.processes), "spec: machine.benchmarks"),
     ]
 
 
