@@ -37,15 +37,15 @@ def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
         UserError: `folder` is a file, or a file in it that would be replaced is not captrain's.
     """
     require_folder(folder)
-    _refuse_foreign(folder, names)
+    _written_before(folder, names)
     is_new = not folder.exists()
     aside = folder / f".captrain-{os.getpid()}.tmp"
     try:
         aside.mkdir(parents=True)
         yield aside
         paths = [path.relative_to(aside) for path in sorted(aside.rglob("*")) if path.is_file()]
-        _refuse_foreign(folder, map(str, paths))
-        digests = _listing(folder) | {str(path): file_digest(aside / path) for path in paths}
+        digests = _written_before(folder, map(str, paths))
+        digests |= {str(path): file_digest(aside / path) for path in paths}
         for path in paths:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (aside / path).replace(folder / path)
@@ -89,13 +89,11 @@ def require_apart(folder: Path) -> None:
             )
 
 
-def _listing(folder: Path) -> dict[str, str]:
-    path = folder / LISTING
-    return read_json(path, dict[str, str], "remove it, and what captrain wrote beside it") if path.exists() else {}
-
-
-def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
-    digests = _listing(folder)
+def _written_before(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Read which files captrain wrote into a folder, with their digests; refuse to replace others of these names."""
+    listing = folder / LISTING
+    remedy = "remove it, and what captrain wrote beside it"
+    digests = read_json(listing, dict[str, str], remedy) if listing.exists() else {}
     for name in names:
         path = folder / name
         if path.is_symlink() or (path.exists() and not (path.is_file() and digests.get(name) == file_digest(path))):
@@ -103,3 +101,4 @@ def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
                 f"{path} is there already, and captrain did not write it so",
                 "move it away, or name another place with --out",
             )
+    return digests

@@ -148,49 +148,37 @@ def _interpreter(name: str, root: Path) -> str | None:
 
 def _model(spec: Spec, _: Path) -> str:
     """Check the weights: trained here, in the folder of pretrained ones, in the hub's cache, or to be downloaded."""
-    name = spec.base.model
-    if spec.base.pretrained:
-        return f"{pretrained_folder(spec.base.pretrained, Path(spec.machine.pretrained))} is what base.pretrained names"
-    if name is None:
-        return "the base is trained here"
-    if spec.policy.target not in (LOCAL, VLLM):
+    if spec.base.model and spec.policy.target not in (LOCAL, VLLM):
         return ""
-    if _cached_folder(name) is not None:
-        return f"{name} is in the cache of the hub"
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        raise UserError(
-            f"{name} is not in the cache of the hub, and HF_HUB_OFFLINE is set",
-            "set HF_HUB_OFFLINE=0, so that it is downloaded, or download it first",
-        )
-    return f"{name} is not in the cache of the hub: the first stage that acts downloads it"
-
-
-def _cached_folder(name: str) -> Path | None:
-    """Find the folder of a model of the hub in its cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    model, _, revision = name.partition("@")
-    path = try_to_load_from_cache(model, "config.json", revision=revision or None)
-    return Path(path).parent if isinstance(path, str) else None
+    try:
+        folder = _model_folder(spec)
+    except NotVisible:
+        problem = f"{spec.base.model} is not in the cache of the hub"
+        if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+            remedy = "set HF_HUB_OFFLINE=0, so that it is downloaded, or download it first"
+            raise UserError(f"{problem}, and HF_HUB_OFFLINE is set", remedy) from None
+        return f"{problem}: the first stage that acts downloads it"
+    return f"{folder} holds it" if folder else "the base is trained here"
 
 
 def _model_folder(spec: Spec) -> Path | None:
     """Locate the model's files; None for the embedded base.
 
     Raises:
-        NotVisible: they are not here.
+        UserError: the pretrained one is not where the machine has them.
+        NotVisible: a model of the hub is not in its cache.
     """
-    folder = None
     if spec.base.pretrained:
-        with suppress(UserError):
-            folder = pretrained_folder(spec.base.pretrained, Path(spec.machine.pretrained))
-    elif spec.base.model:
-        folder = _cached_folder(spec.base.model)
-    else:
+        return pretrained_folder(spec.base.pretrained, Path(spec.machine.pretrained))
+    if spec.base.model is None:
         return None
-    if folder is None:
+    from huggingface_hub import try_to_load_from_cache
+
+    model, _, revision = spec.base.model.partition("@")
+    path = try_to_load_from_cache(model, "config.json", revision=revision or None)
+    if not isinstance(path, str):
         raise NotVisible("to be looked at when the model is there", "")
-    return folder
+    return Path(path).parent
 
 
 def _template(spec: Spec, _: Path) -> str:
@@ -226,7 +214,7 @@ def _template(spec: Spec, _: Path) -> str:
 
 
 def _vllm(spec: Spec, root: Path) -> str:
-    """Check the interpreter of the servers, and the version of the vLLM in it."""
+    """Check the interpreter of the servers, and that it has vLLM."""
     if spec.policy.target != VLLM:
         return ""
     python = _interpreter(spec.machine.vllm.python, root)
