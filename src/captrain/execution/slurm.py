@@ -59,13 +59,14 @@ THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 @contextmanager
 def _told_of_the_end() -> Iterator[None]:
     """Note that Slurm ends this job, beside what submitit does when it is told."""
+    previous = signal.getsignal(signal.SIGTERM)
 
     def note(number: int, frame: FrameType | None) -> None:
         ENDING.set()
         if callable(previous):
             previous(number, frame)
 
-    previous = signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGTERM, note)
     try:
         yield
     finally:
@@ -170,7 +171,7 @@ class Dispatch:
         pending = [key for key in self.items if key not in self.results and key not in self.failures]
         for key in pending:
             if (stored := stored_result(key)) is not None:
-                [self.results[key]] = stored
+                self.results[key] = stored[0]
             elif key in self.out and (failure := self.out[key].failure()) is not None:
                 self.failures[key] = failure
         return [key for key in pending if key not in self.results and key not in self.failures]

@@ -4,9 +4,12 @@ Counts follow from the settings, but for what nobody knows beforehand: how many 
 its passport, which capabilities only a control takes, and which tasks are routed to several adapters at once. So
 everything is worked out for the least and for the most of that, and shown as a range; `capabilities.count` capabilities
 are taken to be selected. All else is an estimate, and every number that it rests on is shown with where it comes from.
+
+The forecast that `captrain run` prints before its first stage is of the same numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import RenderableType
@@ -14,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.comparison import baselines
-from captrain.config import Spec
+from captrain.config import Spec, compose_configuration, load_choice, row_of
 from captrain.errors import UserError
 from captrain.execution import launch
 from captrain.planning.assumptions import (
@@ -29,6 +32,7 @@ from captrain.planning.assumptions import (
     REQUEST_RATE,
     SERVER_START,
     SHARED_TRAINING,
+    STAGE_START,
     SYNTHESIZER,
     TRAINING_FACTOR,
     USABLE_MEMORY,
@@ -204,7 +208,7 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         counts.add_row(low.stage, str(low.jobs), rollouts, calls, tokens_read, tokens_written, style=style)
         memory = _range(low.memory, high.memory, lambda size: f"{size:.0f}")
         gpus = (str(low.gpus), memory, _range(low.gpu_hours, high.gpu_hours, rounded)) if low.gpus else ("", "", "")
-        wall, money = _range(low.seconds, high.seconds, time_text), _range(low.money, high.money, rounded)
+        wall, money = _range(low.seconds, high.seconds, _time), _range(low.money, high.money, rounded)
         money_and_time.add_row(low.stage, *gpus, wall, money, style=style)
     memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
     for group, parts in plan.memory.items():
@@ -235,9 +239,52 @@ def _range(low: float | None, high: float | None, text_of: Callable[[float], str
     return " to ".join(dict.fromkeys(ends))
 
 
-def time_text(seconds: float) -> str:
+def _time(seconds: float) -> str:
     """Word seconds in the unit that suits them."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= unit:
             return f"{rounded(seconds / unit)} {name}"
     return f"{rounded(seconds)} s"
+
+
+def stale_stages(root: Path) -> list[str]:
+    """List the stages that `dvc repro` may run, in the pipeline's order: those that changed, and what comes after.
+
+    Raises:
+        UserError: params.yaml is not what it should be, or DVC reads no pipeline.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+    from networkx import ancestors, topological_sort
+
+    load_choice(root / "params.yaml")
+    try:
+        with Repo(str(root)) as repo:
+            changed, graph = {name.rpartition(":")[2] for name in repo.status()}, repo.index.graph
+    except DvcException as error:
+        raise UserError(
+            f"DVC does not read the pipeline: {error}",
+            "mend dvc.yaml, dvc.lock or params.yaml, or restore them from git",
+        ) from None
+    first = [stage for stage in graph if getattr(stage, "name", None) in changed]
+    stale = {stage for change in first for stage in (change, *ancestors(graph, change))}
+    return [row_of(stage.name) for stage in reversed([*topological_sort(graph)]) if stage in stale]
+
+
+def forecast_run(root: Path, stages: Collection[str]) -> str:
+    """Say in a line what stages will take, at most, by the rates that the plan counts with.
+
+    Args:
+        root: of the project.
+        stages: that run.
+
+    Raises:
+        UserError: the configuration that params.yaml selects does not compose.
+    """
+    spec, _ = compose_configuration([], root)
+    costs = {cost.stage: cost.seconds for cost in Estimate(spec, Node(), 1).costs() if cost.stage in stages}
+    count = f"{len(stages)} stage{'s' if len(stages) != 1 else ''} to run"
+    if unknown := [stage for stage, seconds in costs.items() if seconds is None]:
+        return f"{count}; for how long is not known ({', '.join(unknown)}: see `captrain plan`)"
+    seconds = sum(cost or 0.0 for cost in costs.values()) + STAGE_START.value * len(stages)
+    return f"{count}, about {_time(seconds)} at the rates of `captrain plan`"
