@@ -188,5 +188,5 @@ def test_odd_lists_of_models_are_findings_of_the_doctor(answer: object, monkeypa
         monkeypatch.setenv("URL_OF_TEST", f"http://127.0.0.1:{server.server_port}/v1")
         monkeypatch.setenv("KEY_OF_TEST", "none")
         endpoint = Endpoint("m", endpoint="URL_OF_TEST", key="KEY_OF_TEST", retries=0, timeout=PATIENCE)
-        finding = endpoint_finding("endpoint", endpoint, "m")
-    assert finding.passed is False and "does not list its models" in finding.detail
+        with pytest.raises(UserError, match="does not list its models"):
+            endpoint_finding(endpoint)

@@ -482,8 +482,8 @@ def asking() -> Iterator[tuple[dict[str, Callable[[], object]], list[Any]]]:
                 "chat": lambda: reply_message(model.chat(messages=user)[0].choices[0].message),
                 "scores": lambda: agent.answer_scores([ClosedQuestion(user, ("A", "B"))]),
                 "tokens": lambda: model.complete([1]),
-                "models": lambda: str(listed_models("it", model, "m")),
-                "tool": lambda: str(tool_call(model)),
+                "models": lambda: listed_models(model),
+                "tool": lambda: tool_call(model),
             },
             answer,
         )

@@ -32,7 +32,7 @@ DIALECT = {
 FOREIGN = {
     ("config/machine.py", "asking"),  # of conf/
     ("diagnosis/explained.py", "needed"),  # of causes.jsonl
-    ("execution/jobs.py", "at"),  # of .cache/jobs/ledger.jsonl
+    ("execution/jobs.py", "at"),  # of .cache/jobs/*/submission.json
     ("reporting/pages/files.py", "chosen"),  # of results/routes/routes.csv
     ("reporting/pages/shards.py", "at"),  # of the report's scripts
     ("reporting/pages/shards.py", "why"),
@@ -72,8 +72,7 @@ READERS = {
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
-    "execution/jobs.py": "adds whole lines to a journal, of which one that is cut off is passed over",
-    "execution/locks.py": "locks hold nothing",
+    "execution/loans.py": "locks hold nothing",
     "comparison/points.py": "workspaces of points, made again from what git has before each run; their logs",
     "interop/logs/reading.py": "into a folder that is gone once it is read",
     "models/composition.py": "into the folder that its callers name, which is aside",

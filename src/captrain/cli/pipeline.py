@@ -66,7 +66,7 @@ def verify(
 
 
 def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
-    """List jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
+    """List jobs on the cluster: state, node, elapsed, last line, reason; of one, its log."""
     from captrain.execution import job_log, jobs_table
 
     if id:

@@ -22,10 +22,8 @@ from .machine import Installation as Installation
 from .machine import Machine as Machine
 from .machine import ModelAccess as ModelAccess
 from .machine import Slurm as Slurm
-from .rows import Adp as Adp
 from .rows import Awm as Awm
 from .rows import Baselines as Baselines
-from .rows import FailuresSft as FailuresSft
 from .rows import GrpoSettings as GrpoSettings
 from .rows import Solutions as Solutions
 from .rows import SolutionSource as SolutionSource

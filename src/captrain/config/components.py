@@ -88,38 +88,28 @@ def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
     """
     settings = component.settings()
     inner = {name: build(part, object) for name, value in settings.items() if (part := nested(name, value)) is not None}
-    built = _imported(component.target)(**{**settings, **inner, **runtime})
+    built = component_class(component)(**{**settings, **inner, **runtime})
     if not fulfils(built, kind):
-        missing = [name for name in members(kind) if not _has(built, name)]
+        missing = _lacking(built, kind)
         reason = f": it has no {', '.join(missing)}" if missing else ""
         raise UserError(f"_target_ = {component.target} is no {kind.__name__}{reason}", REMEDY)
     return built
 
 
 def fulfils(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a value is of a class, or has all members of a protocol. Their types are not checked.
+    """Return whether a value is of a class, or has all members of a protocol. Their types are not checked."""
+    return not _lacking(value, kind) if Protocol in kind.__bases__ else isinstance(value, kind)
+
+
+def _lacking(value: object, kind: type) -> list[str]:
+    """List the public members of a protocol, and of those that it extends, that a value lacks; of other classes none.
 
     Members are looked up and not evaluated, as `isinstance` would in Python 3.11: a property may start a server.
     """
-    names = members(kind)
-    return all(_has(value, name) for name in names) if names else isinstance(value, kind)
-
-
-def members(kind: type) -> list[str]:
-    """List the public members of a protocol and of those that it extends, sorted; none for any other class."""
-    if Protocol not in kind.__bases__:
-        return []
-    bases = [base for base in kind.__mro__ if Protocol in base.__bases__]
-    names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))}
-    return sorted(name for name in names if not name.startswith("_"))
-
-
-def _has(value: object, name: str) -> bool:
-    try:
-        inspect.getattr_static(value, name)
-    except AttributeError:
-        return False
-    return True
+    bases = [base for base in kind.__mro__ if Protocol in base.__bases__] if Protocol in kind.__bases__ else []
+    names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {})) if name[0] != "_"}
+    absent = object()
+    return sorted(name for name in names if inspect.getattr_static(value, name, absent) is absent)
 
 
 def nested(key: str, value: object) -> Component | None:
@@ -133,8 +123,7 @@ def nested(key: str, value: object) -> Component | None:
     try:
         return Component.model_validate(value)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise UserError(problem_text({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
+        raise UserError(_first_problem(key, error), REMEDY) from None
 
 
 def takes(component: Component, name: str) -> bool:
@@ -143,20 +132,21 @@ def takes(component: Component, name: str) -> bool:
     Raises:
         UserError: the import path does not exist or is nothing to call.
     """
-    return name in _parameters(component, "")
+    return name in _parameters(component, "_target_")
 
 
-def component_class(component: Component) -> object:
+def component_class(component: Component, key: str = "_target_") -> Callable[..., Any]:
     """Import the class or function of a component, without building it.
+
+    Args:
+        component: that names it.
+        key: of its `_target_`, for messages.
 
     Raises:
         UserError: the import path does not exist.
     """
-    return _imported(component.target)
-
-
-def _imported(target: str, section: str = "") -> Callable[..., Any]:
-    label = f"{section}._target_ = {excerpt(target)}" if section else f"_target_ = {excerpt(target)}"
+    target = component.target
+    label = f"{key} = {excerpt(target)}"
     module_name, _, name = target.partition(":") if ":" in target else target.rpartition(".")
     if not all(part.isidentifier() for part in target.replace(":", ".").split(".")):
         raise UserError(f"{label}: it is not an import path", "write package.module.Class, or package.module:Class")
@@ -173,42 +163,39 @@ def _imported(target: str, section: str = "") -> Callable[..., Any]:
     return getattr(module, name)
 
 
-def _parameters(component: Component, section: str) -> Mapping[str, inspect.Parameter]:
-    constructor = _imported(component.target, section)
+def _parameters(component: Component, key: str) -> Mapping[str, inspect.Parameter]:
+    constructor = component_class(component, key)
     try:
         return inspect.signature(constructor).parameters
     except (TypeError, ValueError):
-        key = f"{section}._target_" if section else "_target_"
         raise UserError(f"{key} = {component.target} cannot be called", REMEDY) from None
 
 
-def check(section: str, component: Component) -> None:
+def check(section: str, component: Component, *, is_inner: bool = False) -> None:
     """Hold the settings of a component, and of the components among them, against its constructor, without calling
-    it.
+    it. An inner one must be built from its settings alone.
 
     Raises:
         UserError: the import path does not exist or is nothing to call, a setting is unknown, missing, of the wrong
             type or out of range, or is a component that cannot be built from settings alone.
     """
-    parameters = _parameters(component, section)
-    settable = {name: entry for name, entry in parameters.items() if entry.kind is entry.KEYWORD_ONLY}
+    parameters, settings = _parameters(component, f"{section}._target_"), component.settings()
+    settable = {name: entry.annotation for name, entry in parameters.items() if entry.kind is entry.KEYWORD_ONLY}
     free = any(entry.kind is entry.VAR_KEYWORD for entry in parameters.values())
-    settings = component.settings()
     for name, value in settings.items():
         if name in settable:
-            _check_value(f"{section}.{name}", value, settable[name].annotation)
+            _check_value(f"{section}.{name}", value, settable[name])
         elif not free:
             raise UserError(f"{component.target} has no setting {section}.{name}", alternatives(name, settable))
-    for name, parameter in settable.items():
-        if parameter.default is parameter.empty and name not in settings:
+    for name, entry in parameters.items():
+        if entry.default is not entry.empty:
+            continue
+        if name in settable and name not in settings:
             raise UserError(f"{section}.{name} is not set, and {component.target} needs it", REMEDY)
-
-
-def _check_nested(key: str, component: Component) -> None:
-    check(key, component)
-    for name, parameter in _parameters(component, key).items():
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
-            raise UserError(f"{key}._target_ = {component.target} needs {name}, which only a stage can give it", REMEDY)
+        if is_inner and entry.kind is entry.POSITIONAL_OR_KEYWORD:
+            raise UserError(
+                f"{section}._target_ = {component.target} needs {name}, which only a stage can give it", REMEDY
+            )
 
 
 def _check_value(key: str, value: object, annotation: Any) -> None:
@@ -221,41 +208,42 @@ def _check_value(key: str, value: object, annotation: Any) -> None:
             # Of a class that JSON cannot hold: only a component can be that, or nothing at all.
             optional = type(None) in get_args(annotation)
             if inner is None and not (optional and value is None):
-                expected = "null or a component" if optional else "a component"
+                kinds = "null or a component" if optional else "a component"
                 raise UserError(
-                    f"{key} = {value!r}: input should be {expected}, a mapping with _target_", REMEDY
+                    f"{key} = {value!r}: input should be {kinds}, a mapping with _target_", REMEDY
                 ) from None
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            remedy = f"set {key}=VALUE" if value is None else REMEDY
-            raise UserError(problem_text({**problem, "loc": (key, *problem["loc"])}), remedy) from None
+            raise UserError(_first_problem(key, error), f"set {key}=VALUE" if value is None else REMEDY) from None
     if inner is not None:
-        _check_nested(key, inner)
+        check(key, inner, is_inner=True)
 
 
 def alternatives(name: str, names: Iterable[str]) -> str:
-    """List the nearest to a misspelt name, and the others of its kind: of its section, if it names one that exists."""
+    """List the nearest to a misspelt name, and the others of its kind."""
     names = list(names)
-    section = name.partition(".")[0] + "."
-    within = [candidate for candidate in names if candidate.startswith(section)]
-    peers = within or [candidate for candidate in names if "." not in candidate]
-    namesakes = [candidate for candidate in names if candidate.rpartition(".")[2] == name]
-    near = namesakes or difflib.get_close_matches(name, within or names, n=1)
-    further = ", ".join(peer for peer in peers if peer not in near)
+    near = difflib.get_close_matches(name, names, n=1)
+    further = ", ".join(candidate for candidate in names if candidate not in near)
     if not near:
         return f"known are {further}" if further else "there is none to choose from"
-    return f"did you mean {' or '.join(near)}?" + (f" Others: {further}" if further else "")
+    return f"did you mean {near[0]}?" + (f" Others: {further}" if further else "")
+
+
+def _first_problem(key: str, error: ValidationError) -> str:
+    """Word the first problem of the setting with this key."""
+    problem = error.errors(include_url=False)[0]
+    return problem_text({**problem, "loc": (key, *problem["loc"])})
 
 
 def problem_text(problem: ErrorDetails) -> str:
     """Word a validation problem in one sentence that begins with the key."""
     key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"there is no setting {key}"
-    if problem["type"] == "missing":
-        return f"{key} is not set"
-    if problem["type"] == "hidden":
-        return f"{key}: {problem['msg']}"
+    texts = {
+        "extra_forbidden": f"there is no setting {key}",
+        "missing": f"{key} is not set",
+        "hidden": f"{key}: {problem['msg']}",
+    }
+    if problem["type"] in texts:
+        return texts[problem["type"]]
     message = str(problem.get("ctx", {}).get("error", "")) or problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key} = {excerpt(repr(problem['input']))}: {message}" if key else message
 

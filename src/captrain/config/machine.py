@@ -69,7 +69,8 @@ class Slurm(Section):
     options: dict[str, str | int | bool] = {}
     """Further options of sbatch, such as account or qos."""
     requeues: Annotated[int, Field(ge=0)] = 20
-    """Times that a job which was preempted or met its time limit is queued again, to go on from its checkpoint."""
+    """Times that a job which met its time limit is queued again, to go on from its checkpoint; one that was preempted
+    always is."""
     resubmissions: Annotated[int, Field(ge=0)] = 3
     """Times that one run of a stage submits an item again whose job died."""
 
@@ -214,8 +215,15 @@ class Machine(Section):
         return max(training, serving) if self.vllm.sleeps else training + serving
 
     @model_validator(mode="after")
-    def _gpus_are_apart(self) -> "Machine":
+    def _goes_together(self) -> "Machine":
         serving, processes = self.vllm.replicas * self.vllm.gpus, self.accelerate.processes
+        if self.launcher == "slurm" and self.slurm is None:
+            raise ValueError("launcher is slurm, and slurm says nothing of its jobs: choose machine=slurm")
+        if processes % self.nodes:
+            raise ValueError(
+                f"accelerate.processes = {processes} cannot be divided evenly among slurm.nodes = {self.nodes}: set "
+                f"accelerate.processes={-(-processes // self.nodes) * self.nodes}, with strategy ddp or fsdp"
+            )
         if self.workers == 0:
             # What this section says is settled here, once for all who read it.
             free = 0 if self.vllm.sleeps else self.gpus - serving - self.asking.gpus
@@ -230,18 +238,6 @@ class Machine(Section):
             raise ValueError(
                 f"of {self.gpus} GPUs {training} train (workers x accelerate.processes), {serving} serve "
                 f"(vllm.replicas x vllm.gpus) and {self.asking.gpus} are the endpoint's (asking.gpus): they overlap"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_slurm_section(self) -> "Machine":
-        if self.launcher == "slurm" and self.slurm is None:
-            raise ValueError("launcher is slurm, and slurm says nothing of its jobs: choose machine=slurm")
-        processes = self.accelerate.processes
-        if self.nodes > 1 and processes % self.nodes:
-            raise ValueError(
-                f"accelerate.processes = {processes} cannot be divided evenly among slurm.nodes = {self.nodes}: set "
-                f"accelerate.processes={-(-processes // self.nodes) * self.nodes}, with strategy ddp or fsdp"
             )
         return self
 

@@ -15,11 +15,16 @@ from captrain.records import JsonObject
 ROWS = Path(__file__).parents[1] / "comparison/baselines"
 
 
-class GrpoSettings(Section):
+class Switch(Section):
+    """Row without a setting but whether it runs."""
+
+    run: bool
+
+
+class GrpoSettings(Switch):
     """A row that trains by GRPO with settings of its own: what differs from the trainer of the adapters. Null: what the
     trainer has."""
 
-    run: bool
     group_size: Annotated[int, Field(ge=2)] | None = None
     groups_per_step: Count | None = None
     epochs: Count | None = None
@@ -32,21 +37,19 @@ class GrpoSettings(Section):
         return self.model_dump(exclude={"run"}, exclude_none=True)
 
 
-class RejectionSft(Section):
+class RejectionSft(Switch):
     """Rejection fine-tuning on the target: rounds of rollouts, of which the passed ones are fine-tuned on."""
 
-    run: bool
     rounds: Count
     rows: Count
     """Rows that a fine-tuning sees, about: passes over what has been kept are as many as come nearest to it."""
     learning_rate: Rate
 
 
-class Gepa(Section):
+class Gepa(Switch):
     """Optimisation of the system prompt by GEPA, with rollouts on the training split. `model` names the one that
     reflects, asked as `machine.asking` says; null: a programmatic proposer over the lines that the base knows."""
 
-    run: bool
     model: str | None = None
     minibatch: Count
     validation: Count
@@ -55,22 +58,20 @@ class Gepa(Section):
     """Accepted by the search at most, beside the prompt of the base; null: as many as the budget has room for."""
 
 
-class Adp(Section):
+class Adp(Switch):
     """Supervised fine-tuning on trajectories in the schema of the Agent Data Protocol. `source` is a JSONL file of
     them; "": generic demonstrations of our own, written in that schema."""
 
-    run: bool
     source: str = ""
     demonstrations: Count
     epochs: Count
     learning_rate: Rate
 
 
-class Awm(Section):
+class Awm(Switch):
     """GRPO in synthetic environments that no diagnosis asked for. `source` is a folder in the layout of the Agent World
     Model; "": environments of our own, generated without regard to the diagnosis."""
 
-    run: bool
     source: str = ""
     environments: Count
 
@@ -82,12 +83,6 @@ class AwmSft(Awm):
     """Demonstrations of all environments together."""
     epochs: Count
     learning_rate: Rate
-
-
-class Switch(Section):
-    """Row without a setting but whether it runs."""
-
-    run: bool
 
 
 SolutionSource = Literal["reference", "rollouts"]
@@ -114,11 +109,10 @@ class Rounds(Section):
         return self.tasks * (number - 1) // self.count
 
 
-class Solutions(Section):
+class Solutions(Switch):
     """TRACE without rewards: fine-tuning on the solutions that the synthesized environments know of their own tasks,
     of one adapter over all environments and of one for each, in rounds of diagnosis."""
 
-    run: bool
     demonstrations: Count
     """Demonstrations of the adapter over all environments."""
     specialist: Count
@@ -132,10 +126,9 @@ class Solutions(Section):
     rounds: Rounds
 
 
-class FailuresSft(Section):
+class FailuresSft(Switch):
     """Supervised fine-tuning on the target's own solutions of the tasks that failed in the diagnosis."""
 
-    run: bool
     demonstrations: Count
     """Demonstrations in all: each solution is repeated."""
     epochs: Count

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from captrain.config.components import (
     REMEDY,
@@ -206,43 +206,46 @@ class Spec(Section):
             changes["temperature"] = self.environments.temperature
         return self.policy.model_copy(update=changes) if changes else self.policy
 
-    def _groups_per_step(self) -> dict[str, int]:
-        """Return the groups per step of the trainer, and of each row that runs with another number of its own."""
-        rows = {name: section for name, section in self.baselines if isinstance(section, GrpoSettings) and section.run}
-        counts = {f"baselines.{name}": section.groups_per_step for name, section in rows.items()}
-        return {"trainer": self.trainer.groups_per_step, **{name: count for name, count in counts.items() if count}}
-
     @model_validator(mode="after")
     def _relations(self) -> "Spec":
-        processes = self.machine.accelerate.processes
+        processes, rows = self.machine.accelerate.processes, dict(self.baselines)
+        steps: dict[str, int | None] = {"trainer": self.trainer.groups_per_step}
+        for name, section in rows.items():
+            if isinstance(section, GrpoSettings) and section.run:
+                steps[f"baselines.{name}"] = section.groups_per_step
         broken = [
             f"{name}.groups_per_step = {groups} is not a multiple of machine.accelerate.processes = {processes}: set "
             f"{name}.groups_per_step={-(-groups // processes) * processes}"
-            for name, groups in self._groups_per_step().items()
-            if groups % processes
+            for name, groups in steps.items()
+            if groups and groups % processes
         ]
         broken += [
             f"baselines.{name}.run needs baselines.{start}.run, from whose adapter it goes on"
             for name, start in CONTINUED.items()
-            if getattr(self.baselines, name).run and not getattr(self.baselines, start).run
+            if rows[name].run and not rows[start].run
         ]
-        unknown = {*(self.baselines.model_extra or {})} - row_names()
-        broken += [f"baselines.{name} is not a row" for name in sorted(unknown)]
-        rounds = self.baselines.solutions.rounds
-        if rounds.tasks < rounds.count:
-            broken.append(
-                f"baselines.solutions.rounds.tasks = {rounds.tasks} cannot be shared among {rounds.count} diagnoses"
-            )
-        if self.selection.agreement > self.labels.runs:
-            broken.append(f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}")
-        if self.base.hidden % (2 * self.base.heads):
-            broken.append(
-                f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {2 * self.base.heads}"
-            )
-        if self.base.pretrained and self.base.model:
-            broken.append("base.pretrained is trained further and base.model is not trained: one of them is the base")
-        if self.causality.run and not self.evaluation.alternatives:
-            broken.append("causality.run needs evaluation.alternatives: each adapter on every task")
+        broken += [
+            f"baselines.{name} is not a row" for name in sorted({*rows} - {*Baselines.model_fields, *row_names()})
+        ]
+        rounds, width = self.baselines.solutions.rounds, 2 * self.base.heads
+        relations = {
+            f"baselines.solutions.rounds.tasks = {rounds.tasks} cannot be shared among {rounds.count} diagnoses": (
+                rounds.tasks < rounds.count
+            ),
+            f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}": (
+                self.selection.agreement > self.labels.runs
+            ),
+            f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {width}": (
+                self.base.hidden % width > 0
+            ),
+            "base.pretrained is trained further and base.model is not trained: one of them is the base": (
+                self.base.pretrained is not None and self.base.model is not None
+            ),
+            "causality.run needs evaluation.alternatives: each adapter on every task": (
+                self.causality.run and not self.evaluation.alternatives
+            ),
+        }
+        broken += [text for text, is_broken in relations.items() if is_broken]
         if broken:
             raise ValueError("; ".join(broken))
         return self
@@ -276,8 +279,8 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
     Args:
         experiment: one of conf/experiment/.
-        overrides: key=value lines; a key is a setting (selection.delta=0.1) or a group (router=classifier), and
-            `+key=value` adds a setting of a component that conf/ does not list.
+        overrides: key=value lines; a key is a setting (selection.delta=0.1), also one of a component that conf/ does
+            not list, or a group (router=classifier). A `+` before it is taken, and has no meaning.
 
     Raises:
         UserError: an unknown experiment, option or key, a line that is no key=value, a value of the wrong type or
@@ -288,33 +291,22 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     data = compose_data(experiment, seed, overrides, conf_dir)
     refuse_keys_in(data)
     spec = _validated(Spec, data, "", REMEDY)
-    for name, section in spec:
+    sections = {**dict(spec), "base.demonstrations": spec.base.demonstrations}
+    for name, section in sections.items():
         if isinstance(section, Component):
             check(name, section)
-    if spec.base.demonstrations is not None:
-        check("base.demonstrations", spec.base.demonstrations)
-    _check_trackers(spec.machine.report_to)
-    return _served_base(spec)
-
-
-def _check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed. (A folder of that name is none.)"""
-    for name in names:
-        package = find_spec(name)
-        if package is None or package.origin is None:
+    for tracker in spec.machine.report_to:
+        package = find_spec(tracker)
+        if package is None or package.origin is None:  # a folder of that name
             raise UserError(
-                f"machine.report_to names {name}, which is not installed",
-                f"pip install 'captrain[{name}]', or leave it out of machine.report_to",
+                f"machine.report_to names {tracker}, which is not installed",
+                f"pip install 'captrain[{tracker}]', or leave it out of machine.report_to",
             )
-
-
-def _served_base(spec: Spec) -> Spec:
-    """Take the model that a policy asks at an endpoint as the base: nothing reads another, and none is trained."""
-    settings = spec.policy.settings()
     if spec.base.model is not None or not takes(spec.policy, "endpoint"):
         return spec
+    # The model that a policy asks at an endpoint is the base: nothing reads another, and none is trained.
     data = spec.model_dump(by_alias=True)
-    data["base"] |= {"model": settings["name"], "pretrained": None}
+    data["base"] |= {"model": spec.policy.settings()["name"], "pretrained": None}
     return _validated(Spec, data, "policy.name: ", REMEDY)
 
 
@@ -335,34 +327,26 @@ def publish_spec(spec: Spec, path: Path) -> None:
 
 
 def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
-    try:
-        # Through JSON text, because only there does strict validation take a list for a tuple.
-        return kind.model_validate_json(_json(data, source, remedy))
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-    if unknown := next((problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"), None):
-        remedy = alternatives(str(unknown[-1]), _settings_of(kind, unknown[:-1]))
-    raise UserError(source + "; ".join(problem_text(problem) for problem in problems), remedy)
-
-
-def _json(data: object, source: str, remedy: str) -> str:
+    # Through JSON text, because only there does strict validation take a list for a tuple.
     try:
         text = json.dumps(data, default=str, ensure_ascii=False)
         text.encode()
     except (ValueError, TypeError, RecursionError):
         # A YAML anchor that holds itself, a key that is a list, half a character.
         raise UserError(f"{source}a value in it contains itself, or cannot be written as JSON", remedy) from None
-    return text
-
-
-def _settings_of(kind: type[BaseModel], keys: tuple[int | str, ...]) -> list[str]:
-    """List the names of the fields of the section that these keys lead to."""
-    annotation: Any = kind
-    for part in keys:
-        field = getattr(annotation, "model_fields", {}).get(part)
-        inner = (GrpoSettings,) if annotation is Baselines else get_args(annotation)
-        annotation = field.annotation if field else inner[-1]
-    return list(annotation.model_fields)
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    if unknown := next((problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"), None):
+        # The fields of the section that these keys lead to.
+        section: Any = kind
+        for part in unknown[:-1]:
+            field = getattr(section, "model_fields", {}).get(part)
+            inner = (GrpoSettings,) if section is Baselines else get_args(section)
+            section = field.annotation if field else inner[-1]
+        remedy = alternatives(str(unknown[-1]), section.model_fields)
+    raise UserError(source + "; ".join(problem_text(problem) for problem in problems), remedy)
 
 
 def compose_configuration(settings: Sequence[str], root: Path) -> tuple[Spec, str]:

@@ -1,7 +1,9 @@
 from .arithmetic import prepare_torch as prepare_torch
-from .clock import TIMES as TIMES
-from .clock import times as times
+from .boundary import COMPUTING as COMPUTING
+from .boundary import DRAWING as DRAWING
+from .boundary import has_package as has_package
 from .entry import entry_point as entry_point
+from .entry import times as times
 from .fingerprint import code_closure as code_closure
 from .fingerprint import code_digest as code_digest
 from .fingerprint import files_below as files_below
@@ -11,11 +13,8 @@ from .launch import dispatched as dispatched
 from .launch import run as run
 from .loans import LENDER as LENDER
 from .loans import borrowed as borrowed
+from .loans import exclusive as exclusive
 from .loans import lender_address as lender_address
-from .locks import exclusive as exclusive
-from .optional import COMPUTING as COMPUTING
-from .optional import DRAWING as DRAWING
-from .optional import has_package as has_package
 from .outputs import require_apart as require_apart
 from .outputs import require_folder as require_folder
 from .outputs import user_outputs as user_outputs

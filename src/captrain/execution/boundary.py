@@ -2,13 +2,19 @@
 traceback; anything else is one block that says it is a bug, what to send, and where.
 
 Text of others may stand in any message: it is shown plain, and what looks like a key is taken out.
+
+`pip install captrain` is a light installation: logs are diagnosed, results read and runs planned without torch, and the
+packages that only training, drawing and DVC need are ten times as large as the rest. Where something of the kind is
+missing, the message names the extra; what is a complement of an answer, such as a figure, is left out and said so.
 """
 
 import errno
 import platform
 import re
 import sys
+import textwrap
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 
 from captrain import __version__
@@ -40,37 +46,63 @@ FREE = (
     "first: .cache/ but for answers and jobs (`make clean`), old versions in DVC's cache (`dvc gc --workspace`)"
 )
 
-LINK = "remedy: remove it, or name another place"
+EXTRAS = {
+    **dict.fromkeys(("submitit", "hydra_plugins"), "slurm"),
+    **dict.fromkeys(("accelerate", "datasets", "peft", "safetensors", "tokenizers", "torch", "transformers"), "train"),
+    **dict.fromkeys(
+        ("deepdiff", "dvc", "fastapi", "gepa", "krippendorff", "matplotlib", "networkx", "openai"), "train"
+    ),
+    **dict.fromkeys(("openai", "ruamel", "scipy", "seaborn", "sklearn", "statsmodels", "tenacity"), "train"),
+    **dict.fromkeys(("httpx2", "huggingface_hub", "trl", "uvicorn"), "train"),
+    "sqlalchemy": "awm",
+    "zstandard": "inspect",
+}
+"""Modules that the light installation lacks, each with the extra that it comes with."""
+DRAWING = "seaborn"
+COMPUTING = "scipy"
+
+
+def has_package(module: str) -> bool:
+    """Return whether a package is installed, without importing it."""
+    return find_spec(module) is not None
 
 
 def ending(error: BaseException) -> tuple[int, str]:
     """Choose the exit status for an error, and word what is printed of it; "" for nothing."""
-    status, text = _ending(error)
-    return status, redacted(plain(text))
-
-
-def _ending(error: BaseException) -> tuple[int, str]:
-    if isinstance(error, UserError):
-        return USER, f"error: {error}"
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted; what is whole is kept, and the same command goes on from it"
     if isinstance(error, BrokenPipeError):
         return 0, ""
-    if fault := disk_fault(error):
-        return USER, f"error: {fault}\n  remedy: {FREE}"
-    if isinstance(error, InfrastructureError):
-        return USER, f"error: infrastructure: {error}\n  remedy: mend it and run again; what is whole is kept"
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # what Path.resolve raises
-        return USER, f"error: {str(error).removeprefix('Symlink loop from ')} is a link that leads to itself\n  {LINK}"
-    if isinstance(error, MemoryError):
-        return USER, "error: memory ran out\n  remedy: a smaller machine.batch or machine.workers, or a smaller input"
-    if isinstance(error, OSError) and error.filename is not None:
-        place, reason = str(error.filename), (error.strerror or "it cannot be used").lower()
-        return USER, f"error: {place}: {reason}\n  remedy: see that it is there, is of that kind, and may be used"
-    if place := _own_place(error):
-        fault = "".join(traceback.format_exception_only(error)).strip()
-        return USER, f"error: {place} raised {fault}\n  remedy: mend it there: that is code of this project"
-    return BUG, _bug(error)
+    status, package = USER, str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if isinstance(error, UserError):
+        problem, remedy = error.problem, error.remedy
+    elif package in EXTRAS:
+        problem = f"this needs {package}, which the light installation leaves out"
+        remedy = f"pip install 'captrain[{EXTRAS[package]}]'"
+    elif problem := disk_fault(error):
+        remedy = FREE
+    elif isinstance(error, InfrastructureError):
+        problem, remedy = f"infrastructure: {error}", "mend it and run again; what is whole is kept"
+    elif isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # what Path.resolve raises
+        problem = f"{str(error).removeprefix('Symlink loop from ')} is a link that leads to itself"
+        remedy = "remove it, or name another place"
+    elif isinstance(error, MemoryError):
+        problem, remedy = "memory ran out", "a smaller machine.batch or machine.workers, or a smaller input"
+    elif isinstance(error, OSError) and error.filename is not None:
+        problem = f"{error.filename}: {(error.strerror or 'it cannot be used').lower()}"
+        remedy = "see that it is there, is of that kind, and may be used"
+    elif place := _own_place(error):
+        problem = f"{place} raised {''.join(traceback.format_exception_only(error)).strip()}"
+        remedy = "mend it there: that is code of this project"
+    else:
+        status, problem = BUG, "this is a bug in captrain and no mistake of yours"
+        frames = textwrap.indent("".join(traceback.format_exception(error)).rstrip(), "  ")
+        remedy = (
+            "open an issue where you have captrain from, with these lines and the command:\n"
+            f"  captrain {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+            f"  command: {' '.join(sys.argv)}\n{frames}"
+        )
+    return status, redacted(plain(f"error: {problem}\n  remedy: {remedy}"))
 
 
 def _own_place(error: BaseException) -> str:
@@ -101,14 +133,3 @@ def disk_fault(error: BaseException) -> str:
             return DISK_WORDS[words]
         link = link.__cause__ or link.__context__
     return ""
-
-
-def _bug(error: BaseException) -> str:
-    frames = "".join(traceback.format_exception(error)).rstrip()
-    block = "\n".join(f"  {line}" for line in frames.splitlines())
-    return (
-        "error: this is a bug in captrain and no mistake of yours\n"
-        "  remedy: open an issue where you have captrain from, with these lines and the command:\n"
-        f"  captrain {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-        f"  command: {' '.join(sys.argv)}\n{block}"
-    )

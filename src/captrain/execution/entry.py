@@ -2,26 +2,32 @@
 
 What goes wrong ends in one message (`captrain.execution.boundary`). A stage ends in one line that says what it took and
 what it made; warnings of libraries, about which its user can do nothing, go to its log and not to the screen.
+
+Wall-clock and CPU seconds of a stage differ from run to run, so they are no part of any result and no output of any
+stage: they lie in the cache of this checkout, each named by the digest of the results that it belongs to. A stage that
+was restored from the cache keeps the time of the run that made it, if that was here; one that went on from a journal or
+checkpoint counts its last part. CPU seconds include worker processes that have ended, and not the jobs of a cluster.
 """
 
 import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import NoReturn
 
 from captrain.config import find_project, load_spec
 from captrain.errors import UserError
 from captrain.execution.boundary import ending
-from captrain.execution.clock import timed
-from captrain.execution.optional import light_installation
+from captrain.records import digest, file_digest, publish_json, read_json
 
 LOGS = Path(".cache/logs")
 """The folder of the stages' logs, one of each name, which hold what libraries warn of."""
+TIMES = Path(".cache/times")
 
 
 def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str = "") -> Callable[[], None]:
@@ -42,63 +48,77 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
         # Libraries make millions of objects that stay: looking through them as often as by default takes a fifth of the
         # time in which they are imported.
         gc.set_threshold(100_000, 20, 100)
-        add_project_to_path()
-        if stage and not _names_model(Path("results/spec.yaml")):
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        # The project comes first among the places of modules, for further processes, too.
+        project = find_project(Path.cwd())
+        if project is not None and str(project) not in sys.path:
+            sys.path.insert(0, str(project))
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), os.environ.get("PYTHONPATH")]))
         try:
             if stage:
-                log_warnings(LOGS / f"{name}.log")
-                with timed(name) as seconds:
-                    outcome = main()
-                print(f"{name:<16} {seconds():6.1f} s   {outcome or _outputs(name)}")
+                _run_stage(main, name)
             else:
                 main()
-        except ModuleNotFoundError as error:
-            _end(light_installation(error) or error)
         except (Exception, KeyboardInterrupt) as error:
-            _end(error)
+            status, text = ending(error)
+            if text:
+                print(text, file=sys.stderr)
+            if isinstance(error, BrokenPipeError):
+                # Whoever read has gone: the interpreter must not write what is left, either.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(status) from None
 
     return run
 
 
-def _names_model(path: Path) -> bool:
-    """Return whether a specification names a model of the hub, which may be downloaded.
-
-    False where it cannot be read, which the stage itself will say.
-    """
+def _run_stage(main: Callable[[], str | None], name: str) -> None:
+    """Run a stage, and print its line."""
+    # A model of the hub, which may be downloaded; where the specification cannot be read, the stage itself will say so.
+    names_model = False
     with suppress(UserError):
-        return load_spec(path).base.model is not None
-    return False
-
-
-def log_warnings(path: Path) -> None:
-    """Append warnings of this process and of those forked from it to a log, which is made with the first of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+        names_model = load_spec(Path("results/spec.yaml")).base.model is not None
+    if not names_model:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Warnings of this process and of those forked from it go to a log, which is made with the first of them.
+    LOGS.mkdir(parents=True, exist_ok=True)
     logging.captureWarnings(True)
-    handler = logging.FileHandler(path, delay=True)
+    handler = logging.FileHandler(LOGS / f"{name}.log", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
     logging.getLogger().addHandler(handler)
+    with timed(name) as seconds:
+        outcome = main()
+    paths = (Path("results", f"{name}.json"), Path("results", name), Path("artifacts", name))
+    print(f"{name:<16} {seconds():6.1f} s   {outcome or ', '.join(str(path) for path in paths if path.exists())}")
 
 
-def _outputs(stage: str) -> str:
-    paths = (Path("results", f"{stage}.json"), Path("results", stage), Path("artifacts", stage))
-    return ", ".join(str(path) for path in paths if path.exists())
+@dataclass(frozen=True)
+class Time:
+    """Seconds of one stage."""
+
+    wall_s: float
+    cpu_s: float
 
 
-def _end(error: BaseException) -> NoReturn:
-    status, text = ending(error)
-    if text:
-        print(text, file=sys.stderr)
-    if isinstance(error, BrokenPipeError):
-        # Whoever read has gone: the interpreter must not write what is left, either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise SystemExit(status) from None
+@contextmanager
+def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> Iterator[Callable[[], float]]:
+    """Write down what the block takes, if it ends well and leaves results of that stage; the block is given what tells
+    the seconds since it began."""
+    wall, cpu = time.perf_counter(), sum(os.times()[:4])
+    yield lambda: time.perf_counter() - wall
+    if outputs := _outputs_digest(results, stage):
+        duration = Time(round(time.perf_counter() - wall, 1), round(sum(os.times()[:4]) - cpu, 1))
+        publish_json(folder / stage / f"{outputs}.json", asdict(duration))
 
 
-def add_project_to_path() -> None:
-    """Put the project of the current folder first among the places of modules, for further processes, too."""
-    project = find_project(Path.cwd())
-    if project is not None and str(project) not in sys.path:
-        sys.path.insert(0, str(project))
-        inherited = os.environ.get("PYTHONPATH", "")
-        os.environ["PYTHONPATH"] = f"{project}{os.pathsep}{inherited}" if inherited else str(project)
+def times(root: Path) -> dict[str, Time]:
+    """Read the time of each stage whose results here were made here."""
+    stages = [folder.name for folder in sorted((root / TIMES).glob("*"))]
+    paths = {stage: root / TIMES / stage / f"{_outputs_digest(root / 'results', stage)}.json" for stage in stages}
+    return {stage: read_json(path, Time, f"remove {path}") for stage, path in paths.items() if path.exists()}
+
+
+def _outputs_digest(results: Path, stage: str) -> str:
+    """Hash what the stage has left in `results`, "" for nothing."""
+    alone = results / f"{stage}.json"
+    files = sorted(path for path in (results / stage).rglob("*") if path.is_file())
+    files += [alone] if alone.is_file() else []
+    return digest([str(path.relative_to(results)) for path in files], file_digest(*files)) if files else ""

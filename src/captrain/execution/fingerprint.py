@@ -10,11 +10,10 @@ are params, nor the machine, nor where files lie.
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -39,27 +38,15 @@ REGISTRIES = {"comparison/baselines": "comparison/baselines/registry.py"}
 room's modules declare, and runs nothing else of them, so that their files count and what they import does not."""
 
 
-@runtime_checkable
-class HasIdentity(Protocol):
-    """Object that names the values which decide its behaviour."""
-
-    def identity(self) -> object:
-        """Return values that `identity_of` takes."""
-        ...
-
-
 def fingerprint(function: Callable[..., object], item: object) -> str:
     """Fingerprint the application of a module-level function to an item."""
     return digest(function.__qualname__, code_digest(function), identity_of(item))
 
 
+@cache
 def code_digest(function: Callable[..., object]) -> str:
     """Hash the code that a function or class runs, as `code_closure` has it."""
-    return _closure_digest(Path(inspect.getfile(function)))
-
-
-@cache
-def _closure_digest(start: Path) -> str:
+    start = Path(inspect.getfile(function))
     return file_digest(start, *code_closure(start))
 
 
@@ -77,7 +64,8 @@ def code_closure(start: Path) -> list[Path]:
     queue, closure, declaring = [start.resolve()], set[Path](), set[Path]()
     while queue:
         path = queue.pop()
-        if path in closure or _is_plain(path):
+        is_ours = path.is_relative_to(PACKAGE)
+        if path in closure or (is_ours and path.relative_to(PACKAGE).parts[0] in PLAIN):
             continue
         closure.add(path)
         if path.suffix == ".py":
@@ -91,56 +79,44 @@ def code_closure(start: Path) -> list[Path]:
     return sorted(path for path in closure | declaring if path.is_relative_to(PACKAGE) and path.stem != "__init__")
 
 
-def _is_plain(path: Path) -> bool:
-    return path.is_relative_to(PACKAGE) and path.relative_to(PACKAGE).parts[0] in PLAIN
-
-
 @cache
 def _references(path: Path, text: bytes) -> list[Path]:
-    """List the files of this package that a module of this text imports, and those that it names in its strings."""
-    return [reference for node in ast.walk(ast.parse(text, str(path))) for reference in _named(node)]
+    """List the files of this package that a module of this text imports, and those that a string in it names as path or
+    as beginning of one, which are not code."""
+    references = list[Path]()
+    for node in ast.walk(ast.parse(text, str(path))):
+        if isinstance(node, ast.Import):
+            references += [file for alias in node.names for file in _imported(alias.name, "")]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            references += [file for alias in node.names for file in _imported(node.module, alias.name)]
+        elif isinstance(node, ast.Constant) and isinstance(name := node.value, str) and "/" in name[:200]:
+            place = PACKAGE / name
+            if len(name) < 200 and "\n" not in name and name[0] != "/" and place.exists() and place != PACKAGE:
+                files = files_below(place) if place.is_dir() else [place]
+                references += [file for file in files if file.suffix != ".py"]
+    return references
 
 
-def _named(node: ast.AST) -> Iterator[Path]:
-    """Yield the files that a part of a module names."""
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            yield from _imported(alias.name, "")
-    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        for alias in node.names:
-            yield from _imported(node.module, alias.name)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "/" in node.value[:200]:
-        yield from _data(node.value)
-
-
-def _imported(module: str, name: str) -> Iterator[Path]:
-    """Yield the file that `from module import name` runs; of a room, the one that it exports the name from."""
+def _imported(module: str, name: str) -> list[Path]:
+    """List the file that `from module import name` runs; of a room, the one that it exports the name from."""
     package, *parts = module.split(".")
-    if package != PACKAGE.name:
-        return
     place = PACKAGE.joinpath(*parts)
+    if package != PACKAGE.name:
+        return []
     if not place.is_dir():
-        yield place.with_suffix(".py")
-    elif (place / f"{name}.py").exists():
-        yield place / f"{name}.py"
-    elif name in (exports := _exports(place)):
-        yield place / f"{exports[name].replace('.', '/')}.py"
+        return [place.with_suffix(".py")]
+    if (place / f"{name}.py").exists():
+        return [place / f"{name}.py"]
+    return [place / f"{exported}.py" for exported in [_exports(place).get(name)] if exported]
 
 
 @cache
 def _exports(room: Path) -> dict[str, str]:
-    """Read the names that a room exports, each with the module below the room that defines it."""
+    """Read the names that a room exports, each with the path below the room of the module that defines it."""
     listing = room / "__init__.pyi"
     tree = ast.parse(listing.read_bytes()) if listing.exists() else ast.Module([], [])
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
-    return {alias.asname or alias.name: str(node.module) for node in imports for alias in node.names}
-
-
-def _data(text: str) -> Iterator[Path]:
-    """Yield the files of the package, not its code, that a string names as path or as beginning of one."""
-    place = PACKAGE / text
-    if len(text) < 200 and "\n" not in text and not text.startswith("/") and place.exists() and place != PACKAGE:
-        yield from (path for path in (files_below(place) if place.is_dir() else [place]) if path.suffix != ".py")
+    return {alias.asname or alias.name: str(node.module).replace(".", "/") for node in imports for alias in node.names}
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -152,22 +128,18 @@ def files_below(folder: Path) -> list[Path]:
 def identity_of(value: object) -> object:
     """Reduce a value to what decides a result, as JSON: of a path the content of the file or folder, of a machine
     nothing, of an object with `identity()` what this returns, of any other all its fields."""
-    if isinstance(value, str | int | float | None):
-        return value
     if isinstance(value, Machine):
         return None
-    if isinstance(value, HasIdentity):
-        return identity_of(value.identity())
+    if callable(identity := getattr(value, "identity", None)):
+        return identity_of(identity())
     if isinstance(value, Path):
         if value.is_dir():
             return [[str(path.relative_to(value)), file_digest(path)] for path in files_below(value)]
         return file_digest(value) if value.exists() else "missing"
-    if isinstance(value, BaseModel):
-        return {name: identity_of(setting) for name, setting in value}
     if is_dataclass(value):
-        return {field.name: identity_of(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): identity_of(entry) for name, entry in value.items()}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping | BaseModel):
+        return {str(name): identity_of(entry) for name, entry in dict(value).items()}
     if isinstance(value, list | tuple):
         return [identity_of(entry) for entry in value]
     return value

@@ -65,11 +65,37 @@ def run(
         from captrain.execution import slurm
 
         assert machine.slurm is not None
-        return slurm.run(function, items, machine.slurm, label)
+        return slurm.Dispatch(function, items, machine.slurm, label).wait()
     workers = machine.served_at_once if machine.vllm.python else machine.workers
     if cores(machine) == 1 or min(workers, len(items)) <= 1:
         return [function(item) for item in tqdm(items, desc=label, unit="item", leave=False, disable=None)]
-    return _spread(function, items, machine, label, libraries)
+    # Workers share what this process has read before they are forked.
+    for library in libraries:
+        importlib.import_module(library)
+    forks = "torch" in sys.modules and not sys.modules["torch"].cuda.is_available()
+    context = multiprocessing.get_context("fork" if forks else "spawn")
+    count = min(machine.workers, len(items))
+    # The servers of a model are this process's, so that workers share them, and none ends with a worker.
+    lender = lender_address() if machine.vllm.python else ""
+    ends: dict[int, Future[Result]] = {}
+    for _ in range(POOLS):
+        begin = partial(_begin_worker, os.getpid(), lender, context.Value("i", 0), machine, machine.places(count))
+        with ProcessPoolExecutor(count, context, initializer=begin) as pool:
+            futures: dict[int, Future[Result]] = {}
+            with suppress(BrokenProcessPool):
+                for number in range(len(items)):
+                    if number not in ends:
+                        futures[number] = pool.submit(function, items[number])
+            for number, future in tqdm(futures.items(), desc=label, unit="item", leave=False, disable=None):
+                if not isinstance(future.exception(), BrokenProcessPool):
+                    ends[number] = future
+        if len(ends) == len(items):
+            return [ends[number].result() for number in range(len(items))]
+        print(f"captrain: a worker process of {label} died; what it held is begun again", file=sys.stderr)
+    raise UserError(
+        f"a worker process of {label} died {POOLS} times: it was killed, or memory ran out",
+        "run again, with a smaller machine.workers or machine.batch if it was memory; what is whole is kept",
+    )
 
 
 def cores(machine: Machine) -> int:
@@ -109,37 +135,6 @@ def report_progress(count: int, total: int, detail: str = "") -> None:
     """Say in the log of a job how far it is, for `captrain jobs`; on this machine there are bars for that."""
     if dispatched():
         print(f"{count} of {total}{f': {detail}' if detail else ''}", flush=True)
-
-
-def _spread(
-    function: Callable[[Item], Result], items: Sequence[Item], machine: Machine, label: str, libraries: Sequence[str]
-) -> list[Result]:
-    for library in libraries:
-        importlib.import_module(library)
-    forks = "torch" in sys.modules and not sys.modules["torch"].cuda.is_available()
-    context = multiprocessing.get_context("fork" if forks else "spawn")
-    count = min(machine.workers, len(items))
-    # The servers of a model are this process's, so that workers share them, and none ends with a worker.
-    lender = lender_address() if machine.vllm.python else ""
-    ends: dict[int, Future[Result]] = {}
-    for _ in range(POOLS):
-        begin = partial(_begin_worker, os.getpid(), lender, context.Value("i", 0), machine, machine.places(count))
-        with ProcessPoolExecutor(count, context, initializer=begin) as pool:
-            futures: dict[int, Future[Result]] = {}
-            with suppress(BrokenProcessPool):
-                for number in range(len(items)):
-                    if number not in ends:
-                        futures[number] = pool.submit(function, items[number])
-            for number, future in tqdm(futures.items(), desc=label, unit="item", leave=False, disable=None):
-                if not isinstance(future.exception(), BrokenProcessPool):
-                    ends[number] = future
-        if len(ends) == len(items):
-            return [ends[number].result() for number in range(len(items))]
-        print(f"captrain: a worker process of {label} died; what it held is begun again", file=sys.stderr)
-    raise UserError(
-        f"a worker process of {label} died {POOLS} times: it was killed, or memory ran out",
-        "run again, with a smaller machine.workers or machine.batch if it was memory; what is whole is kept",
-    )
 
 
 def _begin_worker(parent: int, lender: str, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:

@@ -1,17 +1,22 @@
-"""Resources that one process holds and lends to its workers, such as the servers of a model.
+"""Loans and locks: what processes share without doing one piece of work twice.
 
 A worker names a context manager of a module and its arguments; the process that it belongs to enters it, and the worker
 gets what it yields. The connection is the loan: what was entered is left when the worker gives it back, and when the
 worker ends, however that comes about, so that nobody waits for one that is gone. The address is in the environment of
 the workers and of what they start; where there is none, a process enters the resource itself.
+
+A lock on a file is let go when the process that holds it ends, however that comes about, so that none outlives a kill;
+it holds on all nodes that share the file.
 """
 
+import fcntl
 import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from typing import TypeVar
 
 from captrain.errors import InfrastructureError, UserError
@@ -97,9 +102,27 @@ def _lend(connection: Connection) -> None:
                 connection.send((value, None))
                 with suppress(EOFError, ConnectionError):
                     connection.recv()
-        except (UserError, InfrastructureError) as error:
-            connection.send((None, error))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception:
-            connection.send((None, RuntimeError(traceback.format_exc())))
+        except Exception as error:
+            is_for_the_worker = isinstance(error, UserError | InfrastructureError)
+            connection.send((None, error if is_for_the_worker else RuntimeError(traceback.format_exc())))
+
+
+@contextmanager
+def exclusive(path: Path, wait: bool = True) -> Iterator[int]:
+    """Hold the lock that a file stands for.
+
+    Args:
+        path: of the file, which is made where there is none, and stays. Its time of change says when it was locked
+            last.
+        wait: whether to wait for another process that holds it.
+
+    Yields:
+        The file descriptor: a child process that inherits it holds the lock as long as it lives.
+
+    Raises:
+        BlockingIOError: another process holds it, and that is not to be waited for.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield file.fileno()

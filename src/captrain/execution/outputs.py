@@ -37,15 +37,15 @@ def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
         UserError: `folder` is a file, or a file in it that would be replaced is not captrain's.
     """
     require_folder(folder)
-    _refuse_foreign(folder, names)
+    _written_before(folder, names)
     is_new = not folder.exists()
     aside = folder / f".captrain-{os.getpid()}.tmp"
     try:
         aside.mkdir(parents=True)
         yield aside
         paths = [path.relative_to(aside) for path in sorted(aside.rglob("*")) if path.is_file()]
-        _refuse_foreign(folder, map(str, paths))
-        digests = _listing(folder) | {str(path): file_digest(aside / path) for path in paths}
+        digests = _written_before(folder, map(str, paths))
+        digests |= {str(path): file_digest(aside / path) for path in paths}
         for path in paths:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (aside / path).replace(folder / path)
@@ -63,16 +63,14 @@ def require_folder(folder: Path) -> None:
     Raises:
         UserError: it, or what should be a folder above it, is a file, or may not be written to.
     """
-    for path in (folder, *folder.parents):
-        if path.is_dir():
-            if os.access(path, os.W_OK | os.X_OK):
-                return
-            raise UserError(
-                f"{path} cannot be written to",
-                "see that the disk is not read-only and that you may write there, or name another folder with --out",
-            )
-        if path.exists() or path.is_symlink():
-            raise UserError(f"{path} is not a folder", "name another folder with --out")
+    place = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+    if not place.is_dir():
+        raise UserError(f"{place} is not a folder", "name another folder with --out")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{place} cannot be written to",
+            "see that the disk is not read-only and that you may write there, or name another folder with --out",
+        )
 
 
 def require_apart(folder: Path) -> None:
@@ -86,17 +84,16 @@ def require_apart(folder: Path) -> None:
         project = find_project(place)
         names = place.relative_to(project).parts[:1] if project else ()
         if names and names[0] in FOLDERS:
-            problem = f"{folder} is in {names[0]}/ of the project, which it keeps for its own"
-            raise UserError(problem, "name another --out")
+            raise UserError(
+                f"{folder} is in {names[0]}/ of the project, which it keeps for its own", "name another --out"
+            )
 
 
-def _listing(folder: Path) -> dict[str, str]:
-    path = folder / LISTING
-    return read_json(path, dict[str, str], "remove it, and what captrain wrote beside it") if path.exists() else {}
-
-
-def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
-    digests = _listing(folder)
+def _written_before(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Read which files captrain wrote into a folder, with their digests; refuse to replace others of these names."""
+    listing = folder / LISTING
+    remedy = "remove it, and what captrain wrote beside it"
+    digests = read_json(listing, dict[str, str], remedy) if listing.exists() else {}
     for name in names:
         path = folder / name
         if path.is_symlink() or (path.exists() and not (path.is_file() and digests.get(name) == file_digest(path))):
@@ -104,3 +101,4 @@ def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
                 f"{path} is there already, and captrain did not write it so",
                 "move it away, or name another place with --out",
             )
+    return digests

@@ -3,18 +3,17 @@
 An item's key is its fingerprint: the digest of everything that decides its result, never of the machine.
 All state lies in `.cache/jobs`, on a file system that every node sees under the same path:
 
-    ledger.jsonl        each submission, twice appended and flushed to disk: what is about to be sent, and its job id
     lock                held while something is sent, so that two pipelines never send the same item
     results/<key>.pkl   what a finished job came to; whoever has this key next takes it from here
-    <submission>/       submitit's files: script, pickles, logs; and what a job failed with
+    <submission>/       what was about to be sent; submitit's files: script, pickles, logs; and what a job failed with
 
-A process that is killed at any moment leaves either nothing sent, or a job that its successor finds: in the ledger, or
-by the submission's name, which is in the ledger before Slurm hears it. Two jobs of one key, should they ever meet, wait
-for each other, and the second finds the result. A job that is preempted or meets its time limit is queued again and
-calls its function again: functions go on from what they keep themselves (`captrain.training`, `captrain.rollouts`).
-A job that dies otherwise (killed, cancelled, out of memory, its node lost) is submitted again, a limited number of
-times: whoever wants jobs to stop ends the pipeline first. What a function raises is no death: it reaches the caller as
-if it had run here.
+A process that is killed at any moment leaves either nothing sent, or jobs that its successor finds by submitit's files,
+which name them; one that is killed within sbatch itself leaves a job without work, which ends by itself. Two jobs of
+one key, should they ever meet, wait for each other, and the second finds the result. A job that is preempted or meets
+its time limit is queued again and calls its function again: functions go on from what they keep themselves
+(`captrain.training`, `captrain.rollouts`). A job that dies otherwise (killed, cancelled, out of memory, its node lost)
+is submitted again, a limited number of times: whoever wants jobs to stop ends the pipeline first. What a function
+raises is no death: it reaches the caller as if it had run here.
 """
 
 import os
@@ -33,32 +32,19 @@ from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from captrain.config import Slurm
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution.fingerprint import fingerprint, identity_of
-from captrain.execution.jobs import (
-    ALIVE,
-    JOBS,
-    Attempt,
-    State,
-    Submission,
-    append_to_ledger,
-    job_named,
-    states,
-    submissions,
-)
-from captrain.execution.locks import exclusive
-from captrain.records import digest, place_aside
+from captrain.execution.jobs import ALIVE, JOBS, RECORD, Attempt, Submission, states, submissions
+from captrain.execution.loans import exclusive
+from captrain.records import digest, publish_bytes, publish_json
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 GRACE = 5.0
 """Seconds that a job may be over before its result is seen, on a file system that is slow to say so."""
@@ -95,7 +81,6 @@ class Work:
     item: object
     key: str
     folder: Path
-    requeues: int
 
     def __call__(self) -> None:
         """Work, unless the result is there already; leave the result, or what the function raised."""
@@ -108,27 +93,32 @@ class Work:
             except Exception as error:
                 account = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
                 print(account, flush=True)
-                if ENDING.wait(NOTICE):
-                    raise SystemExit(1) from None
-                _write(self.folder / f"{self.key}.failure", _portable(error, account))
+                if not ENDING.wait(NOTICE):
+                    # The traceback comes along where it is not for the reader to mend.
+                    if not isinstance(error, UserError | InfrastructureError):
+                        error.add_note(account)
+                    try:
+                        failure = pickle.dumps(error)
+                        pickle.loads(failure)
+                    except Exception:
+                        failure = pickle.dumps(RuntimeError(account))
+                    publish_bytes(self.folder / f"{self.key}.failure", failure)
                 # No exception: that would be submitit's to record. Slurm is to know that this job failed.
                 raise SystemExit(1) from None
-            _write(JOBS / "results" / f"{self.key}.pkl", pickle.dumps((digest(identity_of(result)), result)))
+            content = pickle.dumps((digest(identity_of(result)), result))
+            publish_bytes(JOBS / "results" / f"{self.key}.pkl", content)
 
     def checkpoint(self) -> "DelayedSubmission":
         """Submit the same work again, in the same job."""
         from submitit.helpers import DelayedSubmission
 
-        if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= self.requeues:
-            # SystemExit, because the function that is interrupted may take any other exception for its own.
-            print(f"not queued again: this has happened {self.requeues} times (machine.slurm.requeues)", flush=True)
-            raise SystemExit(1)
         ENDING.set()
         return DelayedSubmission(self)
 
 
-def run(function: Callable[[Item], Result], items: Sequence[Item], slurm: Slurm, label: str) -> list[Result]:
-    """Apply a module-level function to every item, each in a job of its own; results in the order of the items.
+class Dispatch:
+    """Application of a module-level function to every item, each in a job of its own: which items are still out, and
+    what became of the others.
 
     Args:
         function: importable, its arguments and results picklable; a second call goes on where a first was cut off.
@@ -137,14 +127,8 @@ def run(function: Callable[[Item], Result], items: Sequence[Item], slurm: Slurm,
         label: name on the progress bar and of the jobs.
 
     Raises:
-        UserError: Slurm is not here or refuses, or an item's jobs have died too often.
-        Whatever the function raises for the first item that fails, after the others have come to their ends.
+        UserError: Slurm is not here.
     """
-    return Dispatch(function, items, slurm, label).wait()
-
-
-class Dispatch:
-    """One call of `run`: which items are still out, and what became of the others."""
 
     def __init__(self, function: Callable[[Any], Any], items: Sequence[Any], slurm: Slurm, label: str) -> None:
         if shutil.which("sbatch") is None:
@@ -159,16 +143,16 @@ class Dispatch:
         self.over: dict[Attempt, float] = {}
 
     def wait(self) -> list[Any]:
-        """See `run`."""
-        self._collect()
+        """Return the results in the order of the items, when all jobs have come to their ends.
+
+        Raises:
+            UserError: Slurm refuses, or an item's jobs have died too often.
+            Whatever the function raises for the first item that fails, after the others have come to their ends.
+        """
         with tqdm(total=len(self.items), desc=self.label, unit="job", leave=False, disable=None) as bar:
             last_look, pause = 0.0, 1.0
-            while True:
-                if (count := len(self.results) + len(self.failures)) > bar.n:
-                    bar.update(count - bar.n)
-                pending = self._pending()
-                if not pending:
-                    break
+            while pending := self._collect():
+                bar.update(len(self.items) - len(pending) - bar.n)
                 if any(key not in self.out for key in pending):
                     self._send()
                     pause = 1.0
@@ -177,23 +161,20 @@ class Dispatch:
                     last_look, pause = time.monotonic(), min(30.0, 1.2 * pause)
                 else:
                     time.sleep(0.2)
-                self._collect()
         for key in self.order:
             if key in self.failures:
                 raise self.failures[key]
         return [self.results[key] for key in self.order]
 
-    def _pending(self) -> list[str]:
-        """List items of which neither a result nor a failure is known."""
-        return [key for key in self.items if key not in self.results and key not in self.failures]
-
-    def _collect(self) -> None:
-        """Take up what has come back."""
-        for key in self._pending():
+    def _collect(self) -> list[str]:
+        """Take up what has come back; return the items of which neither a result nor a failure is known."""
+        pending = [key for key in self.items if key not in self.results and key not in self.failures]
+        for key in pending:
             if (stored := stored_result(key)) is not None:
-                self.results[key] = stored.result
+                self.results[key] = stored[0]
             elif key in self.out and (failure := self.out[key].failure()) is not None:
                 self.failures[key] = failure
+        return [key for key in pending if key not in self.results and key not in self.failures]
 
     def _look(self, pending: Sequence[str]) -> str:
         """Ask Slurm after the jobs that are out, and give up those that are dead; what to say on the bar."""
@@ -210,36 +191,30 @@ class Dispatch:
                 continue
             os.listdir(attempt.folder)  # On NFS, opening a folder is what brings news of it.
             os.listdir(JOBS / "results")
-            if time.monotonic() - self.over.setdefault(attempt, time.monotonic()) > GRACE:
-                self._bury(key, attempt, state)
+            if time.monotonic() - self.over.setdefault(attempt, time.monotonic()) <= GRACE:
+                continue
+            del self.out[key]
+            self.deaths[key] += 1
+            death = f"{self.label} {name_of(self.items[key])}: job {attempt.job} is over without a result "
+            death += f"({state.name.lower()}{f' on {state.node}' if state.node else ''}), and said last: "
+            death += attempt.last_line() or "nothing"
+            if self.deaths[key] <= self.slurm.resubmissions:
+                tqdm.write(f"{death}; it is submitted again")
+                continue
+            limit = f"machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further one"
+            remedy = f"see `captrain jobs {attempt.job}`; change machine.slurm if memory or time was too short, and "
+            self.failures[key] = UserError(f"{death}; {limit}", f"{remedy}run again")
         counts = Counter(state.name.lower() for state in by_job.values())
         return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
-
-    def _bury(self, key: str, attempt: Attempt, state: State) -> None:
-        del self.out[key]
-        self.deaths[key] += 1
-        death = f"{name_of(self.items[key])}: job {attempt.job} is over without a result ({state.name.lower()}"
-        death += f"{f' on {state.node}' if state.node else ''}), and said last: {attempt.last_line() or 'nothing'}"
-        if self.deaths[key] <= self.slurm.resubmissions:
-            tqdm.write(f"{self.label} {death}; it is submitted again")
-            return
-        self.failures[key] = UserError(
-            f"{self.label} {death}; machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further one",
-            f"see `captrain jobs {attempt.job}`; change machine.slurm if memory or time was too short, and run again",
-        )
 
     def _send(self) -> None:
         """Attach to the job of every item that is not out, or submit it."""
         with exclusive(JOBS / "lock"):
-            self._collect()
-            unsent = [key for key in self._pending() if key not in self.out]
+            unsent = [key for key in self._collect() if key not in self.out]
             last: dict[str, Attempt] = {}
             for submission in submissions():
-                if not set(submission.keys) & set(unsent):
-                    continue
-                if submission.job is None:
-                    submission = self._recovered(submission)
-                last |= {attempt.key: attempt for attempt in submission.attempts()}
+                if set(submission.keys) & set(unsent):
+                    last |= {attempt.key: attempt for attempt in submission.attempts()}
             try:
                 by_job = states([last[key].job for key in unsent if key in last])
             except InfrastructureError as error:
@@ -261,13 +236,11 @@ class Dispatch:
             label=self.label,
             keys=list(keys),
             items=[name_of(self.items[key]) for key in keys],
-            at=datetime.now().isoformat(timespec="seconds"),
+            at=datetime.now().isoformat(),
         )
         folder = JOBS / submission.name
-        folder.mkdir(parents=True)
-        append_to_ledger(submission.model_dump(exclude={"job"}))
-        # How often a job is queued again is for Work to say, not for submitit.
-        executor = SlurmExecutor(folder, max_num_timeout=10**9)
+        publish_json(folder / RECORD, submission)
+        executor = SlurmExecutor(folder, max_num_timeout=self.slurm.requeues)
         executor.update_parameters(
             job_name=submission.name,
             time=self.slurm.minutes,
@@ -288,49 +261,21 @@ class Dispatch:
             additional_parameters={**self.slurm.options, "requeue": True},
         )
         try:
-            jobs = executor.submit_array([self._work(key, submission) for key in keys])
+            jobs = executor.submit_array([Work(self.function, self.items[key], key, folder) for key in keys])
         except FailedJobError as error:
             raise UserError(
                 f"sbatch refused {self.label}: {' '.join(str(error).split())}", "correct machine.slurm, and run again"
             ) from None
-        job = jobs[0].job_id.split("_")[0]
-        append_to_ledger({"name": submission.name, "job": job})
-        submission = submission.model_copy(update={"job": job})
         self.out |= {attempt.key: attempt for attempt in submission.attempts()}
-        message = f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {job}"
+        message = (
+            f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {jobs[0].job_id.split('_')[0]}"
+        )
         tqdm.write(f"{message}; it goes on when this process ends, and `captrain jobs` shows it")
 
-    def _work(self, key: str, submission: Submission) -> Work:
-        return Work(self.function, self.items[key], key, JOBS / submission.name, self.slurm.requeues)
 
-    def _recovered(self, submission: Submission) -> Submission:
-        """Recover the id of a submission whose process ended before it had noted it, if Slurm had heard of it."""
-        from submitit.helpers import DelayedSubmission
-
-        job = job_named(submission.name, submission.at)
-        if job is None:
-            return submission
-        append_to_ledger({"name": submission.name, "job": job})
-        submission = submission.model_copy(update={"job": job})
-        for attempt in submission.attempts():
-            # Where it ended within sbatch, the job waits for what it is to do.
-            if attempt.key in self.items and not attempt.submitted.exists():
-                work = DelayedSubmission(self._work(attempt.key, submission))
-                work.set_timeout(self.slurm.minutes, 10**9)
-                with place_aside(attempt.submitted) as aside:
-                    work.dump(aside)
-                    aside.replace(attempt.submitted)
-        return submission
-
-
-class StoredResult(NamedTuple):
-    """A result that lies on disk, which may be None itself."""
-
-    result: Any
-
-
-def stored_result(key: str) -> StoredResult | None:
-    """Read the result of an item, if it is there, and the files that it names are what they were."""
+def stored_result(key: str) -> tuple[object] | None:
+    """Read the result of an item, which may be None itself, if it is there, and the files that it names are what they
+    were."""
     path = JOBS / "results" / f"{key}.pkl"
     if not path.exists():
         return None
@@ -338,31 +283,9 @@ def stored_result(key: str) -> StoredResult | None:
         expected, result = pickle.loads(path.read_bytes())
     except (EOFError, pickle.UnpicklingError):
         return None
-    return StoredResult(result) if digest(identity_of(result)) == expected else None
+    return (result,) if digest(identity_of(result)) == expected else None
 
 
 def name_of(item: object) -> str:
     """Return the name of an item for readers, or else the item itself as text."""
     return str(getattr(item, "name", item))[:60]
-
-
-def _write(path: Path, data: bytes) -> None:
-    with place_aside(path, f".{os.getpid()}") as aside:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-
-
-def _portable(error: Exception, account: str) -> bytes:
-    """Pickle an exception so that another process can read it; with its traceback, where it is not for the reader to
-    mend."""
-    if not isinstance(error, UserError | InfrastructureError):
-        error.add_note(account)
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:
-        return pickle.dumps(RuntimeError(account))
-    return data

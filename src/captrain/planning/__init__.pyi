@@ -1,11 +1,11 @@
 from .doctor import GPU_COMMANDS as GPU_COMMANDS
+from .doctor import Finding as Finding
 from .doctor import examine_agent as examine_agent
 from .doctor import examine_machine as examine_machine
 from .doctor import run_on_gpus as run_on_gpus
 from .estimate import Node as Node
-from .forecast import forecast_run as forecast_run
-from .forecast import stale_stages as stale_stages
 from .plan import Plan as Plan
+from .plan import forecast_run as forecast_run
 from .plan import make_plan as make_plan
 from .plan import plan_tables as plan_tables
-from .served_model import Finding as Finding
+from .plan import stale_stages as stale_stages

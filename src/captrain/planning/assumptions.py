@@ -21,6 +21,18 @@ BFCL = "captrain.benchmarks.bfcl.Bfcl"
 AGENTDOJO = "captrain.benchmarks.agentdojo.AgentDojo"
 TAU2 = "captrain.benchmarks.tau2.Tau2"
 TOOLSANDBOX = "captrain.benchmarks.toolsandbox.ToolSandbox"
+TAU2_DOMAINS = {"airline": (30, 20), "retail": (74, 40), "mock": (7, 3)}
+"""Training and test tasks of each domain."""
+BFCL_TASKS, TOOLSANDBOX_SCENARIOS = 200, 101
+"""Tasks of a category of BFCL; scenarios of ToolSandbox that need no outside service."""
+AGENTDOJO_SCENARIOS = {
+    "workspace": "11191111111111111151111311",
+    "travel": "1" * 20,
+    "banking": "1" * 16,
+    "slack": "1113113311113",
+}
+"""Tasks of each scenario of a suite of AgentDojo, in the order in which they are divided: a combined task lies with its
+parts."""
 
 
 class Assumption(NamedTuple):
@@ -40,33 +52,13 @@ class Throughput(NamedTuple):
     source: str
 
 
-class QuestionSizes(NamedTuple):
-    """Sizes of questions to an analyst or a synthesizer: candidates in one question; tokens of a label, of an
-    environment's file, of instructions and schemas."""
-
-    candidates: int
-    label: int
-    file: int
-    frame: int
-    source: str
-
-
-ROLLOUT_RATES = {
-    precision: Assumption(rate, "measured here: make bench, in docs/speed.md")
-    for precision, rate in {"float64": 277.1, "float32": 488.5}.items()
-}
+ROLLOUT_RATES = {"float64": 277.1, "float32": 488.5}
 """Rollouts of one task each a CPU second of the embedded base; those of one task share what they have in common."""
-TRAINING_RATE = Assumption(100.0, "measured here: one adapter of `default`")
-"""Rollouts a CPU second of the embedded base in training, updates included."""
-DEMONSTRATION_RATE = Assumption(100.0, "measured here: the base of `default`")
-"""Demonstrations a CPU second that the embedded base is trained on."""
 
 SHARED_TRAINING = Assumption(1.45, "measured here: the base of `default`")
 """Times that two processes train one model faster than one does."""
 STAGE_START = Assumption(2.0, "measured here")
 """Seconds that a stage takes before and after its work: libraries are read, outputs hashed and recorded."""
-PRODUCTS = Assumption(3_100.0, "measured here: products of two matrices of 192 x 192 in float64, one core, idle")
-"""A second, of the machine that all rates were measured on."""
 
 
 class Rates(NamedTuple):
@@ -84,8 +76,12 @@ def local_rates(spec: Spec) -> Rates:
         source = "measured here: experiment=smollm"
         return Rates(Assumption(0.6, source), Assumption(0.9, source), Assumption(0.35, source))
     precision = spec.policy.settings().get("precision", "float64")
-    rollouts = ROLLOUT_RATES.get(precision, ROLLOUT_RATES["float32"])
-    return Rates(rollouts, TRAINING_RATE, DEMONSTRATION_RATE)
+    rate = ROLLOUT_RATES.get(precision, ROLLOUT_RATES["float32"])
+    return Rates(
+        Assumption(rate, "measured here: make bench, in docs/speed.md"),
+        Assumption(100.0, "measured here: one adapter of `default`"),
+        Assumption(100.0, "measured here: the base of `default`"),
+    )
 
 
 VLLM_THROUGHPUT = Throughput(
@@ -110,7 +106,9 @@ COMPOSED_COLUMNS = Assumption(4, "assumed: as routers choose")
 """Columns of the routes that may give a task to several adapters at once: the chosen router's, sets, gate, top_p."""
 CONTROL_CHOICES = Assumption(3, "assumed: as the labels have it")
 """Choices of capabilities that TRACE's is held against (`captrain.comparison.baselines.controls`)."""
-QUESTIONS = QuestionSizes(candidates=10, label=80, file=4_000, frame=3_000, source="assumed")
+CANDIDATES, LABEL_TOKENS, FILE_TOKENS, FRAME_TOKENS = 10, 80, 4_000, 3_000
+"""Questions to an analyst or a synthesizer: candidates in one; tokens of a label, of an environment's file, of
+instructions and schemas."""
 
 
 class ModelSize(NamedTuple):
@@ -163,9 +161,6 @@ class ModelUse(NamedTuple):
         """Add another use."""
         return ModelUse(*map(sum, zip(self, more, strict=True)))
 
-    def __str__(self) -> str:
-        return f"{self.calls:g}, {self.input:,g} ({self.new_input:,g}), {self.output:,g} tokens"
-
 
 class EpisodeCost(NamedTuple):
     """Cost of one rollout: tokens of the agent and of a simulated user, seconds of the benchmark's worker, tokens of
@@ -213,36 +208,25 @@ def dense_size(parameters: float) -> ModelSize:
     )
 
 
-AGENTDOJO_SCENARIOS = {
-    "workspace": "11191111111111111151111311",
-    "travel": "1" * 20,
-    "banking": "1" * 16,
-    "slack": "1113113311113",
-}
-"""Tasks of each scenario of a suite of AgentDojo, in the order in which they are divided: a combined task lies with its
-parts."""
-
-
 def split_sizes(benchmark: Component) -> dict[str, int]:
     """Count the tasks of each split, at most; {} where tasks are made on demand, or nothing is known."""
-    settings = benchmark.settings()
-    if benchmark.target == TAU2:
-        domains = [{"airline": (30, 20), "retail": (74, 40), "mock": (7, 3)}[name] for name in settings["domains"]]
-        share = settings.get("discovery", 0.62)
+    settings, target = benchmark.settings(), benchmark.target
+    if target == TAU2:
+        domains, share = [TAU2_DOMAINS[name] for name in settings["domains"]], settings.get("discovery", 0.62)
         discovery = sum(len(divided([""] * train, (share, 1 - share))[0]) for train, _ in domains)
-        trains = sum(train for train, _ in domains)
-        return {"discovery": discovery, "training": trains - discovery, "test": sum(test for _, test in domains)}
-    if benchmark.target in (BFCL, AGENTDOJO):
+        training, test = (sum(sizes) for sizes in zip(*domains, strict=True))
+        return {"discovery": discovery, "training": training - discovery, "test": test}
+    if target in (BFCL, AGENTDOJO):
         discovery, training = settings.get("discovery", 0.4), settings.get("training", 0.3)
         shares = (discovery, training, 1 - discovery - training)
         strata = [AGENTDOJO_SCENARIOS[name] for name in settings.get("suites", [])]
-        strata = strata or [str(len(settings["categories"])) * 200]
-        divisions = [divided(sizes, shares) for sizes in strata]
-        totals = [sum(int(size) for part in parts for size in part) for parts in zip(*divisions, strict=True)]
+        strata = strata or [str(len(settings["categories"])) * BFCL_TASKS]
+        parts = zip(*(divided(sizes, shares) for sizes in strata), strict=True)
+        totals = [sum(int(size) for stratum in part for size in stratum) for part in parts]
         return dict(zip(("discovery", "training", "test"), totals, strict=True))
-    if benchmark.target == TOOLSANDBOX:
+    if target == TOOLSANDBOX:
         # Whole families are divided, so that a split may exceed its share by some scenarios.
-        shares = {"discovery": settings.get("discovery", 0.35), "training": settings.get("training", 0.2)}
-        shares["test"] = 1 - sum(shares.values())
-        return {name: math.floor(101 * (share + 0.07)) for name, share in shares.items()}
+        discovery, training = settings.get("discovery", 0.35), settings.get("training", 0.2)
+        shares = {"discovery": discovery, "training": training, "test": 1 - discovery - training}
+        return {name: math.floor(TOOLSANDBOX_SCENARIOS * (share + 0.07)) for name, share in shares.items()}
     return {}

@@ -16,6 +16,7 @@ from .files import read_yaml as read_yaml
 from .files import remains as remains
 from .files import require_regular as require_regular
 from .files import scan as scan
+from .publication import Spool as Spool
 from .publication import line_of as line_of
 from .publication import place_aside as place_aside
 from .publication import publish as publish
@@ -39,13 +40,11 @@ from .record import Split as Split
 from .record import Task as Task
 from .record import Usage as Usage
 from .record import Verdict as Verdict
-from .redaction import censored as censored
-from .redaction import redacted as redacted
-from .redaction import refuse_keys as refuse_keys
-from .redaction import refuse_keys_in as refuse_keys_in
-from .redaction import without as without
-from .spool import Spool as Spool
-from .text import FileName as FileName
 from .text import as_markdown as as_markdown
+from .text import censored as censored
 from .text import plain as plain
+from .text import redacted as redacted
+from .text import refuse_keys as refuse_keys
+from .text import refuse_keys_in as refuse_keys_in
 from .text import require_file_name as require_file_name
+from .text import without as without

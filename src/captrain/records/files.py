@@ -7,13 +7,13 @@ names the file, the place and the remedy.
 import csv
 import io
 import json
-import stat
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
@@ -23,7 +23,6 @@ from captrain.records.text import plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    import yaml
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -43,13 +42,13 @@ def require_regular(path: Path, remedy: str = REPRO) -> None:
         UserError: there is nothing, or a folder, a pipe, a device.
     """
     try:
-        mode = path.stat().st_mode
+        path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} is missing", remedy) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {_reason(error)}", remedy) from None
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "no regular file"
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", remedy) from None
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "no regular file"
         raise UserError(f"{path} is {kind}", "name a file")
 
 
@@ -69,7 +68,7 @@ def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {_reason(error)}", remedy) from None
+        raise UserError(f"{path} cannot be read: {error.strerror or error}", remedy) from None
     if len(content) > most:
         raise UserError(f"{path} has more than {most >> 20} MiB, more than any file of its kind", remedy)
     return content
@@ -114,65 +113,42 @@ def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
     return parse_yaml(read_text(path, remedy, LARGEST_YAML), kind, str(path), remedy)
 
 
+class _Loader(yaml.CSafeLoader):
+    """Loader of plain values, whose mappings name each key once; libyaml's, which takes a sixth of the time."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        """See `yaml.SafeLoader`."""
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []  # a tag may stand before anything
+        names = Counter(name.value for name, _ in pairs if isinstance(name, yaml.ScalarNode))
+        if twice := [name for name, count in names.items() if count > 1 and name != "<<"]:
+            raise yaml.YAMLError(f"it names {twice[0]} twice (line {node.start_mark.line + 1} and below)")
+        return super().construct_mapping(node, deep)
+
+
 def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
     """Parse a YAML document; `place` says whose it is, and otherwise as `read_yaml`."""
-    import yaml
-
     try:
-        _require_shallow(text)
-        value = yaml.load(text, _loader())
-        _require_bounded(value)
+        # So nested that libyaml, which builds a document by recursion and counts nothing, would overflow.
+        depth = 0
+        for event in yaml.parse(text, yaml.CSafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise RecursionError
+        value = yaml.load(text, _Loader)
+        # Values that aliases make too many of, or that hold themselves.
+        count, pending = 0, [(value, 0)]
+        while pending:
+            (element, depth), count = pending.pop(), count + 1
+            if depth > DEEPEST or count > MOST_VALUES:
+                raise ValueError("nested too deeply, or its aliases make too much of it")
+            inner = element.values() if isinstance(element, dict) else element if isinstance(element, list) else ()
+            pending += [(part, depth + 1) for part in inner]
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         raise _not_whole(place, kind, error, remedy) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else plain(" ".join(str(error).split()))
         raise UserError(f"{place} is not YAML: {reason}", remedy) from None
-
-
-def _require_shallow(text: str) -> None:
-    """Refuse a document so nested that libyaml, which builds it by recursion and counts nothing, would overflow."""
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(text, yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise RecursionError
-
-
-@cache
-def _loader() -> "type[yaml.CSafeLoader]":
-    import yaml
-
-    class Loader(yaml.CSafeLoader):
-        """Loader of plain values, whose mappings name each key once; libyaml's, which takes a sixth of the time."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-            """See `yaml.SafeLoader`."""
-            pairs = node.value if isinstance(node, yaml.MappingNode) else []  # a tag may stand before anything
-            names = Counter(name.value for name, _ in pairs if isinstance(name, yaml.ScalarNode))
-            if twice := [name for name, count in names.items() if count > 1 and name != "<<"]:
-                raise yaml.YAMLError(f"it names {twice[0]} twice (line {node.start_mark.line + 1} and below)")
-            return super().construct_mapping(node, deep)
-
-    return Loader
-
-
-def _require_bounded(value: object) -> None:
-    """Refuse values that aliases make too many of, or that hold themselves.
-
-    Raises:
-        ValueError: they are.
-    """
-    count, pending = 0, [(value, 0)]
-    while pending:
-        element, depth = pending.pop()
-        count += 1
-        if depth > DEEPEST or count > MOST_VALUES:
-            raise ValueError("nested too deeply, or its aliases make too much of it")
-        inner = element.values() if isinstance(element, dict) else element if isinstance(element, list) else ()
-        pending += [(part, depth + 1) for part in inner]
 
 
 def _not_whole(place: str, kind: type[object], error: ValidationError, remedy: str) -> UserError:
@@ -228,29 +204,23 @@ def parse_table(
     """
     import pandas as pd
 
-    fault = "it is empty" if not text.strip() else "its last line has no end" if not text.endswith("\n") else ""
-    if not fault:
-        try:
-            lengths = [len(row) for row in csv.reader(io.StringIO(text, newline="")) if row]
-            number = next((number for number, length in enumerate(lengths, 1) if length != lengths[0]), 0)
-            fault = f"row {number} has {lengths[number - 1]} fields, and the heading {lengths[0]}" if number else ""
-        except csv.Error as error:
-            fault = str(error)
     options: dict[str, Any] = {"dtype": kinds}
     options |= {"keep_default_na": False, "na_values": [""]} if words else {}
-    frame = pd.DataFrame()
-    if not fault:
-        try:
-            frame = pd.read_csv(io.StringIO(text), **options)
-            absent = [column for column in (*columns, *numbers) if column not in frame]
-            fault = f"it has no column {absent[0]}" if absent else ""
-            for column in () if fault else numbers:
-                if len(frame) and not pd.api.types.is_numeric_dtype(frame[column]):
-                    fault = f"column {column} does not hold numbers alone"
-        except (ValueError, OverflowError) as error:
-            fault = str(error)
-    if fault:
-        raise UserError(f"{place} is not a whole table ({plain(fault)})", remedy)
+    try:
+        if not text.endswith("\n"):
+            raise ValueError("its last line has no end" if text.strip() else "it is empty")
+        lengths = [len(row) for row in csv.reader(io.StringIO(text, newline="")) if row]
+        for number, length in enumerate(lengths, 1):
+            if length != lengths[0]:
+                raise ValueError(f"row {number} has {length} fields, and the heading {lengths[0]}")
+        frame = pd.read_csv(io.StringIO(text), **options)
+        for column in (*columns, *numbers):
+            if column not in frame:
+                raise ValueError(f"it has no column {column}")
+            if column in numbers and len(frame) and not pd.api.types.is_numeric_dtype(frame[column]):
+                raise ValueError(f"column {column} does not hold numbers alone")
+    except (ValueError, OverflowError, csv.Error) as error:
+        raise UserError(f"{place} is not a whole table ({plain(str(error))})", remedy) from None
     return frame
 
 
@@ -315,7 +285,3 @@ def first_fault(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     location = ".".join(str(part) for part in first["loc"])
     return plain(f"{first['msg']}{f' at {location}' if location else ''}")
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

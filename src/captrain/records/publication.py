@@ -1,4 +1,5 @@
-"""Writing of files: aside first and renamed at the end, so that each is whole or not there.
+"""Writing of files: aside first and renamed at the end, so that each is whole or not there; and records on disk instead
+of in memory.
 
 A file of records has one in a line, as JSON.
 """
@@ -6,12 +7,16 @@ A file of records has one in a line, as JSON.
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from captrain.records.digests import json_value
 from captrain.records.record import Record
+
+R = TypeVar("R", bound=Record)
 
 
 @contextmanager
@@ -78,3 +83,29 @@ def publish(path: Path, records: Iterable[Record]) -> None:
 def line_of(record: Record) -> str:
     """Format a record as it stands in a file, with the end of its line."""
     return record.model_dump_json(exclude_defaults=True) + "\n"
+
+
+class Spool(Generic[R]):
+    """Records on disk instead of in memory: added one by one, read in that order as often as need be, gone with the
+    process however it ends, because no folder has ever named their file for longer than it takes to open it."""
+
+    def __init__(self, kind: type[R]) -> None:
+        self._kind, self._count, self._end = kind, 0, 0
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with the object)
+
+    def add(self, record: R) -> None:
+        """Add a record at the end."""
+        self._file.seek(self._end)
+        self._end += self._file.write(line_of(record).encode())
+        self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[R]:
+        offset = 0
+        while offset < self._end:
+            self._file.seek(offset)  # others may read and write between two records
+            line = self._file.readline()
+            offset += len(line)
+            yield self._kind.model_validate_json(line)

@@ -28,21 +28,9 @@ def die(*_: Any, **__: Any) -> Any:
 
 def prepare(moment: str) -> None:
     """Make this process die at a moment."""
-    note = slurm.append_to_ledger
-
-    def before_note(row: dict[str, Any]) -> None:
-        die() if "job" in row else note(row)
-
-    def after_note(row: dict[str, Any]) -> None:
-        note(row)
-        if "job" in row:
-            die()
-
     patches: dict[str, tuple[Any, str, Any]] = {
         "before sbatch": (SlurmExecutor, "_submit_command", die),
         "after sbatch, before the job has its work": (JobPaths, "move_temporary_file", die),
-        "before the record": (slurm, "append_to_ledger", before_note),
-        "after the record": (slurm, "append_to_ledger", after_note),
         "while waiting": (slurm.Dispatch, "_look", die),
         "before publishing": (sys.modules[__name__], "publish_json", die),
     }
