@@ -36,7 +36,7 @@ from captrain.policies.policy import load_policy
 from captrain.records import Message, Task, load
 from captrain.rollouts.collection import collect, pass_rate
 from captrain.training.jobs import Learner
-from captrain.training.sft import TOO_LONG, Demonstration, FineTuned, _example
+from captrain.training.sft import TOO_LONG, Demonstration, FineTuned
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -232,7 +232,7 @@ class TestDemonstrations:
             assert chat.dialogue(play[: last + 1])[: len(row.ids)] == row.ids
 
     def test_only_what_the_agent_wrote_has_a_label(self) -> None:
-        assert _example(Demonstration([5, 6, 7], [0, 1, 0])) == {"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}
+        assert Demonstration([5, 6, 7], [0, 1, 0]).labels() == [-100, 6, -100]
 
     def test_what_is_left_out_is_counted_by_reason(self, tmp_path: Path, policy: Learner) -> None:
         long = made(GO, step(2, "agent", "ö" * 3000))

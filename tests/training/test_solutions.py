@@ -19,10 +19,9 @@ from captrain.models.lora import Adapter
 from captrain.policies.policy import load_policy
 from captrain.records import Capability, Task, publish_json
 from captrain.rollouts.collection import collect, pass_rate
-from captrain.training.faults import Faults
 from captrain.training.jobs import Learner, training_environments
 from captrain.training.sft import TOO_LONG, FineTuned
-from captrain.training.solutions import FAILED, WRONG, SolutionLesson, teach_solutions
+from captrain.training.solutions import FAILED, WRONG, Faults, SolutionLesson, teach_solutions
 
 pytestmark = pytest.mark.usefixtures("vouched")
 
