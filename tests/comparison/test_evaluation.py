@@ -14,10 +14,9 @@ from scipy.stats import binomtest
 from support.outcomes import LEDGER, SMALL, outcomes_of, routes_of, run
 from support.results import make_results
 
-from captrain.comparison.files import publish_evaluation
 from captrain.comparison.rows import compared_pairs, unequal_total
 from captrain.comparison.statistics import Bootstrap, best_single, oracle, sign_test, summarise
-from captrain.comparison.tables import evaluate
+from captrain.comparison.tables import evaluate, publish_evaluation
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.reporting.figures import draw

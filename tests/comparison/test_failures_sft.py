@@ -8,7 +8,7 @@ from support.stages import stage
 from support.training import ROOT, inside
 
 from captrain.benchmarks import load_benchmark
-from captrain.comparison.baselines.failures_sft import failure_lessons, teach_failures
+from captrain.comparison.baselines.sft import FAILURES_SFT, teach_failures
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -52,7 +52,7 @@ def diagnosed(folder: Path, base: Path, failed: int, split: Split = "discovery")
 
 def taught(folder: Path) -> FineTuned:
     with inside(folder):
-        [lesson] = failure_lessons(chosen())
+        [lesson] = FAILURES_SFT.lessons(chosen(), Path())
         return teach_failures(lesson)
 
 

@@ -8,8 +8,8 @@ from support.letters import LETTERS
 from support.training import ROOT, inside, passport
 
 from captrain.benchmarks import ServiceDesk
-from captrain.comparison.rounds.evidence import Evidence
-from captrain.comparison.rounds.teaching import generalist_lesson, specialist_lessons
+from captrain.comparison.baselines.rounds import Evidence
+from captrain.comparison.baselines.solutions import generalist_lesson, specialist_lessons
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
 from captrain.environments import Brief

@@ -24,9 +24,8 @@ import numpy as np
 import pandas as pd
 
 from captrain.capabilities import Analyst, LabelRequest, fault_of
-from captrain.comparison.arm_names import ADAPTERS, Arms
-from captrain.comparison.rounds.arms import GENERALIST, specialist_name
-from captrain.comparison.rows import BASE
+from captrain.comparison.baselines.baseline import GENERALIST, specialist_name
+from captrain.comparison.rows import ADAPTERS, BASE, Arms
 from captrain.comparison.statistics import Bootstrap, Floats, Ratio
 from captrain.config import Spec
 from captrain.ledger import guard_split

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
-from captrain.comparison.files import evaluation_metrics, evaluation_table
 from captrain.comparison.rows import BASE, TRACE
+from captrain.comparison.tables import evaluation_metrics, evaluation_table
 from captrain.errors import UserError
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,8 @@ import pandas as pd
 from pydantic import BaseModel
 from rich.table import Table
 
-from captrain.comparison.files import evaluation_table
 from captrain.comparison.rows import label
+from captrain.comparison.tables import evaluation_table
 from captrain.records import JsonObject, Record, read_yaml
 
 NOT_RUN = "not run here"

@@ -22,5 +22,6 @@ from .sft import fine_tune as fine_tune
 from .sft import fine_tuning_settings as fine_tuning_settings
 from .solutions import Faults as Faults
 from .solutions import SolutionLesson as SolutionLesson
+from .solutions import solution_rows as solution_rows
 from .solutions import teach_solutions as teach_solutions
 from .workspace import publish_adapters as publish_adapters

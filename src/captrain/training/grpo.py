@@ -48,7 +48,7 @@ from captrain.records import JsonObject, publish_text, read_json
 from captrain.training import collectives, processes, trackers
 from captrain.training.checkpoints import Checkpoints, last_checkpoint
 from captrain.training.groups import Groups, PlannedRollout, ScoredPlay, advantages
-from captrain.training.jobs import Distillation, Job, Learner
+from captrain.training.jobs import Job, Learner
 from captrain.training.recipe import GRPO
 
 POINTS = "points"
@@ -98,12 +98,20 @@ class StepBatch:
     informative: float
 
 
-def fit(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], workspace: Path) -> JsonObject:
+def fit(
+    kind: "type[PolicyTrainer]",
+    recipe: GRPO,
+    job: Job,
+    policy: Learner,
+    targets: Sequence[Target],
+    workspace: Path,
+) -> JsonObject:
     """Train from the last whole checkpoint in the workspace, or from nothing, and leave the adapter in
     `workspace/adapter`. Checkpoints stay: they are needed until the result is published. Where several processes train,
     all of them call this.
 
     Args:
+        kind: of the trainer.
         recipe: hyperparameters.
         job: what to train.
         policy: samples; its model is the job's, which is the frozen base.
@@ -118,8 +126,6 @@ def fit(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], work
             experts; or the adapter to start from is another one or of another shape.
         EnvironmentFault: an environment has too few tasks.
     """
-    from captrain.training.student import Student
-
     if job.rollouts < 1:
         raise UserError(
             f"{job.name}: there are {job.rollouts} rollouts to train with",
@@ -127,7 +133,6 @@ def fit(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], work
         )
     # 1. The trainer, as it was when it was cut off.
     folder = workspace / collectives.checkpoints(job.machine.accelerate)
-    kind = Student if isinstance(job, Distillation) else PolicyTrainer
     trainer = kind(recipe, job, policy, targets, folder)
     last = collectives.once(lambda: last_checkpoint(folder))
     if last is not None:

@@ -4,14 +4,16 @@ Jobs are learnt from rewards by GRPO, or distilled from specialists (`captrain.t
 as adapters are, with another loss, so that groups, checkpoints, processes and precision are the same.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from captrain.config import Machine, build
+from captrain.contract import Target
 from captrain.execution import code_digest
 from captrain.records import JsonObject, digest
 from captrain.training import processes
-from captrain.training.jobs import Job, Trained, learner
+from captrain.training.jobs import Distillation, Job, Learner, Trained, learner
 from captrain.training.recipe import GRPO
 from captrain.training.workspace import train_once
 
@@ -26,31 +28,36 @@ def train(job: Job) -> Trained:
             the adapter was altered; or the processes of `machine.accelerate` cannot share the work, or died.
         EnvironmentFault: the environment broke its contract.
     """
+    policy, targets, recipe = _loaded(job)
     # What decides the result, beside the code, names the workspace.
-    recipe = build(job.trainer, GRPO)
-    policy = learner(job.policy, job.base, job.machine, job.name, job.way_out)
-    targets = [environment.target(job.machine) for environment in job.environments]
     fingerprints = [target.fingerprint for target in targets]
     settings = [job.trainer.target, recipe.identity()]
-    identity = digest(code_digest(train), policy.digest, fingerprints, settings, job.plan_identity())
-    folder = WORKSPACES / identity
+    folder = WORKSPACES / digest(code_digest(train), policy.digest, fingerprints, settings, job.plan_identity())
 
     def trained() -> JsonObject:
-        if job.machine.accelerate.processes > 1:
-            groups = recipe.groups_per_step, "trainer.groups_per_step groups of a step"
-            return processes.fit(job.name, job.machine, groups, partial(_train_share, job), folder)
-        from captrain.training import grpo  # torch and TRL
-
-        return grpo.fit(recipe, job, policy, targets, folder)
+        if job.machine.accelerate.processes == 1:
+            return _fit(job, policy, targets, recipe, folder)
+        groups = recipe.groups_per_step, "trainer.groups_per_step groups of a step"
+        return processes.fit(job.name, job.machine, groups, partial(_fit_share, job), folder)
 
     return Trained(job.name, folder=folder / "adapter", **train_once(folder, job.name, trained))
 
 
-def _train_share(job: Job, machine: Machine, workspace: Path) -> JsonObject:
-    """Train as one of several processes, on the layout of a machine."""
-    from captrain.training import grpo
+def _loaded(job: Job) -> tuple[Learner, list[Target], GRPO]:
+    """Load what a job names: the policy that samples, its environments, and the trainer's settings."""
+    policy = learner(job.policy, job.base, job.machine, job.name, job.way_out)
+    targets = [environment.target(job.machine) for environment in job.environments]
+    return policy, targets, build(job.trainer, GRPO)
 
+
+def _fit(job: Job, policy: Learner, targets: Sequence[Target], recipe: GRPO, workspace: Path) -> JsonObject:
+    from captrain.training import grpo, student  # torch and TRL
+
+    kind = student.Student if isinstance(job, Distillation) else grpo.PolicyTrainer
+    return grpo.fit(kind, recipe, job, policy, targets, workspace)
+
+
+def _fit_share(job: Job, machine: Machine, workspace: Path) -> JsonObject:
+    """Train as one of several processes, on the layout of a machine."""
     job = job.on(machine)
-    policy = learner(job.policy, job.base, machine, job.name, job.way_out)
-    targets = [environment.target(machine) for environment in job.environments]
-    return grpo.fit(build(job.trainer, GRPO), job, policy, targets, workspace)
+    return _fit(job, *_loaded(job), workspace)

@@ -115,7 +115,7 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
             left_out += Counter({FAILED: len(rollouts) - len(passed)})
             costs.append(ledger_entry(rollouts, stage=lesson.stage, method=lesson.stage, item=target.name))
         else:
-            part = _references(lesson.faults, target, tasks, policy, left_out)
+            part = solution_rows(target, tasks, policy, left_out, lesson.faults)
         rows += part
         source = f" of {len(tasks)} rollouts of its own" if own else ""
         card += f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(part)}{source} |\n"
@@ -139,15 +139,21 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
     return replace(fine_tune(job, policy), costs=tuple(costs))
 
 
-def _references(
-    faults: Faults, target: Target, tasks: Sequence[Task], policy: Learner, left_out: Counter[str]
+def solution_rows(
+    target: Target,
+    tasks: Sequence[Task],
+    policy: Learner,
+    left_out: Counter[str],
+    faults: Faults,
+    wrong: str = WRONG,
 ) -> list[Demonstration]:
-    """Tokenize the tasks' own solutions, altered or not; those that cannot be used are counted by reason."""
+    """Tokenize the tasks' own solutions, altered or not; those that cannot be used are counted by reason, of which
+    `wrong` is that of a solution which does not earn everything."""
     chat, rows = policy.chat(target.tools), list[Demonstration]()
     for task in tasks:
         messages = target.play(task, faults.solution(target, task))
         if faults.filtered and not target.score(task, messages).success:
-            left_out[WRONG] += 1
+            left_out[wrong] += 1
         elif (row := demonstration_of(chat, messages, policy.max_length)) is None:
             left_out[TOO_LONG] += 1
         else:
