@@ -37,7 +37,6 @@ from .points import point_rows as point_rows
 from .points import read_rows as read_rows
 from .points import write_table as write_table
 from .power import Design as Design
-from .power import PartialDesign as PartialDesign
 from .power import complete_design as complete_design
 from .power import design_tables as design_tables
 from .power import tasks_needed as tasks_needed

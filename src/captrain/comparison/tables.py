@@ -23,7 +23,6 @@ from captrain.comparison.rows import (
     BASE,
     BEST_SINGLE,
     BOUNDS,
-    IDLE,
     ORACLE,
     RANDOM,
     TRACE,
@@ -177,17 +176,6 @@ def _by_arm(
 ) -> dict[str, pd.DataFrame]:
     """Pivot outcomes to a frame tasks x trials of `column` per arm: the reward, or `passed` as 1.0 passed, 0.0 failed;
     NaN for an error, and where an arm that acts on some tasks alone was not played."""
-    unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
-    if unknown:
-        raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
-    if outcomes.duplicated(["task", "arm", "trial"]).any():
-        row = outcomes[outcomes.duplicated(["task", "arm", "trial"])].iloc[0]
-        raise UserError(
-            f"task {row['task']}, arm {row['arm']}, trial {row['trial']} was evaluated twice",
-            "give one outcome per task, arm and trial: run `dvc repro -f evaluation`",
-        )
-    if missing := [arm for arm in (IDLE, BASE) if arm not in stages]:
-        raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation`")
     scored = outcomes.assign(passed=[OUTCOMES[outcome] for outcome in outcomes["outcome"]])
     tasks, trials = sorted(outcomes["task"].unique()), sorted(outcomes["trial"].unique())
     frames: dict[str, pd.DataFrame] = {}
@@ -238,27 +226,49 @@ def _main_table(
 ) -> pd.DataFrame:
     """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
     rows = []
-    bounds = intervals.intervals([outcome.rates for outcome in outcomes.values()])
-    for (method, outcome), (low, high) in zip(outcomes.items(), bounds, strict=True):
-        defined = int((~np.isnan(outcome.rates)).sum())
-        rows.append(
-            {
-                "method": method,
-                "label": label(method),
-                "learns_from": supervision(method) or "",
-                "pass_rate": mean(outcome.rates),
-                "low": low,
-                "high": high,
-                "pass_hat_k": mean(outcome.pass_k),
-                "mean_reward": mean(rewards[method]) if method in rewards else np.nan,
-                "tasks": defined,
-                "excluded": len(outcome.rates) - defined,
-                "trials": outcome.trials,
-                "errors": outcome.errors,
-                "rollouts_spent": totals[method],
-            }
-        )
+    whole = np.full(intervals.tasks, True)
+    for (method, outcome), numbers in zip(outcomes.items(), _numbers(outcomes, rewards, intervals, whole), strict=True):
+        words = {"method": method, "label": label(method), "learns_from": supervision(method) or ""}
+        counts = {"excluded": intervals.tasks - int(numbers["tasks"]), "trials": outcome.trials}
+        rows.append({**words, **numbers, **counts, "errors": outcome.errors, "rollouts_spent": totals[method]})
     return pd.DataFrame(rows)
+
+
+def _kind_table(
+    outcomes: dict[str, MethodOutcomes],
+    rewards: dict[str, NDArray[np.float64]],
+    intervals: Bootstrap,
+    kinds: NDArray[np.object_],
+) -> pd.DataFrame:
+    """See `Evaluation.kinds`."""
+    rows = []
+    for kind in sorted({*kinds} - {""}):
+        for method, numbers in zip(outcomes, _numbers(outcomes, rewards, intervals, kinds == kind), strict=True):
+            rows.append({"kind": kind, "method": method, "label": label(method), **numbers})
+    columns = ("kind", "method", "label", "pass_rate", "low", "high", "pass_hat_k", "mean_reward", "tasks")
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _numbers(
+    outcomes: dict[str, MethodOutcomes],
+    rewards: dict[str, NDArray[np.float64]],
+    intervals: Bootstrap,
+    part: NDArray[np.bool_],
+) -> list[dict[str, float]]:
+    """Compute the rates of each method over a part of the tasks, (tasks,) bool, with their intervals."""
+    rates = {method: np.where(part, outcome.rates, np.nan) for method, outcome in outcomes.items()}
+    bounds = intervals.intervals([*rates.values()])
+    return [
+        {
+            "pass_rate": mean(rates[method]),
+            "low": low,
+            "high": high,
+            "pass_hat_k": mean(outcome.pass_k[part]),
+            "mean_reward": mean(rewards[method][part]) if method in rewards else np.nan,
+            "tasks": int((~np.isnan(rates[method])).sum()),
+        }
+        for (method, outcome), (low, high) in zip(outcomes.items(), bounds, strict=True)
+    ]
 
 
 def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap) -> pd.DataFrame:
@@ -292,32 +302,6 @@ def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap)
             }
         )
     return pd.DataFrame(rows).assign(p_holm=holm([row["p"] for row in rows]))
-
-
-def _kind_table(
-    outcomes: dict[str, MethodOutcomes],
-    rewards: dict[str, NDArray[np.float64]],
-    intervals: Bootstrap,
-    kinds: NDArray[np.object_],
-) -> pd.DataFrame:
-    """See `Evaluation.kinds`."""
-    rows = []
-    for kind in sorted({*kinds} - {""}):
-        kind_rates = [np.where(kinds == kind, outcome.rates, np.nan) for outcome in outcomes.values()]
-        bounds = intervals.intervals(kind_rates)
-        for (method, outcome), rates, (low, high) in zip(outcomes.items(), kind_rates, bounds, strict=True):
-            tasks = int((~np.isnan(rates)).sum())
-            numbers = {
-                "pass_rate": mean(rates),
-                "low": low,
-                "high": high,
-                "pass_hat_k": mean(outcome.pass_k[kinds == kind]),
-                "mean_reward": mean(rewards[method][kinds == kind]) if method in rewards else np.nan,
-                "tasks": tasks,
-            }
-            rows.append({"kind": kind, "method": method, "label": label(method), **numbers})
-    columns = ("kind", "method", "label", "pass_rate", "low", "high", "pass_hat_k", "mean_reward", "tasks")
-    return pd.DataFrame(rows, columns=columns)
 
 
 def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
