@@ -139,7 +139,7 @@ def point_rows(point: Point, root: Path) -> list[TableRow]:
     """
     with exclusive(point.lock(root)):
         results = point.workspace(root) / "results"
-        main, differences, spent = (
+        main, differences, costs = (
             evaluation_table(results / "evaluation", name).to_dict("records")
             for name in ("main", "differences", "spent")
         )
@@ -147,7 +147,7 @@ def point_rows(point: Point, root: Path) -> list[TableRow]:
         durations = times(results.parent)
     selected = " ".join(sorted(candidate["id"] for candidate in candidates if candidate["selected"]))
     over_grpo = versus(differences, GRPO)
-    stages = {row["method"]: row["stages"].split() for row in spent if isinstance(row["stages"], str)}
+    stages = {row["method"]: row["stages"].split() for row in costs if isinstance(row["stages"], str)}
     rows = []
     for row in main:
         method, cpu = row["method"], None

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from rich.table import Table
 from captrain.comparison.rows import BASE, TRACE
 from captrain.comparison.tables import evaluation_metrics, evaluation_table
 from captrain.errors import UserError
+from captrain.records import JsonObject
 
 Floats = NDArray[np.float64]
 MAX_TASKS, MAX_TRIALS = 100_000, 64
@@ -174,7 +174,7 @@ def _joint_shares(shared: float) -> Floats:
     return np.diff(ndtr((edges - shared * middles[:, None]) / np.sqrt(1 - shared**2)), axis=1)
 
 
-def read_difficulty(folder: Path) -> tuple[dict[str, Any], str]:
+def read_difficulty(folder: Path) -> tuple[JsonObject, str]:
     """Estimate the difficulty of an evaluation's tasks from its tables alone.
 
     The interval of a pass rate holds the variance of task rates, which is p (1 - p) (icc + (1 - icc) / trials); the
@@ -232,7 +232,7 @@ def complete_design(
     Raises:
         UserError: something is None and the evaluation does not tell it, or the numbers are no design.
     """
-    numbers, source = read_difficulty(folder) if None in fields.values() else ({}, "as given")
+    numbers, source = read_difficulty(folder) if None in fields.values() else (JsonObject(), "as given")
     if None not in (fields["icc"], fields["shared"]):
         source = "as given"
     numbers |= {name: value for name, value in fields.items() if value is not None}

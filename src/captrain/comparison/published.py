@@ -6,14 +6,14 @@ measured ones: `table` sets ours beside them only where the same benchmark was p
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 from rich.table import Table
 
 from captrain.comparison.rows import label
 from captrain.comparison.tables import evaluation_table
-from captrain.records import Record, read_yaml
+from captrain.records import JsonObject, Record, read_yaml
 
 NOT_RUN = "not run here"
 WHOLE = "all"
@@ -157,7 +157,7 @@ def reference(results: Path) -> tuple[str, dict[str, float]]:
 def _same(results: Path, rates: Rates) -> bool:
     """Tell if the table's benchmark was played in `results`, with the paper's model."""
     path = results / "spec.yaml"
-    spec = read_yaml(path, dict[str, Any]) if path.exists() else {}
+    spec = read_yaml(path, JsonObject) if path.exists() else {}
     model, benchmark = str(spec.get("base", {}).get("model") or "").split("@")[0], spec.get("benchmark", {})
     same = all(benchmark.get(key) == value for key, value in rates.benchmark.items())
     return same and model.split("/")[-1] == read_published().model.split("/")[-1]

@@ -223,8 +223,9 @@ class PolicyTrainer(GRPOTrainer):
         if recipe.importance_cap is not None:
             # After TRL's constructor, which would start a vLLM of its own, whose weights it would keep up to date: the
             # policy serves each step's adapter, which `play` has saved.
-            stand_in: Any = SimpleNamespace(sync_weights=lambda: None)
-            self.use_vllm, self.vllm_generation, self._last_loaded_step = True, stand_in, -1
+            trainer: Any = self
+            trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+            self.use_vllm, self._last_loaded_step = True, -1
 
     def prepare(self, job: Job, temperature: float) -> None:
         """Set how a step is computed."""
@@ -287,7 +288,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
 
     # 1. A step's rollouts, played and scored.
 
-    def play(self, prompts: list[str]) -> dict[str, list[Any]]:
+    def play(self, prompts: list[str]) -> JsonObject:
         """Play one step's groups with the adapter as it is now, score them, and add the step to the history.
 
         Hints are stripped: the prompts returned are the unhinted ones. Where the budget ends within the step, the rows
@@ -384,7 +385,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
 
         return collectives.once(place)
 
-    def _columns(self, rows: Sequence[Row], any_hinted: bool, informative: float) -> dict[str, list[Any]]:
+    def _columns(self, rows: Sequence[Row], any_hinted: bool, informative: float) -> JsonObject:
         """Turn rows into what TRL takes, and keep the rest in `batch`."""
         plays = [row.play for row in rows]
         opening = [play.mask.index(1) for play in plays]

@@ -100,14 +100,14 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
     """
     remedy = f"set baselines.{lesson.stage}.run to false"
     policy = learner(lesson.policy, lesson.base, lesson.machine, lesson.stage, remedy)
-    own = lesson.source == "rollouts"
+    is_own = lesson.source == "rollouts"
     rows, left_out, costs, card = list[Demonstration](), Counter[str](), list[LedgerEntry](), ""
     for environment, count in lesson.counts:
         target = environment.target(lesson.machine)
         size = target.size("training")
         last = environment.skip + count if size is None else min(size, environment.skip + count)
         tasks = target.tasks("training", last, fewer=True)[environment.skip :]
-        if own:
+        if is_own:
             seed = lesson.settings["seed"]
             rollouts = collect(policy, target, tasks, purpose="training", seed=seed, quiet=True)
             passed = [rollout for rollout in rollouts if rollout.outcome == "passed"]
@@ -117,13 +117,13 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
         else:
             part = solution_rows(target, tasks, policy, left_out, lesson.faults)
         rows += part
-        source = f" of {len(tasks)} rollouts of its own" if own else ""
+        source = f" of {len(tasks)} rollouts of its own" if is_own else ""
         card += f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(part)}{source} |\n"
     if not rows:
         reasons = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "there are no further tasks"
         raise UserError(f"no solution of the environments can be trained on ({reasons})", remedy)
     settings = lesson.settings.copy()
-    if own:
+    if is_own:
         settings["epochs"] *= max(1, round(lesson.dose / len(rows)))
     job = FineTuning(
         lesson.name,

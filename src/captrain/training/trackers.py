@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from transformers import Trainer, TrainerCallback
 
 from captrain.errors import UserError
-from captrain.records import file_digest, publish_json, read_json
+from captrain.records import JsonObject, file_digest, publish_json, read_json
 from captrain.training import collectives
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def report(
     trainer.add_callback(callback)
 
 
-def begin(tracker: str, run: str, title: str, settings: dict[str, Any]) -> "GeneralTracker":
+def begin(tracker: str, run: str, title: str, settings: JsonObject) -> "GeneralTracker":
     """Begin a run in a tracker, or go on with it.
 
     Args:
@@ -162,7 +162,7 @@ def begin(tracker: str, run: str, title: str, settings: dict[str, Any]) -> "Gene
     return running
 
 
-def updates(trainer: Trainer) -> list[dict[str, Any]]:
+def updates(trainer: Trainer) -> list[JsonObject]:
     """List what the trainer has logged of its updates, in their order, without its summary at the end."""
     return [row for row in trainer.state.log_history if "loss" in row]
 

@@ -98,8 +98,8 @@ def publish_adapters(
     measured = [name for name in SERVED_COLUMNS if any(name in step for _, step in steps)]
     rows = [(*columns, *measured)]
     for name, step in steps:
-        named = {"adapter": name, **step}
-        rows.append((*(str(named[column]) for column in columns), *(str(step.get(name, "")) for name in measured)))
+        cells = {"adapter": name, **step}
+        rows.append((*(str(cells[column]) for column in columns), *(str(step.get(name, "")) for name in measured)))
     entries = [*calibration]
     for adapter in adapters:
         folder = artifacts / adapter.digest

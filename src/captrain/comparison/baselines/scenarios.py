@@ -153,12 +153,15 @@ def scenarios(folder: Path) -> list[Scenario]:
     for name, request in requests.items():
         if not all(name in rows for rows in (databases, samples, apis, sources, checks)):
             continue
-        tables, endpoints = databases[name].tables, [one for group in apis[name].groups for one in group.endpoints]
+        tables, endpoints = (
+            databases[name].tables,
+            [endpoint for group in apis[name].groups for endpoint in group.endpoints],
+        )
         # Tables, then their rows, whose references are checked.
         statements = [statement for table in tables for statement in (table.ddl, *table.indexes, *table.examples)]
         statements.append("PRAGMA foreign_keys = ON")
         statements += [statement for table in samples[name].tables for statement in table.insert_statements]
-        routes = {endpoint.operation_id: _route(endpoint) for endpoint in endpoints}
+        routes = {endpoint.operation_id: _route(endpoint) for group in groups for endpoint in group.endpoints}
         pairs = [(task, checks[name].get(index)) for index, task in enumerate(request.tasks)]
         tasks = [{"task": task, "check": check} for task, check in pairs if check is not None]
         joined.append(Scenario(name, statements, sources[name].full_code, routes, tasks))
@@ -217,15 +220,15 @@ def imported(code: str) -> list[str]:
     return sorted({name.partition(".")[0] for name in ["sqlite3", *names]} - available)
 
 
-def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport]:
-    """Take the first scenarios of a folder, as many as are asked for, that can be played; write them to `folder` with
+def published_scenarios(source: Path, count: int, spec: Spec, folder: Path) -> list[Passport]:
+    """Take the first `count` scenarios of a folder that can be played; write them to `folder` with
     their passports, and say the findings on others.
 
     Raises:
         UserError: the folder is not of the layout, the sandbox is weaker than asked for, or fewer scenarios than asked
             for can be played: it says what the first of the others lacks.
     """
-    benchmark, count = load_benchmark(spec.benchmark, spec.machine), spec.baselines.awm.environments
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
     tests = make_standard(benchmark, spec.evaluation.tasks, spec.environments).tests
     passed, complaints = list[Passport](), list[str]()
     for scenario in scenarios(source):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 from captrain.benchmarks import load_benchmark
 from captrain.comparison.baselines.baseline import DIAGNOSIS, Baseline, Supervision
@@ -53,7 +52,7 @@ class SFTBaseline(Baseline):
     """A row that is fine-tuned on demonstrations. `lessons` says on which, in the project's folder; `teach` trains on
     one of them."""
 
-    lessons: Callable[[Spec, Path], Sequence[Any]]
+    lessons: Callable[[Spec, Path], Sequence[object]]
     teach: Callable[..., FineTuned]
     learns_from: Supervision = "demonstrations"
 

@@ -49,7 +49,7 @@ def untargeted_environments(spec: Spec, settings: Awm, folder: Path) -> tuple[Tr
     if settings.source:
         from captrain.comparison.baselines.scenarios import published_scenarios
 
-        passports = published_scenarios(Path(settings.source), spec, folder)
+        passports = published_scenarios(Path(settings.source), settings.environments, spec, folder)
     else:
         passports = drawn_environments(spec, settings.environments, folder)
     return tuple(TrainingEnvironment(passport.capability, EnvironmentFile(folder, passport)) for passport in passports)
