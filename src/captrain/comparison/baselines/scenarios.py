@@ -153,10 +153,7 @@ def scenarios(folder: Path) -> list[Scenario]:
     for name, request in requests.items():
         if not all(name in rows for rows in (databases, samples, apis, sources, checks)):
             continue
-        tables, endpoints = (
-            databases[name].tables,
-            [endpoint for group in apis[name].groups for endpoint in group.endpoints],
-        )
+        tables, groups = databases[name].tables, apis[name].groups
         # Tables, then their rows, whose references are checked.
         statements = [statement for table in tables for statement in (table.ddl, *table.indexes, *table.examples)]
         statements.append("PRAGMA foreign_keys = ON")
