@@ -141,9 +141,9 @@ def fit(
 
     # 2. All steps: rollouts, then updates.
     page = {"seed": job.seed, "rollouts": job.rollouts, "policy": policy.digest, **recipe.identity()}
-    trackers.report(trainer, job.machine.report_to, job.name, workspace, page, trainer.reports)
     try:
-        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+        with trackers.reported(trainer, job.machine.report_to, job.name, workspace, page, trainer.reports):
+            trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
     finally:
         if trainer.pool is not None:
             trainer.pool.shutdown(wait=False, cancel_futures=True)

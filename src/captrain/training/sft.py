@@ -187,8 +187,8 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
     # 3. Updates, from the last whole checkpoint on.
     last = collectives.once(lambda: last_checkpoint(folder))
     page = {"demonstrations": len(job.demonstrations), "policy": policy, **settings}
-    trackers.report(trainer, machine.report_to, job.name, workspace, page, lambda: trackers.updates(trainer))
-    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    with trackers.reported(trainer, machine.report_to, job.name, workspace, page, lambda: trackers.updates(trainer)):
+        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
     losses = [round(row["loss"], 6) for row in trackers.updates(trainer)]
 
     # 4. The adapter with its model card, put in its place whole.

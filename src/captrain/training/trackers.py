@@ -11,7 +11,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -63,24 +64,17 @@ class Reports(TrainerCallback):
                 lacking = self.last.get(name, 0) + 1
                 print(f"{name} took no step {lacking}, and gets it with the next: {error}", file=sys.stderr)
 
-    def on_train_end(self, *_: object, **__: object) -> None:
-        """End the runs."""
-        for name, tracker in self.trackers.items():
-            try:
-                tracker.finish()
-            except Exception as error:
-                print(f"{name} did not end its run: {error}", file=sys.stderr)
 
-
-def report(
+@contextmanager
+def reported(
     trainer: Trainer,
     names: Sequence[str],
     adapter: str,
     workspace: Path,
     settings: Mapping[str, object],
     steps: Callable[[], Sequence[Mapping[str, object]]],
-) -> None:
-    """Report what is trained from now on, by the first process.
+) -> Iterator[None]:
+    """Report what is trained meanwhile, by the first process.
 
     Args:
         trainer: logs at the end of each step.
@@ -94,6 +88,7 @@ def report(
         UserError: a run does not begin.
     """
     if not names or collectives.rank():
+        yield
         return
     sources = {path: file_digest(Path(path)) for path in SOURCES if Path(path).exists()}
     values = {
@@ -101,16 +96,24 @@ def report(
         for key, value in {"adapter": adapter, **settings, **sources}.items()
     }
     trackers: dict[str, GeneralTracker] = {}
-    for name in dict.fromkeys(names):
-        try:
-            trackers[name] = begin(name, workspace.name, f"{adapter}-{workspace.name[:8]}", values)
-        except Exception as error:
-            raise UserError(
-                f"{name}, which machine.report_to names, begins no run: {error}",
-                "set it up as its pages say, or leave it out of machine.report_to",
-            ) from error
-    callback = Reports(trackers, lambda: [numbers(step) for step in steps()], workspace / "reported.json")
-    trainer.add_callback(callback)
+    record = workspace / "reported.json"
+    try:
+        for name in dict.fromkeys(names):
+            try:
+                trackers[name] = begin(name, workspace.name, f"{adapter}-{workspace.name[:8]}", values)
+            except Exception as error:
+                raise UserError(
+                    f"{name}, which machine.report_to names, begins no run: {error}",
+                    "set it up as its pages say, or leave it out of machine.report_to",
+                ) from error
+        trainer.add_callback(Reports(trackers, lambda: [numbers(step) for step in steps()], record))
+        yield
+    finally:
+        for name, tracker in trackers.items():
+            try:
+                tracker.finish()
+            except Exception as error:
+                print(f"{name} did not end its run: {error}", file=sys.stderr)
 
 
 def begin(tracker: str, run: str, title: str, settings: JsonObject) -> "GeneralTracker":
