@@ -20,7 +20,7 @@ from captrain.benchmarks import load_benchmark
 from captrain.comparison import (
     Bootstrap,
     Evidence,
-    RejectionLesson,
+    Lesson,
     generalist_lesson,
     refine,
     specialist_lessons,
@@ -52,7 +52,8 @@ def measure(point: tuple[Spec, str, int]) -> JsonObject:
     if method == "rejection_sft":
         section = spec.baselines.rejection_sft.model_copy(update={"rows": dose})
         rows = spec.baselines.model_copy(update={"rejection_sft": section})
-        adapters = [refine(RejectionLesson(spec.model_copy(update={"baselines": rows}), base, budget(trace_ledger())))]
+        dosed = spec.model_copy(update={"baselines": rows})
+        adapters = [refine(Lesson(method, dosed, base, rollouts=budget(trace_ledger())))]
     else:
         name = "demonstrations" if method == "solutions" else "specialist"
         section = spec.baselines.solutions.model_copy(update={name: dose})

@@ -13,7 +13,8 @@ NAME = sys.argv[1]
 @partial(entry_point, name=NAME)
 def main() -> str:
     """Base, and what the row rests on -> artifacts/NAME, results/NAME."""
-    return import_module(f"captrain.comparison.baselines.{NAME}").BASELINE.run(load_spec())
+    # The code that this runs is that of the row's module, and of no other row's (`captrain.projects.pipeline`).
+    return import_module("captrain.comparison").baselines()[NAME].run(load_spec())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from support.needs import further
 from support.stages import run_here
 
 from captrain.benchmarks import servicedesk as desk
-from captrain.comparison.baselines.adp import TrajectoryLesson, demonstrations, teach_trajectories, write_generic
+from captrain.comparison.baselines.adp import demonstrations, teach_trajectories, write_generic
+from captrain.comparison.baselines.sft import Lesson
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
@@ -36,7 +37,7 @@ from captrain.policies.policy import load_policy
 from captrain.records import Message, Task, load
 from captrain.rollouts.collection import collect, pass_rate
 from captrain.training.jobs import Learner
-from captrain.training.sft import TOO_LONG, Demonstration, FineTuned, _example
+from captrain.training.sft import TOO_LONG, Demonstration, FineTuned
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -121,6 +122,11 @@ def written(path: Path, *records: Any) -> Path:
 
 def composed(*overrides: str, seed: int = 0) -> Spec:
     return compose_spec("default", seed, [*SMALL, *overrides], ROOT / "conf")
+
+
+def lesson(spec: Spec, base: Path) -> Lesson:
+    source = spec.baselines.adp.source
+    return Lesson("adp", spec, base, Path(source) if source else None)
 
 
 def human(count: int, split: str = "training") -> list[Task]:
@@ -220,7 +226,7 @@ class TestDemonstrations:
         path = written(tmp_path / "a.jsonl", *(atif_document(play, name="n", agent="a", extra={}) for play in plays))
         found = demonstrations(path, 20, policy, desk.TOOLS)
         chat = policy.chat(desk.TOOLS)
-        for row, play in zip(found.rows, plays, strict=True):
+        for row, play in zip(found[0], plays, strict=True):
             ends = [at + 1 for at, token in enumerate(row.ids) if row.mask[at] and token == chat.end]
             turns = []
             for end in ends:
@@ -232,14 +238,14 @@ class TestDemonstrations:
             assert chat.dialogue(play[: last + 1])[: len(row.ids)] == row.ids
 
     def test_only_what_the_agent_wrote_has_a_label(self) -> None:
-        assert _example(Demonstration([5, 6, 7], [0, 1, 0])) == {"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}
+        assert Demonstration([5, 6, 7], [0, 1, 0]).labels() == [-100, 6, -100]
 
     def test_what_is_left_out_is_counted_by_reason(self, tmp_path: Path, policy: Learner) -> None:
         long = made(GO, step(2, "agent", "ö" * 3000))
         path = written(tmp_path / "a.jsonl", SEEN, long, WEATHER, SEEN, ATIF, ATIF)
         found = demonstrations(path, 2, policy, desk.TOOLS)
-        assert (len(found.rows), found.trajectories) == (2, 5)
-        assert found.left_out == {IMAGE: 2, TOO_LONG: 1}
+        assert (len(found[0]), found[1]) == (2, 5)
+        assert found[2] == {IMAGE: 2, TOO_LONG: 1}
 
     def test_a_file_of_nothing_usable_says_why(self, tmp_path: Path, policy: Learner) -> None:
         with pytest.raises(UserError, match=f"none of the 1 trajectories .*{IMAGE}: 1"):
@@ -275,7 +281,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def taught(tiny: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FineTuned]:
     with inside(tmp_path_factory.mktemp("taught")) as home:
-        return home, teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny))
+        return home, teach_trajectories(lesson(composed(f"baselines.adp.source={source}"), tiny))
 
 
 class TestTraining:
@@ -297,13 +303,13 @@ class TestTraining:
     ) -> None:
         home, one = taught
         with inside(tmp_path / "again"):
-            again = teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny))
-            other = teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}", seed=1), tiny))
+            again = teach_trajectories(lesson(composed(f"baselines.adp.source={source}"), tiny))
+            other = teach_trajectories(lesson(composed(f"baselines.adp.source={source}", seed=1), tiny))
         assert again.digest == one.digest != other.digest
         assert again.losses == one.losses
         before = (home / one.folder / "adapter_model.safetensors").stat().st_mtime_ns
         with inside(home):
-            assert teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny)) == one
+            assert teach_trajectories(lesson(composed(f"baselines.adp.source={source}"), tiny)) == one
         assert (home / one.folder / "adapter_model.safetensors").stat().st_mtime_ns == before
 
     @pytest.mark.parametrize("removed", further(["", "adapter_model.safetensors", "adapter_config.json", "README.md"]))
@@ -312,14 +318,14 @@ class TestTraining:
     ) -> None:
         asked = composed(f"baselines.adp.source={source}", "baselines.adp.demonstrations=8")
         with inside(tmp_path):
-            one = teach_trajectories(TrajectoryLesson(asked, tiny))
+            one = teach_trajectories(lesson(asked, tiny))
             if removed:
                 (one.folder / removed).unlink()
             else:
                 (one.folder / "adapter_config.json").write_text("{}")
             with pytest.raises(UserError, match="altered after training"):
-                teach_trajectories(TrajectoryLesson(asked, tiny))
-            assert teach_trajectories(TrajectoryLesson(asked, tiny)).digest == one.digest
+                teach_trajectories(lesson(asked, tiny))
+            assert teach_trajectories(lesson(asked, tiny)).digest == one.digest
 
     def test_the_stage_leaves_an_adapter_that_cost_no_rollout(
         self, tiny: Path, taught: tuple[Path, FineTuned], source: Path

@@ -246,22 +246,20 @@ class TestPublished:
 
     def test_tasks_that_are_done_on_the_untouched_database_are_left_out(self, tmp_path: Path) -> None:
         asked = composed("baselines.awm.environments=1")
-        [passport] = published_scenarios(layout(tmp_path / "source"), asked, tmp_path / "awm")
+        [passport] = published_scenarios(layout(tmp_path / "source"), 1, asked, tmp_path / "awm")
         checks = {check.name: check for check in passport.checks}
         assert checks["tasks"].measured == 1 and checks["tasks"].detail.startswith("2 left out")
         assert checks["statements that the schema refuses"].measured == 1
         text = (tmp_path / "awm/small_library.py").read_text()
         assert "Walden" in text and "Count." not in text and "nowhere" not in text.replace("INTO nowhere", "")
         with pytest.raises(UserError, match=r"0 scenarios .*small_library: tasks is 0\.0"):
-            published_scenarios(layout(tmp_path / "none", verifiers=(ALWAYS, ALWAYS)), asked, tmp_path / "rejected")
+            published_scenarios(layout(tmp_path / "none", verifiers=(ALWAYS, ALWAYS)), 1, asked, tmp_path / "rejected")
         assert not [*(tmp_path / "rejected").iterdir()]
 
     def test_an_application_that_draws_at_random_is_refused(self, tmp_path: Path) -> None:
         code = APPLICATION.replace("status = 200", "status = 200; found.append(os.urandom(8).hex())")
         with pytest.raises(UserError, match="random calls meet other observations"):
-            published_scenarios(
-                layout(tmp_path / "source", code), composed("baselines.awm.environments=1"), tmp_path / "awm"
-            )
+            published_scenarios(layout(tmp_path / "source", code), 1, composed(), tmp_path / "awm")
 
     def test_the_framework_runs_in_the_sandbox(self, tmp_path: Path) -> None:
         source = layout(tmp_path / "source", FRAMEWORK)
@@ -274,7 +272,7 @@ class TestPublished:
     def test_what_the_sandbox_lacks_is_named(self, tmp_path: Path) -> None:
         code = FRAMEWORK.replace("import sqlite3", "import sqlite3\nfrom flask import Flask")
         with pytest.raises(UserError, match="small_library imports flask, which the sandbox does not have"):
-            published_scenarios(layout(tmp_path / "source", code), composed(), tmp_path / "awm")
+            published_scenarios(layout(tmp_path / "source", code), 2, composed(), tmp_path / "awm")
 
 
 class TestLayout:

@@ -14,10 +14,9 @@ from scipy.stats import binomtest
 from support.outcomes import LEDGER, SMALL, outcomes_of, routes_of, run
 from support.results import make_results
 
-from captrain.comparison.files import publish_evaluation
 from captrain.comparison.rows import compared_pairs, unequal_total
 from captrain.comparison.statistics import Bootstrap, best_single, oracle, sign_test, summarise
-from captrain.comparison.tables import evaluate
+from captrain.comparison.tables import evaluate, publish_evaluation
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.reporting.figures import draw
@@ -258,9 +257,6 @@ def test_evaluation_rollouts_are_reported_but_not_spent() -> None:
     ("change", "message"),
     [
         (lambda frame: frame[(frame["arm"] != "a") | (frame["trial"] == 0)], "arm a has 4 outcomes where 4 tasks"),
-        (lambda frame: pd.concat([frame, frame.head(1)]), "was evaluated twice"),
-        (lambda frame: frame[frame["arm"] != "base"], "base was not evaluated"),
-        (lambda frame: frame.assign(outcome="timeout"), "outcomes hold timeout"),
     ],
 )
 def test_outcomes_that_are_not_one_per_task_arm_and_trial_are_refused(change, message: str) -> None:

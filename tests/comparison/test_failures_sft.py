@@ -8,7 +8,7 @@ from support.stages import stage
 from support.training import ROOT, inside
 
 from captrain.benchmarks import load_benchmark
-from captrain.comparison.baselines.failures_sft import failure_lessons, teach_failures
+from captrain.comparison.baselines.sft import FAILURES_SFT
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -52,8 +52,8 @@ def diagnosed(folder: Path, base: Path, failed: int, split: Split = "discovery")
 
 def taught(folder: Path) -> FineTuned:
     with inside(folder):
-        [lesson] = failure_lessons(chosen())
-        return teach_failures(lesson)
+        [lesson] = FAILURES_SFT.lessons(chosen(), Path())
+        return FAILURES_SFT.teach(lesson)
 
 
 def test_the_failed_tasks_alone_are_repeated_up_to_the_dose(tiny: Path, tmp_path: Path) -> None:

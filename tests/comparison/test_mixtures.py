@@ -12,8 +12,7 @@ import pytest
 from support.stages import stage
 from support.training import ROOT, inside, interrupted, job, kill, passport, project, published
 
-from captrain.comparison.baselines import mixed, single
-from captrain.comparison.baselines.training import baseline_job
+from captrain.comparison.baselines.grpo import MIXED, SINGLE, baseline_job
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target
 from captrain.errors import UserError
@@ -155,7 +154,7 @@ def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_ca
 
     def jobs(ranked: list[Capability]) -> list[Job]:
         publish(project / "results/capabilities/capabilities.jsonl", ranked)
-        return single.BASELINE.jobs(chosen(), project, TRACE)
+        return SINGLE.jobs(chosen(), project, TRACE)
 
     [one] = jobs(RANKED)
     assert ([place.name for place in one.environments], one.environments[0].skip, one.name) == (["beta"], 3, "single")
@@ -167,12 +166,12 @@ def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_ca
 
 def test_mixed_spends_all_but_diagnosis_and_calibration_on_all_environments(letters: Letters, tmp_path: Path) -> None:
     project = earned(letters, tmp_path, "beta", "alpha")
-    [one] = mixed.BASELINE.jobs(chosen(), project, TRACE)
+    [one] = MIXED.jobs(chosen(), project, TRACE)
     assert [(place.name, place.skip) for place in one.environments] == [("alpha", 3), ("beta", 3)]
     assert one.rollouts == 80 and one.trainer.settings() == chosen().trainer.settings()
-    assert mixed.BASELINE.jobs(chosen(), tmp_path / "nowhere", TRACE) == []
+    assert MIXED.jobs(chosen(), tmp_path / "nowhere", TRACE) == []
     with pytest.raises(UserError, match="baselines.mixed: after diagnosis and calibration 0 rollouts are left"):
-        mixed.BASELINE.jobs(chosen(), project, TRACE[:4])
+        MIXED.jobs(chosen(), project, TRACE[:4])
 
 
 def test_untargeted_training_spends_the_whole_total(letters: Letters, tmp_path: Path) -> None:

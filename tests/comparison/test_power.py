@@ -1,7 +1,6 @@
 """Power against tests that are really made: worlds drawn task by task, and the evaluation's own bootstrap."""
 
 import json
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from scipy.stats import t as student
 from captrain.comparison.power import (
     MAX_TRIALS,
     Design,
-    PartialDesign,
     complete_design,
     design_tables,
     detectable,
@@ -140,11 +138,11 @@ def evaluated(folder: Path, design: Design, difference: float, trials: int) -> P
 
 def test_the_difficulty_of_tasks_is_read_off_the_tables_of_an_evaluation(tmp_path: Path) -> None:
     design = Design(base=0.4, tasks=2000, trials=4, icc=0.6, shared=0.7)
-    found = read_difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=4))
-    assert (found.tasks, found.trials) == (2000, 4)
-    assert found.base == pytest.approx(0.4, abs=0.04)
-    assert found.icc == pytest.approx(0.6, abs=0.08)
-    assert found.shared == pytest.approx(0.7, abs=0.12)
+    found, _ = read_difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=4))
+    assert (found["tasks"], found["trials"]) == (2000, 4)
+    assert found["base"] == pytest.approx(0.4, abs=0.04)
+    assert found["icc"] == pytest.approx(0.6, abs=0.08)
+    assert found["shared"] == pytest.approx(0.7, abs=0.12)
 
 
 def test_an_evaluation_that_played_each_task_once_tells_nothing_of_difficulty(tmp_path: Path) -> None:
@@ -155,14 +153,16 @@ def test_an_evaluation_that_played_each_task_once_tells_nothing_of_difficulty(tm
 
 def test_a_plan_takes_from_the_evaluation_what_is_not_given(tmp_path: Path) -> None:
     folder = evaluated(tmp_path / "evaluation", DESIGN, 0.1, trials=4)
-    design, source = complete_design(PartialDesign(trials=2), folder, level=0.01, power=0.9)
-    found = read_difficulty(folder)
-    assert (design.tasks, design.trials, design.icc, design.level) == (120, 2, found.icc, 0.01)
+    design, source = complete_design(
+        {**dict.fromkeys(("base", "tasks", "icc", "shared")), "trials": 2}, folder, level=0.01, power=0.9
+    )
+    found, _ = read_difficulty(folder)
+    assert (design.tasks, design.trials, design.icc, design.level) == (120, 2, found["icc"], 0.01)
     assert str(folder) in source
-    whole, nowhere = PartialDesign(base=0.4, tasks=120, trials=4, icc=0.6, shared=0.7), tmp_path / "nowhere"
+    whole, nowhere = {"base": 0.4, "tasks": 120, "trials": 4, "icc": 0.6, "shared": 0.7}, tmp_path / "nowhere"
     assert complete_design(whole, nowhere, level=0.05, power=0.8) == (DESIGN, "as given")
     with pytest.raises(UserError, match="main.csv is missing"):
-        complete_design(replace(whole, icc=None), nowhere, level=0.05, power=0.8)
+        complete_design({**whole, "icc": None}, nowhere, level=0.05, power=0.8)
 
 
 def test_a_plan_names_the_trials_the_tasks_and_what_it_assumes() -> None:

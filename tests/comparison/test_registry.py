@@ -18,6 +18,7 @@ from captrain.comparison import (
     spending_stages,
     trained_baselines,
 )
+from captrain.comparison.baselines.registry import row_file, row_modules
 from captrain.comparison.tables import Evaluation
 from captrain.config import Spec, compose_spec
 from captrain.errors import UserError
@@ -33,7 +34,7 @@ room = import_module("captrain.comparison.baselines")  # the comparison has a fu
 PIPELINE = shipped_stages()
 TOY = """
 from captrain.comparison.baselines.baseline import DIAGNOSIS
-from captrain.comparison.baselines.training import GRPOBaseline
+from captrain.comparison.baselines.grpo import GRPOBaseline
 
 BASELINE = GRPOBaseline(
     name="toy", label="a toy", order=9, environments=lambda spec, project: (), rests_on=(DIAGNOSIS,),
@@ -52,9 +53,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module with a row of its own in the room of the baselines."""
     publish_text(tmp_path / "further/toy.py", TOY)
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path / "further")])
-    baselines.cache_clear()
+    row_modules.cache_clear()
     yield
-    baselines.cache_clear()
+    row_modules.cache_clear()
     sys.modules.pop("captrain.comparison.baselines.toy", None)
     if hasattr(room, "toy"):
         delattr(room, "toy")
@@ -115,7 +116,7 @@ def test_every_row_has_a_section_a_stage_and_a_name_of_its_own() -> None:
     assert len({label(name) for name in baselines()}) == len(baselines())
     for name, row in baselines().items():
         assert f"baselines.{name}" in PIPELINE[name]["params"][0]["results/spec.yaml"]
-        assert f"src/captrain/comparison/baselines/{name}.py" in PIPELINE[name]["deps"]
+        assert str(row_file(name).relative_to(ROOT)) in PIPELINE[name]["deps"]
         for ledger in [f"results/{stage}/ledger.jsonl" for stage in row.rests_on if row.learns_from == "rewards"]:
             assert {ledger, ledger.rpartition("/")[0]} & {*PIPELINE[name]["deps"]}
 
@@ -131,7 +132,7 @@ def test_the_pipeline_evaluates_what_acts_and_draws_what_was_trained() -> None:
 def test_two_rows_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_text(tmp_path / "second_adp.py", TOY.replace('"toy"', '"adp"'))
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
-    baselines.cache_clear()
+    row_modules.cache_clear()
     with pytest.raises(ValueError, match="declares row adp, which is there already"):
         baselines()
     sys.modules.pop("captrain.comparison.baselines.second_adp", None)

@@ -9,12 +9,14 @@ from support.letters import Letters
 from support.training import POLICY, ROOT, inside
 
 from captrain.comparison.baselines import rejection_sft
-from captrain.comparison.baselines.rejection_sft import Refined, RejectionLesson, refine
+from captrain.comparison.baselines.rejection_sft import refine
+from captrain.comparison.baselines.sft import Lesson
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
 from captrain.models.lora import adapter_digest
 from captrain.records import Task
+from captrain.training import Trained
 
 
 def small(*overrides: str) -> Spec:
@@ -32,9 +34,9 @@ def target(letters: Letters, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def refined(folder: Path, tiny: Path, rollouts: int = 25) -> Refined:
+def refined(folder: Path, tiny: Path, rollouts: int = 25) -> Trained:
     with inside(folder):
-        return refine(RejectionLesson(small(), tiny, rollouts))
+        return refine(Lesson("rejection_sft", small(), tiny, rollouts=rollouts))
 
 
 def test_rounds_play_fresh_tasks_and_spend_exactly_the_total(
@@ -52,7 +54,7 @@ def test_rounds_play_fresh_tasks_and_spend_exactly_the_total(
     assert [row["epochs"] for row in adapter.history] == [
         max(1, round(20 / row["demonstrations"])) for row in adapter.history
     ]
-    assert adapter.last.demonstrations == sum(passed) > 0
+    assert adapter.demonstrations == sum(passed) > 0
 
 
 def test_what_is_taught_are_the_tokens_that_were_sampled(

@@ -20,10 +20,8 @@ from support.waiting import PATIENCE
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison.differences import differences_over_seeds, rates_over_seeds, versus
-from captrain.comparison.files import publish_evaluation
-from captrain.comparison.gathering import write_table
-from captrain.comparison.points import Point
-from captrain.comparison.tables import evaluate
+from captrain.comparison.points import Point, write_table
+from captrain.comparison.tables import evaluate, publish_evaluation
 from captrain.config import Choice
 from captrain.execution.entry import TIMES, timed
 from captrain.ledger import LedgerEntry

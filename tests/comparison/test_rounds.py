@@ -8,9 +8,7 @@ import pytest
 from support.training import ROOT
 
 from captrain.capabilities import SelectionAccount, select, undecided
-from captrain.comparison.rounds.diagnosis import contrast
-from captrain.comparison.rounds.evidence import Evidence
-from captrain.comparison.rounds.rediscovery import rediscovery_table
+from captrain.comparison.baselines.rounds import Evidence, contrast, rediscovery_table
 from captrain.config import Component, Spec, compose_spec
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Score, Task
 from captrain.training.jobs import TrainingEnvironment

@@ -6,7 +6,7 @@ import pytest
 from support.training import ROOT
 
 from captrain.comparison import baselines, is_supervised, supervision
-from captrain.comparison.baselines import solutions_grpo, warm_grpo
+from captrain.comparison.baselines.grpo import SOLUTIONS_GRPO, WARM_GRPO
 from captrain.config import Spec, compose_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -32,7 +32,7 @@ def leave(project: Path, row: str) -> Adapter:
 
 def test_a_generic_warm_start_trains_with_all_that_trace_spends(tmp_path: Path) -> None:
     start, spec = leave(tmp_path, "adp"), composed()
-    [job] = warm_grpo.BASELINE.jobs(spec, tmp_path, TRACE)
+    [job] = WARM_GRPO.jobs(spec, tmp_path, TRACE)
     assert (job.start, job.rollouts, job.name, job.seed) == (start, 120, "warm_grpo", 3)
     settings = spec.baselines.warm_grpo.differences()
     assert job.trainer.settings() == {**spec.trainer.settings(), **settings} and settings["schedule"] == "linear"
@@ -42,7 +42,7 @@ def test_a_targeted_start_trains_with_what_is_left_after_all_that_it_has_cost(tm
     start = leave(tmp_path, "solutions")
     more = LedgerEntry(stage="solutions", purpose="diagnosis", method="solutions", rollouts=10)
     publish(tmp_path / "results/solutions/ledger.jsonl", [more])
-    [job] = solutions_grpo.BASELINE.jobs(composed(), tmp_path, TRACE)
+    [job] = SOLUTIONS_GRPO.jobs(composed(), tmp_path, TRACE)
     assert (job.start, job.rollouts) == (start, 80 - 10)
     row, own = (
         baselines()["solutions_grpo"],
@@ -54,9 +54,9 @@ def test_a_targeted_start_trains_with_what_is_left_after_all_that_it_has_cost(tm
 
 def test_without_an_adapter_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="index.json is missing"):
-        warm_grpo.BASELINE.jobs(composed(), tmp_path, TRACE)
+        WARM_GRPO.jobs(composed(), tmp_path, TRACE)
     publish(tmp_path / "results/solutions/ledger.jsonl", list[LedgerEntry]())
-    for row, jobs in (("adp", warm_grpo.BASELINE.jobs), ("solutions", solutions_grpo.BASELINE.jobs)):
+    for row, jobs in (("adp", WARM_GRPO.jobs), ("solutions", SOLUTIONS_GRPO.jobs)):
         publish_json(tmp_path / f"results/{row}/index.json", {})
         assert list(jobs(composed(), tmp_path, TRACE)) == []
 

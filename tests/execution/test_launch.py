@@ -168,22 +168,8 @@ def test_trainings_at_once_have_each_gpus_of_their_own_and_all_of_them_where_the
     assert launch.run(layout, [node], node, "layouts") == [(None, 4 // processes, False)]
 
 
-class Divided:
-    """A training of ten portions, which says by how many processes it is shared."""
-
-    name = "divided"
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-
-    def on(self, machine: Machine) -> "Divided":
-        return Divided(machine)
-
-    def portions(self) -> tuple[int, str]:
-        return 10, "portions"
-
-    def fit(self, workspace: Path) -> JsonObject:
-        raise NotImplementedError
+def train(machine: Machine, workspace: Path) -> JsonObject:
+    raise NotImplementedError
 
 
 def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_divides_among(
@@ -200,5 +186,5 @@ def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_
     monkeypatch.setattr(processes, "_run", run)
     for gpus in (8, 16):  # of these two serve and two are the endpoint's
         node = Machine(workers=0, accelerate=Accelerate(processes=2, strategy="ddp"), **{**EIGHT, "gpus": gpus})
-        processes.fit(Divided(node), tmp_path)
+        processes.fit("divided", node, (10, "portions"), train, tmp_path)
     assert ran == [2, 10]

@@ -571,9 +571,9 @@ def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch:
         assert digest() != before, name
         before = digest()
     # And data.
-    before, name = digest("comparison/rounds/diagnosis.py"), "capabilities/prompts/labelling.md"
+    before, name = digest("comparison/baselines/rounds.py"), "capabilities/prompts/labelling.md"
     (package / name).write_text((package / name).read_text() + "\n")
-    assert digest("comparison/rounds/diagnosis.py") != before
+    assert digest("comparison/baselines/rounds.py") != before
 
 
 def test_a_result_is_made_once_and_is_none_when_its_files_were_altered(here: Path) -> None:

@@ -22,7 +22,7 @@ from support.scripts import SCRIPTS, load_script
 from support.waiting import PATIENCE
 
 from captrain.comparison.differences import differences_over_seeds, rates_over_seeds
-from captrain.comparison.gathering import write_table
+from captrain.comparison.points import write_table
 from captrain.comparison.published import read_published
 from captrain.comparison.rows import GRPO, TRACE, label
 from captrain.reporting.style import PROJECT

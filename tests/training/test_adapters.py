@@ -29,7 +29,7 @@ from support.training import (
     weights,
 )
 
-from captrain.comparison.baselines import grpo_target
+from captrain.comparison.baselines.grpo import GRPO_TARGET
 from captrain.config import compose_spec, load_spec
 from captrain.config.machine import Machine
 from captrain.contract import GuardedEpisode, Target, load_file
@@ -693,7 +693,7 @@ def test_the_baseline_spends_exactly_what_trace_spends_in_all(tiny: Path, tmp_pa
     trace = [entry(8), entry(11), entry(5, stage="adapters", discarded=5)]
     spent = [*trace, entry(100, "grpo_target"), entry(7, "evaluation")]
     shutil.copytree(tiny, tmp_path / "artifacts/base")
-    [one] = grpo_target.BASELINE.jobs(chosen, tmp_path, spent)
+    [one] = GRPO_TARGET.jobs(chosen, tmp_path, spent)
     assert (one.rollouts, one.seed, one.name) == (24, 3, "grpo_target")
     assert one.environments == (TrainingEnvironment("target", chosen.benchmark),) and one.policy == chosen.policy
     settings = chosen.baselines.grpo_target.differences()

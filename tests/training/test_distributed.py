@@ -28,7 +28,6 @@ from captrain.models.lora import adapter_digest
 from captrain.policies.fleet import fleets
 from captrain.policies.policy import Play, load_policy
 from captrain.training import collectives
-from captrain.training.distillation import distil
 from captrain.training.jobs import Distillation, Job, Learner, Trained
 from captrain.training.processes import configuration
 from captrain.training.recipe import GRPO
@@ -220,9 +219,9 @@ def test_two_processes_distil_in_bfloat16_what_one_does(job: Job, tiny: Path, tm
         seed=0, machine=on(precision="bfloat16"), teachers=(teacher,),
     )  # fmt: skip
     with inside(tmp_path / "one"):
-        one = distil(student)
+        one = train(student)
     with inside(tmp_path / "two"):
-        several = distil(
+        several = train(
             replace(student, machine=two("fsdp", precision="bfloat16", gradient_checkpointing=True, rows=2))
         )
         assert adapter_digest(several.folder) == several.digest

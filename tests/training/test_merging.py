@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import re
 import runpy
 import shutil
@@ -27,9 +26,9 @@ from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies import LocalPolicy
 from captrain.records import Passport, Task, digest, file_digest, load, publish_json
 from captrain.rollouts.collection import collect
-from captrain.training.distillation import distil
 from captrain.training.jobs import Distillation, Trained, training_environments
 from captrain.training.merging import merge
+from captrain.training.runs import train
 
 pytestmark = pytest.mark.usefixtures("vouched")
 
@@ -254,23 +253,12 @@ def job(tiny: Path, folder: Path, teachers: dict[str, Adapter], **changes: Any) 
     )  # fmt: skip
 
 
-def test_the_divergence_is_that_of_the_student_from_the_teacher() -> None:
-    import torch
-
-    from captrain.training.student import divergence
-
-    student, teacher = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log(), torch.tensor([[0.25, 0.75], [0.9, 0.1]]).log()
-    expected = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    assert divergence(student, teacher).item() == pytest.approx(expected, abs=1e-6)
-    assert divergence(student, student).item() == 0.0
-
-
 def test_the_student_is_moved_towards_the_teacher_of_each_environment(
     tiny: Path, inside: Path, teachers: dict[str, Adapter]
 ) -> None:
     quick = {"group_size": 8, "epochs": 4}
     for some in ({"first": teachers["first"]}, teachers):
-        far = [row["divergence"] for row in distil(job(tiny, inside, some, rollouts=80, trainer=quick)).history]
+        far = [row["divergence"] for row in train(job(tiny, inside, some, rollouts=80, trainer=quick)).history]
         assert far[-1] < 0.7 * far[0] and far[0] > 0.05
 
 
@@ -302,7 +290,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_the_student_wrote_itself(
                 total += (student[at - 1] * (student[at - 1] / teacher[at - 1]).log()).sum().item()
         tokens += sum(rollout.mask)
     assert len({len(rollout.token_ids) for rollout in played}) > 1
-    assert distil(one).history[0]["divergence"] == pytest.approx(total / tokens, abs=1e-5) and total / tokens > 0.02
+    assert train(one).history[0]["divergence"] == pytest.approx(total / tokens, abs=1e-5) and total / tokens > 0.02
 
 
 def test_the_student_begins_as_the_base(tiny: Path, inside: Path) -> None:
@@ -312,14 +300,14 @@ def test_the_student_begins_as_the_base(tiny: Path, inside: Path) -> None:
     still = lora(tiny, inside / "still", 0)
     path = inside / "still/adapter_model.safetensors"
     save_file({n: torch.zeros_like(w) if "lora_B" in n else w for n, w in load_file(path).items()}, path)
-    one = distil(job(tiny, inside, {"first": Adapter(still.folder, adapter_digest(path.parent))}, rollouts=8))
+    one = train(job(tiny, inside, {"first": Adapter(still.folder, adapter_digest(path.parent))}, rollouts=8))
     assert one.history[0]["divergence"] == 0.0
 
 
 def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_turn(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], opened: list[Task]
 ) -> None:
-    one = distil(job(tiny, inside, teachers))
+    one = train(job(tiny, inside, teachers))
     assert (one.rollouts, one.errors, one.discarded, len(opened)) == (24, 0, 0, 24)
     expected = [f"{name}/training/{at}" for at in (3, 4, 5) for name in ("first", "second") for _ in range(4)]
     assert [task.id for task in opened] == expected
@@ -335,10 +323,10 @@ def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_
 ) -> None:
     from captrain.training.student import Student
 
-    whole = distil(job(tiny, inside, teachers))
+    whole = train(job(tiny, inside, teachers))
     opened.clear()
-    assert distil(job(tiny, inside, teachers)).history == whole.history and not opened
-    other = distil(job(tiny, inside, teachers, seed=1))
+    assert train(job(tiny, inside, teachers)).history == whole.history and not opened
+    other = train(job(tiny, inside, teachers, seed=1))
     assert other.digest != whole.digest
 
     def pull_the_plug(self: Any, model: Any, inputs: Any) -> Any:
@@ -351,9 +339,9 @@ def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_
     with contextlib.chdir(inside / "elsewhere"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(Student, "_compute_loss", pull_the_plug)
-            distil(job(tiny, inside, teachers))
+            train(job(tiny, inside, teachers))
         opened.clear()
-        resumed = distil(job(tiny, inside, teachers))
+        resumed = train(job(tiny, inside, teachers))
         # The third step is played again, and no other.
         assert len(opened) == 8
         assert (resumed.digest, resumed.history) == (whole.digest, whole.history)
@@ -365,7 +353,7 @@ def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_
 def test_a_student_spends_its_budget_to_the_last_rollout(
     tiny: Path, inside: Path, teachers: dict[str, Adapter]
 ) -> None:
-    whole, partial = (distil(job(tiny, inside, teachers, rollouts=rollouts)) for rollouts in (16, 19))
+    whole, partial = (train(job(tiny, inside, teachers, rollouts=rollouts)) for rollouts in (16, 19))
     assert [row["rollouts"] for row in partial.history] == [8, 16, 19]
     assert partial.rollouts == 19 and partial.history[:2] == whole.history and partial.digest != whole.digest
 
@@ -374,22 +362,22 @@ def test_a_student_spends_its_budget_to_the_last_rollout(
 def test_an_altered_student_or_what_is_missing_of_it_is_refused_once_and_trained_again(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], removed: str
 ) -> None:
-    one = distil(job(tiny, inside, teachers, rollouts=8))
+    one = train(job(tiny, inside, teachers, rollouts=8))
     if removed:
         (one.folder / removed).unlink()
     else:
         with open(one.folder / "adapter_model.safetensors", "ab") as file:
             file.write(b"x")
     with pytest.raises(UserError, match="altered after training"):
-        distil(job(tiny, inside, teachers, rollouts=8))
-    assert distil(job(tiny, inside, teachers, rollouts=8)).digest == one.digest
+        train(job(tiny, inside, teachers, rollouts=8))
+    assert train(job(tiny, inside, teachers, rollouts=8)).digest == one.digest
 
 
 def test_what_cannot_be_distilled_is_refused(tiny: Path, inside: Path, teachers: dict[str, Adapter]) -> None:
     scripted = {"_target_": "captrain.policies.scripted.ScriptedPolicy", "skill": 1.0}
     acting = job(tiny, inside, teachers)
     with pytest.raises(UserError, match="distillation: an adapter is trained for a model whose weights are at hand"):
-        distil(Distillation(**{**vars(acting), "policy": Component.model_validate(scripted)}))
+        train(Distillation(**{**vars(acting), "policy": Component.model_validate(scripted)}))
 
 
 # The stage

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable
@@ -17,8 +16,8 @@ from support.training import ROOT, fine_tuned, inside, kill, project, published
 from captrain.config import compose_spec
 from captrain.config.machine import Machine
 from captrain.errors import UserError
+from captrain.records import file_digest
 from captrain.training import trackers
-from captrain.training.trackers import link
 
 pytestmark = pytest.mark.usefixtures("vouched")
 
@@ -56,8 +55,20 @@ def mlflow_run() -> tuple[Values, str]:
 
 def wandb_run() -> tuple[Values, str]:
     files = sorted(Path(".cache/trackers/wandb").glob("offline-run-*/*.wandb"))
-    rows = [{**row, "step": row["_step"]} for path in files for row in trackers.wandb_rows(path.read_bytes())]
+    rows = [{**row, "step": row["_step"]} for path in files for row in _wandb_rows(path)]
     return _columns(rows), b"".join(path.read_bytes() for path in files).decode(errors="replace")
+
+
+def _wandb_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a run that W&B has left on this disk, as its own reader has them."""
+    record_type = import_module("wandb.proto.wandb_internal_pb2").Record
+    store = import_module("wandb.sdk.internal.datastore").DataStore()
+    store.open_for_scan(str(path))
+    rows = []
+    while (data := store.scan_data()) is not None:
+        if items := record_type.FromString(data).history.item:
+            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+    return rows
 
 
 def _columns(rows: list[dict[str, Any]]) -> Values:
@@ -112,7 +123,7 @@ def test_a_tracked_training_that_is_killed_and_goes_on_reports_each_step_once_an
     for metric in ("loss", "grad_norm", "learning_rate", "entropy", "places/letters"):
         assert [step for step, _ in values[metric]] == [1, 2, 3, 4, 5, 6]
     for path in ("results/spec.yaml", "dvc.lock"):
-        assert (tracked / path).resolve().as_uri() in page
+        assert file_digest(tracked / path) in page
 
 
 @pytest.mark.usefixtures("offline")
@@ -148,7 +159,7 @@ def test_a_tracker_that_fails_on_the_way_ends_no_training_and_gets_the_steps_whe
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing = Failing()
-    monkeypatch.setitem(trackers.OPENINGS, "tensorboard", lambda page: (failing, 0))
+    monkeypatch.setattr(trackers, "begin", lambda *_: failing)
     tuned = fine_tuned(tiny, tmp_path, Machine(workers=1, batch=1, report_to=["tensorboard"]))
     assert failing.steps == [*range(1, len(tuned.losses) + 1)] and failing.is_over
     assert "tensorboard took no step 1, and gets it with the next: the tracker is away" in capsys.readouterr().err
@@ -157,10 +168,10 @@ def test_a_tracker_that_fails_on_the_way_ends_no_training_and_gets_the_steps_whe
 def test_a_tracker_that_begins_no_run_ends_the_training_before_its_first_step(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(page: object) -> Any:
+    def refuse(*_: object) -> Any:
         raise PermissionError("no key")
 
-    monkeypatch.setitem(trackers.OPENINGS, "wandb", refuse)
+    monkeypatch.setattr(trackers, "begin", refuse)
     with pytest.raises(UserError, match="wandb, which machine.report_to names, begins no run: no key"):
         fine_tuned(tiny, tmp_path, Machine(workers=1, batch=1, report_to=["wandb"]))
 
@@ -176,36 +187,3 @@ def test_a_tracker_that_is_not_installed_is_refused_when_the_configuration_is_co
     with pytest.raises(UserError, match="machine.report_to names wandb, which is not installed") as refused:
         compose_spec("smoke", 0, ["machine.report_to=[tensorboard,wandb]"], ROOT / "conf")
     assert "pip install 'captrain[wandb]'" in str(refused.value.remedy)
-
-
-@pytest.mark.parametrize(
-    ("origin", "address"),
-    [
-        ("git@github.com:lab/agents.git", "https://github.com/lab/agents"),
-        ("https://user:secret@gitlab.example.org/lab/deep/agents.git", "https://gitlab.example.org/lab/deep/agents"),
-        ("ssh://git@huggingface.co:22/lab/agents", "https://huggingface.co/lab/agents"),
-    ],
-)
-def test_a_link_leads_to_the_origin_once_it_has_the_file_and_to_the_disk_before(
-    origin: str, address: str, tmp_path: Path
-) -> None:
-    def git(*arguments: str) -> str:
-        identity = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "A"}
-        environment = {**os.environ, **identity, "GIT_COMMITTER_EMAIL": "a@b"}
-        return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, env=environment).stdout
-
-    with inside(tmp_path / "clone" / "inner"):
-        path = Path("dvc.lock")
-        path.write_text("1")
-        here = path.resolve().as_uri()
-        git("init", "-q", "..")
-        git("remote", "add", "origin", origin)
-        assert link(path) == here
-        git("add", ".")
-        git("commit", "-q", "-m", "1")
-        assert link(path) == here
-        commit = git("rev-parse", "HEAD").strip()
-        git("update-ref", "refs/remotes/origin/main", commit)
-        assert link(path) == f"{address}/blob/{commit}/inner/dvc.lock"
-        path.write_text("2")
-        assert link(path) == here

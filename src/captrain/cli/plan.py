@@ -51,15 +51,15 @@ def power(
 ) -> None:
     """Say which difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
     results/evaluation. Runs nothing."""
-    from captrain.comparison import PartialDesign, complete_design, design_tables
+    from captrain.comparison import complete_design, design_tables
 
     if difference is not None and not 1e-6 <= abs(difference) <= 1:
         raise UserError(
             f"--difference must lie in [-1, 1] and not be 0, got {difference:g}", "give, for example, --difference .05"
         )
     folder = project_root() / "results/evaluation"
-    partial = PartialDesign(base, tasks, trials, icc, shared)
-    design, source = complete_design(partial, folder, level=level, power=chance)
+    fields = {"base": base, "tasks": tasks, "trials": trials, "icc": icc, "shared": shared}
+    design, source = complete_design(fields, folder, level=level, power=chance)
     print_all(*design_tables(design, difference, source))
 
 

@@ -24,9 +24,8 @@ import numpy as np
 import pandas as pd
 
 from captrain.capabilities import Analyst, LabelRequest, fault_of
-from captrain.comparison.arm_names import ADAPTERS, Arms
-from captrain.comparison.rounds.arms import GENERALIST, specialist_name
-from captrain.comparison.rows import BASE
+from captrain.comparison.baselines.baseline import GENERALIST, specialist_name
+from captrain.comparison.rows import ADAPTERS, BASE, Arms
 from captrain.comparison.statistics import Bootstrap, Floats, Ratio
 from captrain.config import Spec
 from captrain.ledger import guard_split
@@ -106,28 +105,16 @@ def measure_causality(
         places.setdefault(arm, {})[rollout.task.id, rollout.trial] = passed
         if arm == BASE and rollout.outcome == "failed" and fault_of(rollout) is None:
             failures.append(rollout)
-    labels = label_failures(analyst, failures, capabilities, tools)
-    outcomes = _arranged(places, failures, labels, arms.stages)
-    settings = spec.evaluation
-    tasks = len(outcomes.passes[BASE])
-    intervals = Bootstrap(tasks, settings.resamples, settings.confidence, spec.seed)
-    return labels, causal_tables(outcomes, capabilities, intervals)
-
-
-def label_failures(
-    analyst: Analyst, failures: Sequence[Rollout], capabilities: Sequence[Capability], tools: list[JsonObject]
-) -> list[RolloutLabels]:
-    """Label each failed rollout of the test split once with each capability.
-
-    Raises:
-        UserError: a rollout of another split.
-    """
     guard_split([rollout.task for rollout in failures], "evaluation")
     verdicts = analyst.label([LabelRequest(0, rollout, capabilities) for rollout in failures], tools)
-    return [
-        RolloutLabels(run=0, rollout=rollout.id, outcome="failed", count=1, labels=labels)
-        for rollout, labels in zip(failures, verdicts, strict=True)
+    labels = [
+        RolloutLabels(run=0, rollout=rollout.id, outcome="failed", count=1, labels=verdict)
+        for rollout, verdict in zip(failures, verdicts, strict=True)
     ]
+    outcomes = _arranged(places, failures, labels, arms.stages)
+    settings = spec.evaluation
+    intervals = Bootstrap(len(outcomes.passes[BASE]), settings.resamples, settings.confidence, spec.seed)
+    return labels, causal_tables(outcomes, capabilities, intervals)
 
 
 def _arranged(

@@ -5,22 +5,32 @@ repository, so that a stage which ran for another point is restored and not run.
 machine or on several that share the file system: each stage runs under a lock that is named by all that decides its
 outputs, so that of two points that need the same cold stage one runs it and the other takes it from the cache. A point
 that failed or was cut off goes on from its last whole stage when it is run again.
+
+A finished point is a table with a row for each method, small enough for git. Sweeps and replicates write such tables,
+and figures of several runs are drawn from them alone (`captrain.reporting`). A table is read off each point's own
+results, so that gathering again costs seconds and changes nothing.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import yaml
 
+from captrain.capabilities import read_selection
+from captrain.comparison.differences import versus
+from captrain.comparison.rows import GRPO, supervision
+from captrain.comparison.tables import evaluation_table
 from captrain.config import Choice
 from captrain.errors import UserError
-from captrain.execution import exclusive
-from captrain.records import digest, publish_text
+from captrain.execution import exclusive, times
+from captrain.records import digest, publish_text, read_table
 
 if TYPE_CHECKING:
     from dvc.stage import PipelineStage
@@ -29,6 +39,7 @@ WORKSPACES = Path(".cache/points")
 LOCKS = Path(".cache/locks")
 LOCAL = "[core]\n    no_scm = true\n[cache]\n    dir = {cache}\n"
 LOG = "log.txt"
+TableRow = dict[str, object]
 
 
 def is_execution(override: str) -> bool:
@@ -89,38 +100,81 @@ def run(point: Point, root: Path) -> Path:
         UserError: a stage failed; says with which message.
     """
     with exclusive(point.lock(root)) as lock:
-        return _run(point, root, lock)
-
-
-def _run(point: Point, root: Path, lock: int) -> Path:
-    workspace = prepare(point, root)
-    # Left by a run that was killed: it names processes by numbers that other nodes give to other processes.
-    (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1"}
-    if (workspace / "src/captrain").is_dir():
-        # The code that runs is the code that DVC hashes: the workspace's, not the one that is installed. A project of
-        # a user's has none, and hashes the installed one by its digests.
-        env["PYTHONPATH"] = str(workspace / "src")
-    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"}
-    log = workspace / LOG
-    with log.open("w") as file:
+        workspace = prepare(point, root)
+        # Left by a run that was killed: it names processes by numbers that other nodes give to other processes.
+        (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1"}
+        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+        if (workspace / "src/captrain").is_dir():
+            # The code that runs is the code that DVC hashes: the workspace's, not the one that is installed. A project
+            # of a user's has none, and hashes the installed one by its digests.
+            env["PYTHONPATH"] = str(workspace / "src")
+        log = workspace / LOG
         command = [sys.executable, "-m", "captrain.comparison.points", str(root / LOCKS)]
-        # The child has the lock, too: killed is only who waits for it, and it goes on in the workspace.
-        status = subprocess.run(
-            command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,)
-        ).returncode
-    if status:
-        raise UserError(
-            f"point {point.name} failed: {reason(log)}", f"see {log.relative_to(root)}; run the same again to go on"
+        with log.open("w") as file:
+            # The child has the lock, too: killed is only who waits for it, and it goes on in the workspace.
+            status = subprocess.run(
+                command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,)
+            ).returncode
+        if status:
+            lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            errors = [line for line in lines if line.startswith("error: ")]
+            reason = (errors or lines or ["it said nothing"])[-1]
+            remedy = f"see {log.relative_to(root)}; run the same again to go on"
+            raise UserError(f"point {point.name} failed: {reason}", remedy)
+        return workspace
+
+
+def point_rows(point: Point, root: Path) -> list[TableRow]:
+    """Tabulate a finished point while nobody changes its workspace: one row for each method of its evaluation.
+
+    Returns:
+        Rows of experiment, seed, method, label, learns_from, pass_rate, low, high (over tasks), rollouts_spent, cpu_s
+        (of the stages that the method rests on, None unless all of them ran in this point), over_grpo, over_low,
+        over_high, reading (the paired difference to GRPO on the target, None where the evaluation compares no such
+        pair), selected (capabilities, joined by spaces).
+
+    Raises:
+        UserError: the evaluation's tables are missing.
+    """
+    with exclusive(point.lock(root)):
+        results = point.workspace(root) / "results"
+        main, differences, costs = (
+            evaluation_table(results / "evaluation", name).to_dict("records")
+            for name in ("main", "differences", "spent")
         )
-    return workspace
+        candidates = read_selection(results)["candidates"]
+        durations = times(results.parent)
+    selected = " ".join(sorted(candidate["id"] for candidate in candidates if candidate["selected"]))
+    over_grpo = versus(differences, GRPO)
+    stages = {row["method"]: row["stages"].split() for row in costs if isinstance(row["stages"], str)}
+    rows = []
+    for row in main:
+        method, cpu = row["method"], None
+        if method in stages and all(stage in durations for stage in stages[method]):
+            cpu = round(sum(durations[stage].cpu_s for stage in stages[method]), 1)
+        choice = {"experiment": point.choice.experiment, "seed": point.choice.seed}
+        words = {"method": method, "label": row["label"], "learns_from": supervision(method) or ""}
+        numbers = {name: row[name] for name in ("pass_rate", "low", "high", "rollouts_spent")}
+        compared = over_grpo.get(method, (None, None, None, None))
+        over = dict(zip(("over_grpo", "over_low", "over_high", "reading"), compared, strict=True))
+        rows.append({**choice, **words, **numbers, "cpu_s": cpu, **over, "selected": selected})
+    return rows
 
 
-def reason(log: Path) -> str:
-    """Find why a run failed: its error message, or else its last line."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it said nothing"])[-1]
+def write_table(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Publish a table as CSV, numbers rounded, so that equal results give equal bytes."""
+    publish_text(path, pd.DataFrame(rows).to_csv(index=False, float_format="%.6f", lineterminator="\n"))
+
+
+def read_rows(path: Path) -> list[TableRow]:
+    """Read the rows of points that `write_table` wrote; an empty cell is None.
+
+    Raises:
+        UserError: the table is missing, or not whole.
+    """
+    frame = read_table(path, "name the folder of an earlier replication", columns=("experiment", "seed", "method"))
+    return [{name: None if pd.isna(cell) else cell for name, cell in row.items()} for row in frame.to_dict("records")]  # pyright: ignore[reportReturnType]
 
 
 def reproduce(locks: Path) -> None:

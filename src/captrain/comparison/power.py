@@ -12,8 +12,8 @@ tasks a small difference is out of reach at any price. What differs between trai
 comparison of two trained adapters says nothing of the next two.
 """
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
-from captrain.comparison.files import evaluation_metrics, evaluation_table
 from captrain.comparison.rows import BASE, TRACE
+from captrain.comparison.tables import evaluation_metrics, evaluation_table
 from captrain.errors import UserError
+from captrain.records import JsonObject
 
 Floats = NDArray[np.float64]
 MAX_TASKS, MAX_TRIALS = 100_000, 64
@@ -38,22 +39,13 @@ STEP = 0.001
 
 
 @dataclass(frozen=True)
-class Difficulty:
-    """Variation of outcomes between tasks: `icc` in [0, 1), the share of their variance between tasks; `shared` in [0,
-    1], how far two methods find the same tasks hard; `base`, the pass rate to start from; and where they come from."""
-
-    base: float
-    icc: float
-    shared: float
-    tasks: int
-    trials: int
-    source: str
-
-
-@dataclass(frozen=True)
 class Design:
     """A comparison as it is planned: the second method's rate, tasks, trials of each task and method, what is known of
-    the tasks' difficulty, the test's level, the power that is wanted, and how it is simulated."""
+    the tasks' difficulty, the test's level, the power that is wanted, and how it is simulated.
+
+    Difficulty is `icc` in [0, 1), the share of the variance of outcomes that lies between tasks, and `shared` in [0,
+    1], how far two methods find the same tasks hard.
+    """
 
     base: float
     tasks: int
@@ -80,17 +72,6 @@ class Design:
                 f"tasks must be 2 to {MAX_TASKS} and trials 1 to {MAX_TRIALS}, got {self.tasks} and {self.trials}",
                 "plan with others by --tasks and --trials",
             )
-
-
-@dataclass(frozen=True)
-class PartialDesign:
-    """Design as far as it is given, with the fields of `Design`; None is to be found in an evaluation."""
-
-    base: float | None = None
-    tasks: int | None = None
-    trials: int | None = None
-    icc: float | None = None
-    shared: float | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -193,7 +174,7 @@ def _joint_shares(shared: float) -> Floats:
     return np.diff(ndtr((edges - shared * middles[:, None]) / np.sqrt(1 - shared**2)), axis=1)
 
 
-def read_difficulty(folder: Path) -> Difficulty:
+def read_difficulty(folder: Path) -> tuple[JsonObject, str]:
     """Estimate the difficulty of an evaluation's tasks from its tables alone.
 
     The interval of a pass rate holds the variance of task rates, which is p (1 - p) (icc + (1 - icc) / trials); the
@@ -202,49 +183,48 @@ def read_difficulty(folder: Path) -> Difficulty:
     Args:
         folder: with main.csv, differences.csv and metrics.json.
 
+    Returns:
+        The fields of `Design` base, tasks, trials, icc and shared; and where they come from.
+
     Raises:
         UserError: a table is missing, or each task was played once, which tells nothing of icc.
     """
     from scipy.special import ndtri
 
     main = {row["method"]: row for row in evaluation_table(folder, "main", RATES).to_dict("records")}
-    differences = {
-        (row["first"], row["second"]): row
-        for row in evaluation_table(folder, "differences", DIFFERENCES).to_dict("records")
-    }
-    if not {TRACE, BASE} <= {*main} or (TRACE, BASE) not in differences:
+    pairs = evaluation_table(folder, "differences", DIFFERENCES).to_dict("records")
+    differences = [row for row in pairs if (row["first"], row["second"]) == (TRACE, BASE)]
+    if not {TRACE, BASE} <= {*main} or not differences:
         remedy = "give --base, --tasks, --trials, --icc and --shared, or run `dvc repro evaluation`"
         raise UserError(f"{folder} does not compare TRACE with the base", remedy)
     z = float(ndtri((1 + evaluation_metrics(folder).confidence) / 2))
-    rows = [main[TRACE], main[BASE]]
     tasks = int(main[BASE]["tasks"])
     trials = round(main[BASE]["trials"] / tasks)
     if trials < 2:
         raise UserError(f"{folder} played each task once", "give --icc and --shared, or play 2 trials or more")
-    of_rates = [_variance(row, tasks, z) for row in rows]
-    of_outcomes = [row["pass_rate"] * (1 - row["pass_rate"]) for row in rows]
+    # The variance of a task's contribution to a mean, from the mean's interval.
+    rows = [main[TRACE], main[BASE], differences[0]]
+    trace, base, gap = (tasks * ((row["high"] - row["low"]) / (2 * z)) ** 2 for row in rows)
+    outcomes = [row["pass_rate"] * (1 - row["pass_rate"]) for row in rows[:2]]
     icc = [
-        (trials * rates / outcomes - 1) / (trials - 1) if outcomes else 0.0
-        for rates, outcomes in zip(of_rates, of_outcomes, strict=True)
+        (trials * rates / whole - 1) / (trials - 1) if whole else 0.0
+        for rates, whole in zip((trace, base), outcomes, strict=True)
     ]
-    between = [max(0.0, share) * outcomes for share, outcomes in zip(icc, of_outcomes, strict=True)]
-    covariance = sum(of_rates) - _variance(differences[TRACE, BASE], tasks, z)
+    between = [max(0.0, share) * whole for share, whole in zip(icc, outcomes, strict=True)]
     product = float(np.sqrt(between[0] * between[1]))
-    return Difficulty(
-        base=float(main[BASE]["pass_rate"]),
-        icc=round(min(max(float(np.mean(icc)), 0.0), 0.99), 3),
-        shared=round(min(max(covariance / 2 / product, 0.0), 1.0), 3) if product > 0 else 0.0,
-        tasks=tasks,
-        trials=trials,
-        source=f"{folder}: TRACE and the base on {tasks} tasks x {trials} trials",
-    )
+    shared = min(max((trace + base - gap) / 2 / product, 0.0), 1.0) if product > 0 else 0.0
+    numbers = {"base": float(main[BASE]["pass_rate"]), "tasks": tasks, "trials": trials}
+    numbers |= {"icc": round(min(max(float(np.mean(icc)), 0.0), 0.99), 3), "shared": round(shared, 3)}
+    return numbers, f"{folder}: TRACE and the base on {tasks} tasks x {trials} trials"
 
 
-def complete_design(design: PartialDesign, folder: Path, *, level: float, power: float) -> tuple[Design, str]:
+def complete_design(
+    fields: Mapping[str, float | int | None], folder: Path, *, level: float, power: float
+) -> tuple[Design, str]:
     """Complete a design by numbers as they were in an evaluation; and say where icc and shared come from.
 
     Args:
-        design: what is known of it.
+        fields: base, tasks, trials, icc and shared, as far as they are known.
         folder: of the evaluation; it is read only where something is None.
         level: see `Design`.
         power: likewise.
@@ -252,15 +232,11 @@ def complete_design(design: PartialDesign, folder: Path, *, level: float, power:
     Raises:
         UserError: something is None and the evaluation does not tell it, or the numbers are no design.
     """
-    evaluation = read_difficulty(folder) if None in astuple(design) else None
-    numbers = {name: getattr(evaluation, name) if value is None else value for name, value in asdict(design).items()}
-    source = evaluation.source if evaluation and None in (design.icc, design.shared) else "as given"
+    numbers, source = read_difficulty(folder) if None in fields.values() else (JsonObject(), "as given")
+    if None not in (fields["icc"], fields["shared"]):
+        source = "as given"
+    numbers |= {name: value for name, value in fields.items() if value is not None}
     return Design(**numbers, level=level, power=power), source
-
-
-def _variance(row: Mapping[Hashable, float], tasks: int, z: float) -> float:
-    """Recover the variance of a task's contribution to a mean from the mean's interval."""
-    return tasks * ((row["high"] - row["low"]) / (2 * z)) ** 2
 
 
 def design_tables(design: Design, difference: float | None, source: str) -> list[RenderableType]:
@@ -278,18 +254,12 @@ def design_tables(design: Design, difference: float | None, source: str) -> list
     parts: list[RenderableType] = [title, table]
     if difference is not None:
         trials, tasks = trials_needed(design, difference), tasks_needed(design, difference)
-        chance, tasks_each = simulated_power(design, difference), f"tasks, each played {_times(design.trials)}"
+        times = "once" if design.trials == 1 else f"{design.trials} times"
+        chance, tasks_each = simulated_power(design, difference), f"tasks, each played {times}"
         parts.append(
             f"A difference of {difference:.3f} is found with power {chance:.2f} on "
             f"{design.tasks} {tasks_each}.\nIt takes {trials or f'more than {MAX_TRIALS}'} trials on these tasks, or "
             f"{tasks or f'more than {MAX_TASKS:,}'} {tasks_each}."
         )
-    return [*parts, _assumed(design.icc, design.shared, source)]
-
-
-def _times(trials: int) -> str:
-    return "once" if trials == 1 else f"{trials} times"
-
-
-def _assumed(icc: float, shared: float, source: str) -> str:
-    return f"Assumed: {icc:g} of the variance of outcomes lies between tasks, {shared:g} of it shared ({source})."
+    icc, shared = f"{design.icc:g} of the variance of outcomes lies between tasks", f"{design.shared:g} of it shared"
+    return [*parts, f"Assumed: {icc}, {shared} ({source})."]

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 import pandas as pd
-from pydantic import BaseModel
 from rich.table import Table
 
-from captrain.comparison.files import evaluation_table
 from captrain.comparison.rows import label
+from captrain.comparison.tables import evaluation_table
 from captrain.records import JsonObject, Record, read_yaml
 
 NOT_RUN = "not run here"
@@ -38,10 +37,6 @@ class Rates(Record):
     trials: int
     tasks: dict[str, int]
     values: dict[str, dict[str, float]]
-
-    def formatted(self, value: float) -> str:
-        """Format a value as it was printed."""
-        return f"{value:.{self.decimals}f}"
 
 
 class Curve(Record):
@@ -102,13 +97,6 @@ class Published(Record):
     disagreements: list[Disagreement]
 
 
-class _Setting(BaseModel):
-    """Sections that are read of a spec.yaml of any version."""
-
-    base: JsonObject = {}
-    benchmark: JsonObject = {}
-
-
 @cache
 def read_published() -> Published:
     """The published numbers."""
@@ -129,7 +117,15 @@ def table(root: Path) -> pd.DataFrame:
     publication = read_published()
     rows = []
     for name, rates in publication.tables.items():
-        measured = _measured(root, rates)
+        # (method, column) -> our number in the table's unit, and its tasks; nothing where another thing was measured.
+        measured: dict[tuple[str, str], tuple[float, int]] = {}
+        if _same(root / "results", rates):
+            columns = ["method", "pass_rate", "mean_reward", "tasks"]
+            main, kinds = (evaluation_table(root / "results/evaluation", name, columns) for name in ("main", "kinds"))
+            for row in pd.concat([main.assign(kind=WHOLE), kinds]).dropna(subset=["pass_rate"]).to_dict("records"):
+                scale = {"percent": 100.0, "count": float(row["tasks"]), "mean": 1.0}[rates.unit]
+                value = row["mean_reward"] if rates.unit == "mean" else row["pass_rate"]
+                measured[str(row["method"]), str(row["kind"])] = (float(value * scale), int(row["tasks"]))
         for method, columns in rates.values.items():
             for column, value in columns.items():
                 value_here, tasks = measured.get((method, column), (None, None))
@@ -161,44 +157,28 @@ def reference(results: Path) -> tuple[str, dict[str, float]]:
 def _same(results: Path, rates: Rates) -> bool:
     """Tell if the table's benchmark was played in `results`, with the paper's model."""
     path = results / "spec.yaml"
-    spec = read_yaml(path, _Setting) if path.exists() else _Setting()
-    model = str(spec.base.get("model") or "").split("@")[0]
-    same = all(spec.benchmark.get(key) == value for key, value in rates.benchmark.items())
+    spec = read_yaml(path, JsonObject) if path.exists() else {}
+    model, benchmark = str(spec.get("base", {}).get("model") or "").split("@")[0], spec.get("benchmark", {})
+    same = all(benchmark.get(key) == value for key, value in rates.benchmark.items())
     return same and model.split("/")[-1] == read_published().model.split("/")[-1]
-
-
-def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, int]]:
-    """(method, column) -> our number in the table's unit and its tasks; {} where another thing was measured."""
-    if not _same(root / "results", rates):
-        return {}
-    folder = root / "results/evaluation"
-    main, kinds = (
-        evaluation_table(folder, name, ["method", "pass_rate", "mean_reward", "tasks"]) for name in ("main", "kinds")
-    )
-    frames = [main.assign(kind=WHOLE), kinds]
-    measured = {}
-    for row in pd.concat(frames).dropna(subset=["pass_rate"]).to_dict("records"):
-        scale = {"percent": 100.0, "count": float(row["tasks"]), "mean": 1.0}[rates.unit]
-        value = row["mean_reward"] if rates.unit == "mean" else row["pass_rate"]
-        measured[str(row["method"]), str(row["kind"])] = (float(value * scale), int(row["tasks"]))
-    return measured
 
 
 def published_tables(root: Path) -> list[Table]:
     """The tables with ours beside them, and the contradictions, to be printed; curves are left to `table`."""
-    publication, rows = read_published(), table(root).to_dict("records")
+    publication, numbers = read_published(), table(root).dropna(subset=["ours"]).to_dict("records")
     tables = []
     for name, rates in publication.tables.items():
+        headings = [f"{column}, {tasks} tasks" for column, tasks in rates.tasks.items()]
         rates_table = Table(title=f"{rates.title}, as published", title_justify="left", caption_justify="left")
-        for heading in ("method", *(f"{column}, {tasks} tasks" for column, tasks in rates.tasks.items()), "ours"):
+        for heading in ("method", *headings, "ours"):
             rates_table.add_column(heading, justify="left" if heading == "method" else "right")
         for method, values in rates.values.items():
             cells_here = [
-                f"{row['at']} {rates.formatted(row['ours'])} ({row['our_tasks']} tasks)"
-                for row in rows
-                if (row["what"], row["method"]) == (name, method) and not pd.isna(row["ours"])
+                f"{row['at']} {row['ours']:.{rates.decimals}f} ({row['our_tasks']} tasks)"
+                for row in numbers
+                if (row["what"], row["method"]) == (name, method)
             ]
-            cells = [rates.formatted(values[column]) for column in rates.tasks]
+            cells = [f"{values[column]:.{rates.decimals}f}" for column in rates.tasks]
             rates_table.add_row(label(method), *cells, ", ".join(cells_here) or NOT_RUN)
         rates_table.caption = f"{publication.paper}: {rates.source}"
         tables.append(rates_table)

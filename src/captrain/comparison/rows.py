@@ -4,20 +4,31 @@ An arm is what was played (the base, an adapter, a prompt, a composition of adap
 arm for each task. So routers, controls and bounds cost no rollout beyond the arms', and what a method spent is read off
 the ledger entries of the stages that it rests on: diagnosis and calibration count as much as training. Methods are
 compared at equal totals; those that cannot be say so in the table.
+
+Rollouts record what acted, as digests of policy and adapter; what an arm is called stands in the index of the stage
+that left it. Whoever reads the rollouts of the evaluation again, as a report or the test of a capability, asks here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS, TRACE_STAGES, Supervision
-from captrain.comparison.baselines.registry import baselines
-from captrain.comparison.rounds.arms import GENERALIST, ROUTED
+from captrain.comparison.baselines.baseline import (
+    CALIBRATION,
+    DIAGNOSIS,
+    GENERALIST,
+    ROUTED,
+    TRACE_STAGES,
+    Supervision,
+)
+from captrain.comparison.baselines.registry import acting_stages, baselines
 from captrain.config import repro
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.records import read_json
+from captrain.records import IndexEntry, Rollout, read_index, read_json
 
+ADAPTERS = "adapters"
+"""The stage of TRACE's own adapters."""
 IDLE = "idle"
 BASE = "base"
 TRACE = "trace"
@@ -58,11 +69,6 @@ class Method:
     name: str
     arm: str = ""
     route: str = ""
-
-    @property
-    def label(self) -> str:
-        """Label in tables and figures."""
-        return label(self.name)
 
 
 def label(name: str) -> str:
@@ -133,30 +139,27 @@ def methods(
     ]
 
 
-def charges(name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[str]]) -> Callable[[LedgerEntry], bool]:
-    """Return the test of a ledger entry: is a method charged for it?
+def charged(entry: LedgerEntry, name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a method is charged for a ledger entry.
 
     Args:
+        entry: of any stage.
         name: of the method; routers, merged adapters, bounds and controls of routing use TRACE's adapters.
         ranked: capabilities with an environment, best first.
         controls: control -> its capabilities, for controls that have adapters of their own.
     """
     if name in (IDLE, BASE):
-        return lambda entry: False
+        return False
     if baseline := baselines().get(_supervised(name)):
-        return lambda entry: baseline.charged(entry, ranked)
+        return baseline.charged(entry, ranked)
+    if entry.stage == DIAGNOSIS:
+        return True
     if name == SINGLE_SHARE:
-        return lambda entry: (
-            entry.stage == DIAGNOSIS or (entry.stage in (CALIBRATION, "adapters") and entry.item in ranked[:1])
-        )
-    control = name.removeprefix("control:")
+        return entry.stage in (CALIBRATION, ADAPTERS) and entry.item in ranked[:1]
+    control, merged = name.removeprefix("control:"), name.removeprefix("merged:")
     if control in controls:
-        capabilities, stages = controls[control], (CALIBRATION, "adapters", "controls")
-        return lambda entry: entry.stage == DIAGNOSIS or (entry.stage in stages and entry.item in capabilities)
-    merged = name.removeprefix("merged:")
-    if merged != name:
-        return lambda entry: entry.stage in TRACE_STAGES or (entry.stage == "merging" and entry.item == merged)
-    return lambda entry: entry.stage in TRACE_STAGES
+        return entry.stage in (CALIBRATION, ADAPTERS, "controls") and entry.item in controls[control]
+    return entry.stage in TRACE_STAGES or (merged != name and entry.stage == "merging" and entry.item == merged)
 
 
 def _supervised(name: str) -> str:
@@ -173,10 +176,9 @@ def spending(
         UserError: a method has spent another total than TRACE, and is none of those that the table says so of.
     """
     entries = [entry for entry in ledger if entry.purpose != "evaluation"]
-    totals: dict[str, int] = {}
-    for name in names:
-        charged = charges(name, ranked, controls)
-        totals[name] = sum(entry.rollouts for entry in entries if charged(entry))
+    totals = {
+        name: sum(entry.rollouts for entry in entries if charged(entry, name, ranked, controls)) for name in names
+    }
     for name in names:
         if name not in (IDLE, BASE) and totals[name] != totals[TRACE] and not unequal_total(name):
             raise UserError(
@@ -209,3 +211,45 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     further = [("router:sets", GRPO)] + [(row.name, name) for row in rows for name in row.compared_with]
     pairs += [pair for pair in further if {*pair} <= {*names}]
     return pairs + [(TRACE, name) for name in names if name.startswith("control:")]
+
+
+def arm_indices(root: Path) -> dict[str, list[tuple[str, IndexEntry]]]:
+    """Read the indices of the stages: stage -> what it has left to act with, by name, in the order of the stages.
+
+    Raises:
+        UserError: TRACE's adapters have no index, or an index is not whole.
+    """
+    paths = {stage: root / "results" / stage / "index.json" for stage in acting_stages()}
+    return {
+        stage: [*read_index(path, f"run `{repro(stage, root)}` to make it").items()]
+        for stage, path in paths.items()
+        if stage == ADAPTERS or path.exists()
+    }
+
+
+class Arms:
+    """Names of arms, for the rollouts of the evaluation in the order in which they were played.
+
+    Args:
+        root: of the project.
+
+    `stages` is the stage of each arm that is an adapter, by name.
+    """
+
+    def __init__(self, root: Path) -> None:
+        indices = arm_indices(root)
+        entries = [(name, row) for index in indices.values() for name, row in index]
+        self._adapters = {row.digest: name for name, row in reversed(entries) if row.path}
+        self.stages = {name: stage for stage, index in indices.items() for name, row in index if row.path}
+        # The base is played first, then the prompts in the order of their stages.
+        self._guided = [BASE, *(name for name, row in entries if row.guidance)]
+        self._policies: dict[str, str] = {}
+
+    def of(self, rollout: Rollout) -> str:
+        """Return the arm of the next rollout."""
+        policies = self._policies
+        if rollout.policy not in policies:
+            more = len(policies) < len(self._guided)
+            policies[rollout.policy] = self._guided[len(policies)] if more else rollout.policy
+        adapter = rollout.adapter
+        return self._adapters.get(adapter, adapter) if adapter else policies[rollout.policy]

@@ -20,8 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from captrain.comparison import points
-from captrain.comparison.gathering import TableRow, point_rows, write_table
-from captrain.comparison.points import LOCKS, Point, is_execution
+from captrain.comparison.points import LOCKS, Point, TableRow, is_execution, point_rows, write_table
 from captrain.config import Choice, alternatives, conf_layers, load_choice, not_composed, searched_conf
 from captrain.errors import UserError
 from captrain.execution import entry_point, exclusive
@@ -88,7 +87,7 @@ def job(config: Mapping[str, object]) -> None:
 
 
 def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
-    """Gather one row for each method of each job whose point is whole (see `gathering.rows_of`), the point's settings
+    """Gather one row for each method of each job whose point is whole (see `point_rows`), the point's settings
     first; and what befell the other jobs."""
     base, rows, failures = load_choice(root / "params.yaml"), list[TableRow](), list[str]()
     folders = sorted((path for path in jobs.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))

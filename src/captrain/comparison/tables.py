@@ -8,24 +8,26 @@ every rate, and never taken for a failure. Methods are compared only at equal to
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from captrain.capabilities import holm
 from captrain.comparison.baselines.registry import baselines
 from captrain.comparison.rows import (
+    ADAPTERS,
     BASE,
     BEST_SINGLE,
     BOUNDS,
-    IDLE,
     ORACLE,
     RANDOM,
     TRACE,
     Method,
-    charges,
+    charged,
     compared_pairs,
     headline_methods,
     label,
@@ -48,9 +50,12 @@ from captrain.comparison.statistics import (
 )
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.records import JsonObject, Purpose
+from captrain.records import JsonObject, Purpose, publish_json, publish_text, read_json, read_table
 
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
+EVALUATION_REMEDY = "run `dvc repro evaluation` to make it"
+WORDS = {"method", "label", "kind", "first", "second", "purpose", "stages", "distinguishable"}
+"""Columns that hold no numbers."""
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
 
 
@@ -70,7 +75,7 @@ class Evaluation:
     costs: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
     stages that it rests on, joined by spaces; what methods share is charged to each.
     metrics: nested dict for `dvc metrics show`.
-    curve: one row a method and point of its training, see `captrain.comparison.curve`; None for the end alone.
+    curve: one row a method and point of its training, see `captrain.comparison.evaluation`; None for the end alone.
     """
 
     main: pd.DataFrame
@@ -120,13 +125,20 @@ def evaluate(
     passes = _by_arm(outcomes, stages, "passed", partial)
     routes = _checked_routes(routes, outcomes, passes)
     rows = methods(stages, [str(column) for column in routes.columns], ranked, alternatives)
-    totals = spending([row.name for row in rows], ledger, ranked, controls)
+    names = [row.name for row in rows]
+    totals = spending(names, ledger, ranked, controls)
     passes_by_method = _method_outcomes(rows, passes, routes)
     rewards = _method_outcomes(rows, _by_arm(outcomes, stages, "reward", partial), routes)
     summaries = {name: summarise(array) for name, array in passes_by_method.items()}
     if alternatives:
-        choices = {arm: passes[arm].to_numpy(float) for arm in (BASE, *_of(stages, "adapters"))}
-        summaries |= _bounds(choices, routes)
+        # What routers among the base, which is first, and TRACE's adapters can reach.
+        arms = [BASE, *sorted(arm for arm, stage in stages.items() if stage == ADAPTERS)]
+        choices = {arm: passes[arm].to_numpy(float) for arm in arms}
+        if choices[BASE].shape[1] > 1:  # the oracle is chosen on one trial, scored on another
+            summaries[ORACLE] = oracle([*choices.values()])
+        summaries[RANDOM] = random_choice([*choices.values()])
+        del choices[BASE]
+        summaries[BEST_SINGLE] = best_single(choices, [str(task) for task in routes.index])
     graded = {name: pd.DataFrame(array).mean(axis=1).to_numpy() for name, array in rewards.items()}
     kinds = outcomes.groupby("task", sort=False)["kind"].first().loc[passes[BASE].index].to_numpy()
     intervals = Bootstrap(len(kinds), resamples, confidence, seed)
@@ -137,7 +149,7 @@ def evaluate(
         differences=differences,
         kinds=_kind_table(summaries, graded, intervals, kinds),
         ledger=_ledger_table(ledger),
-        costs=_cost_table([row.name for row in rows], ledger, ranked, controls),
+        costs=_cost_table(names, ledger, ranked, controls),
         metrics=_metrics(main, differences, totals, ledger, confidence),
     )
 
@@ -159,26 +171,11 @@ def mark_overlap(evaluation: Evaluation, overlapping: int, tasks: int) -> Evalua
     )
 
 
-def _of(stages: Mapping[str, str], stage: str) -> list[str]:
-    return sorted(arm for arm, origin in stages.items() if origin == stage)
-
-
 def _by_arm(
     outcomes: pd.DataFrame, stages: Mapping[str, str], column: str, partial: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
     """Pivot outcomes to a frame tasks x trials of `column` per arm: the reward, or `passed` as 1.0 passed, 0.0 failed;
     NaN for an error, and where an arm that acts on some tasks alone was not played."""
-    unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
-    if unknown:
-        raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
-    if outcomes.duplicated(["task", "arm", "trial"]).any():
-        row = outcomes[outcomes.duplicated(["task", "arm", "trial"])].iloc[0]
-        raise UserError(
-            f"task {row['task']}, arm {row['arm']}, trial {row['trial']} was evaluated twice",
-            "give one outcome per task, arm and trial: run `dvc repro -f evaluation`",
-        )
-    if missing := [arm for arm in (IDLE, BASE) if arm not in stages]:
-        raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation`")
     scored = outcomes.assign(passed=[OUTCOMES[outcome] for outcome in outcomes["outcome"]])
     tasks, trials = sorted(outcomes["task"].unique()), sorted(outcomes["trial"].unique())
     frames: dict[str, pd.DataFrame] = {}
@@ -221,15 +218,6 @@ def _method_outcomes(
     return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
 
 
-def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, MethodOutcomes]:
-    """Bound what routers among the base, which is first, and TRACE's adapters can reach."""
-    adapters = {arm: array for arm, array in choices.items() if arm != BASE}
-    every = list(choices.values())
-    single = best_single(adapters, [str(task) for task in routes.index])
-    best = {ORACLE: oracle(every)} if every[0].shape[1] > 1 else {}  # it is chosen on one trial, scored on another
-    return {**best, RANDOM: random_choice(every), BEST_SINGLE: single}
-
-
 def _main_table(
     outcomes: dict[str, MethodOutcomes],
     rewards: dict[str, NDArray[np.float64]],
@@ -238,27 +226,49 @@ def _main_table(
 ) -> pd.DataFrame:
     """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
     rows = []
-    bounds = intervals.intervals([outcome.rates for outcome in outcomes.values()])
-    for (method, outcome), (low, high) in zip(outcomes.items(), bounds, strict=True):
-        defined = int((~np.isnan(outcome.rates)).sum())
-        rows.append(
-            {
-                "method": method,
-                "label": label(method),
-                "learns_from": supervision(method) or "",
-                "pass_rate": mean(outcome.rates),
-                "low": low,
-                "high": high,
-                "pass_hat_k": mean(outcome.pass_k),
-                "mean_reward": mean(rewards[method]) if method in rewards else np.nan,
-                "tasks": defined,
-                "excluded": len(outcome.rates) - defined,
-                "trials": outcome.trials,
-                "errors": outcome.errors,
-                "rollouts_spent": totals[method],
-            }
-        )
+    whole = np.full(intervals.tasks, True)
+    for (method, outcome), numbers in zip(outcomes.items(), _numbers(outcomes, rewards, intervals, whole), strict=True):
+        words = {"method": method, "label": label(method), "learns_from": supervision(method) or ""}
+        counts = {"excluded": intervals.tasks - int(numbers["tasks"]), "trials": outcome.trials}
+        rows.append({**words, **numbers, **counts, "errors": outcome.errors, "rollouts_spent": totals[method]})
     return pd.DataFrame(rows)
+
+
+def _kind_table(
+    outcomes: dict[str, MethodOutcomes],
+    rewards: dict[str, NDArray[np.float64]],
+    intervals: Bootstrap,
+    kinds: NDArray[np.object_],
+) -> pd.DataFrame:
+    """See `Evaluation.kinds`."""
+    rows = []
+    for kind in sorted({*kinds} - {""}):
+        for method, numbers in zip(outcomes, _numbers(outcomes, rewards, intervals, kinds == kind), strict=True):
+            rows.append({"kind": kind, "method": method, "label": label(method), **numbers})
+    columns = ("kind", "method", "label", "pass_rate", "low", "high", "pass_hat_k", "mean_reward", "tasks")
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _numbers(
+    outcomes: dict[str, MethodOutcomes],
+    rewards: dict[str, NDArray[np.float64]],
+    intervals: Bootstrap,
+    part: NDArray[np.bool_],
+) -> list[dict[str, float]]:
+    """Compute the rates of each method over a part of the tasks, (tasks,) bool, with their intervals."""
+    rates = {method: np.where(part, outcome.rates, np.nan) for method, outcome in outcomes.items()}
+    bounds = intervals.intervals([*rates.values()])
+    return [
+        {
+            "pass_rate": mean(rates[method]),
+            "low": low,
+            "high": high,
+            "pass_hat_k": mean(outcome.pass_k[part]),
+            "mean_reward": mean(rewards[method][part]) if method in rewards else np.nan,
+            "tasks": int((~np.isnan(rates[method])).sum()),
+        }
+        for (method, outcome), (low, high) in zip(outcomes.items(), bounds, strict=True)
+    ]
 
 
 def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap) -> pd.DataFrame:
@@ -294,32 +304,6 @@ def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap)
     return pd.DataFrame(rows).assign(p_holm=holm([row["p"] for row in rows]))
 
 
-def _kind_table(
-    outcomes: dict[str, MethodOutcomes],
-    rewards: dict[str, NDArray[np.float64]],
-    intervals: Bootstrap,
-    kinds: NDArray[np.object_],
-) -> pd.DataFrame:
-    """See `Evaluation.kinds`."""
-    rows = []
-    for kind in sorted({*kinds} - {""}):
-        kind_rates = [np.where(kinds == kind, outcome.rates, np.nan) for outcome in outcomes.values()]
-        bounds = intervals.intervals(kind_rates)
-        for (method, outcome), rates, (low, high) in zip(outcomes.items(), kind_rates, bounds, strict=True):
-            tasks = int((~np.isnan(rates)).sum())
-            numbers = {
-                "pass_rate": mean(rates),
-                "low": low,
-                "high": high,
-                "pass_hat_k": mean(outcome.pass_k[kinds == kind]),
-                "mean_reward": mean(rewards[method][kinds == kind]) if method in rewards else np.nan,
-                "tasks": tasks,
-            }
-            rows.append({"kind": kind, "method": method, "label": label(method), **numbers})
-    columns = ("kind", "method", "label", "pass_rate", "low", "high", "pass_hat_k", "mean_reward", "tasks")
-    return pd.DataFrame(rows, columns=columns)
-
-
 def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
     """Sum the ledger by method, stage and purpose, in the order of the pipeline."""
     order = get_args(Purpose)
@@ -339,8 +323,8 @@ def _cost_table(
     """See `Evaluation.costs`."""
     rows = []
     for name in names:
-        charged = charges(name, ranked, controls)
-        entries = [entry for entry in ledger if entry.purpose != "evaluation" and charged(entry)]
+        spent_on = (entry for entry in ledger if entry.purpose != "evaluation")
+        entries = [entry for entry in spent_on if charged(entry, name, ranked, controls)]
         sums = {column: sum(getattr(entry, column) for entry in entries) for column in SUMS}
         # What trains on demonstrations has no entry of its own, but takes its time.
         stages = " ".join(dict.fromkeys([*(entry.stage for entry in entries), *({name} & {*baselines()})]))
@@ -394,3 +378,46 @@ def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
     if corrected is not None and corrected >= level:  # NaN is no number that reaches it
         return "not distinguishable after correction"
     return "distinguishable"
+
+
+def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
+    """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv, metrics.json; curve.csv if there is one."""
+    frames = {
+        "main": evaluation.main,
+        "differences": evaluation.differences,
+        "kinds": evaluation.kinds,
+        "ledger": evaluation.ledger,
+        "spent": evaluation.costs,
+        "curve": evaluation.curve,
+    }
+    for name, frame in frames.items():
+        if frame is None:
+            continue
+        publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
+    publish_json(folder / "metrics.json", evaluation.metrics)
+
+
+class Metrics(BaseModel):
+    """Fields that are read of metrics.json: the level of the intervals, and the pass rates, by method."""
+
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    pass_rate: dict[str, float | None] = {}
+
+
+def evaluation_metrics(folder: Path) -> Metrics:
+    """Read the metrics.json that `publish_evaluation` wrote.
+
+    Raises:
+        UserError: it is missing, or not whole.
+    """
+    return read_json(folder / "metrics.json", Metrics, EVALUATION_REMEDY)
+
+
+def evaluation_table(folder: Path, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Read one table that `publish_evaluation` wrote, by its name without `.csv`, and the columns that it must have.
+
+    Raises:
+        UserError: it is missing, or not whole: it lacks a column, or a number is none.
+    """
+    numbers = [column for column in columns if column not in WORDS]
+    return read_table(folder / f"{name}.csv", EVALUATION_REMEDY, columns=columns, numbers=numbers)

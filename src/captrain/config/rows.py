@@ -89,7 +89,7 @@ SolutionSource = Literal["reference", "rollouts"]
 
 
 class Faults(Section):
-    """Faults of a known rate in solutions (see `captrain.training.faults`)."""
+    """Faults of a known rate in solutions (see `captrain.training.solutions`)."""
 
     rate: Share
     kind: Literal["random", "systematic"]

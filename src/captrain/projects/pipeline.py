@@ -20,7 +20,6 @@ from captrain.execution import code_closure, files_below
 from captrain.records import JsonObject, Record, digest, file_digest, read_json, read_yaml
 
 VERSIONS = "captrain.yaml"
-BASELINES = Path(__file__).parents[1] / "comparison/baselines"
 COMPONENTS = "components"
 """Folder of a project's own benchmarks, policies and other parts."""
 SELECTABLE = {"base", "benchmark", "policy", "analyst", "synthesizer", "trainer", "router"}
@@ -72,8 +71,10 @@ def _sections(stage: JsonObject) -> set[str]:
 
 def stage_code(name: str) -> list[Path]:
     """List the files of code that a stage runs, first its script: its own, or that of all rows with the row's entry."""
+    from captrain.comparison import row_file
+
     script = shipped(f"stages/{name}.py")
-    starts = [script] if script.is_file() else [shipped("stages/row.py"), BASELINES / f"{name}.py"]
+    starts = [script] if script.is_file() else [shipped("stages/row.py"), row_file(name)]
     code = sorted({path for start in starts for path in code_closure(start)})
     return [starts[0], *(path for path in code if path != starts[0])]
 

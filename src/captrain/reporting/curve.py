@@ -1,6 +1,6 @@
 """The curve of one training as it is drawn: pass rate over rollouts spent, of TRACE and of GRPO on the target.
 
-Drawn from `results/evaluation/curve.csv` alone (see `captrain.comparison.curve` for what a point is).
+Drawn from `results/evaluation/curve.csv` alone (see `captrain.comparison.evaluation` for what a point is).
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Re-discovery as it is drawn: what each capability is lacking in before the agent was taught, and after each round.
 
-Drawn from `results/solutions/rediscovery.csv` alone (see `captrain.comparison.rounds` for what is measured). A
-capability that is repaired falls to zero; a gap stands beside it because it is what the selection goes by, but of few
-failures it says little.
+Drawn from `results/solutions/rediscovery.csv` alone (see `captrain.comparison.baselines.rounds` for what is
+measured). A capability that is repaired falls to zero; a gap stands beside it because it is what the selection goes by,
+but of few failures it says little.
 """
 
 from collections.abc import Sequence

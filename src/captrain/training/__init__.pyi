@@ -1,6 +1,6 @@
-from .faults import Faults as Faults
 from .jobs import LIBRARIES as LIBRARIES
 from .jobs import EnvironmentFile as EnvironmentFile
+from .jobs import FineTuned as FineTuned
 from .jobs import Job as Job
 from .jobs import Learner as Learner
 from .jobs import Trained as Trained
@@ -16,11 +16,12 @@ from .runs import train as train
 from .sft import SFT_COLUMNS as SFT_COLUMNS
 from .sft import TOO_LONG as TOO_LONG
 from .sft import Demonstration as Demonstration
-from .sft import FineTuned as FineTuned
 from .sft import FineTuning as FineTuning
 from .sft import demonstration_of as demonstration_of
 from .sft import fine_tune as fine_tune
 from .sft import fine_tuning_settings as fine_tuning_settings
+from .solutions import Faults as Faults
 from .solutions import SolutionLesson as SolutionLesson
+from .solutions import solution_rows as solution_rows
 from .solutions import teach_solutions as teach_solutions
 from .workspace import publish_adapters as publish_adapters

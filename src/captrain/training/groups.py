@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from captrain.config import takes
 from captrain.contract import GuardedEpisode, Target, closing_episodes
@@ -21,7 +21,7 @@ from captrain.records import Score, Task, digest
 from captrain.rollouts import score_of, scored
 from captrain.training import collectives
 from captrain.training.jobs import EnvironmentFile, Job, Learner
-from captrain.training.recipe import GRPO, ScoredPlay
+from captrain.training.recipe import GRPO
 
 REPEATS = 2
 """Further attempts at a rollout that came to nothing, before its group is drawn anew; each is counted as an error, and
@@ -39,6 +39,15 @@ class PlannedRollout:
     trial: int
     key: str
     hint: str
+
+
+@dataclass(frozen=True)
+class ScoredPlay:
+    """One rollout of a step, and what came of it."""
+
+    rollout: PlannedRollout
+    play: Play
+    score: Score
 
 
 class Groups:
@@ -61,7 +70,7 @@ class Groups:
         # An even share of each environment at once, so that one with too few tasks shows before anything is spent.
         self.tasks: list[list[Task]] = [[] for _ in targets]
         for index in range(len(targets)):
-            self._task(index, min(self._planned(index), self._size(index)) - 1)
+            self._task(index, min(self._planned(), self._size(index)) - 1)
 
     def plan(self, groups: Iterable[int]) -> list[PlannedRollout]:
         """Plan the rollouts of groups, in order: each environment has its turn."""
@@ -70,15 +79,14 @@ class Groups:
 
     def _group(self, index: int, number: int) -> list[PlannedRollout]:
         """Plan the rollouts of a group, by its number among those of its environment."""
-        name, target = self.job.environments[index].name, self.targets[index]
         turn, place = divmod(number, self._size(index))
         task = self._task(index, place)
         # Environments may call their tasks alike.
-        within = f"{name}/{task.id}" if len(self.targets) > 1 else task.id
+        within = f"{self.job.environments[index].name}/{task.id}" if len(self.targets) > 1 else task.id
         trials = range(turn * self.recipe.group_size, (turn + 1) * self.recipe.group_size)
         keys = [f"{self.job.seed}/{within}/{trial}" for trial in trials]
         return [
-            PlannedRollout(index, number, task, trial, key, self._hint(target, task, key))
+            PlannedRollout(index, number, task, trial, key, self._hint(self.targets[index], task, key))
             for trial, key in zip(trials, keys, strict=True)
         ]
 
@@ -107,29 +115,39 @@ class Groups:
         if takes(self.job.policy, "machine"):
             part = plan if collectives.rank() == 0 else []
 
-        def play() -> tuple[list[tuple[PlannedRollout, Play, Score]], int]:
-            pairs, errors = self._play(str(adapter), part, before) if part else ([], 0)
-            for _, episode_play, _ in pairs * (collectives.size() > 1):
-                del episode_play.episode  # it is over, and of this process alone
-            return pairs, errors
+        def play() -> tuple[list[ScoredPlay], int]:
+            plays, errors = self._play(str(adapter), part, before) if part else ([], 0)
+            for scored_play in plays * (collectives.size() > 1):
+                del scored_play.play.episode  # it is over, and of this process alone
+            return plays, errors
 
         wait = play if pool is None else pool.submit(play).result
 
         def end() -> tuple[list[ScoredPlay], int]:
             parts = collectives.together(wait)
-            return [self._scored(*pair) for pairs, _ in parts for pair in pairs], sum(errors for _, errors in parts)
+            return [scored_play for plays, _ in parts for scored_play in plays], sum(errors for _, errors in parts)
 
         return end
 
-    def _scored(self, rollout: PlannedRollout, play: Play, score: Score) -> ScoredPlay:
-        index = rollout.environment
-        return ScoredPlay(index, self.targets[index], rollout.task, rollout.trial, play, score)
+    def hints(self, target: Target) -> bool:
+        """Tell if rollouts of an environment may read a hint."""
+        return self.recipe.hint_range[1] > 0 and hasattr(target.environment, "hint")
 
-    def unhinted(self, plays: Sequence[ScoredPlay]) -> dict[str, int]:
-        """Count the rollouts of a step that saw no hint and those of them that passed; {} where no target is hinted."""
-        passed = [scored.score.success for scored in plays if not scored.play.hint]
-        hinting = any(self._hinting(target) for target in self.targets)
-        return {"unhinted": len(passed), "unhinted_passed": sum(passed)} if hinting else {}
+    def _hint(self, target: Target, task: Task, key: str) -> str:
+        """Draw the hint that a rollout reads, "" for none, by its key, so that it does not depend on the batch. A
+        task's share of hinted rollouts is drawn evenly from the recipe's range."""
+        low, high = self.recipe.hint_range
+        share = low + (high - low) * _drawn("hints", key.rpartition("/")[0])
+        if not self.hints(target) or _drawn("hint", key) >= share:
+            return ""
+        environment: Any = target.environment
+        hint = target.call("hint", task.id, lambda: environment.hint(task.model_dump()))
+        if not isinstance(hint, str):
+            raise EnvironmentFault(
+                f"environment {target.name} ({target.source}) gave {hint!r:.40} as the hint of {task.id}",
+                "return text from hint(task)",
+            )
+        return hint
 
     def _size(self, index: int) -> int:
         """Count the training tasks of an environment, after which they are used again; no end where it names none."""
@@ -141,6 +159,10 @@ class Groups:
                 "lower environments.groups, or train in another environment",
             )
         return sys.maxsize if size is None else size - skip
+
+    def _planned(self) -> int:
+        """Count each environment's groups of the whole training; the next ones replace what comes to nothing."""
+        return math.ceil(math.ceil(self.job.rollouts / self.recipe.group_size) / len(self.targets))
 
     def _task(self, index: int, number: int) -> Task:
         """Look up a training task of an environment, by its number among those that are for training."""
@@ -157,36 +179,16 @@ class Groups:
                 audit(self.targets[index], environment.source.passport, new, self.job.seed)
         return self.tasks[index][number]
 
-    def _hinting(self, target: Target) -> bool:
-        return self.recipe.hint_range[1] > 0 and hasattr(target.environment, "hint")
-
-    def _hint(self, target: Target, task: Task, key: str) -> str:
-        """Draw the hint that a rollout reads, "" for none, by its key, so that it does not depend on the batch."""
-        if not self._hinting(target) or _drawn("hint", key) >= self._hinted_share(key.rpartition("/")[0]):
-            return ""
-        environment: Any = target.environment
-        hint = target.call("hint", task.id, lambda: environment.hint(task.model_dump()))
-        if not isinstance(hint, str):
-            raise EnvironmentFault(
-                f"environment {target.name} ({target.source}) gave {hint!r:.40} as the hint of {task.id}",
-                "return text from hint(task)",
-            )
-        return hint
-
-    def _hinted_share(self, task: str) -> float:
-        """Draw the share of a task's rollouts that are hinted, evenly from the recipe's range."""
-        low, high = self.recipe.hint_range
-        return low + (high - low) * _drawn("hints", task)
-
-    def _play(
-        self, adapter: str, plan: Sequence[PlannedRollout], before: int
-    ) -> tuple[list[tuple[PlannedRollout, Play, Score]], int]:
-        plan, results = [*plan], dict[int, tuple[PlannedRollout, Play, Score]]()
+    def _play(self, adapter: str, plan: Sequence[PlannedRollout], before: int) -> tuple[list[ScoredPlay], int]:
+        """Play rollouts until each has come to something; returns them, and how many came to nothing before."""
+        plan, results = [*plan], dict[int, ScoredPlay]()
         due, errors, attempt = list(range(len(plan))), 0, 0
         while due:
             # A key of its own, because a prompt or a request that came to nothing would do so again.
             suffix = f"/again/{attempt}" if attempt % (REPEATS + 1) else ""
-            episodes = {index: self._open(plan[index]) for index in due}
+            episodes = {
+                index: self.targets[plan[index].environment].open(plan[index].task, plan[index].key) for index in due
+            }
             plays = {
                 index: Play(f"{plan[index].key}{suffix}", episodes[index], adapter, plan[index].hint) for index in due
             }
@@ -204,40 +206,31 @@ class Groups:
             with closing_episodes(episodes.values()):
                 for play, verdict in scored(self.policy.play([*plays.values()]), score):
                     if verdict is not None:
-                        results[indices[id(play)]] = (plan[indices[id(play)]], play, verdict)
+                        index = indices[id(play)]
+                        results[index] = ScoredPlay(plan[index], play, verdict)
             due, attempt = [index for index in due if index not in results], attempt + 1
             errors += len(due)
             if before + errors > self.recipe.max_error_share * (self.job.rollouts + before + errors):
-                raise self._fruitless(plays[due[0]], before + errors)
+                self._end(plays[due[0]], before + errors)
             if attempt % (REPEATS + 1) == 0 and due:
                 anew = {(plan[index].environment, plan[index].group) for index in due}
                 due = [index for index, rollout in enumerate(plan) if (rollout.environment, rollout.group) in anew]
                 errors += sum(results.pop(index, None) is not None for index in due)
-                replaced = {group: self._group(group[0], group[1] + self._planned(group[0])) for group in anew}
+                replaced = {group: self._group(group[0], group[1] + self._planned()) for group in anew}
                 for index in due:
                     place = plan[index].trial % self.recipe.group_size
                     plan[index] = replaced[plan[index].environment, plan[index].group][place]
         return [results[index] for index in range(len(plan))], errors
 
-    def _open(self, rollout: PlannedRollout) -> GuardedEpisode:
-        return self.targets[rollout.environment].open(rollout.task, rollout.key)
-
-    def _planned(self, index: int) -> int:
-        """Count an environment's groups of the whole training; the next ones replace what comes to nothing."""
-        return math.ceil(math.ceil(self.job.rollouts / self.recipe.group_size) / len(self.targets))
-
-    def _fruitless(self, play: Play, errors: int) -> UserError:
+    def _end(self, play: Play, errors: int) -> NoReturn:
+        """End a training in which too many rollouts came to nothing, as the play."""
         share = f"above trainer.max_error_share = {self.recipe.max_error_share:g} of {self.job.rollouts}"
-        problem = f"training {self.job.name}: {errors} rollouts came to nothing, {share}"
+        reason = f"the model has no room for the prompt of {play.key} ({play.truncated})"
+        remedy = "choose a model of longer context, or raise policy.max_length"
         if play.error:
-            return UserError(
-                f"{problem}; {play.key} ended in an infrastructure error ({play.error})",
-                "mend its cause and run again: training goes on from its last checkpoint",
-            )
-        return UserError(
-            f"{problem}; the model has no room for the prompt of {play.key} ({play.truncated})",
-            "choose a model of longer context, or raise policy.max_length",
-        )
+            reason = f"{play.key} ended in an infrastructure error ({play.error})"
+            remedy = "mend its cause and run again: training goes on from its last checkpoint"
+        raise UserError(f"training {self.job.name}: {errors} rollouts came to nothing, {share}; {reason}", remedy)
 
 
 def _drawn(*names: str) -> float:

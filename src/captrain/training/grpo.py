@@ -7,6 +7,12 @@ it under that name (`play`). What the policy says of its tokens is what is train
 policy's. `captrain.training.groups` decides which rollouts a step is made of, and their advantages;
 `captrain.training.recipe` has the hyperparameters, and says what is learnt from a group.
 
+Where a server samples, it computes with other kernels, and often in another precision, than the process that trains.
+What it sampled is then not quite what the trained policy would have sampled, and ratios are not quite 1 where they
+should be. The measures are those of a step's tokens that the model wrote, hinted rollouts apart: the mean and the
+largest absolute difference of log-probabilities, and the effective sample size of the importance weights, as a share of
+the tokens: (sum w)^2 / (n sum w^2), 1 where all weights are equal.
+
 Imported only where training happens: it needs torch and TRL.
 """
 
@@ -19,6 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -28,7 +35,6 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging as hf_logging
-from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -39,17 +45,17 @@ from captrain.execution import launch
 from captrain.models import CHECKPOINTS, adapter_digest, copy_adapter, load_module, lora_config, prepare_trainer
 from captrain.policies import Play
 from captrain.records import JsonObject, publish_text, read_json
-from captrain.training import collectives, mismatch, processes, trackers
+from captrain.training import collectives, processes, trackers
 from captrain.training.checkpoints import Checkpoints, last_checkpoint
-from captrain.training.groups import Groups, PlannedRollout, advantages
+from captrain.training.groups import Groups, PlannedRollout, ScoredPlay, advantages
 from captrain.training.jobs import Job, Learner
-from captrain.training.model_card import grpo_model_card
-from captrain.training.recipe import GRPO, ScoredPlay
+from captrain.training.recipe import GRPO
 
 POINTS = "points"
 """Folder of a workspace with the adapter as it was at the points of its job."""
 
-
+DIGITS = 9
+"""Decimals of the differences between a server's log-probabilities and the trainer's."""
 StepInPlay = tuple[list[PlannedRollout], Callable[[], tuple[list[ScoredPlay], int]]]
 """A step whose rollouts are being played: what they are, and what waits for them (see `Groups.begin`)."""
 
@@ -93,24 +99,24 @@ class StepBatch:
 
 
 def fit(
+    kind: "type[PolicyTrainer]",
     recipe: GRPO,
     job: Job,
     policy: Learner,
     targets: Sequence[Target],
     workspace: Path,
-    kind: "type[PolicyTrainer] | None" = None,
 ) -> JsonObject:
     """Train from the last whole checkpoint in the workspace, or from nothing, and leave the adapter in
     `workspace/adapter`. Checkpoints stay: they are needed until the result is published. Where several processes train,
     all of them call this.
 
     Args:
+        kind: of the trainer.
         recipe: hyperparameters.
         job: what to train.
         policy: samples; its model is the job's, which is the frozen base.
         targets: the job's environments.
         workspace: folder of checkpoints and of the adapter.
-        kind: of the trainer; `PolicyTrainer` where it is None.
 
     Returns:
         The fields of `Trained` but name and folder.
@@ -125,25 +131,24 @@ def fit(
             f"{job.name}: there are {job.rollouts} rollouts to train with",
             "raise adapters.rollouts: diagnosis and calibration have spent what there was",
         )
+    # 1. The trainer, as it was when it was cut off.
     folder = workspace / collectives.checkpoints(job.machine.accelerate)
-    trainer = (kind or PolicyTrainer)(recipe, job, policy, targets, folder)
+    trainer = kind(recipe, job, policy, targets, folder)
     last = collectives.once(lambda: last_checkpoint(folder))
     if last is not None:
         remedy = f"remove {last}: training goes on from the one before"
         trainer.history = read_json(last / "history.json", list[JsonObject], remedy)
-    page_settings = {"seed": job.seed, "rollouts": job.rollouts, "policy": policy.digest, **recipe.identity()}
+
+    # 2. All steps: rollouts, then updates.
+    page = {"seed": job.seed, "rollouts": job.rollouts, "policy": policy.digest, **recipe.identity()}
     try:
-        with trackers.reported(
-            trainer,
-            job.machine.report_to,
-            lambda: trackers.run_page(job.name, workspace, page_settings),
-            trainer.reports,
-        ):
+        with trackers.reported(trainer, job.machine.report_to, job.name, workspace, page, trainer.reports):
             trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
     finally:
         if trainer.pool is not None:
             trainer.pool.shutdown(wait=False, cancel_futures=True)
 
+    # 3. The adapter as it is now and as it was on the way, and what it has cost.
     adapter, steps = workspace / "adapter", trainer.history
     collectives.save(trainer.model, adapter, job.base, policy.digest)
     totals = {
@@ -154,7 +159,7 @@ def fit(
     result = {"digest": adapter_digest(adapter), "rollouts": steps[-1]["rollouts"], **totals, "history": rows}
     result[CHECKPOINTS] = {path.name: adapter_digest(path) for path in points}
     if collectives.rank() == 0:
-        publish_text(adapter / "README.md", trainer.model_card(job, recipe, targets, result))
+        publish_text(adapter / "README.md", trainer.model_card(result))
         for path in points:
             shutil.copytree(path, adapter / CHECKPOINTS / path.name)
     return result
@@ -167,11 +172,9 @@ class PolicyTrainer(GRPOTrainer):
     holds one row a step: step, rollouts, reward, success, informative, discarded, prompt_tokens, completion_tokens,
     errors (rollouts that came to nothing and were played again, beyond the others), places (groups of each
     environment); where hints are given also unhinted, the rollouts without one, and unhinted_passed; where a server
-    samples the columns of `captrain.training.mismatch`. It is all that later steps depend on besides weights and
-    optimizer. The arguments are those of `fit`, `folder` that of the checkpoints.
+    samples the columns that `captrain.training.workspace` has for that. It is all that later steps depend on besides
+    weights and optimizer. The arguments are those of `fit`, `folder` that of the checkpoints.
     """
-
-    model_card = staticmethod(grpo_model_card)
 
     def __init__(self, recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], folder: Path) -> None:
         self.recipe, self.job, self.policy = recipe, job, policy
@@ -180,13 +183,13 @@ class PolicyTrainer(GRPOTrainer):
         self.steps = math.ceil(job.rollouts / recipe.step_rollouts)
         self.history: list[JsonObject] = []
         self.is_served = takes(job.policy, "machine")
+        """True where the sampler is a server, whose log-probabilities are not those of this process."""
         if recipe.staleness and not self.is_served:
             raise UserError(
                 f"trainer.staleness = {recipe.staleness}, and the model of {job.policy.target} is in the process that "
                 "trains, which cannot sample meanwhile",
                 "set trainer.staleness=0, or choose policy=vllm",
             )
-        """True where the sampler is a server, whose log-probabilities are not those of this process."""
         self.steps_ahead: deque[StepInPlay] = deque()
         """Steps whose rollouts are being played, from the next one on."""
         self.pool = ThreadPoolExecutor(1 + recipe.staleness) if recipe.staleness else None
@@ -218,8 +221,11 @@ class PolicyTrainer(GRPOTrainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(Checkpoints(folder, lambda: self.history))
         if recipe.importance_cap is not None:
-            # After TRL's constructor, which would start a vLLM of its own; the policy serves each step's adapter.
-            self.use_vllm, self.vllm_generation, self._last_loaded_step = True, Synchronised(), -1
+            # After TRL's constructor, which would start a vLLM of its own, whose weights it would keep up to date: the
+            # policy serves each step's adapter, which `play` has saved.
+            trainer: Any = self
+            trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+            self.use_vllm, self._last_loaded_step = True, -1
 
     def prepare(self, job: Job, temperature: float) -> None:
         """Set how a step is computed."""
@@ -229,17 +235,60 @@ class PolicyTrainer(GRPOTrainer):
         """Tell if a group of these rewards carries a signal: one of equal rewards has no advantage."""
         return max(rewards) - min(rewards) > 1e-6
 
-    def reports(self) -> list[trackers.Step]:
+    def reports(self) -> list[JsonObject]:
         """List what trackers are told of each step that is over: its row of the history, and TRL's measures, where
         these were taken."""
-        over, measures = self.state.global_step // self.recipe.epochs, trackers.logged(self)
-        by_step = {row["step"] // self.recipe.epochs: row for row in measures}
-        rows = [by_step.get(step["step"], {}) | step for step in self.history[:over]]
-        return [trackers.numbers(row) for row in rows]
+        by_step = {row["step"] // self.recipe.epochs: row for row in trackers.updates(self)}
+        over = self.history[: self.state.global_step // self.recipe.epochs]
+        return [by_step.get(step["step"], {}) | step for step in over]
+
+    def model_card(self, result: JsonObject) -> str:
+        """Write the model card of an adapter in Markdown, from results only."""
+        job, trainer, targets = self.job, self.recipe, self.groups.targets
+        first, last = result["history"][0], result["history"][-1]
+        # A hinted rollout says little of what the adapter can do by itself.
+        hinted = (
+            f"| share of rollouts with a hint | {trainer.hints} |\n| passed of those without, first and last step "
+            f"| {first['unhinted_passed']} of {first['unhinted']}, {last['unhinted_passed']} of {last['unhinted']} |\n"
+            if "unhinted" in last
+            else ""
+        )
+        plural = "s" if len(targets) > 1 else ""
+        groups = Counter[str]()
+        for step in result["history"]:
+            groups.update(step["places"])
+        shares = ", ".join(f"{environment.name} {groups[environment.name]}" for environment in job.environments)
+        clip = f"{trainer.clip}" if trainer.clip_high is None else f"{trainer.clip} below, {trainer.clip_high} above"
+        start = f"| trained on from the adapter | {job.start.digest} |\n" if job.start else ""
+        fingerprints = ", ".join(target.fingerprint for target in targets)
+        return f"""---
+library_name: peft
+base_model: captrain-base
+tags: [captrain, grpo, lora]
+---
+# {job.name}
+
+LoRA adapter (rank {trainer.rank}, alpha {trainer.alpha}) trained with GRPO in the \
+environment{plural} {", ".join(f"`{target.name}`" for target in targets)}.
+
+| | |
+|---|---|
+| content hash | {result["digest"]} |
+| environment fingerprint{plural} | {fingerprints} |
+{f"| groups of each environment | {shares} |{chr(10)}" if plural else ""}\
+| rollouts (of which in discarded constant groups) | {result["rollouts"]} ({result["discarded"]}) |
+{start}| group size, groups per step, epochs | {trainer.group_size}, {trainer.groups_per_step}, {trainer.epochs} |
+| learning rate, clip | {trainer.learning_rate} {trainer.schedule}, {clip} |
+| mean reward, first and last step | {first["reward"]:.3f}, {last["reward"]:.3f} |
+| pass rate in its environment, first and last step | {first["success"]:.3f}, {last["success"]:.3f} |
+{hinted}| seed | {job.seed} |
+
+Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
+"""
 
     # 1. A step's rollouts, played and scored.
 
-    def play(self, prompts: list[str]) -> dict[str, list[Any]]:
+    def play(self, prompts: list[str]) -> JsonObject:
         """Play one step's groups with the adapter as it is now, score them, and add the step to the history.
 
         Hints are stripped: the prompts returned are the unhinted ones. Where the budget ends within the step, the rows
@@ -272,6 +321,8 @@ class PolicyTrainer(GRPOTrainer):
         rewards = [score.reward for score in scores]
         by_group = [rewards[start : start + size] for start in range(0, len(rewards), size)]
         informative = [self.teaches(group) for group in by_group]
+        hinted = any(self.groups.hints(target) for target in self.groups.targets)
+        unhinted = [scored.score.success for scored in plays if not scored.play.hint]
         step = {
             "step": number + 1,
             "rollouts": before + len(plays),
@@ -283,7 +334,7 @@ class PolicyTrainer(GRPOTrainer):
             "completion_tokens": sum(sum(scored.play.mask) for scored in plays),
             "errors": errors,
             "places": Counter(self.job.environments[rollout.environment].name for rollout in plan[::size]),
-            **self.groups.unhinted(plays),
+            **({"unhinted": len(unhinted), "unhinted_passed": sum(unhinted)} if hinted else {}),
             **({"rerendered": sum(scored.play.rerendered for scored in plays)} if self.is_served else {}),
             **({"staleness": min(number, self.recipe.staleness)} if self.recipe.staleness else {}),
         }
@@ -294,7 +345,14 @@ class PolicyTrainer(GRPOTrainer):
 
         gains = [advantage for group in by_group for advantage in advantages(group)]
         rows = [
-            Row(scored.environment, scored.play, informative[index // size], reward, gain, scored.play.hint != "")
+            Row(
+                scored.rollout.environment,
+                scored.play,
+                informative[index // size],
+                reward,
+                gain,
+                scored.play.hint != "",
+            )
             for index, (scored, reward, gain) in enumerate(zip(plays, rewards, gains, strict=True))
         ]
         rows += (len(prompts) * collectives.size() - len(rows)) * [Row(0, plays[0].play, False, None, 0.0, False)]
@@ -327,7 +385,7 @@ class PolicyTrainer(GRPOTrainer):
 
         return collectives.once(place)
 
-    def _columns(self, rows: Sequence[Row], any_hinted: bool, informative: float) -> dict[str, list[Any]]:
+    def _columns(self, rows: Sequence[Row], any_hinted: bool, informative: float) -> JsonObject:
         """Turn rows into what TRL takes, and keep the rest in `batch`."""
         plays = [row.play for row in rows]
         opening = [play.mask.index(1) for play in plays]
@@ -408,8 +466,17 @@ class PolicyTrainer(GRPOTrainer):
             width, rows = columns["completion_ids"].shape[1], self.args.per_device_train_batch_size
             with torch.no_grad():
                 scores, _, _ = super()._get_per_token_logps_and_entropies(self.model, ids, attention, width, rows)
-        differences = (scores.cpu().double() - batch.sampled)[batch.compared]
-        return mismatch.summary(collectives.together(lambda: mismatch.moments(differences.tolist())))
+        parts = collectives.together((scores.cpu().double() - batch.sampled)[batch.compared].tolist)
+        differences = [difference for part in parts for difference in part]
+        if not differences:
+            return {"mismatch": 0.0, "mismatch_largest": 0.0, "effective_tokens": 1.0}
+        weights = [math.exp(difference) for difference in differences]
+        total, squares = math.fsum(weights), math.fsum(weight * weight for weight in weights)
+        return {
+            "mismatch": round(math.fsum(map(abs, differences)) / len(differences), DIGITS),
+            "mismatch_largest": round(max(map(abs, differences)), DIGITS),
+            "effective_tokens": round(total * total / (len(differences) * squares), DIGITS),
+        }
 
     # 3. The update, which is TRL's.
 
@@ -431,16 +498,6 @@ def without_discarded(columns: JsonObject) -> JsonObject:
         name: value[informative] if isinstance(value, Tensor) and value.ndim and len(value) == size else value
         for name, value in columns.items()
     }
-
-
-class Synchronised(VLLMGeneration):
-    """Stand-in for TRL's vLLM, whose weights it would keep up to date: `play` has saved the adapter."""
-
-    def __init__(self) -> None:
-        """Start nothing."""
-
-    def sync_weights(self) -> None:
-        """Do nothing."""
 
 
 def _environment_reward(completions: object, environment_reward: list[float | None], **_: object) -> list[float | None]:

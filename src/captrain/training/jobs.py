@@ -1,8 +1,8 @@
 """The jobs of training: where one adapter is trained, how, with which budget, and what came of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import Component, Machine, fulfils
@@ -83,6 +83,12 @@ class Job:
     machine: Machine
     start: Adapter | None = field(default=None, kw_only=True)
     points: int = field(default=0, kw_only=True)
+    way_out: ClassVar[str] = ""
+    """Remedy where the policy is none to train through, beside another policy."""
+
+    def on(self, machine: Machine) -> Self:
+        """Return the same job with another layout over processes and GPUs."""
+        return replace(self, machine=machine)
 
     @property
     def marks(self) -> list[int]:
@@ -99,9 +105,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Distillation(Job):
-    """One student to train: a job whose environments are the specialists', with the specialist of each."""
+    """One student to train: a job whose environments are the specialists', with the specialist of each.
+
+    On-policy distillation: the student, a fresh LoRA adapter, plays the adapters' environments in turn, on training
+    tasks beyond calibration. What it wrote is read again by the environment's specialist, and the student is moved
+    towards it: the loss is the reverse divergence KL(student || teacher) of the distributions of the next token, over
+    the full vocabulary, at each token that the student wrote, mean over the tokens of a batch. That is GKD with data of
+    the student alone and the reverse KL (arXiv 2306.13649, section 3.1); as there, no gradient goes through sampling.
+    Rewards are recorded and not learnt from.
+    """
 
     teachers: tuple[Adapter, ...] = field(kw_only=True)
+    way_out: ClassVar[str] = "leave distillation out of merging.methods"
 
     def plan_identity(self) -> list[object]:
         """See `Job`."""
@@ -154,7 +169,7 @@ class Trained:
     `places`, how many groups were of each environment; where hints are given also `unhinted`, the step's rollouts
     without one, and how many of these passed. `errors` are attempts at a rollout that came to nothing and were made
     again, beyond `rollouts`. `checkpoints` are the adapter's content hashes at the points of its job before the end, by
-    the rollouts played; they lie in `folder`.
+    the rollouts played; they lie in `folder`. `demonstrations` are those of its own that it was fine-tuned on, if any.
     """
 
     name: str
@@ -167,11 +182,13 @@ class Trained:
     errors: int
     history: list[JsonObject]
     checkpoints: JsonObject = field(default_factory=dict)
+    demonstrations: int | None = None
 
     def summary(self) -> JsonObject:
         """Summarize the training for the index of its stage."""
+        further = {CHECKPOINTS: self.checkpoints or None, "demonstrations": self.demonstrations}
         counts: JsonObject = {"rollouts": self.rollouts, "discarded": self.discarded}
-        return counts | ({CHECKPOINTS: self.checkpoints} if self.checkpoints else {})
+        return counts | {name: value for name, value in further.items() if value is not None}
 
     def ledger(self, stage: str, method: str) -> LedgerEntry:
         """Enter the rollouts that the training spent, those that ended in an error included."""
@@ -186,6 +203,32 @@ class Trained:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
         )
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A fine-tuned adapter: its content hash and folder, what it was trained on, and the loss of each update.
+
+    `costs` are of the rollouts that demonstrations were taken from; fine-tuning itself costs none.
+    """
+
+    name: str
+    digest: str
+    folder: Path
+    demonstrations: int
+    left_out: dict[str, int]
+    losses: list[float]
+    costs: tuple[LedgerEntry, ...] = ()
+
+    @property
+    def history(self) -> list[JsonObject]:
+        """One row an update: step, from 1 on, and loss."""
+        return [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, start=1)]
+
+    def summary(self) -> JsonObject:
+        """Summarize the training for the index of its stage."""
+        counts = {"demonstrations": self.demonstrations, "left_out": self.left_out}
+        return {"rollouts": sum(entry.rollouts for entry in self.costs), "discarded": 0, **counts}
 
 
 def training_environments(folder: Path) -> tuple[TrainingEnvironment, ...]:

@@ -21,7 +21,6 @@ the least rank that it can.
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +29,10 @@ from captrain.errors import UserError
 from captrain.execution import code_digest, prepare_torch, run
 from captrain.models import Adapter, adapter_digest, lora_factors, require_trained, save_lora_factors
 from captrain.records import JsonObject, digest, publish_text, read_index
-from captrain.training.distillation import distil, distillation
-from captrain.training.jobs import Trained
-from captrain.training.workspace import Workspace, replace_folder
+from captrain.training.jobs import Distillation, Trained, training_environments
+from captrain.training.recipe import derived_trainer
+from captrain.training.runs import train
+from captrain.training.workspace import replace_folder, train_once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +45,22 @@ NEGLIGIBLE = 1e-6
 MERGING_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "divergence")
 """Columns of history.csv (see `captrain.training.workspace.publish_adapters`)."""
 
+CARD = """---
+library_name: peft
+base_model: captrain-base
+tags: [captrain, merging, lora]
+---
+# {method}
+
+LoRA adapter merged from {count} others by `{method}`, without a rollout (see `captrain.training.merging`).
+
+| | |
+|---|---|
+{table}
+
+Use it with the base of its members only: W' = W + (alpha / rank) B A.
+"""
+
 
 def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
     """Merge TRACE's adapters by every method of the configuration, in its order; none where there are no adapters.
@@ -52,19 +68,48 @@ def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
     Raises:
         UserError: an adapter or an environment is missing, or not the one that its index or passport names.
     """
-    members = _members(results / "adapters/index.json") if spec.merging.methods else {}
+    path = results / "adapters/index.json"
+    index = read_index(path) if spec.merging.methods else {}
+    members = {name: require_trained(Adapter(row.path, row.digest)) for name, row in index.items()}
     adapters: list[Trained] = []
     for method in spec.merging.methods if members else ():
         if method == "distillation":
-            job = distillation(spec, base, results / "environments", members)
-            adapters += run(distil, [job], spec.machine, method)
+            adapters += run(train, [distillation(spec, base, results / "environments", members)], spec.machine, method)
         else:
             adapters.append(merge(method, members, density=spec.merging.density, seed=spec.seed))
     return adapters
 
 
-def _members(path: Path) -> dict[str, Adapter]:
-    return {name: require_trained(Adapter(row.path, row.digest)) for name, row in read_index(path).items()}
+def distillation(spec: Spec, base: Path, environments: Path, teachers: Mapping[str, Adapter]) -> Distillation:
+    """Plan the student of all adapters, by the names of their environments.
+
+    Raises:
+        UserError: an adapter's environment has no passport.
+    """
+    by_name = {environment.name: environment for environment in training_environments(environments)}
+    if missing := [name for name in teachers if name not in by_name]:
+        raise UserError(
+            f"adapter {missing[0]} has no environment of its own in {environments} to be imitated in",
+            "run `dvc repro environments adapters`, or leave distillation out of merging.methods",
+        )
+    return Distillation(
+        name="distillation",
+        base=base,
+        policy=spec.exploring(),
+        trainer=derived_trainer(
+            spec.trainer,
+            learning_rate=spec.merging.learning_rate,
+            schedule="constant",
+            loss="dapo",
+            importance_cap=None,
+            hints=0.0,
+        ),
+        environments=tuple(by_name[name] for name in teachers),
+        rollouts=spec.merging.rollouts,
+        seed=spec.seed,
+        machine=spec.machine,
+        teachers=tuple(teachers.values()),
+    )
 
 
 def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: int) -> Trained:
@@ -82,78 +127,45 @@ def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: 
     Raises:
         UserError: a member is missing, damaged, or no plain LoRA adapter, or members do not go together.
     """
-    merging = _Merging(method, {name: members[name] for name in sorted(members)}, density, seed)
+    members = {name: members[name] for name in sorted(members)}
     # Members are read even if nothing is to be made: what was altered is refused, whatever lies in the workspace.
-    digests = [(name, adapter_digest(Path(member.folder))) for name, member in merging.members.items()]
-    workspace = Workspace(
-        WORKSPACES / digest(code_digest(merge), method, digests, density, seed), method, scratch=("unfinished",)
-    )
+    digests = [(name, adapter_digest(Path(member.folder))) for name, member in members.items()]
+    folder = WORKSPACES / digest(code_digest(merge), method, digests, density, seed)
+    adapter, aside = folder / "adapter", folder / "unfinished"
 
-    def train() -> JsonObject:
-        aside = workspace.folder / "unfinished"
-        content = merging.save(aside)
-        replace_folder(aside, workspace.adapter)
+    def merged() -> JsonObject:
+        share, rank = _save(method, members, density, seed, aside)
+        content = adapter_digest(aside)
+        rows: dict[str, object] = {"content hash": content}
+        rows |= {f"member `{name}`": member.digest for name, member in members.items()}
+        rows["rank"] = rank
+        rows["share of the squared norm of the merged update that this rank keeps"] = f"{share:.4f}"
+        rows |= {"density": density} if method in ("ties", "dare", "core") else {}
+        rows |= {"seed": seed} if method == "dare" else {}
+        table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+        publish_text(aside / "README.md", CARD.format(method=method, count=len(members), table=table))
+        replace_folder(aside, adapter)
         return {"digest": content}
 
-    content = workspace.result(train)["digest"]
-    return Trained(method, content, workspace.adapter, 0, 0, 0, 0, 0, [])
+    return Trained(method, train_once(folder, method, merged)["digest"], adapter, 0, 0, 0, 0, 0, [])
 
 
-@dataclass(frozen=True)
-class _Merging:
-    """A merge: see `merge`, whose arguments these are; members are in the order of their names."""
-
-    method: str
-    members: Mapping[str, Adapter]
-    density: float
-    seed: int
-
-    def save(self, folder: Path) -> str:
-        """Write the adapter with its model card; returns the hash of its content."""
-        prepare_torch()
-        factors = [lora_factors(member) for member in self.members.values()]
-        if any(factor.keys() != factors[0].keys() for factor in factors):
-            raise UserError("adapters change different modules and cannot be merged", "use adapters of one trainer")
-        merged, total, remaining = {}, 0.0, 0.0
-        for module in factors[0]:
-            parts = [(up.double(), down.double()) for up, down in (factor[module] for factor in factors)]
-            ranks = [len(down) for _, down in parts]
-            up, down = _merged(self.method, parts, self.density, digest("dare", self.seed, module))
-            rank = max(ranks) if self.method == "svd" else sum(ranks)
-            merged[module], norm, reduced_norm = _reduced(up, down, rank)
-            total, remaining = total + norm, remaining + reduced_norm
-        shutil.rmtree(folder, ignore_errors=True)
-        save_lora_factors(folder, next(iter(self.members.values())), merged)
-        content = adapter_digest(folder)
-        rank = max(len(down) for _, down in merged.values())
-        publish_text(folder / "README.md", self._card(content, rank, remaining / total if total else 1.0))
-        return content
-
-    def _card(self, content: str, rank: int, share: float) -> str:
-        """Write a model card in Markdown, from results only."""
-        rows: dict[str, object] = {"content hash": content}
-        rows |= {f"member `{name}`": member.digest for name, member in self.members.items()}
-        rows |= {"rank": rank}
-        rows["share of the squared norm of the merged update that this rank keeps"] = f"{share:.4f}"
-        rows |= {"density": self.density} if self.method in ("ties", "dare", "core") else {}
-        rows |= {"seed": self.seed} if self.method == "dare" else {}
-        table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-        return f"""---
-library_name: peft
-base_model: captrain-base
-tags: [captrain, merging, lora]
----
-# {self.method}
-
-LoRA adapter merged from {len(self.members)} others by `{self.method}`, without a rollout (see \
-`captrain.training.merging`).
-
-| | |
-|---|---|
-{table}
-
-Use it with the base of its members only: W' = W + (alpha / rank) B A.
-"""
+def _save(method: str, members: Mapping[str, Adapter], density: float, seed: int, folder: Path) -> tuple[float, int]:
+    """Write the merged adapter to a folder; return the share of the squared norm that its rank keeps, and that rank."""
+    prepare_torch()
+    factors = [lora_factors(member) for member in members.values()]
+    if any(factor.keys() != factors[0].keys() for factor in factors):
+        raise UserError("adapters change different modules and cannot be merged", "use adapters of one trainer")
+    merged, total, remaining = {}, 0.0, 0.0
+    for module in factors[0]:
+        parts = [(up.double(), down.double()) for up, down in (factor[module] for factor in factors)]
+        ranks = [len(down) for _, down in parts]
+        up, down = _merged(method, parts, density, digest("dare", seed, module))
+        merged[module], norm, reduced_norm = _reduced(up, down, max(ranks) if method == "svd" else sum(ranks))
+        total, remaining = total + norm, remaining + reduced_norm
+    shutil.rmtree(folder, ignore_errors=True)
+    save_lora_factors(folder, next(iter(members.values())), merged)
+    return remaining / total if total else 1.0, max(len(down) for _, down in merged.values())
 
 
 def _merged(method: str, parts: Sequence["LowRank"], density: float, key: str) -> "LowRank":

@@ -26,17 +26,14 @@ checkpoint and ends in the identical adapter.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from captrain.config import Component, Count, Interval, Level, Rate, Share, Spec, takes
-from captrain.contract import Target
 from captrain.models import LoraShape
-from captrain.policies import Play
-from captrain.records import JsonObject, Score, Task
+from captrain.records import JsonObject
 from captrain.training.jobs import Job, training_environments
 
 Size = Annotated[int, Field(ge=2)]
@@ -47,21 +44,6 @@ Schedule = Literal["constant", "linear"]
 Loss = Literal["dapo", "grpo"]
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-Step = JsonObject
-"""Record of a finished step: a row of `Trained.history`."""
-
-
-@dataclass(frozen=True)
-class ScoredPlay:
-    """One rollout of a step: the number of its environment and what that is, and what came of it."""
-
-    environment: int
-    target: Target
-    task: Task
-    trial: int
-    play: Play
-    score: Score
 
 
 class GRPO:

@@ -1,8 +1,11 @@
-"""One adapter by GRPO from one job: read from its workspace where it is there already, else trained."""
+"""One adapter from one job: read from its workspace where it is there already, else trained.
+
+Jobs are learnt from rewards by GRPO, or distilled from specialists (`captrain.training.student`): a student is trained
+as adapters are, with another loss, so that groups, checkpoints, processes and precision are the same.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 
 from captrain.config import Machine, build
@@ -10,84 +13,51 @@ from captrain.contract import Target
 from captrain.execution import code_digest
 from captrain.records import JsonObject, digest
 from captrain.training import processes
-from captrain.training.jobs import Job, Learner, Trained, learner
+from captrain.training.jobs import Distillation, Job, Learner, Trained, learner
 from captrain.training.recipe import GRPO
-from captrain.training.workspace import Workspace
+from captrain.training.workspace import train_once
 
 WORKSPACES = Path(".cache/adapters")
-
-
-@dataclass(frozen=True)
-class Training:
-    """GRPO of one job (see `captrain.training.processes.SharedTraining`). What it loads is of this process alone."""
-
-    job: Job
-
-    def __reduce__(self) -> tuple[type["Training"], tuple[Job]]:
-        return type(self), (self.job,)
-
-    @property
-    def name(self) -> str:
-        """Name of the adapter."""
-        return self.job.name
-
-    @property
-    def machine(self) -> Machine:
-        """Machine with the layout over processes and GPUs."""
-        return self.job.machine
-
-    def on(self, machine: Machine) -> "Training":
-        """Return the same training with another layout."""
-        return type(self)(replace(self.job, machine=machine))
-
-    @cached_property
-    def policy(self) -> Learner:
-        """Samples."""
-        return learner(self.job.policy, self.job.base, self.job.machine, purpose=self.job.name)
-
-    @cached_property
-    def targets(self) -> Sequence[Target]:
-        """The job's environments."""
-        return [environment.target(self.job.machine) for environment in self.job.environments]
-
-    @cached_property
-    def recipe(self) -> GRPO:
-        """The trainer."""
-        return build(self.job.trainer, GRPO)
-
-    def identity(self) -> list[object]:
-        """Return all that decides the result beside the code, as JSON."""
-        fingerprints = [target.fingerprint for target in self.targets]
-        recipe = [self.job.trainer.target, self.recipe.identity()]
-        return [self.policy.digest, fingerprints, recipe, self.job.plan_identity()]
-
-    def portions(self) -> tuple[int, str]:
-        """Return the groups of a step, and their name in messages."""
-        return self.recipe.groups_per_step, "trainer.groups_per_step groups of a step"
-
-    def fit(self, workspace: Path) -> JsonObject:
-        """Train in this process; the fields of `Trained` but name and folder."""
-        from captrain.training import grpo  # torch and TRL
-
-        return grpo.fit(self.recipe, self.job, self.policy, self.targets, workspace)
-
-    def trained(self, workspace: Path) -> Trained:
-        """Load the adapter from its workspace, training it first if it is not there.
-
-        Args:
-            workspace: named by what decides the adapter.
-        """
-        place = Workspace(workspace, self.name, scratch=processes.SCRATCH)
-        return Trained(self.name, folder=place.adapter, **place.result(lambda: processes.fit(self, workspace)))
 
 
 def train(job: Job) -> Trained:
     """Train one adapter, or return it from its workspace when it is there already.
 
     Raises:
-        UserError: the environment's file or the base is missing or damaged, or the adapter was altered.
+        UserError: the policy cannot be trained through, the environment's file or the base is missing or damaged, or
+            the adapter was altered; or the processes of `machine.accelerate` cannot share the work, or died.
         EnvironmentFault: the environment broke its contract.
-        UserError: the processes of `machine.accelerate` cannot share the work, or died.
     """
-    training = Training(job)
-    return training.trained(WORKSPACES / digest(code_digest(train), *training.identity()))
+    policy, targets, recipe = _loaded(job)
+    # What decides the result, beside the code, names the workspace.
+    fingerprints = [target.fingerprint for target in targets]
+    settings = [job.trainer.target, recipe.identity()]
+    folder = WORKSPACES / digest(code_digest(train), policy.digest, fingerprints, settings, job.plan_identity())
+
+    def trained() -> JsonObject:
+        if job.machine.accelerate.processes == 1:
+            return _fit(job, policy, targets, recipe, folder)
+        groups = recipe.groups_per_step, "trainer.groups_per_step groups of a step"
+        return processes.fit(job.name, job.machine, groups, partial(_fit_share, job), folder)
+
+    return Trained(job.name, folder=folder / "adapter", **train_once(folder, job.name, trained))
+
+
+def _loaded(job: Job) -> tuple[Learner, list[Target], GRPO]:
+    """Load what a job names: the policy that samples, its environments, and the trainer's settings."""
+    policy = learner(job.policy, job.base, job.machine, job.name, job.way_out)
+    targets = [environment.target(job.machine) for environment in job.environments]
+    return policy, targets, build(job.trainer, GRPO)
+
+
+def _fit(job: Job, policy: Learner, targets: Sequence[Target], recipe: GRPO, workspace: Path) -> JsonObject:
+    from captrain.training import grpo, student  # torch and TRL
+
+    kind = student.Student if isinstance(job, Distillation) else grpo.PolicyTrainer
+    return grpo.fit(kind, recipe, job, policy, targets, workspace)
+
+
+def _fit_share(job: Job, machine: Machine, workspace: Path) -> JsonObject:
+    """Train as one of several processes, on the layout of a machine."""
+    job = job.on(machine)
+    return _fit(job, *_loaded(job), workspace)

@@ -8,19 +8,19 @@ checkpoint. On one CPU thread equal seeds give equal bytes.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from captrain.config import Accelerate, Machine, Spec, build
 from captrain.execution import code_digest
-from captrain.ledger import LedgerEntry
 from captrain.models import Chat, LoraShape, adapter_digest, dialogue_tokens, load_module, lora_config
 from captrain.records import JsonObject, Message, digest, publish_text
 from captrain.training import collectives, processes
-from captrain.training.jobs import Learner
+from captrain.training.jobs import FineTuned, Learner
 from captrain.training.recipe import GRPO
-from captrain.training.workspace import Workspace, replace_folder
+from captrain.training.workspace import replace_folder, train_once
 
 if TYPE_CHECKING:
     from trl.trainer.sft_config import SFTConfig
@@ -41,6 +41,10 @@ class Demonstration:
     ids: list[int]
     mask: list[int]
 
+    def labels(self) -> list[int]:
+        """List the labels as TRL has them: tokens that the agent did not write have none."""
+        return [token if flag else -100 for token, flag in zip(self.ids, self.mask, strict=True)]
+
 
 class Settings(TypedDict):
     """All that decides a fine-tuning beside its demonstrations and its base; `batch` in sequences of one update."""
@@ -53,55 +57,6 @@ class Settings(TypedDict):
     seed: int
     targets: list[str]
     experts: bool
-
-
-@dataclass(frozen=True)
-class FineTuned:
-    """A fine-tuned adapter: its content hash and folder, what it was trained on, and the loss of each update."""
-
-    name: str
-    digest: str
-    folder: Path
-    demonstrations: int
-    left_out: dict[str, int]
-    losses: list[float]
-    costs: tuple[LedgerEntry, ...] = ()
-    """Rollouts that demonstrations were taken from."""
-
-    @property
-    def history(self) -> list[JsonObject]:
-        """One row an update: step, from 1 on, and loss."""
-        return [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, start=1)]
-
-    def summary(self) -> JsonObject:
-        """Summarize the training for the index of its stage."""
-        counts = {"demonstrations": self.demonstrations, "left_out": self.left_out}
-        return {"rollouts": sum(entry.rollouts for entry in self.costs), "discarded": 0, **counts}
-
-    def ledger(self, stage: str, method: str) -> None:
-        """Return None: fine-tuning costs no rollout, and what demonstrations have cost is in `costs`."""
-
-
-def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -> Demonstration | None:
-    """Tokenize a dialogue; None if it is longer than the `max_length` tokens that the model reads."""
-    opening = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-    ids, mask = dialogue_tokens(chat, [*messages[:opening]], [*messages[opening:]])
-    return Demonstration(ids, mask) if len(ids) <= max_length else None
-
-
-def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Settings:
-    """Make the settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own."""
-    shape = build(spec.trainer, GRPO).shape
-    return {
-        "rank": shape.rank,
-        "alpha": shape.alpha,
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "batch": BATCH,
-        "seed": spec.seed,
-        "targets": list(shape.targets),
-        "experts": shape.experts,
-    }
 
 
 @dataclass(frozen=True)
@@ -131,6 +86,28 @@ class FineTuning:
     stage: str = ""
 
 
+def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -> Demonstration | None:
+    """Tokenize a dialogue; None if it is longer than the `max_length` tokens that the model reads."""
+    opening = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
+    ids, mask = dialogue_tokens(chat, [*messages[:opening]], [*messages[opening:]])
+    return Demonstration(ids, mask) if len(ids) <= max_length else None
+
+
+def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Settings:
+    """Make the settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own."""
+    shape = build(spec.trainer, GRPO).shape
+    return {
+        "rank": shape.rank,
+        "alpha": shape.alpha,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "batch": BATCH,
+        "seed": spec.seed,
+        "targets": list(shape.targets),
+        "experts": shape.experts,
+    }
+
+
 def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
     """Train the adapter, or return it from its workspace when it is there already.
 
@@ -143,105 +120,88 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
     """
     tokens = [(demonstration.ids, demonstration.mask) for demonstration in job.demonstrations]
     identity = digest(code_digest(fine_tune), policy.digest, job.settings, tokens, *job.key)
-    scratch = ("unfinished", *processes.SCRATCH)
-    workspace = Workspace(Path(".cache") / (job.stage or job.name) / identity, job.name, scratch)
-    training = _Training(job, policy.tokenizer, policy.digest)
-    result = workspace.result(lambda: processes.fit(training, workspace.folder))
-    return FineTuned(
-        job.name, result["digest"], workspace.adapter, len(job.demonstrations), job.left_out, result["losses"]
+    folder = Path(".cache") / (job.stage or job.name) / identity
+    train = partial(fit, job, policy.tokenizer, policy.digest)
+
+    def trained() -> JsonObject:
+        if job.machine.accelerate.processes == 1:
+            return train(job.machine, folder)
+        portions = job.settings["batch"], "demonstrations of an update"
+        return processes.fit(job.name, job.machine, portions, train, folder)
+
+    result = train_once(folder, job.name, trained)
+    count = len(job.demonstrations)
+    return FineTuned(job.name, result["digest"], folder / "adapter", count, job.left_out, result["losses"])
+
+
+def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspace: Path) -> JsonObject:
+    """Fine-tune, with the other processes if there are any; return the digest of the adapter, and the mean loss over
+    written tokens of each update.
+
+    The learning rate falls linearly to zero.
+
+    Args:
+        job: what to train.
+        tokenizer: of the policy.
+        policy: its digest.
+        machine: with the layout over processes and GPUs.
+        workspace: folder of checkpoints and of the adapter.
+    """
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    from datasets import Dataset
+    from transformers import PrinterCallback, set_seed
+    from transformers.utils import logging as hf_logging
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    from captrain.models import prepare_trainer
+    from captrain.training import trackers
+    from captrain.training.checkpoints import Checkpoints, last_checkpoint
+
+    # 1. Rows in TRL's columns.
+    settings, accelerate = job.settings, machine.accelerate
+    rows = [{"input_ids": row.ids, "labels": row.labels()} for row in job.demonstrations]
+    if accelerate.processes > 1:
+        # Processes have equally many rows: accelerate would show some demonstrations once more in each epoch.
+        blank = {"input_ids": rows[0]["input_ids"][:2], "labels": [-100, -100]}
+        rows += [blank] * (-len(rows) % settings["batch"])
+
+    # 2. TRL's trainer over a fresh adapter of the base.
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    folder = workspace / collectives.checkpoints(accelerate)
+    config = _configuration(settings, accelerate, folder)
+    set_seed(settings["seed"])
+    base = load_module(job.base, accelerate.precision)
+    shape = LoraShape(settings["rank"], settings["alpha"], settings["targets"], settings["experts"])
+    trainer: Any = SFTTrainer(
+        model=base,
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=lora_config(base, shape),
     )
+    prepare_trainer(trainer, 1.0, machine, settings["seed"])
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Checkpoints(folder, lambda: None))
 
+    # 3. Updates, from the last whole checkpoint on.
+    last = collectives.once(lambda: last_checkpoint(folder))
+    page = {"demonstrations": len(job.demonstrations), "policy": policy, **settings}
+    with trackers.reported(trainer, machine.report_to, job.name, workspace, page, lambda: trackers.updates(trainer)):
+        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    losses = [round(row["loss"], 6) for row in trackers.updates(trainer)]
 
-@dataclass(frozen=True)
-class _Training:
-    """A fine-tuning (see `captrain.training.processes.SharedTraining`), and of its policy what it needs."""
+    # 4. The adapter with its model card, put in its place whole.
+    aside = workspace / "unfinished"
+    collectives.save(trainer.model, aside, job.base, policy)
 
-    job: FineTuning
-    tokenizer: Any
-    policy: str
+    def publish() -> str:
+        content = adapter_digest(aside)
+        publish_text(aside / "README.md", _card(job, content, losses))
+        replace_folder(aside, workspace / "adapter")
+        return content
 
-    @property
-    def name(self) -> str:
-        return self.job.name
-
-    @property
-    def machine(self) -> Machine:
-        return self.job.machine
-
-    def on(self, machine: Machine) -> "_Training":
-        return replace(self, job=replace(self.job, machine=machine))
-
-    def portions(self) -> tuple[int, str]:
-        return self.job.settings["batch"], "demonstrations of an update"
-
-    def fit(self, workspace: Path) -> JsonObject:
-        """Fine-tune; return the digest of the adapter, and the mean loss over written tokens of each update.
-
-        The learning rate falls linearly to zero.
-        """
-        from captrain.training import trackers
-        from captrain.training.checkpoints import last_checkpoint
-
-        checkpoints = workspace / collectives.checkpoints(self.machine.accelerate)
-        trainer = self._trainer(checkpoints)
-        last = collectives.once(lambda: last_checkpoint(checkpoints))
-        page_settings = {"demonstrations": len(self.job.demonstrations), "policy": self.policy, **self.job.settings}
-        with trackers.reported(
-            trainer,
-            self.job.machine.report_to,
-            lambda: trackers.run_page(self.job.name, workspace, page_settings),
-            lambda: [trackers.numbers(row) for row in trackers.logged(trainer)],
-        ):
-            trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
-        losses = [round(row["loss"], 6) for row in trackers.logged(trainer)]
-        aside = workspace / "unfinished"
-        collectives.save(trainer.model, aside, self.job.base, self.policy)
-
-        def publish() -> str:
-            content = adapter_digest(aside)
-            publish_text(aside / "README.md", _card(self.job, content, losses))
-            replace_folder(aside, workspace / "adapter")
-            return content
-
-        return {"digest": collectives.once(publish), "losses": losses}
-
-    def _trainer(self, folder: Path) -> Any:
-        """Build TRL's trainer, with its checkpoints in a folder."""
-        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-        from datasets import Dataset
-        from transformers import PrinterCallback, set_seed
-        from transformers.utils import logging as hf_logging
-        from trl.trainer.sft_trainer import SFTTrainer
-
-        from captrain.models import prepare_trainer
-        from captrain.training.checkpoints import Checkpoints
-
-        hf_logging.set_verbosity_error()
-        hf_logging.disable_progress_bar()
-        job, settings, accelerate = self.job, self.job.settings, self.machine.accelerate
-        config = _configuration(settings, accelerate, folder)
-        set_seed(settings["seed"])
-        base = load_module(job.base, accelerate.precision)
-        shape = LoraShape(settings["rank"], settings["alpha"], settings["targets"], settings["experts"])
-        trainer: Any = SFTTrainer(
-            model=base,
-            args=config,
-            train_dataset=Dataset.from_list(self._examples()),
-            processing_class=self.tokenizer,
-            peft_config=lora_config(base, shape),
-        )
-        prepare_trainer(trainer, 1.0, job.machine, settings["seed"])
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Checkpoints(folder, lambda: None))
-        return trainer
-
-    def _examples(self) -> list[dict[str, list[int]]]:
-        rows = [_example(demonstration) for demonstration in self.job.demonstrations]
-        if self.machine.accelerate.processes > 1:
-            # Processes have equally many rows: accelerate would show some demonstrations once more in each epoch.
-            blank = {"input_ids": rows[0]["input_ids"][:2], "labels": [-100, -100]}
-            rows += [blank] * (-len(rows) % self.job.settings["batch"])
-        return rows
+    return {"digest": collectives.once(publish), "losses": losses}
 
 
 def _configuration(settings: Settings, accelerate: Accelerate, folder: Path) -> "SFTConfig":
@@ -281,12 +241,6 @@ def _configuration(settings: Settings, accelerate: Accelerate, folder: Path) -> 
     # Of several GPUs one trains, as with GRPO.
     config._n_gpu = min(config.n_gpu, 1)
     return config
-
-
-def _example(demonstration: Demonstration) -> dict[str, list[int]]:
-    """Convert a demonstration to TRL's columns: tokens that the agent did not write have no label."""
-    pairs = zip(demonstration.ids, demonstration.mask, strict=True)
-    return {"input_ids": demonstration.ids, "labels": [token if flag else -100 for token, flag in pairs]}
 
 
 def _card(job: FineTuning, content: str, losses: Sequence[float]) -> str:

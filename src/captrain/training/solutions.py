@@ -8,26 +8,58 @@ none of their solutions is read.
 
 Where nobody has written solutions, the agent's own passed rollouts in the environments take their place, and every
 rollout played for them is counted.
+
+The embedded templates' solutions are without a fault, so that what they teach says nothing of a model's, who errs. Here
+a known share of solutions may be altered before it is played, at random or always at the same step, and the
+environment's own score may or may not be asked to leave out what does not earn everything. A curve over the rate says
+how good solutions must be. Which solution is altered, and how, follows from its task alone.
 """
 
+import copy
+import random
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 from captrain.config import Component, Machine, SolutionSource
-from captrain.contract import Target
+from captrain.contract import Target, calls_of
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.ledger import LedgerEntry, ledger_entry
-from captrain.records import Task
+from captrain.records import Message, Task
 from captrain.rollouts import collect
-from captrain.training.faults import Faults
-from captrain.training.jobs import Learner, TrainingEnvironment, learner
-from captrain.training.sft import TOO_LONG, Demonstration, FineTuned, FineTuning, Settings, demonstration_of, fine_tune
+from captrain.training.jobs import FineTuned, Learner, TrainingEnvironment, learner
+from captrain.training.sft import TOO_LONG, Demonstration, FineTuning, Settings, demonstration_of, fine_tune
 
 WRONG = "not a whole solution"
 FAILED = "failed rollouts"
+DIGIT = re.compile(r"\d")
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Faults in solutions.
+
+    Args:
+        rate: share of solutions that are altered, in [0, 1].
+        kind: "random": a call is dropped, or a digit of an argument changed. "systematic": the step of the
+            environment's own capability is broken, as its `broken(task)` has it; without one the last call is dropped.
+        filtered: whether a solution that does not earn everything in its environment is left out.
+    """
+
+    rate: float = 0.0
+    kind: Literal["random", "systematic"] = "random"
+    filtered: bool = True
+
+    def solution(self, target: Target, task: Task) -> list[Message]:
+        """Return the assistant messages of a task's solution, altered or not."""
+        actions, rng = target.reference(task), random.Random(f"fault-{task.id}")
+        if rng.random() >= self.rate:
+            return actions
+        return _broken(target, task, actions) if self.kind == "systematic" else _altered(actions, rng)
 
 
 @dataclass(frozen=True)
@@ -58,21 +90,6 @@ class SolutionLesson:
     faults: Faults
     machine: Machine
 
-    def identity(self) -> tuple[object, ...]:
-        """Return the fields that decide the adapter."""
-        faults = (self.faults.rate, self.faults.kind, self.faults.filtered)
-        return self.name, self.base, self.policy, self.settings, self.counts, self.dose, self.source, faults
-
-
-@dataclass(frozen=True)
-class _Demonstrations:
-    """Yield of one environment: rows, why others were left out, the lines of the card, what it cost."""
-
-    rows: list[Demonstration]
-    left_out: Counter[str]
-    card: str
-    costs: list[LedgerEntry]
-
 
 def teach_solutions(lesson: SolutionLesson) -> FineTuned:
     """Train the adapter, or return it from its workspace when it is there already.
@@ -83,67 +100,95 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
     """
     remedy = f"set baselines.{lesson.stage}.run to false"
     policy = learner(lesson.policy, lesson.base, lesson.machine, lesson.stage, remedy)
-    parts = [_demonstrations(lesson, environment, count, policy) for environment, count in lesson.counts]
-    rows = [row for part in parts for row in part.rows]
-    left_out = sum((part.left_out for part in parts), Counter[str]())
+    is_own = lesson.source == "rollouts"
+    rows, left_out, costs, card = list[Demonstration](), Counter[str](), list[LedgerEntry](), ""
+    for environment, count in lesson.counts:
+        target = environment.target(lesson.machine)
+        size = target.size("training")
+        last = environment.skip + count if size is None else min(size, environment.skip + count)
+        tasks = target.tasks("training", last, fewer=True)[environment.skip :]
+        if is_own:
+            seed = lesson.settings["seed"]
+            rollouts = collect(policy, target, tasks, purpose="training", seed=seed, quiet=True)
+            passed = [rollout for rollout in rollouts if rollout.outcome == "passed"]
+            part = [Demonstration(rollout.token_ids, rollout.mask) for rollout in passed]
+            left_out += Counter({FAILED: len(rollouts) - len(passed)})
+            costs.append(ledger_entry(rollouts, stage=lesson.stage, method=lesson.stage, item=target.name))
+        else:
+            part = solution_rows(target, tasks, policy, left_out, lesson.faults)
+        rows += part
+        source = f" of {len(tasks)} rollouts of its own" if is_own else ""
+        card += f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(part)}{source} |\n"
     if not rows:
         reasons = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "there are no further tasks"
         raise UserError(f"no solution of the environments can be trained on ({reasons})", remedy)
     settings = lesson.settings.copy()
-    if lesson.source == "rollouts":
+    if is_own:
         settings["epochs"] *= max(1, round(lesson.dose / len(rows)))
-    tuned = fine_tune(
-        FineTuning(
-            lesson.name,
-            lesson.base,
-            settings,
-            rows,
-            dict(sorted(left_out.items())),
-            "".join(part.card for part in parts),
-            lesson.machine,
-            [code_digest(teach_solutions)],
-            lesson.stage,
-        ),
-        policy,
+    job = FineTuning(
+        lesson.name,
+        lesson.base,
+        settings,
+        rows,
+        dict(sorted(left_out.items())),
+        card,
+        lesson.machine,
+        [code_digest(teach_solutions)],
+        lesson.stage,
     )
-    return replace(tuned, costs=tuple(entry for part in parts for entry in part.costs))
+    return replace(fine_tune(job, policy), costs=tuple(costs))
 
 
-def _demonstrations(
-    lesson: SolutionLesson, environment: TrainingEnvironment, count: int, policy: Learner
-) -> _Demonstrations:
-    target = environment.target(lesson.machine)
-    size = target.size("training")
-    last = environment.skip + count if size is None else min(size, environment.skip + count)
-    tasks = target.tasks("training", last, fewer=True)[environment.skip :]
-    demonstrate = _of_rollouts if lesson.source == "rollouts" else _of_references
-    part = demonstrate(lesson, target, tasks, policy)
-    source = f" of {len(tasks)} rollouts of its own" if lesson.source == "rollouts" else ""
-    card = f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(part.rows)}{source} |\n"
-    return replace(part, card=card)
-
-
-def _of_references(lesson: SolutionLesson, target: Target, tasks: Sequence[Task], policy: Learner) -> _Demonstrations:
-    chat, rows, left_out = policy.chat(target.tools), list[Demonstration](), Counter[str]()
+def solution_rows(
+    target: Target,
+    tasks: Sequence[Task],
+    policy: Learner,
+    left_out: Counter[str],
+    faults: Faults,
+    wrong: str = WRONG,
+) -> list[Demonstration]:
+    """Tokenize the tasks' own solutions, altered or not; those that cannot be used are counted by reason, of which
+    `wrong` is that of a solution which does not earn everything."""
+    chat, rows = policy.chat(target.tools), list[Demonstration]()
     for task in tasks:
-        messages = target.play(task, lesson.faults.solution(target, task))
-        if lesson.faults.filtered and not target.score(task, messages).success:
-            left_out[WRONG] += 1
+        messages = target.play(task, faults.solution(target, task))
+        if faults.filtered and not target.score(task, messages).success:
+            left_out[wrong] += 1
         elif (row := demonstration_of(chat, messages, policy.max_length)) is None:
             left_out[TOO_LONG] += 1
         else:
             rows.append(row)
-    return _Demonstrations(rows, left_out, "", [])
+    return rows
 
 
-def _of_rollouts(lesson: SolutionLesson, target: Target, tasks: Sequence[Task], policy: Learner) -> _Demonstrations:
-    seed = lesson.settings["seed"]
-    rollouts = collect(policy, target, tasks, purpose="training", seed=seed, quiet=True)
-    passed = [rollout for rollout in rollouts if rollout.outcome == "passed"]
-    entry = ledger_entry(rollouts, stage=lesson.stage, method=lesson.stage, item=target.name)
-    return _Demonstrations(
-        [Demonstration(rollout.token_ids, rollout.mask) for rollout in passed],
-        Counter({FAILED: len(rollouts) - len(passed)}),
-        "",
-        [entry],
-    )
+def _broken(target: Target, task: Task, actions: Sequence[Message]) -> list[Message]:
+    broken: Callable[[Any], list[Message]] | None = getattr(target.environment, "broken", None)
+    if broken is not None:
+        return target.call("broken", task.id, lambda: broken(task.model_dump()))
+    calling = [index for index, action in enumerate(actions) if calls_of(action)]
+    return [action for index, action in enumerate(actions) if index not in calling[-1:]]
+
+
+def _altered(actions: Sequence[Message], rng: random.Random) -> list[Message]:
+    """Drop one call of a solution or, as often, change one digit of one argument; a solution without a call stays as it
+    is."""
+    calling = [index for index, action in enumerate(actions) if calls_of(action)]
+    if not calling:
+        return [*actions]
+    index = rng.choice(calling)
+    digits = [
+        (call, name, match.start())
+        for call, (_, arguments) in enumerate(calls_of(actions[index]))
+        for name, value in arguments.items()
+        if isinstance(value, str)
+        for match in DIGIT.finditer(value)
+    ]
+    if not digits or rng.random() < 0.5:
+        return [action for number, action in enumerate(actions) if number != index]
+    call, name, place = rng.choice(digits)
+    action = copy.deepcopy(actions[index])
+    function, (_, arguments) = action["tool_calls"][call]["function"], calls_of(action)[call]
+    digit = str((int(arguments[name][place]) + rng.randrange(1, 10)) % 10)
+    value = arguments[name][:place] + digit + arguments[name][place + 1 :]
+    function["arguments"] = {**arguments, name: value}
+    return [*actions[:index], action, *actions[index + 1 :]]

@@ -6,78 +6,58 @@ or finds it whole. What was altered since then is never used: the adapter is nam
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from captrain.errors import UserError
 from captrain.execution import exclusive
 from captrain.ledger import LedgerEntry
 from captrain.models import adapter_digest
 from captrain.records import JsonObject, place_aside, publish, publish_folder, publish_json, publish_text, read_json
-from captrain.training import mismatch
+from captrain.training.jobs import FineTuned, Trained
 
 RESULT = "result.json"
 LOCK = "lock"
+SCRATCH = ("checkpoints*", "points", "trained.json", "reported.json", "unfinished")
+"""Patterns of what training may go on from, and nobody needs once its result is there."""
 GRPO_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "informative")
+SERVED_COLUMNS = ("mismatch", "mismatch_largest", "effective_tokens", "rerendered", "staleness")
+"""Columns of history.csv where a server samples: how far its log-probabilities are from the trainer's, the turns that
+were rendered again, and the steps by which the adapter that plays is behind, whose updates the differences then hold,
+too."""
 
 
-@dataclass(frozen=True)
-class Workspace:
-    """A folder in which one adapter is trained, by one process at a time.
+def train_once(folder: Path, name: str, train: Callable[[], JsonObject]) -> JsonObject:
+    """Return the result of a training, which is done now unless it has been done already, by one process at a time.
 
     Args:
-        folder: named by the identity of what is trained.
+        folder: the workspace, named by the identity of what is trained.
         name: of the adapter, for messages.
-        scratch: patterns of what training may go on from, and nobody needs once its result is there.
+        train: leaves the adapter with its model card in `folder/adapter` and returns the result, `digest` (of the
+            adapter) among it.
+
+    Raises:
+        UserError: the adapter was altered, or a file of it is missing. The workspace is then removed, so that the next
+            run trains again.
+        Whatever `train` raises.
     """
-
-    folder: Path
-    name: str
-    scratch: tuple[str, ...] = ()
-
-    @property
-    def adapter(self) -> Path:
-        """The folder of the adapter, in plain PEFT format with its model card."""
-        return self.folder / "adapter"
-
-    def result(self, train: Callable[[], JsonObject]) -> JsonObject:
-        """Return the result of the training, which is done now unless it has been done already.
-
-        Args:
-            train: leaves the adapter in `adapter` and returns the result, `digest` (of the adapter) among it.
-
-        Raises:
-            UserError: the adapter was altered, or a file of it is missing. The workspace is then removed, so that the
-                next run trains again.
-            Whatever `train` raises.
-        """
-        with exclusive(self.folder / LOCK):
-            path = self.folder / RESULT
-            if not path.exists():
-                publish_json(path, train())
-            for pattern in self.scratch:
-                _remove(self.folder.glob(pattern))
-            try:
-                result = read_json(path, JsonObject)
-            except UserError:
-                result = {}
-            self._check(result.get("digest"))
-            return result
-
-    def _check(self, expected: object) -> None:
+    with exclusive(folder / LOCK):
+        if not (folder / RESULT).exists():
+            publish_json(folder / RESULT, train())
+        _remove(path for pattern in SCRATCH for path in folder.glob(pattern))
         try:
-            content = adapter_digest(self.adapter)
+            result = read_json(folder / RESULT, JsonObject)
+            altered = adapter_digest(folder / "adapter") != result.get("digest")
         except UserError:
-            content = "not whole"
-        if content != expected or not (self.adapter / "README.md").exists():
+            result, altered = {}, True
+        if altered or not (folder / "adapter/README.md").exists():
             # The lock stays: another process may be waiting for it.
-            _remove(path for path in self.folder.iterdir() if path.name != LOCK)
+            _remove(path for path in folder.iterdir() if path.name != LOCK)
             raise UserError(
-                f"adapter {self.name} in {self.folder} was altered after training ({content}, not {expected})",
+                f"adapter {name} in {folder} was altered after training",
                 "its workspace has been removed: run `dvc repro` to train it again",
             )
+        return result
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -85,48 +65,15 @@ def _remove(paths: Iterable[Path]) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def replace_folder(aside: Path, folder: Path) -> Path:
-    """Put a folder that was written aside in the place of another; returns the latter."""
+def replace_folder(aside: Path, folder: Path) -> None:
+    """Put a folder that was written aside in the place of another."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     publish_folder(aside, folder)
-    return folder
-
-
-class Publishable(Protocol):
-    """A trained adapter, as it is published."""
-
-    @property
-    def name(self) -> str:
-        """Key in the index."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """The hash of its content."""
-        ...
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the published adapter."""
-        ...
-
-    @property
-    def history(self) -> Sequence[Mapping[str, object]]:
-        """One row a step or an update."""
-        ...
-
-    def summary(self) -> JsonObject:
-        """Summarize the training for its row of the index."""
-        ...
-
-    def ledger(self, stage: str, method: str) -> LedgerEntry | None:
-        """Enter the rollouts that the training spent; None for none."""
-        ...
 
 
 def publish_adapters(
-    adapters: Sequence[Publishable],
+    adapters: Sequence[Trained | FineTuned],
     stage: str,
     method: str | None = None,
     *,
@@ -147,26 +94,21 @@ def publish_adapters(
     artifacts, results = Path("artifacts", stage), Path("results", stage)
     artifacts.mkdir(parents=True, exist_ok=True)
     index: dict[str, JsonObject] = {}
-    steps = [step for adapter in adapters for step in adapter.history]
-    measured = [name for name in mismatch.COLUMNS if any(name in step for step in steps)]
-    rows, entries = [(*columns, *measured)], [*calibration]
+    steps = [(adapter.name, step) for adapter in adapters for step in adapter.history]
+    measured = [name for name in SERVED_COLUMNS if any(name in step for _, step in steps)]
+    rows = [(*columns, *measured)]
+    for name, step in steps:
+        cells = {"adapter": name, **step}
+        rows.append((*(str(cells[column]) for column in columns), *(str(step.get(name, "")) for name in measured)))
+    entries = [*calibration]
     for adapter in adapters:
         folder = artifacts / adapter.digest
         with place_aside(folder) as aside:
             shutil.copytree(adapter.folder, aside)
             replace_folder(aside, folder)
-        row: JsonObject = {"digest": adapter.digest, "path": str(folder)}
-        if guidance is not None:
-            row["guidance"] = list(guidance)
-        index[adapter.name] = {**row, **adapter.summary()}
-        rows += [
-            (
-                *(str({"adapter": adapter.name, **step}[column]) for column in columns),
-                *(str(step.get(name, "")) for name in measured),
-            )
-            for step in adapter.history
-        ]
-        if (entry := adapter.ledger(stage, method or adapter.name)) is not None and entry.rollouts:
+        acting = {} if guidance is None else {"guidance": list(guidance)}
+        index[adapter.name] = {"digest": adapter.digest, "path": str(folder), **acting, **adapter.summary()}
+        if isinstance(adapter, Trained) and (entry := adapter.ledger(stage, method or adapter.name)).rollouts:
             entries.append(entry)
     publish_text(results / "history.csv", "".join(",".join(row) + "\n" for row in rows))
     publish(results / "ledger.jsonl", entries)

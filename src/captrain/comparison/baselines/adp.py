@@ -15,12 +15,11 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from captrain.benchmarks import KINDS, SHORTCUTS, load_benchmark, take_shortcuts
 from captrain.benchmarks import servicedesk as desk
-from captrain.comparison.baselines.training import SFTBaseline
+from captrain.comparison.baselines.sft import Lesson, SFTBaseline
 from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import code_digest
@@ -46,30 +45,6 @@ ELIGIBLE = 0.3
 """Share of cancellations and returns in them that the desk's policy allows, as in the base's corpus."""
 
 
-@dataclass(frozen=True)
-class TrajectoryLesson:
-    """Job of the row: the specification, and the folder of the base model."""
-
-    spec: Spec
-    base: Path
-    name = "adp"
-
-    def identity(self) -> tuple[object, ...]:
-        """Return the fields that decide the adapter."""
-        spec, settings = self.spec, self.spec.baselines.adp
-        source = Path(settings.source) if settings.source else None
-        return spec.seed, spec.benchmark, spec.policy, spec.trainer, settings, self.base, source
-
-
-@dataclass(frozen=True)
-class Demonstrations:
-    """Yield of a file: demonstrations, the number of trajectories read, and why others were left out."""
-
-    rows: list[Demonstration]
-    trajectories: int
-    left_out: dict[str, int]
-
-
 def write_generic(path: Path, count: int, seed: int) -> None:
     """Write generic demonstrations of the service desk, one trajectory in ATIF a line."""
     rng = random.Random(f"generic-{seed}")
@@ -89,7 +64,9 @@ def write_generic(path: Path, count: int, seed: int) -> None:
     publish_text(path, "".join(lines))
 
 
-def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[JsonObject]) -> Demonstrations:
+def demonstrations(
+    path: Path, count: int, policy: Learner, tools: Sequence[JsonObject]
+) -> tuple[list[Demonstration], int, dict[str, int]]:
     """Read the first `count` demonstrations of a file that can be told and fit into the model.
 
     Args:
@@ -98,13 +75,13 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
         policy: its tokenizer, and how much it reads.
         tools: schemas of the target.
 
+    Returns:
+        Demonstrations, the number of trajectories read, and why others were left out, by reason.
+
     Raises:
         UserError: the file is missing, has a line that is no trajectory, or none that can be used.
     """
-    chats: dict[str, Chat] = {}
-    rows: list[Demonstration] = []
-    left_out: Counter[str] = Counter()
-    trajectories = 0
+    chats, rows, left_out, trajectories = dict[str, Chat](), list[Demonstration](), Counter[str](), 0
     for trajectory in read_trajectories(path):
         trajectories += 1
         try:
@@ -129,15 +106,16 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
             f"none of the {trajectories} trajectories in {path} can be trained on ({reasons})",
             "set baselines.adp.source to trajectories of text and tool calls",
         )
-    return Demonstrations(rows, trajectories, dict(sorted(left_out.items())))
+    return rows, trajectories, dict(sorted(left_out.items()))
 
 
-def trajectory_lessons(spec: Spec, project: Path = Path()) -> list[TrajectoryLesson]:
+def trajectory_lessons(spec: Spec, project: Path = Path()) -> list[Lesson]:
     """Make the one lesson of the row."""
-    return [TrajectoryLesson(spec, project / "artifacts/base")]
+    source = spec.baselines.adp.source
+    return [Lesson("adp", spec, project / "artifacts/base", Path(source) if source else None)]
 
 
-def teach_trajectories(lesson: TrajectoryLesson) -> FineTuned:
+def teach_trajectories(lesson: Lesson) -> FineTuned:
     """Train the adapter, or return it from its workspace when it is there already.
 
     Raises:
@@ -145,20 +123,17 @@ def teach_trajectories(lesson: TrajectoryLesson) -> FineTuned:
     """
     spec, base, settings = lesson.spec, lesson.base, lesson.spec.baselines.adp
     policy = learner(spec.policy, base, spec.machine, "adp", "set baselines.adp.run to false")
-    generic = WORKSPACES / f"generic-{spec.seed}-{settings.demonstrations}.jsonl"
-    source = Path(settings.source) if settings.source else generic
-    if not settings.source:
+    source = lesson.source
+    if source is None:
+        source = WORKSPACES / f"generic-{spec.seed}-{settings.demonstrations}.jsonl"
         write_generic(source, settings.demonstrations, spec.seed)
     tools = load_benchmark(spec.benchmark, spec.machine).tools
-    lines = demonstrations(source, settings.demonstrations, policy, tools)
+    rows, trajectories, left_out = demonstrations(source, settings.demonstrations, policy, tools)
     hashed = file_digest(source)
-    card = f"| trajectories from | {source.name}, SHA-256 {hashed} |\n| trajectories read | {lines.trajectories} |\n"
-    key = [code_digest(TrajectoryLesson), hashed]
+    card = f"| trajectories from | {source.name}, SHA-256 {hashed} |\n| trajectories read | {trajectories} |\n"
     recipe = fine_tuning_settings(spec, settings.epochs, settings.learning_rate)
-    return fine_tune(
-        FineTuning("adp", base, recipe, lines.rows, lines.left_out, card, spec.machine, key),
-        policy,
-    )
+    key = [code_digest(teach_trajectories), hashed]
+    return fine_tune(FineTuning("adp", base, recipe, rows, left_out, card, spec.machine, key), policy)
 
 
 BASELINE = SFTBaseline(

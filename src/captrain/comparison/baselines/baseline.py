@@ -1,14 +1,14 @@
-"""Entry of a row of the main table, which each baseline declares in its own module.
+"""Entry of a row of the main table, as the modules beside this one declare it.
 
 All that is asked about a row anywhere is in this entry: how it is called and where it stands, which rollouts it is
 charged for, with what it is compared, how it trains and what its stage does. `captrain.comparison.baselines.registry`
 collects the entries; evaluation, figures and plans ask it and know no row by name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry
@@ -18,24 +18,14 @@ DIAGNOSIS, CALIBRATION = "rollouts", "environments"
 """Stages of TRACE that a baseline may rest on."""
 TRACE_STAGES = (DIAGNOSIS, CALIBRATION, "adapters")
 """Stages that spend TRACE's budget, which each baseline is given as a whole."""
-
+GENERALIST = "solutions"
+"""The arm of the adapter over all environments, which is the row's, and the stage that leaves all that are taught in
+rounds."""
+ROUTED = "solutions_routed"
+"""The column of routes among base, specialists and generalist."""
 
 Supervision = Literal["rewards", "reflection", "demonstrations", "demonstrations and rewards"]
 """Supervision that a row learns from. Rows of rewards alone do not have demonstrations."""
-
-
-class BaselineSection(Protocol):
-    """The section of `baselines` in the configuration that has a row's name."""
-
-    @property
-    def run(self) -> bool:
-        """True if the row is part of the experiment."""
-        ...
-
-
-def nothing_on_target(spec: Spec) -> float:
-    """Return 0: the row plays in synthesized environments alone, or does not play."""
-    return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +40,9 @@ class Baseline:
         first_capability: whether it is charged for the calibration of the first capability's environment alone.
         unequal: why it may spend another total than TRACE; "" where it may not.
         compared_with: further rows that it is compared with, beside the base and TRACE.
-        target_share: the share of its rollouts that it plays on the target itself, in [0, 1].
+        on_target: whether it plays its rollouts on the target itself, and not in synthesized environments.
+        learns_from: the supervision that it has; with demonstrations alone it spends no rollout.
+        trains_by_grpo: whether its history is one of GRPO.
     """
 
     name: str
@@ -60,21 +52,17 @@ class Baseline:
     first_capability: bool = False
     unequal: str = ""
     compared_with: tuple[str, ...] = ()
-    target_share: Callable[[Spec], float] = nothing_on_target
+    on_target: bool = False
+    learns_from: Supervision = "rewards"
+    trains_by_grpo: bool = False
 
-    @property
-    def learns_from(self) -> Supervision:
-        """Supervision that the row learns from; with demonstrations alone it spends no rollout."""
-        raise NotImplementedError
-
-    @property
-    def trains_by_grpo(self) -> bool:
-        """True if its history is one of GRPO."""
-        return False
-
-    def section(self, spec: Spec) -> BaselineSection:
-        """Return the row's settings."""
+    def section(self, spec: Spec) -> Any:
+        """Return the row's settings: the section of `baselines` in the configuration that has its name."""
         return getattr(spec.baselines, self.name)
+
+    def target_share(self, spec: Spec) -> float:
+        """Return the share of its rollouts that it plays on the target itself, in [0, 1]."""
+        return float(self.on_target)
 
     def charged(self, entry: LedgerEntry, ranked: Sequence[str]) -> bool:
         """Return whether a ledger entry is on this row's account.
@@ -135,3 +123,8 @@ def trace_ledger(results: Path = Path("results")) -> list[LedgerEntry]:
     """Read every ledger entry on TRACE's side: diagnosis and calibration count as much as training."""
     paths = [results / stage / "ledger.jsonl" for stage in TRACE_STAGES]
     return [entry for path in paths for entry in load(path, LedgerEntry)]
+
+
+def specialist_name(capability: str) -> str:
+    """Name the arm of a capability's specialist, as rows, routes and tables use it."""
+    return f"{GENERALIST}:{capability}"

@@ -10,7 +10,7 @@ diagnosis rejected, which is what a control is to show.
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -91,11 +91,12 @@ def choices(report: SelectionAccount, candidates: Callable[[str], bool], count: 
     """
     place = {row["id"]: rank for rank, row in enumerate(report["candidates"])}
     return {
-        control: sorted(islice(filter(candidates, ranking), count), key=lambda name: place[name])
+        control: sorted(islice(filter(candidates, ranking), count), key=place.__getitem__)
         for control, ranking in rankings(report, seed).items()
     }
 
 
+@dataclass(frozen=True)
 class Workshop:
     """Environments for what TRACE has none for, written and played on the base when first asked about.
 
@@ -105,31 +106,24 @@ class Workshop:
         rollouts: the diagnostic rollouts.
         synthesizer: who writes.
         policy: the base.
-        against: the target, its test tasks, the bounds; those on the base are lifted.
+        against: the target, its test tasks, the bounds, of which those on the base are lifted.
         machine: how well what a synthesizer of others wrote must be confined.
         seed: run seed.
+        benchmark: of the target, where an environment may be derived from it.
     """
 
-    def __init__(
-        self,
-        trained: Collection[str],
-        pool: Mapping[str, Capability],
-        rollouts: Sequence[Rollout],
-        synthesizer: Synthesizer,
-        policy: PolicySource | Policy,
-        against: Standard,
-        machine: Machine,
-        seed: int,
-        benchmark: Component | None = None,
-    ) -> None:
-        self.benchmark = benchmark
-        self.trained, self.pool, self.rollouts, self.synthesizer = trained, pool, rollouts, synthesizer
-        self.policy, self.machine, self.seed = policy, machine, seed
-        unbounded = {"mean_reward": (0.0, 1.0), "success": (0.0, 1.0), "constant_groups": 1.0}
-        self.against = replace(against, bounds=against.bounds.model_copy(update=unbounded))
-        self.syntheses: dict[str, SynthesisResult] = {}
-        self.lacking: dict[str, str] = {}
-        """Capabilities without an environment, and why."""
+    trained: Collection[str]
+    pool: Mapping[str, Capability]
+    rollouts: Sequence[Rollout]
+    synthesizer: Synthesizer
+    policy: PolicySource | Policy
+    against: Standard
+    machine: Machine
+    seed: int
+    benchmark: Component | None = None
+    syntheses: dict[str, SynthesisResult] = field(default_factory=dict)
+    lacking: dict[str, str] = field(default_factory=dict)
+    """Capabilities without an environment, and why."""
 
     def has(self, name: str) -> bool:
         """Return whether there is an environment to train the capability in, synthesizing it if it has not been tried.
@@ -139,8 +133,10 @@ class Workshop:
         """
         if name not in self.trained and name not in self.syntheses and name not in self.lacking:
             brief = make_brief(self.pool[name], self.against.tools, self.rollouts, self.benchmark)
+            unbounded = {"mean_reward": (0.0, 1.0), "success": (0.0, 1.0), "constant_groups": 1.0}
+            against = replace(self.against, bounds=self.against.bounds.model_copy(update=unbounded))
             try:
-                result = synthesize(brief, self.synthesizer, self.policy, self.against, self.machine, self.seed)
+                result = synthesize(brief, self.synthesizer, self.policy, against, self.machine, self.seed)
                 self.syntheses[name] = result
                 if not result.passed:
                     self.lacking[name] = result.best.passport.complaints()

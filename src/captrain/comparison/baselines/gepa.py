@@ -21,14 +21,16 @@ ends in the same result. The library's own way to resume does not.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tqdm import tqdm
 
+from captrain.benchmarks import GUIDANCE as KNOWN
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import line_of
-from captrain.comparison.baselines.baseline import Baseline, trace_ledger
-from captrain.comparison.baselines.reflection import Lines, Proposer, Reflection, proposer
+from captrain.comparison.baselines.baseline import Baseline, Supervision, trace_ledger
+from captrain.comparison.baselines.reflection import Lines, Model, Reflection, Walk
 from captrain.config import Spec, takes
 from captrain.contract import Target
 from captrain.errors import InfrastructureError, UserError
@@ -97,14 +99,10 @@ class Candidate:
             "rollouts": self.rollouts,
             "minibatch": [round(mean, 6) for mean in self.minibatch],
             "accepted": self.accepted,
-            "validation": _pass_counts(self.search),
-            "choice": _pass_counts(self.choice),
+            "validation": {"scored": len(self.search), "passed": sum(self.search)},
+            "choice": {"scored": len(self.choice), "passed": sum(self.choice)},
             "chosen": selected,
         }
-
-
-def _pass_counts(passed: Sequence[bool]) -> dict[str, int]:
-    return {"scored": len(passed), "passed": sum(passed)}
 
 
 @dataclass(frozen=True)
@@ -149,9 +147,13 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
     target = load_benchmark(spec.benchmark, spec.machine)
     tasks = target.tasks("training", settings.validation + learning)
     validation = [Case("validation", task) for task in tasks[: settings.validation]]
-    search = Search(spec, base, budget, target, proposer(spec, target.tools), validation)
+    model = settings.model
+    proposer = Walk([*KNOWN], spec.seed) if model is None else Model(spec.machine.asking, model, target.tools)
+    search = Search(spec, base, budget, target, proposer, validation)
     with tqdm(total=budget, desc=NAME, unit="rollout", leave=False, disable=None, mininterval=1.0) as search.bar:
-        adapter: Any = search  # it has of the library's wide protocols what is called
+        # They have of the library's wide protocols what is called; its own logger says more than anyone reads.
+        adapter: Any = search
+        silent: Any = SimpleNamespace(log=lambda message: None)
         optimize(
             {GUIDANCE: ""},
             trainset=[Case("training", task) for task in tasks[settings.validation :]],
@@ -160,7 +162,7 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
             reflection_minibatch_size=settings.minibatch,
             stop_callbacks=[lambda gepa_state: search.over],
             callbacks=[adapter],
-            logger=Silent(),
+            logger=silent,
             seed=spec.seed,
             track_best_outputs=False,
         )
@@ -170,13 +172,6 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
         best = search.choose()
     assert search.total == budget
     return GEPAResult(best, search.candidates, search.ledger(), search.proposer.usage)
-
-
-class Silent:
-    """A logger for the library, which says more than anyone reads."""
-
-    def log(self, message: str) -> None:
-        """Say nothing."""
 
 
 class Search:
@@ -194,7 +189,7 @@ class Search:
     bar: "tqdm[NoReturn]"
 
     def __init__(
-        self, spec: Spec, base: Path, budget: int, target: Target, proposer: Proposer, validation: Sequence[Case]
+        self, spec: Spec, base: Path, budget: int, target: Target, proposer: Walk | Model, validation: Sequence[Case]
     ) -> None:
         self.spec, self.base, self.budget = spec, base, budget
         self.target, self.proposer, self.validation = target, proposer, validation
@@ -248,7 +243,7 @@ class Search:
         """
         from gepa.core.adapter import EvaluationBatch
 
-        lines = _lines(candidate[GUIDANCE])
+        lines = _lines(candidate)
         validating = batch[0].purpose == "validation"
         # Of these the first validation alone may find less than `over` sees to.
         retries = min(self.spec.rollouts.retries, (self.budget - self.total) // len(batch) - 1)
@@ -284,7 +279,7 @@ class Search:
         """See `gepa.core.adapter.GEPAAdapter`. What the proposer raises is kept: the library would go on without."""
         if self.fault is not None:  # it asks a second time
             raise self.fault
-        parent = self._pool[_lines(candidate[GUIDANCE])]
+        parent = self._pool[_lines(candidate)]
         rollouts = [example["rollout"] for example in reflective_dataset[GUIDANCE]]
         try:
             lines = self.proposer.propose(Reflection(parent.lines, rollouts, frozenset(self._pool), self._step))
@@ -302,15 +297,13 @@ class Search:
 
     def on_candidate_rejected(self, event: "CandidateRejectedEvent") -> None:
         """Note a candidate that was no better than its parent."""
-        self._settle(accepted=False)
+        candidate = self.candidates[-1]
+        candidate.minibatch, candidate.rollouts = self._minibatch, self.total
 
     def on_candidate_accepted(self, event: "CandidateAcceptedEvent") -> None:
         """Note a candidate that was better than its parent, and has been validated."""
-        self._settle(accepted=True)
-
-    def _settle(self, accepted: bool) -> None:
         candidate = self.candidates[-1]
-        candidate.minibatch, candidate.accepted, candidate.rollouts = self._minibatch, accepted, self.total
+        candidate.minibatch, candidate.rollouts, candidate.accepted = self._minibatch, self.total, True
 
     def choose(self) -> Candidate:
         """Spend what is left on the best candidates, and take the best of them; of equals that with fewer lines, and
@@ -331,17 +324,16 @@ class Search:
     def ledger(self) -> list[LedgerEntry]:
         """Sum up the rollouts spent, one entry a purpose."""
         counts = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
-        entries = {entry.purpose: entry for entry in self._entries}
-        return [
-            entries[purpose].model_copy(
-                update={key: sum(getattr(e, key) for e in self._entries if e.purpose == purpose) for key in counts}
-            )
-            for purpose in sorted(entries)
-        ]
+        summed: list[LedgerEntry] = []
+        for purpose in sorted({entry.purpose for entry in self._entries}):
+            entries = [entry for entry in self._entries if entry.purpose == purpose]
+            totals = {key: sum(getattr(entry, key) for entry in entries) for key in counts}
+            summed.append(entries[-1].model_copy(update=totals))
+        return summed
 
 
-def _lines(text: str) -> Lines:
-    return tuple(line for line in text.split("\n") if line)
+def _lines(candidate: Mapping[str, str]) -> Lines:
+    return tuple(line for line in candidate[GUIDANCE].split("\n") if line)
 
 
 def publish_gepa(result: GEPAResult | None, results: Path) -> None:
@@ -380,10 +372,7 @@ def publish_gepa(result: GEPAResult | None, results: Path) -> None:
 class GEPABaseline(Baseline):
     """The row: it acts with lines of guidance and has no adapter."""
 
-    @property
-    def learns_from(self) -> Literal["reflection"]:
-        """See `Baseline.learns_from`."""
-        return "reflection"
+    learns_from: Supervision = "reflection"
 
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
@@ -396,4 +385,4 @@ class GEPABaseline(Baseline):
         publish_gepa(None, Path("results") / self.name)
 
 
-BASELINE = GEPABaseline(name=NAME, label="GEPA", order=2, target_share=lambda spec: 1.0)
+BASELINE = GEPABaseline(name=NAME, label="GEPA", order=2, on_target=True)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities import compact, fenced, line_of, rendered
-from captrain.config import ModelAccess, Spec
+from captrain.config import ModelAccess
 from captrain.contract import calls_of
 from captrain.models import Question, StructuredAnswers
 from captrain.records import JsonObject, Message, Rollout
@@ -47,29 +47,6 @@ class Reflection:
     step: int
 
 
-class Proposer(Protocol):
-    """Proposer of lines."""
-
-    @property
-    def usage(self) -> JsonObject:
-        """The model that was asked, and what its answers took, the same when a run is replayed; {} without one."""
-        ...
-
-    def propose(self, reflection: Reflection) -> Lines | None:
-        """Propose all lines of a child; None where there is nothing to propose."""
-        ...
-
-
-def proposer(spec: Spec, tools: list[JsonObject]) -> Proposer:
-    """Build the configured proposer."""
-    name = spec.baselines.gepa.model
-    if name is not None:
-        return Model(spec.machine.asking, name, tools)
-    from captrain.benchmarks import GUIDANCE
-
-    return Walk(list(GUIDANCE), spec.seed)
-
-
 class Walk:
     """A walk over sets of known lines, one line at a time.
 
@@ -90,37 +67,28 @@ class Walk:
         self.vocabulary, self.seed = vocabulary, seed
 
     def propose(self, reflection: Reflection) -> Lines | None:
-        """See `Proposer.propose`."""
-        weights = {
-            lines: weight
-            for lines, weight in self._neighbours(reflection).items()
-            if lines not in reflection.pool and lines != reflection.lines
-        }
-        if not weights:
-            return None
-        rng = random.Random(f"{self.seed}/gepa/{reflection.step}")
-        return rng.choices(list(weights), list(weights.values()))[0]
-
-    def _neighbours(self, reflection: Reflection) -> dict[Lines, float]:
+        """Propose all lines of a child; None where there is nothing to propose."""
         relevance = self._relevance(reflection.rollouts)
         present = [line for line in self.vocabulary if line in reflection.lines]
         foreign = [line for line in reflection.lines if line not in self.vocabulary]
-        return {
-            (*foreign, *(line for line in self.vocabulary if line != drop and (line in present or line == add))): (
-                relevance.get(add, 1.0) / relevance.get(drop, 1.0)
-            )
-            for add in ["", *(line for line in self.vocabulary if line not in present)]
-            for drop in ["", *present]
-        }
+        weights: dict[Lines, float] = {}
+        for add in ["", *(line for line in self.vocabulary if line not in present)]:
+            for drop in ["", *present]:
+                remaining = (line for line in self.vocabulary if line != drop and (line in present or line == add))
+                weights[(*foreign, *remaining)] = relevance.get(add, 1.0) / relevance.get(drop, 1.0)
+        fresh = [lines for lines in weights if lines not in reflection.pool and lines != reflection.lines]
+        rng = random.Random(f"{self.seed}/gepa/{reflection.step}")
+        return rng.choices(fresh, [weights[lines] for lines in fresh])[0] if fresh else None
 
     def _relevance(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        texts = [
-            (rollout.outcome == "failed", _words(f"{requested(rollout)} {feedback(rollout)}")) for rollout in rollouts
-        ]
+        # Of failed rollouts and of the others, the words that the user's request or the feedback holds.
+        words: dict[bool, list[set[str]]] = {True: [], False: []}
+        for rollout in rollouts:
+            requests = (str(message["content"]) for message in rollout.messages if message["role"] == "user")
+            words[rollout.outcome == "failed"].append(_words(f"{next(requests, '')} {feedback(rollout)}"))
 
         def share(word: str, failed: bool) -> float:
-            present = [word in words for outcome, words in texts if outcome == failed]
-            return sum(present) / len(present) if present else 0.0
+            return sum(word in texts for texts in words[failed]) / max(1, len(words[failed]))
 
         return {
             line: 1.0 + sum(max(0.0, share(word, True) - share(word, False)) for word in sorted(_words(line)))
@@ -159,13 +127,13 @@ class Model:
 
     @property
     def usage(self) -> JsonObject:
-        """See `Proposer.usage`."""
+        """The model that was asked, and what its answers took, the same when a run is replayed."""
         totals = self._answers.usage
         counts = {name: getattr(totals, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
         return {"model": self._answers.name, **counts}
 
     def propose(self, reflection: Reflection) -> Lines | None:
-        """See `Proposer.propose`.
+        """Propose all lines of a child; None where there is nothing to propose.
 
         Raises:
             UserError: a budget is reached, or the model's answers are not of the form.
@@ -175,7 +143,12 @@ class Model:
             return None
         share = CHARACTERS // len(reflection.rollouts)
         texts = [
-            fenced("rollout", rendered_rollout(rollout, share), number=number, outcome=rollout.outcome)
+            fenced(
+                "rollout",
+                f"{rendered(compact(rollout.messages, share))}\n{line_of({'feedback': feedback(rollout)})}",
+                number=number,
+                outcome=rollout.outcome,
+            )
             for number, rollout in enumerate(reflection.rollouts, start=1)
         ]
         now = fenced("guidance", "\n".join(reflection.lines)) if reflection.lines else "There are none yet."
@@ -211,16 +184,6 @@ def complaint(lines: Sequence[str], now: Lines) -> str | None:
     return None
 
 
-def requested(rollout: Rollout) -> str:
-    """Return the user's first message, "" where there is none."""
-    return next((str(message["content"]) for message in rollout.messages if message["role"] == "user"), "")
-
-
-def rendered_rollout(rollout: Rollout, budget: int) -> str:
-    """Render a rollout with its feedback, as a model reads it."""
-    return f"{rendered(compact(rollout.messages, budget))}\n{line_of({'feedback': feedback(rollout)})}"
-
-
 def feedback(rollout: Rollout) -> str:
     """Describe the outcome of a rollout: passed or failed, the named parts of its score, what tools called an error,
     and where it left the path of the reference solution, if there is one."""
@@ -228,38 +191,27 @@ def feedback(rollout: Rollout) -> str:
     remarks = [rollout.outcome + (f" with reward {score.reward:g}" if score else "")]
     if score and score.parts:
         remarks.append("score: " + ", ".join(f"{name} {value:g}" for name, value in score.parts.items()))
-    remarks += [
-        f"tool {message.get('name', '')} said: {_head(message)}" for message in rollout.messages if _refusal(message)
-    ]
+    for message in rollout.messages:
+        text = str(message.get("content") or "")[:QUOTED]
+        if message["role"] == "tool" and (message.get("error") or "error" in text.lower()):
+            remarks.append(f"tool {message.get('name', '')} said: {text}")
     if rollout.outcome == "failed" and rollout.reference:
         remarks.append(divergence(rollout.messages, rollout.reference))
     return "; ".join(remarks)
 
 
-def _refusal(message: Message) -> bool:
-    return message["role"] == "tool" and bool(message.get("error") or "error" in _head(message).lower())
-
-
-def _head(message: Message) -> str:
-    return str(message.get("content") or "")[:QUOTED]
-
-
 def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> str:
     """Find the first call in which a rollout differs from the reference solution; what is said is not compared."""
-    calls, expected = _agent_calls(messages), _agent_calls(reference)
-    for number, (call, solution) in enumerate(zip(calls, expected, strict=False), start=1):
-        if call != solution:
-            return f"call {number} was {_call(call)}, where a right solution makes {_call(solution)}"
+    calls, expected = (
+        [call for message in dialogue if message["role"] == "assistant" for call in calls_of(message)]
+        for dialogue in (messages, reference)
+    )
+    texts, solution = ([f"{name} {line_of(arguments)}"[:QUOTED] for name, arguments in c] for c in (calls, expected))
+    for number, pair in enumerate(zip(calls, expected, strict=False)):
+        if pair[0] != pair[1]:
+            return f"call {number + 1} was {texts[number]}, where a right solution makes {solution[number]}"
     if len(calls) < len(expected):
-        return f"it ended where a right solution makes {_call(expected[len(calls)])}"
+        return f"it ended where a right solution makes {solution[len(calls)]}"
     if len(calls) > len(expected):
-        return f"it made all calls of a right solution, and then {_call(calls[len(expected)])}"
+        return f"it made all calls of a right solution, and then {texts[len(expected)]}"
     return "its calls are those of a right solution; what it said, or left unsaid, is not"
-
-
-def _agent_calls(messages: Sequence[Message]) -> list[tuple[str, JsonObject]]:
-    return [call for message in messages if message["role"] == "assistant" for call in calls_of(message)]
-
-
-def _call(call: tuple[str, JsonObject]) -> str:
-    return f"{call[0]} {line_of(call[1])}"[:QUOTED]

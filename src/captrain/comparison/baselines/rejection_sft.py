@@ -8,26 +8,26 @@ fine-tune a new adapter from the base on all of them. It is the simplest way to 
 Every rollout is in a journal, and each fine-tuning in a workspace of its own: what was cut off goes on where it was.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from captrain.benchmarks import load_benchmark
 from captrain.comparison.baselines.baseline import Baseline, trace_ledger
+from captrain.comparison.baselines.sft import Lesson
 from captrain.config import Spec
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import code_digest, launch
-from captrain.ledger import LedgerEntry, budget, ledger_entry
+from captrain.ledger import budget, ledger_entry
 from captrain.models import Adapter
-from captrain.records import JsonObject, Rollout, Task
+from captrain.records import JsonObject, Rollout
 from captrain.rollouts import collect
 from captrain.training import (
     Demonstration,
     FineTuned,
     FineTuning,
     Learner,
+    Trained,
     fine_tune,
     fine_tuning_settings,
     learner,
@@ -39,59 +39,8 @@ COLUMNS = ("adapter", "round", "rollouts", "success", "demonstrations", "epochs"
 """Columns of history.csv: rollouts and demonstrations are those of all rounds so far."""
 
 
-@dataclass(frozen=True)
-class RejectionLesson:
-    """Job of the row: the specification, the folder of the base model, and the exact number of rollouts."""
-
-    spec: Spec
-    base: Path
-    rollouts: int
-    name = NAME
-
-    def identity(self) -> tuple[object, ...]:
-        """Return the fields that decide the adapter."""
-        spec = self.spec
-        return (
-            spec.seed,
-            spec.benchmark,
-            spec.policy,
-            spec.trainer,
-            spec.baselines.rejection_sft,
-            self.base,
-            self.rollouts,
-        )
-
-
-@dataclass(frozen=True)
-class Refined:
-    """The adapter of the last round, what all rounds have cost, and a row of the history for each."""
-
-    last: FineTuned
-    cost: LedgerEntry
-    history: list[JsonObject]
-    name: str = NAME
-
-    @property
-    def digest(self) -> str:
-        """The hash of the adapter's content."""
-        return self.last.digest
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the last round's adapter."""
-        return self.last.folder
-
-    def summary(self) -> JsonObject:
-        """Summarize the training for the index of its stage."""
-        return {"rollouts": self.cost.rollouts, "discarded": 0, "demonstrations": self.last.demonstrations}
-
-    def ledger(self, stage: str, method: str) -> LedgerEntry:
-        """Enter the rollouts that all rounds spent."""
-        return self.cost.model_copy(update={"stage": stage, "method": method})
-
-
-def refine(lesson: RejectionLesson) -> Refined:
-    """Play and fine-tune in rounds.
+def refine(lesson: Lesson) -> Trained:
+    """Play and fine-tune in rounds, with the lesson's exact number of rollouts; the adapter is that of the last.
 
     Raises:
         UserError: the base cannot be trained, or no rollout of a first round passed.
@@ -113,7 +62,10 @@ def refine(lesson: RejectionLesson) -> Refined:
                 f"set baselines.{NAME}.run to false, or baselines.{NAME}.rounds lower",
             )
         epochs = max(1, round(settings.rows / len(demonstrations)))
-        adapter = fine_tune(_fine_tuning(lesson, demonstrations, len(rollouts), epochs), policy)
+        recipe = fine_tuning_settings(spec, epochs, settings.learning_rate)
+        card = f"| rollouts that passed, of its own on the target | {len(passed)} of {len(rollouts)} |\n"
+        job = FineTuning(NAME, lesson.base, recipe, demonstrations, {}, card, spec.machine, [code_digest(refine)])
+        adapter = fine_tune(job, policy)
         history.append(
             {
                 "round": number + 1,
@@ -126,7 +78,19 @@ def refine(lesson: RejectionLesson) -> Refined:
             }
         )
     assert adapter is not None
-    return Refined(adapter, ledger_entry(rollouts, stage=NAME, method=NAME, item=NAME), history)
+    cost = ledger_entry(rollouts, stage=NAME, method=NAME, item=NAME)
+    return Trained(
+        NAME,
+        adapter.digest,
+        adapter.folder,
+        cost.rollouts - cost.errors,
+        cost.discarded,
+        cost.prompt_tokens,
+        cost.completion_tokens,
+        cost.errors,
+        history,
+        demonstrations=adapter.demonstrations,
+    )
 
 
 def play_round(
@@ -151,56 +115,38 @@ def play_round(
         tasks = [*whole[first:], *whole[:first]]
     trials, once_more = divmod(count, len(tasks))
     acting = Adapter(str(adapter.folder), adapter.digest) if adapter else None
-
-    def play(tasks: list[Task], trials: int) -> Sequence[Rollout]:
-        if not tasks or not trials:
-            return []
-        return collect(
-            policy,
-            target,
-            tasks,
-            purpose="training",
-            seed=spec.seed,
-            trials=trials,
-            adapter=acting,
-            retries=spec.rollouts.retries,
-            quiet=True,
-        )
-
-    return [*play(tasks[:once_more], trials + 1), *play(tasks[once_more:], trials)]
-
-
-def _fine_tuning(
-    lesson: RejectionLesson, demonstrations: Sequence[Demonstration], rollouts: int, epochs: int
-) -> FineTuning:
-    spec = lesson.spec
-    settings = fine_tuning_settings(spec, epochs, spec.baselines.rejection_sft.learning_rate)
-    card = f"| rollouts that passed, of its own on the target | {len(demonstrations)} of {rollouts} |\n"
-    return FineTuning(NAME, lesson.base, settings, demonstrations, {}, card, spec.machine, [code_digest(refine)])
+    rollouts: list[Rollout] = []
+    for part, times in ((tasks[:once_more], trials + 1), (tasks[once_more:], trials)):
+        if part and times:
+            rollouts += collect(
+                policy,
+                target,
+                part,
+                purpose="training",
+                seed=spec.seed,
+                trials=times,
+                adapter=acting,
+                retries=spec.rollouts.retries,
+                quiet=True,
+            )
+    return rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionBaseline(Baseline):
     """Row of rejection fine-tuning, in rounds of play and fine-tuning."""
 
-    @property
-    def learns_from(self) -> Literal["rewards"]:
-        """See `Baseline.learns_from`."""
-        return "rewards"
-
     def demonstrations(self, spec: Spec) -> tuple[int, int]:
         """See `Baseline.demonstrations`: rows that it has sampled itself."""
-        settings = spec.baselines.rejection_sft
-        return (settings.rows, settings.rounds) if settings.run else (0, 0)
+        section = self.section(spec)
+        return (section.rows, section.rounds) if section.run else (0, 0)
 
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
-        lesson = RejectionLesson(spec, Path("artifacts/base"), budget(trace_ledger()))
+        lesson = Lesson(NAME, spec, Path("artifacts/base"), rollouts=budget(trace_ledger()))
         adapters = launch.run(refine, [lesson], spec.machine, self.name)
         publish_adapters(adapters, self.name, self.name, columns=COLUMNS)
-        return ", ".join(
-            f"{adapter.cost.rollouts} rollouts, {adapter.last.demonstrations} kept" for adapter in adapters
-        )
+        return f"{lesson.rollouts} rollouts, {adapters[0].demonstrations} kept"
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""
@@ -212,5 +158,5 @@ BASELINE = RejectionBaseline(
     label="rejection SFT on target",
     order=1,
     compared_with=("grpo_target",),
-    target_share=lambda spec: 1.0,
+    on_target=True,
 )

@@ -16,12 +16,12 @@ database, or where it raises, are left out, and the passport counts them.
 import ast
 import random
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasPath, BaseModel, Field
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import Spec
@@ -36,15 +36,10 @@ LAYOUT_REMEDY = "give a folder in the layout of the Agent World Model, or leave 
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
     scenario: str
 
 
 AnyRow = TypeVar("AnyRow", bound=_Row)
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Tasks(_Row):
@@ -53,7 +48,7 @@ class Tasks(_Row):
     tasks: list[str]
 
 
-class Table(_Part):
+class Table(BaseModel):
     """A table, and what belongs to it."""
 
     ddl: str
@@ -61,37 +56,25 @@ class Table(_Part):
     examples: list[str] = []
 
 
-class Schema(_Part):
-    """All tables."""
-
-    tables: list[Table]
-
-
 class Database(_Row):
     """The tables of a scenario."""
 
-    db_schema: Schema
+    tables: Annotated[list[Table], Field(validation_alias=AliasPath("db_schema", "tables"))]
 
 
-class Inserts(_Part):
+class Inserts(BaseModel):
     """The rows of one table."""
 
     insert_statements: list[str]
 
 
-class Rows(_Part):
-    """The rows of all tables."""
-
-    tables: list[Inserts]
-
-
 class Sample(_Row):
     """The rows of a scenario."""
 
-    sample_data: Rows
+    tables: Annotated[list[Inserts], Field(validation_alias=AliasPath("sample_data", "tables"))]
 
 
-class Parameter(_Part):
+class Parameter(BaseModel):
     """A parameter of an operation."""
 
     type: str = "string"
@@ -100,7 +83,7 @@ class Parameter(_Part):
     description: str = ""
 
 
-class Endpoint(_Part):
+class Endpoint(BaseModel):
     """An operation."""
 
     path: str
@@ -111,22 +94,16 @@ class Endpoint(_Part):
     request_params: dict[str, Parameter] = {}
 
 
-class Group(_Part):
+class Group(BaseModel):
     """Operations."""
 
     endpoints: list[Endpoint]
 
 
-class Groups(_Part):
-    """All operations."""
-
-    api_groups: list[Group]
-
-
 class Api(_Row):
     """The operations of a scenario, as they were specified."""
 
-    api_spec: Groups
+    groups: Annotated[list[Group], Field(validation_alias=AliasPath("api_spec", "api_groups"))]
 
 
 class Source(_Row):
@@ -135,17 +112,11 @@ class Source(_Row):
     full_code: str
 
 
-class Code(_Part):
-    """A verifier's source."""
-
-    code: str
-
-
 class Verifier(_Row):
     """The verifier of one task."""
 
     task_idx: int
-    verification: Code
+    code: Annotated[str, Field(validation_alias=AliasPath("verification", "code"))]
 
 
 TYPES = {name: name for name in ("integer", "number", "boolean", "array", "object")}
@@ -164,68 +135,51 @@ class Scenario:
     tasks: list[dict[str, str]]
 
 
-def slug(name: str) -> str:
-    """Reduce a scenario's name to that on which files are joined: lower case, one underscore for what is no letter or
-    digit."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
 def scenarios(folder: Path) -> list[Scenario]:
     """Read all scenarios that every file of a folder knows, in the order of their tasks' file.
 
     Raises:
         UserError: a file is missing, a line is not a row of it, or no scenario is in all files.
     """
-    paths = {name: folder / f"{name}.jsonl" for name in LAYOUT}
-    requests = _by_scenario(paths["gen_tasks"], Tasks)
-    databases = _by_scenario(paths["gen_db"], Database)
-    samples = _by_scenario(paths["gen_sample"], Sample)
-    apis = _by_scenario(paths["gen_spec"], Api)
-    sources = _by_scenario(paths["gen_envs"], Source)
+    requests = _by_scenario(folder / "gen_tasks.jsonl", Tasks)
+    databases = _by_scenario(folder / "gen_db.jsonl", Database)
+    samples = _by_scenario(folder / "gen_sample.jsonl", Sample)
+    apis = _by_scenario(folder / "gen_spec.jsonl", Api)
+    sources = _by_scenario(folder / "gen_envs.jsonl", Source)
     checks: dict[str, dict[int, str]] = {}
-    for verifier in load(paths["gen_verifier.pure_code"], Verifier, LAYOUT_REMEDY):
-        checks.setdefault(slug(verifier.scenario), {})[verifier.task_idx] = verifier.verification.code
-    names = [name for name in requests if all(name in rows for rows in (databases, samples, apis, sources, checks))]
-    if not names:
+    for verifier in load(folder / "gen_verifier.pure_code.jsonl", Verifier, LAYOUT_REMEDY):
+        checks.setdefault(_slug(verifier.scenario), {})[verifier.task_idx] = verifier.code
+    joined: list[Scenario] = []
+    for name, request in requests.items():
+        if not all(name in rows for rows in (databases, samples, apis, sources, checks)):
+            continue
+        tables, groups = databases[name].tables, apis[name].groups
+        # Tables, then their rows, whose references are checked.
+        statements = [statement for table in tables for statement in (table.ddl, *table.indexes, *table.examples)]
+        statements.append("PRAGMA foreign_keys = ON")
+        statements += [statement for table in samples[name].tables for statement in table.insert_statements]
+        routes = {endpoint.operation_id: _route(endpoint) for group in groups for endpoint in group.endpoints}
+        pairs = [(task, checks[name].get(index)) for index, task in enumerate(request.tasks)]
+        tasks = [{"task": task, "check": check} for task, check in pairs if check is not None]
+        joined.append(Scenario(name, statements, sources[name].full_code, routes, tasks))
+    if not joined:
         raise UserError(f"no scenario is in all of {', '.join(LAYOUT)} of {folder}", LAYOUT_REMEDY)
-    return [
-        Scenario(
-            name=name,
-            statements=_statements(databases[name].db_schema, samples[name].sample_data),
-            code=sources[name].full_code,
-            routes={
-                endpoint.operation_id: _route(endpoint)
-                for group in apis[name].api_spec.api_groups
-                for endpoint in group.endpoints
-            },
-            tasks=[
-                {"task": task, "check": checks[name][index]}
-                for index, task in enumerate(requests[name].tasks)
-                if index in checks[name]
-            ],
-        )
-        for name in names
-    ]
+    return joined
+
+
+def _slug(name: str) -> str:
+    """Reduce a scenario's name to that on which files are joined: lower case, one underscore for what is no letter or
+    digit."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def _by_scenario(path: Path, kind: type[AnyRow]) -> dict[str, AnyRow]:
-    return {slug(row.scenario): row for row in load(path, kind, LAYOUT_REMEDY)}
-
-
-def _statements(schema: Schema, sample: Rows) -> list[str]:
-    """List the SQL that makes a database: its tables, then their rows, whose references are checked."""
-    definitions = [statement for table in schema.tables for statement in (table.ddl, *table.indexes, *table.examples)]
-    inserts = [statement for table in sample.tables for statement in table.insert_statements]
-    return [*definitions, "PRAGMA foreign_keys = ON", *inserts]
+    return {_slug(row.scenario): row for row in load(path, kind, LAYOUT_REMEDY)}
 
 
 def _route(endpoint: Endpoint) -> JsonObject:
     """Convert an operation's specification to what the driver takes."""
     parameters = endpoint.request_params
-
-    def names(place: str) -> list[str]:
-        return [name for name, parameter in parameters.items() if parameter.param_type == place]
-
     properties = {
         name: {"type": TYPES.get(parameter.type, "string"), "description": parameter.description}
         for name, parameter in parameters.items()
@@ -234,8 +188,8 @@ def _route(endpoint: Endpoint) -> JsonObject:
     return {
         "path": endpoint.path,
         "method": endpoint.method.upper(),
-        "in_path": names("path"),
-        "in_query": names("query"),
+        "in_path": [name for name, parameter in parameters.items() if parameter.param_type == "path"],
+        "in_query": [name for name, parameter in parameters.items() if parameter.param_type == "query"],
         "description": endpoint.description or endpoint.summary,
         "parameters": {"type": "object", "properties": properties, "required": required},
     }
@@ -263,8 +217,8 @@ def imported(code: str) -> list[str]:
     return sorted({name.partition(".")[0] for name in ["sqlite3", *names]} - available)
 
 
-def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport]:
-    """Take the first scenarios of a folder, as many as are asked for, that can be played; write them to `folder` with
+def published_scenarios(source: Path, count: int, spec: Spec, folder: Path) -> list[Passport]:
+    """Take the first `count` scenarios of a folder that can be played; write them to `folder` with
     their passports, and say the findings on others.
 
     Raises:
@@ -286,13 +240,13 @@ def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport
         else:
             (folder / f"{passport.capability}.py").unlink()
             complaints.append(f"{scenario.name}: {passport.complaints()}")
-        if len(passed) == spec.baselines.awm.environments:
+        if len(passed) == count:
             break
     for complaint in complaints:
         print(complaint)
-    if len(passed) < spec.baselines.awm.environments:
+    if len(passed) < count:
         raise UserError(
-            f"{len(passed)} scenarios of {source} can be played, and {spec.baselines.awm.environments} are asked for "
+            f"{len(passed)} scenarios of {source} can be played, and {count} are asked for "
             f"({complaints[0] if complaints else 'there are no more'})",
             "ask for fewer (baselines.awm.environments), or leave baselines.awm.source empty: environments of our own",
         )
@@ -310,16 +264,23 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
     text, checks, fingerprint = text_of(scenario), list[Check](), ""
     publish_text(path, text)
     try:
-        tasks = sound(scenario, load_confined(path, spec.machine.sandbox))
-        discarded = len(scenario.tasks) - len(tasks)
+        # 1. Tasks that are not done before anything is done, and whose verifier does not raise there.
+        target, sound = load_confined(path, spec.machine.sandbox), list[dict[str, str]]()
+        tasks = target.tasks("training", len(scenario.tasks)) if scenario.tasks else []
+        for task, source in zip(tasks, scenario.tasks, strict=True):
+            score = target.floor(task)
+            if not score.success and not score.parts["raised"]:
+                sound.append(source)
+        discarded = len(scenario.tasks) - len(sound)
         detail = f"{discarded} left out: done on the untouched database, or their verifier raised"
-        checks.append(Check(name="tasks", passed=bool(tasks), measured=len(tasks), bound="at least 1", detail=detail))
-        if tasks:
-            text = text_of(Scenario(**{**asdict(scenario), "tasks": tasks}))
+        checks.append(Check(name="tasks", passed=bool(sound), measured=len(sound), bound="at least 1", detail=detail))
+        # 2. The scenario with these tasks alone.
+        if sound:
+            text = text_of(replace(scenario, tasks=sound))
             publish_text(path, text)
             target = load_confined(path, spec.machine.sandbox)
             fingerprint = target.fingerprint
-            checks += inspected(target, path, Standard(target.tools, tests, spec.environments), len(tasks))
+            checks += inspected(target, path, Standard(target.tools, tests, spec.environments), len(sound))
     except EnvironmentFault as fault:
         checks.append(failed_check("it plays", fault))
     passport = Passport(
@@ -332,17 +293,6 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
         passed=all(check.passed for check in checks),
     )
     return passport, text
-
-
-def sound(scenario: Scenario, target: Target) -> list[dict[str, str]]:
-    """Select the tasks that are not done before anything is done, and whose verifier does not raise there."""
-    sound_tasks = []
-    tasks = target.tasks("training", len(scenario.tasks)) if scenario.tasks else []
-    for task, source in zip(tasks, scenario.tasks, strict=True):
-        score = target.floor(task)
-        if not score.success and not score.parts["raised"]:
-            sound_tasks.append(source)
-    return sound_tasks
 
 
 def inspected(target: Target, path: Path, against: Standard, count: int) -> list[Check]:

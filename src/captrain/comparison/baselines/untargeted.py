@@ -49,7 +49,7 @@ def untargeted_environments(spec: Spec, settings: Awm, folder: Path) -> tuple[Tr
     if settings.source:
         from captrain.comparison.baselines.scenarios import published_scenarios
 
-        passports = published_scenarios(Path(settings.source), spec, folder)
+        passports = published_scenarios(Path(settings.source), settings.environments, spec, folder)
     else:
         passports = drawn_environments(spec, settings.environments, folder)
     return tuple(TrainingEnvironment(passport.capability, EnvironmentFile(folder, passport)) for passport in passports)
@@ -81,7 +81,8 @@ def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
             path.unlink()
             complaints.append(f"{name}: {passport.complaints()}")
             continue
-        publish_passport(folder, passport, text)
+        publish_json(folder / f"{name}.passport.json", passport)
+        publish_text(folder / f"{name}.md", passport_page(passport, text))
         passed.append(passport)
         if len(passed) == count:
             return passed
@@ -92,16 +93,17 @@ def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
     )
 
 
-def publish_passport(folder: Path, passport: Passport, text: str) -> None:
-    """Write passport and page beside an environment."""
-    publish_json(folder / f"{passport.capability}.passport.json", passport)
-    publish_text(folder / f"{passport.capability}.md", passport_page(passport, text))
-
-
 def narrowed_desk(name: str, seed: int, number: int) -> str:
     """Write the text of an environment: the desk, narrowed to requests that seed and number alone decide."""
     rng = random.Random(f"untargeted-{seed}-{number}")
-    requests = [_request(rng) for _ in range(rng.randint(*REQUESTS))]
+    requests = []
+    for _ in range(rng.randint(*REQUESTS)):
+        # Operations, as `servicedesk.make_data` takes them.
+        count = rng.randint(*OPERATIONS)
+        selectors = [rng.choice(["id", "extreme"]) for _ in range(count)]
+        for index in [index for index, selector in enumerate(selectors) if selector == "extreme"][EXTREMES:]:
+            selectors[index] = "id"
+        requests.append([(rng.choice(VERBS), selector) for selector in selectors])
     package = files("captrain")
     _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
     frame = package.joinpath("environments/templates/frame.py.txt").read_text()
@@ -110,12 +112,3 @@ def narrowed_desk(name: str, seed: int, number: int) -> str:
     header = f'"""{title}\n\nDo not edit: the passport is made out for this file.\n"""\n'
     constants = f"NAME = {name!r}\nREQUESTS = {requests!r}\nELIGIBLE = {rng.choice(ELIGIBLE)!r}\nDIFFICULTY = 0\n"
     return f"{header}{world}\n\n{constants}\n\n{frame}{template}"
-
-
-def _request(rng: random.Random) -> list[tuple[str, str]]:
-    """Draw operations, as `servicedesk.make_data` takes them."""
-    count = rng.randint(*OPERATIONS)
-    selectors = [rng.choice(["id", "extreme"]) for _ in range(count)]
-    for index in [index for index, selector in enumerate(selectors) if selector == "extreme"][EXTREMES:]:
-        selectors[index] = "id"
-    return [(rng.choice(VERBS), selector) for selector in selectors]

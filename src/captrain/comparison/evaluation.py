@@ -1,38 +1,83 @@
-"""The curve of one training: what its adapters were worth on the test split at points before its end.
+"""The evaluation of a project: plays what its stages have left, and compares what came of it with what was spent.
 
-A training to the end passes through all smaller budgets, so one of each is a curve of pass rate over rollouts (as the
-paper's figure 4 has it, which trains anew at every budget). A point is what the adapters were then, under the routes of
-the end: routes rest on environments and not on adapters. A schedule of the learning rate that falls to zero is, before
-the end, that of the longer training, and such a point is not what a training of that budget alone would come to; where
-the rate is constant it is.
+The curve of one training is what its adapters were worth on the test split at points before its end. A training to the
+end passes through all smaller budgets, so one of each is a curve of pass rate over rollouts (as the paper's figure 4
+has it, which trains anew at every budget). A point is what the adapters were then, under the routes of the end: routes
+rest on environments and not on adapters. A schedule of the learning rate that falls to zero is, before the end, that of
+the longer training, and such a point is not what a training of that budget alone would come to; where the rate is
+constant it is.
 
 TRACE and the baseline that recipes are held against have a curve. Rollouts spent are all: diagnosis, calibration, and
 what was trained with up to the point. The last point is the evaluation's own row. Nothing is chosen by a curve.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from captrain.comparison.arm_names import ADAPTERS
-from captrain.comparison.arms import Arm, ArmBatch, all_routes, composition_arms, play_batch, routed_tasks
+from captrain.benchmarks import load_benchmark, overlapping_tasks
+from captrain.comparison.arms import Arm, ArmBatch, all_routes, composition_arms, play_arms, play_batch, routed_tasks
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS
-from captrain.comparison.rows import BASE, GRPO, TRACE, label
+from captrain.comparison.baselines.registry import spending_stages
+from captrain.comparison.rows import ADAPTERS, BASE, GRPO, TRACE, controls_of, label
 from captrain.comparison.statistics import Bootstrap, mean, summarise
-from captrain.comparison.tables import OUTCOMES
+from captrain.comparison.tables import OUTCOMES, Evaluation, evaluate, mark_overlap
 from captrain.config import Spec
+from captrain.environments import read_passports
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
 from captrain.policies import LIBRARIES
-from captrain.records import IndexEntry, JsonObject, Rollout, load, read_index
+from captrain.records import Capability, IndexEntry, JsonObject, Rollout, load, read_index
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
 ROUTE = "chosen"
 """The column of the routes that is TRACE."""
+
+
+def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout], Evaluation]:
+    """Play the test split with the base and all that can act, and compare.
+
+    Args:
+        spec: the whole specification.
+        project: folder of artifacts/ and results/.
+
+    Returns:
+        Every rollout of the test split, and the tables.
+
+    Raises:
+        UserError: a file is missing or corrupt, or rows that must have one total have not.
+    """
+    results = project / "results"
+    rollouts, outcomes, entries = play_arms(spec, project / "artifacts/base", results)
+    curve, curve_entries = play_curve(spec, project)
+    ledgers = [results / stage / "ledger.jsonl" for stage in spending_stages()]
+    passports = read_passports(results / "environments")
+    selected = load(results / "capabilities/capabilities.jsonl", Capability)
+    evaluation = evaluate(
+        outcomes,
+        all_routes(results, spec.evaluation.alternatives),
+        [entry for path in ledgers for entry in load(path, LedgerEntry)] + entries + curve_entries,
+        ranked=[capability.id for capability in selected if capability.id in passports],
+        controls=controls_of(results / "controls"),
+        resamples=spec.evaluation.resamples,
+        confidence=spec.evaluation.confidence,
+        seed=spec.seed,
+        alternatives=spec.evaluation.alternatives,
+    )
+    if len(curve):
+        # The end of each curve is the evaluation's own row.
+        last = evaluation.main[evaluation.main["method"].isin(curve["method"].tolist())].assign(point=spec.curve.points)
+        points = [*curve.to_dict("records"), *last.filter(COLUMNS).to_dict("records")]
+        points.sort(key=lambda row: (row["method"] != TRACE, row["point"]))
+        evaluation = replace(evaluation, curve=pd.DataFrame(points, columns=COLUMNS))
+    if spec.evaluation.splits == "all":
+        overlap = {task.id for task in overlapping_tasks(load_benchmark(spec.benchmark, spec.machine))}
+        evaluation = mark_overlap(evaluation, len(overlap), len(set(outcomes["task"])))
+    return rollouts, evaluation
 
 
 class Point(NamedTuple):
@@ -60,26 +105,19 @@ def play_curve(spec: Spec, project: Path = Path()) -> tuple[pd.DataFrame, list[L
     """
     points = [*_points(spec, project)] if spec.curve.points > 1 else []
     batches = [ArmBatch(point.arms, project / "artifacts/base", spec) for point in points]
-    rows, ledger = list[JsonObject](), list[LedgerEntry]()
+    rows, ledger, settings = list[JsonObject](), list[LedgerEntry](), spec.evaluation
     for point, pairs in zip(points, launch.run(play_batch, batches, spec.machine, "curve", LIBRARIES), strict=True):
         rollouts = [rollout for _, part in pairs for rollout in part]
-        rows.append(_row(point, rollouts, spec))
+        outcomes = [(rollout.task.id, rollout.trial, OUTCOMES[rollout.outcome]) for rollout in rollouts]
+        frame = pd.DataFrame(outcomes, columns=["task", "trial", "passed"])
+        passes = summarise(frame.pivot(index="task", columns="trial", values="passed").to_numpy(dtype=float))
+        intervals = Bootstrap(len(passes.rates), settings.resamples, settings.confidence, spec.seed)
+        numbers = (point.rollouts, mean(passes.rates), *intervals.interval(passes.rates))
+        values = (point.method, label(point.method), point.number, *numbers, len(passes.rates), passes.errors)
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
         item = f"{point.method} {point.number}"
         ledger.append(ledger_entry(rollouts, stage="curve", method="evaluation", item=item))
     return pd.DataFrame(rows, columns=COLUMNS), ledger
-
-
-def whole_curve(table: pd.DataFrame, main: pd.DataFrame, points: int) -> pd.DataFrame:
-    """Append to the rows of `play_curve` of each method the evaluation's own, which is the end of its training.
-
-    Args:
-        table: of the points before the end.
-        main: `Evaluation.main`.
-        points: their number, the end among them.
-    """
-    final = main[main["method"].isin(table["method"].tolist())].assign(point=points)
-    rows = [*table.to_dict("records"), *final.filter(COLUMNS).to_dict("records")]
-    return pd.DataFrame(sorted(rows, key=lambda row: (row["method"] != TRACE, row["point"])), columns=COLUMNS)
 
 
 def _points(spec: Spec, project: Path) -> Iterator[Point]:
@@ -113,14 +151,3 @@ def _checkpoint(row: IndexEntry, stage: str, number: int, points: int, project: 
     name = str(min(counts))
     folder = project / row.path / CHECKPOINTS / name
     return int(name), require_trained(Adapter(str(folder), row.checkpoints[name]), stage)
-
-
-def _row(point: Point, rollouts: Sequence[Rollout], spec: Spec) -> JsonObject:
-    frame = pd.DataFrame(
-        [(rollout.task.id, rollout.trial, OUTCOMES[rollout.outcome]) for rollout in rollouts],
-        columns=["task", "trial", "passed"],
-    ).pivot(index="task", columns="trial", values="passed")
-    outcome, settings = summarise(frame.to_numpy(dtype=float)), spec.evaluation
-    low, high = Bootstrap(len(frame), settings.resamples, settings.confidence, spec.seed).interval(outcome.rates)
-    values = (point.method, label(point.method), point.number, point.rollouts, mean(outcome.rates), low, high)
-    return dict(zip(COLUMNS, (*values, int(outcome.rates.size), outcome.errors), strict=True))

@@ -1,4 +1,4 @@
-"""A further diagnosis: the trained agent on discovery tasks that nobody has seen, and what it still lacks.
+"""Further diagnoses in TRACE from solutions: the trained agent on discovery tasks that nobody has seen.
 
 What the fresh rollouts alone select is lacking now: new where it has no environment, and lacking again where the agent
 was taught it. Its coverage is held against as many failures as the base had: of an agent that seldom fails, a tenth of
@@ -8,21 +8,23 @@ Labels of all diagnoses are pooled, by labelling run, for those candidates alone
 before, because too few rollouts exercised them: agents differ in more than one thing, so that a contrast over rollouts
 of two of them would select whatever else has changed with what was taught. Environments for what is new are calibrated
 on the trained agent: at its present edge.
+
+The evidence begins with what the stages before have left of the base, and grows by a round at a time. Nothing in it is
+of the test split.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import pandas as pd
 
 from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.capabilities import Analyst, SelectionAccount, fault_of, label_runs, pooled, select, undecided
-from captrain.comparison.rounds.arms import GENERALIST
-from captrain.comparison.rounds.evidence import Evidence
+from captrain.comparison.baselines.baseline import GENERALIST
 from captrain.config import Spec, build
-from captrain.contract import Target
 from captrain.environments import (
     NoTemplate,
-    PairEnvironments,
     SynthesisResult,
     Synthesizer,
     make_brief,
@@ -33,9 +35,80 @@ from captrain.environments import (
 )
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter
-from captrain.records import Capability, JsonObject, Rollout, RolloutLabels
+from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load
 from captrain.rollouts import PolicySource, RolloutBatch, collect_batch
-from captrain.training import training_environments
+from captrain.training import TrainingEnvironment, training_environments
+
+REDISCOVERY_COLUMNS = [
+    *("round", "capability", "selected", "gap", "gap_low", "gap_high", "coverage", "lacking", "passed", "failed")
+]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Findings of all diagnoses so far.
+
+    Args:
+        rollouts: of the discovery split, by every agent that was diagnosed.
+        labels: of these, in every labelling run.
+        candidates: what labels were asked for, by id.
+        capabilities: what has been selected, in the order of its selection.
+        environments: single and pair, with a passport.
+        failing: share of the base's rollouts that failed, of those that count.
+        lacking: capability -> in how many diagnoses of an agent that was taught it, it was selected again.
+    """
+
+    rollouts: Sequence[Rollout]
+    labels: Sequence[RolloutLabels]
+    candidates: Mapping[str, Capability]
+    capabilities: Sequence[Capability]
+    environments: tuple[TrainingEnvironment, ...]
+    failing: float = 1.0
+    lacking: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_project(cls, project: Path) -> "Evidence":
+        """Load what the stages from `rollouts` to `pairs` left of the base.
+
+        Raises:
+            UserError: a file is missing or corrupt.
+        """
+        results, artifacts = project / "results", project / "artifacts"
+        candidates = load(results / "labels/candidates.jsonl", Capability)
+        rollouts = load(artifacts / "rollouts/discovery.jsonl", Rollout)
+        scored = [rollout.outcome for rollout in rollouts if fault_of(rollout) is None]
+        return cls(
+            rollouts,
+            load(artifacts / "labels/labels.jsonl", RolloutLabels),
+            {candidate.id: candidate for candidate in candidates},
+            load(results / "capabilities/capabilities.jsonl", Capability),
+            (*training_environments(results / "environments"), *training_environments(results / "pairs")),
+            scored.count("failed") / len(scored),
+        )
+
+    @property
+    def specialised(self) -> list[TrainingEnvironment]:
+        """The environments of one capability each."""
+        return [environment for environment in self.environments if "+" not in environment.name]
+
+    @property
+    def trained(self) -> list[str]:
+        """The capabilities that have an environment."""
+        return [environment.name for environment in self.specialised]
+
+    def doses(self, demonstrations: int) -> tuple[tuple[TrainingEnvironment, int], ...]:
+        """Share so many demonstrations among all environments: evenly, but for those of a capability that was found
+        lacking again, which count once more each time."""
+        weights = [
+            1 + max(self.lacking.get(name, 0) for name in environment.name.split("+"))
+            for environment in self.environments
+        ]
+        total, before, doses = sum(weights), 0, list[int]()
+        for weight in weights:
+            # Rounded up, so that what does not divide goes to the first.
+            doses.append(-(-demonstrations * (before + weight) // total) - -(-demonstrations * before // total))
+            before += weight
+        return tuple(zip(self.environments, doses, strict=True))
 
 
 @dataclass(frozen=True)
@@ -127,7 +200,14 @@ def contrast(
     pool = pooled([candidates, [*evidence.candidates.values()]])
     labels_of_all = [*evidence.labels, *labels]
     alone = select(labels, candidates, spec.selection, len(pool), spec.seed)
-    lacking = [item for item in alone.capabilities if _covers(alone.report, item.id, spec, evidence)]
+    # Lacking are those in as large a share of rollouts as the threshold asks of the base's.
+    counts, least = alone.report["rollouts"], spec.selection.coverage * evidence.failing
+    coverage = {row["id"]: row["coverage"] or 0.0 for row in alone.report["candidates"]}
+    lacking = [
+        item
+        for item in alone.capabilities
+        if coverage[item.id] * counts["failed"] / (counts["passed"] + counts["failed"]) >= least
+    ]
     together = select(labels_of_all, [*pool.values()], spec.selection, len(pool), spec.seed)
     before = select(evidence.labels, [*evidence.candidates.values()], spec.selection, len(pool), spec.seed)
     trained, open_before = {*evidence.trained}, {*undecided(before.report)}
@@ -144,25 +224,9 @@ def contrast(
     )
 
 
-def _covers(account: SelectionAccount, name: str, spec: Spec, evidence: Evidence) -> bool:
-    """Return whether a capability is lacking in as large a share of rollouts as the threshold asks of the base's."""
-    [coverage] = [row["coverage"] or 0.0 for row in account["candidates"] if row["id"] == name]
-    passed, failed = account["rollouts"]["passed"], account["rollouts"]["failed"]
-    return coverage * failed / (passed + failed) >= spec.selection.coverage * evidence.failing
-
-
-@dataclass(frozen=True)
-class Extension:
-    """Environments for what is new: evidence that has them, what calibration has cost, and why some have none."""
-
-    evidence: Evidence
-    ledger: Sequence[LedgerEntry]
-    without: Mapping[str, str]
-
-
 def extend_environments(
     spec: Spec, base: Path, agent: Adapter, diagnosis: Diagnosis, results: Path, artifacts: Path
-) -> Extension:
+) -> tuple[Evidence, Sequence[LedgerEntry], Mapping[str, str]]:
     """Synthesize environments for the new capabilities and for the pairs that now fail together most often.
 
     Args:
@@ -173,55 +237,68 @@ def extend_environments(
         results: folder of the stage's small outputs.
         artifacts: folder of its large ones.
 
+    Returns:
+        Evidence that has them, what calibration has cost, and why some have none.
+
     Raises:
         UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
     """
-    evidence, machine = diagnosis.evidence, spec.machine
+    evidence, machine, seed = diagnosis.evidence, spec.machine, spec.seed
     target = load_benchmark(spec.benchmark, machine)
     standard = make_standard(target, spec.evaluation.tasks, spec.environments)
     synthesizer = build(spec.synthesizer, Synthesizer, access=machine.asking)
     policy = PolicySource(spec.exploring(), base, machine)
+    # 1. An environment for each new capability.
     syntheses, without = list[SynthesisResult](), dict[str, str]()
     for capability in diagnosis.new:
         brief = make_brief(capability, target.tools, evidence.rollouts, spec.benchmark)
         try:
-            syntheses.append(synthesize(brief, synthesizer, policy, standard, machine, spec.seed, agent))
+            syntheses.append(synthesize(brief, synthesizer, policy, standard, machine, seed, agent))
             if not syntheses[-1].passed:
                 without[capability.id] = syntheses[-1].best.passport.complaints()
         except NoTemplate as lack:
             without[capability.id] = lack.problem
     folder = Path("rounds") / str(diagnosis.number)
     publish_environments(syntheses, results / folder, artifacts / folder, required=False)
-    lacking = {name: evidence.lacking.get(name, 0) + (name in diagnosis.lacking) for name in evidence.trained}
     capabilities = {item.id: item for item in (*evidence.capabilities, *diagnosis.new) if item.id not in without}
     extended = replace(
         evidence,
         capabilities=[*capabilities.values()],
         environments=(*evidence.environments, *training_environments(results / folder)),
-        lacking=lacking,
+        lacking={name: evidence.lacking.get(name, 0) + (name in diagnosis.lacking) for name in evidence.trained},
     )
     ledger = [entry for result in syntheses for entry in result.ledger]
     charged = [entry.model_copy(update={"stage": GENERALIST, "method": GENERALIST}) for entry in ledger]
     if not diagnosis.new:
-        return Extension(extended, charged, without)
-    pairs = _new_pairs(spec, target, extended, synthesizer)
-    publish_environments(pairs.results, results / folder / "pairs", artifacts / folder / "pairs", required=False)
+        return extended, charged, without
+    # 2. Environments for the most frequent pairs of all labels that have none yet.
+    observed = extended.labels, extended.capabilities, extended.rollouts
+    pairs = synthesize_pairs(*observed, spec.pairs.count, synthesizer, standard, machine, seed)
+    names = {environment.name for environment in extended.environments}
+    further = [result for result in pairs.results if result.capability.id not in names]
+    publish_environments(further, results / folder / "pairs", artifacts / folder / "pairs", required=False)
     environments = (*extended.environments, *training_environments(results / folder / "pairs"))
-    return Extension(replace(extended, environments=environments), charged, without)
+    return replace(extended, environments=environments), charged, without
 
 
-def _new_pairs(spec: Spec, target: Target, evidence: Evidence, synthesizer: Synthesizer) -> PairEnvironments:
-    """Synthesize environments for the most frequent pairs of all labels that have none yet."""
-    standard = make_standard(target, spec.evaluation.tasks, spec.environments)
-    pairs = synthesize_pairs(
-        evidence.labels,
-        evidence.capabilities,
-        evidence.rollouts,
-        spec.pairs.count,
-        synthesizer,
-        standard,
-        spec.machine,
-        spec.seed,
-    )
-    names = {environment.name for environment in evidence.environments}
-    return PairEnvironments([result for result in pairs.results if result.capability.id not in names], pairs.account)
+def rediscovery_table(base: SelectionAccount, diagnoses: Sequence[Diagnosis]) -> pd.DataFrame:
+    """Tabulate gap and coverage of every capability before and after teaching, always on tasks that neither the agent
+    nor an earlier diagnosis has seen.
+
+    A capability is repaired where its coverage and the share of rollouts that lack it fall; gap and coverage are shares
+    of failures, which become few, so that the share of all rollouts stands beside them.
+
+    Returns:
+        Columns round (0: the base), capability, selected, gap, gap_low, gap_high, coverage (of the failed rollouts),
+        lacking (share of all rollouts that failed and lack it), passed, failed (rollouts). Empty where undefined.
+    """
+    rows = []
+    for number, account in [(0, base), *((diagnosis.number, diagnosis.account) for diagnosis in diagnoses)]:
+        if account is None:
+            continue
+        passed, failed = account["rollouts"]["passed"], account["rollouts"]["failed"]
+        for row in sorted(account["candidates"], key=lambda row: row["id"]):
+            lacking = None if row["coverage"] is None else row["coverage"] * failed / (passed + failed)
+            numbers = row["gap"], row["gap_low"], row["gap_high"], row["coverage"], lacking, passed, failed
+            rows.append((number, row["id"], row["selected"], *numbers))
+    return pd.DataFrame(rows, columns=REDISCOVERY_COLUMNS)

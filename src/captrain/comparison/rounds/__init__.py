@@ -1,1 +1,0 @@
-"""TRACE from solutions, in rounds: taught, diagnosed again on fresh tasks, taught what is still lacking, and routed."""
