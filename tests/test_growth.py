@@ -33,8 +33,8 @@ from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.interop import read_logs
 from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument
-from captrain.records import Rollout, Spool, Task, Usage, publish
-from captrain.reporting.pages import build, shards
+from captrain.records import JsonObject, Rollout, Spool, Task, Usage, publish
+from captrain.reporting.pages import build, rollouts
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "tests/logs/library.json"
@@ -295,15 +295,15 @@ def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_p
 
 
 def test_a_report_has_few_rollouts_in_memory_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    most, calls, add = 0, 0, shards._Shard.add
+    most, calls, add = 0, 0, rollouts.Shard.add
 
-    def counted(shard: shards._Shard, rollout: Rollout, points: list[shards.Mark]) -> None:
+    def counted(shard: rollouts.Shard, rollout: Rollout, marks: list[JsonObject]) -> None:
         nonlocal most, calls
         calls += 1
         most = max(most, alive() if calls % 40 == 0 else 0)
-        add(shard, rollout, points)
+        add(shard, rollout, marks)
 
-    monkeypatch.setattr(shards._Shard, "add", counted)
+    monkeypatch.setattr(rollouts.Shard, "add", counted)
     growth_measures.prepare_project(400, tmp_path)
     forget_the_past()
     build(tmp_path, tmp_path / "report")

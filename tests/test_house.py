@@ -33,9 +33,6 @@ FOREIGN = {
     ("config/machine.py", "asking"),  # of conf/
     ("diagnosis/explained.py", "needed"),  # of causes.jsonl
     ("execution/jobs.py", "at"),  # of .cache/jobs/ledger.jsonl
-    ("reporting/pages/files.py", "chosen"),  # of results/routes/routes.csv
-    ("reporting/pages/shards.py", "at"),  # of the report's scripts
-    ("reporting/pages/shards.py", "why"),
     ("comparison/published.py", "needed"),  # of published.yaml
     ("comparison/published.py", "kept"),
     ("comparison/published.py", "stated"),
@@ -61,7 +58,6 @@ READERS = {
     "interop/logs/table.py": "as above",
     "interop/trajectories.py": "lines of either of two shapes",
     "models/answer_files.py": "an answer that is not whole is asked for again",
-    "reporting/pages/files.py": "long tables, a part at a time; what is wrong is named as everything that a page reads",
     "projects/benchmark.py": "opens episodes, and no file",
     "environments/sandbox/confinement/server.py": "where nothing of ours is",
     "benchmarks/workers/agentdojo_worker.py": "where nothing of ours is",

@@ -24,19 +24,19 @@ NUMBERS = ("round", "gap", "gap_low", "gap_high", "coverage", "lacking", "passed
 TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it was taught"
 
 
-def rediscovered(results: Path) -> list[ComparisonRow]:
-    """Read the rows of the capabilities that a diagnosis has selected, by round; none where the agent was not diagnosed
-    again.
+def of_selected(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Select the rows of the capabilities that a diagnosis has selected; none where the agent was not diagnosed
+    again."""
+    selected = {row["capability"] for row in rows if row["selected"]}
+    return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
 
-    Returns:
-        Rows of results/solutions/rediscovery.csv.
-    """
+
+def rediscovered(results: Path) -> list[ComparisonRow]:
+    """Read these rows of results/solutions/rediscovery.csv, in its order."""
     path = results / "solutions/rediscovery.csv"
     if not path.exists():
         return []
-    rows: Sequence[ComparisonRow] = read_table(path, columns=WORDS, numbers=NUMBERS).to_dict("records")
-    selected = {row["capability"] for row in rows if row["selected"]}
-    return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
+    return of_selected(read_table(path, columns=WORDS, numbers=NUMBERS).to_dict("records"))
 
 
 def rediscovery(results: Path) -> "Figure":
