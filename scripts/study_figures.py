@@ -249,11 +249,8 @@ def _lines(axes: Axes, points: Sequence[ComparisonRow], setting: str, places: Ma
     for place, method in enumerate(methods):
         aside = apart * (place - (len(methods) - 1) / 2)  # or intervals would lie on each other
         rows = sorted(rates[method], key=lambda row: row[setting])
-        means = [row["pass_rate"] for row in rows]
-        error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
-        look = {"color": style.tint(method), "linewidth": 1.4, "markersize": 4, "capsize": 2}
-        axes.errorbar(
-            [places[row[setting]] + aside for row in rows], means, error, fmt="o-", label=rows[0]["label"], **look
+        style.draw_rates(
+            axes, [places[row[setting]] + aside for row in rows], rows, color=style.tint(method), linewidth=1.4
         )
 
 
@@ -338,17 +335,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
     styles = {"random": "C0o-", "systematic": "C2s--"}
     for name, rows in grouped((row for row in points if row["method"] == "solutions"), kind).items():
         ranked = sorted(rows, key=lambda row: row[rate])
-        means = [row["pass_rate"] for row in ranked]
-        error = [[row["pass_rate"] - row["low"] for row in ranked], [row["high"] - row["pass_rate"] for row in ranked]]
-        axes.errorbar(
-            [row[rate] for row in ranked],
-            means,
-            error,
-            fmt=styles[name],
-            label=f"{name} faults",
-            capsize=2,
-            markersize=4,
-        )
+        style.draw_rates(axes, [row[rate] for row in ranked], ranked, styles[name], label=f"{name} faults")
     for row in [row for row in points if row["method"] == GRPO][:1]:
         axes.axhline(row["pass_rate"], color=style.tint(GRPO), linewidth=1.2, label=row["label"])
     axes.set_xlabel("share of solutions with a fault, none of them left out")

@@ -24,14 +24,14 @@ NUMBERS = ("round", "gap", "gap_low", "gap_high", "coverage", "lacking", "passed
 TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it was taught"
 
 
-def of_selected(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+def of_selected(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
     """Select the rows of the capabilities that a diagnosis has selected; none where the agent was not diagnosed
     again."""
     selected = {row["capability"] for row in rows if row["selected"]}
     return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
 
 
-def rediscovered(results: Path) -> list[ComparisonRow]:
+def rediscovered(results: Path) -> Sequence[ComparisonRow]:
     """Read these rows of results/solutions/rediscovery.csv, in its order."""
     path = results / "solutions/rediscovery.csv"
     if not path.exists():
