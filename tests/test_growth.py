@@ -41,13 +41,13 @@ LIBRARY = ROOT / "tests/logs/library.json"
 LIMITS = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
 
 
-growth_measures, bench_growth = load_script("growth_measures"), load_script("bench_growth")
+bench_growth = load_script("bench_growth")
 
 
 def prepared(size: int, folder: Path) -> Path:
     """A chat log of so many rollouts, made as the benchmark makes its own."""
     folder.mkdir()
-    growth_measures.prepare_chats(size, folder)
+    bench_growth.prepare_chats(size, folder)
     return folder / "log.jsonl"
 
 
@@ -60,11 +60,11 @@ def test_exponents_are_slopes_over_the_larger_half_of_the_sizes() -> None:
 
 
 @pytest.mark.needs("minutes")
-@pytest.mark.parametrize("name", growth_measures.MEASURES)
+@pytest.mark.parametrize("name", bench_growth.MEASURES)
 def test_every_growth_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EXECUTABLE, python := str(warm_commands() / "python"))
     monkeypatch.setattr(sys, "executable", python)
-    cost = bench_growth.measure_once(growth_measures.MEASURES[name], 10)
+    cost = bench_growth.measure_once(bench_growth.MEASURES[name], 10)
     assert cost.size == 10 and cost.seconds > 0 and cost.memory > 0
 
 
@@ -86,9 +86,7 @@ def test_without_a_choice_it_measures_every_growth(
     monkeypatch.setattr(bench_growth, "measure_once", lambda _, size: bench_growth.Cost(size, 1.0 * size, 200.0))
     bench_growth.main(["--largest", "40", "--steps", "3"])
     printed = rows(capsys.readouterr().out)
-    assert [row[0] for row in printed] == [
-        f"{name}, {measure.unit}" for name, measure in growth_measures.MEASURES.items()
-    ]
+    assert [row[0] for row in printed] == [f"{name}, rollouts" for name in bench_growth.MEASURES]
     assert {tuple(map(float, row[1:3])) for row in printed} == {(20, 40)} and {row[5] for row in printed} == {"1.00"}
 
 
@@ -98,9 +96,7 @@ def rows(printed: str) -> list[list[str]]:
 
 
 def test_a_measure_that_fails_ends_the_benchmark_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = growth_measures.Measure(
-        "chat log", "rollouts", 2, growth_measures.prepare_chats, command=("diagnose", "none")
-    )
+    broken = bench_growth.Measure("chat log", bench_growth.prepare_chats, ("diagnose", "none"))
     with pytest.raises(SystemExit, match="chat log at 2: exit status 2"):
         bench_growth.measure_once(broken, 2)
 
@@ -265,7 +261,7 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
 def test_a_log_is_never_in_memory_whole_however_its_lines_are_broken(shape: str, tmp_path: Path) -> None:
     read_logs([prepared(10, tmp_path / "small")])  # imports what is imported on the way
     if "tau2" in shape:
-        growth_measures.prepare_tau2(1500, tmp_path)
+        bench_growth.prepare_tau2(1500, tmp_path)
         path = tmp_path / "log.json"
     else:
         rows = prepared(1000, tmp_path / "lines").read_text().splitlines()
@@ -304,7 +300,7 @@ def test_a_report_has_few_rollouts_in_memory_at_once(monkeypatch: pytest.MonkeyP
         add(shard, rollout, marks)
 
     monkeypatch.setattr(rollouts.Shard, "add", counted)
-    growth_measures.prepare_project(400, tmp_path)
+    bench_growth.prepare_project(400, tmp_path)
     forget_the_past()
     build(tmp_path, tmp_path / "report")
     text = (tmp_path / "report/data/rows.js").read_text()

@@ -64,7 +64,7 @@ READERS = {
     "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",
     "benchmarks/workers/openenv_worker.py": "where nothing of ours is",
     "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",
-    "scripts/growth_measures.py": "the example that ships, and lines that it has written",
+    "scripts/bench_growth.py": "the example that ships, and lines that it has written",
 }
 """Files that parse by themselves, and why."""
 
