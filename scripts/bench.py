@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk, buil
 from captrain.config import Spec, build, compose_spec
 from captrain.contract import Target, tool_call
 from captrain.policies import LocalPolicy, Play
-from captrain.records import Message, Task, publish_json
+from captrain.records import Message, Task
 
 ROLLOUTS = 256
 GROUPS = (8, 1)
@@ -152,7 +152,7 @@ def stock(trainer: Timed, target: Target, tasks: list[Task], group: int, speed: 
     )
     dialogues = [[*opening, *replies] for opening, replies in zip(openings, trainer.dialogues, strict=True)]
     tokens = sum(map(sum, trainer.model_masks))
-    passed = count_passed(target, tasks, dialogues)
+    passed = sum(target.score(task, dialogue).success for task, dialogue in zip(tasks, dialogues, strict=True))
     return speed.measured("TRL", group, trainer.prompts, tokens, passed, trainer.seconds, 0)
 
 
@@ -167,16 +167,11 @@ def captrain_engine(
     finished = list(policy.play(plays))
     seconds = time.process_time() - start
     prompts = [play.token_ids[: play.mask.index(1)] for play in finished]
-    passed = count_passed(target, tasks, [play.messages for play in plays])
+    passed = sum(target.score(task, play.messages).success for task, play in zip(tasks, plays, strict=True))
     tokens = sum(sum(play.mask) for play in finished)
     rows = [tuple(play.token_ids[:-1]) for play in finished]
     positions = len({row[:stop] for row in rows for stop in range(1, len(row) + 1)})
     return speed.measured("captrain", group, prompts, tokens, passed, seconds, positions), prompts
-
-
-def count_passed(target: Target, tasks: list[Task], dialogues: list[list[Message]]) -> int:
-    """Count the dialogues that pass their tasks."""
-    return sum(target.score(task, dialogue).success for task, dialogue in zip(tasks, dialogues, strict=True))
 
 
 @dataclass(frozen=True)
@@ -271,7 +266,6 @@ def main() -> None:
     """Measure, print, and write if asked to."""
     parser = argparse.ArgumentParser(description="Rollouts per CPU-second of our engine beside stock TRL generation.")
     parser.add_argument("--model", type=Path, default=BASE, help="folder of a model of the base stage")
-    parser.add_argument("--write", action="store_true", help="write results/bench.json (not kept in git)")
     parser.add_argument(
         "--growth", action="store_true", help="how time and memory grow instead; takes --only, --largest"
     )
@@ -295,10 +289,6 @@ def main() -> None:
             title = f"random weights ({options.model} is not here): every rollout is one turn of noise; one thread"
         measurements = measure(spec, model)
     Console(width=None if os.isatty(1) else 120).print(table(measurements, title))
-    if options.write:
-        publish_json(
-            Path("results/bench.json"), [{**asdict(row), "rollouts_per_cpu_second": row.rate} for row in measurements]
-        )
 
 
 if __name__ == "__main__":
