@@ -74,46 +74,6 @@ def prepare_chats(size: int, folder: Path) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def prepare_tau2(size: int, folder: Path) -> None:
-    """Write the same rollouts as one result file of tau2: tasks with their gold actions, and simulations."""
-    rows, names = shipped_rows(), {str(row["task_id"]) for _, row in copies(size)}
-    with (folder / "log.json").open("w") as file:
-        file.write('{"info": {"environment_info": {"domain_name": "desk"}}, "tasks": [')
-        for number, name in enumerate(sorted(names)):
-            gold = rows[int(name.removeprefix("task-")) % len(rows)]
-            file.write(("," if number else "") + json.dumps({"id": name, "evaluation_criteria": criteria(gold)}))
-        file.write('], "simulations": [')
-        for number, row in copies(size):
-            file.write(("," if number else "") + json.dumps(simulation(row)))
-        file.write("]}")
-
-
-def criteria(row: dict[str, object]) -> dict[str, object]:
-    """Convert the gold actions of a shipped rollout to tau2's form."""
-    calls = [
-        call["function"] for message in objects(row["reference"]) for call in objects(message.get("tool_calls", []))
-    ]
-    actions = [{"name": call["name"], "arguments": json.loads(str(call["arguments"]))} for call in calls]
-    return {"actions": actions, "communicate_info": []}
-
-
-def objects(value: object) -> list[dict]:
-    """Check that a value is a JSON list of objects."""
-    assert isinstance(value, list)
-    return value
-
-
-def simulation(row: dict[str, object]) -> dict[str, object]:
-    """Convert a shipped rollout to a simulation of tau2."""
-    messages = []
-    for message in objects(row["messages"]):
-        calls = [call["function"] | {"id": call["id"]} for call in message.get("tool_calls", [])]
-        result = {"id": message["tool_call_id"]} if message["role"] == "tool" else {}
-        messages.append({"role": message["role"], "content": message["content"], "tool_calls": calls or None, **result})
-    names = {key: row[key] for key in ("task_id", "trial")}
-    return {**names, "termination_reason": "agent_stop", "reward_info": {"reward": row["reward"]}, "messages": messages}
-
-
 def write_rollouts(size: int, path: Path) -> None:
     """Write rollouts of discovery, in the project's own format."""
     from captrain.interop import read_logs
@@ -173,7 +133,6 @@ MEASURES = {
     measure.name: measure
     for measure in (
         Measure("chat log", prepare_chats, ("diagnose", "log.jsonl", "--out", "out")),
-        Measure("tau2 log", prepare_tau2, ("diagnose", "log.json", "--out", "out")),
         Measure("report", prepare_project, ("report", "--out", "out")),
     )
 }

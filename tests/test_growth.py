@@ -51,6 +51,46 @@ def prepared(size: int, folder: Path) -> Path:
     return folder / "log.jsonl"
 
 
+def prepare_tau2(size: int, folder: Path) -> None:
+    """Write the same rollouts as one result file of tau2: tasks with their gold actions, and simulations."""
+    rows, names = bench_growth.shipped_rows(), {str(row["task_id"]) for _, row in bench_growth.copies(size)}
+    with (folder / "log.json").open("w") as file:
+        file.write('{"info": {"environment_info": {"domain_name": "desk"}}, "tasks": [')
+        for number, name in enumerate(sorted(names)):
+            gold = rows[int(name.removeprefix("task-")) % len(rows)]
+            file.write(("," if number else "") + json.dumps({"id": name, "evaluation_criteria": criteria(gold)}))
+        file.write('], "simulations": [')
+        for number, row in bench_growth.copies(size):
+            file.write(("," if number else "") + json.dumps(simulation(row)))
+        file.write("]}")
+
+
+def criteria(row: dict[str, object]) -> dict[str, object]:
+    """Convert the gold actions of a shipped rollout to tau2's form."""
+    calls = [
+        call["function"] for message in objects(row["reference"]) for call in objects(message.get("tool_calls", []))
+    ]
+    actions = [{"name": call["name"], "arguments": json.loads(str(call["arguments"]))} for call in calls]
+    return {"actions": actions, "communicate_info": []}
+
+
+def objects(value: object) -> list[dict]:
+    """Check that a value is a JSON list of objects."""
+    assert isinstance(value, list)
+    return value
+
+
+def simulation(row: dict[str, object]) -> dict[str, object]:
+    """Convert a shipped rollout to a simulation of tau2."""
+    messages = []
+    for message in objects(row["messages"]):
+        calls = [call["function"] | {"id": call["id"]} for call in message.get("tool_calls", [])]
+        result = {"id": message["tool_call_id"]} if message["role"] == "tool" else {}
+        messages.append({"role": message["role"], "content": message["content"], "tool_calls": calls or None, **result})
+    names = {key: row[key] for key in ("task_id", "trial")}
+    return {**names, "termination_reason": "agent_stop", "reward_info": {"reward": row["reward"]}, "messages": messages}
+
+
 def test_exponents_are_slopes_over_the_larger_half_of_the_sizes() -> None:
     sizes = bench_growth.sizes(3200, 6)
     assert sizes == [100, 200, 400, 800, 1600, 3200]
@@ -261,7 +301,7 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
 def test_a_log_is_never_in_memory_whole_however_its_lines_are_broken(shape: str, tmp_path: Path) -> None:
     read_logs([prepared(10, tmp_path / "small")])  # imports what is imported on the way
     if "tau2" in shape:
-        bench_growth.prepare_tau2(1500, tmp_path)
+        prepare_tau2(1500, tmp_path)
         path = tmp_path / "log.json"
     else:
         rows = prepared(1000, tmp_path / "lines").read_text().splitlines()

@@ -27,8 +27,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel
-
 from captrain.config import load_spec
 from captrain.errors import UserError
 from captrain.records import BLOCK, JsonObject, parse_table, parse_yaml, read_json, read_yaml, require_regular
@@ -172,7 +170,8 @@ def verify(root: Path) -> Verification:
     pins = _committed(root, PINS)
     libraries = _other_libraries(pins)
     computing = {name: versions for name, versions in libraries.items() if name in COMPUTING}
-    findings = [_finding(topic, len(pipeline.stages), texts) for topic, texts in _in_order(differences)]
+    topics: tuple[Topic, ...] = ("code", "specification", "data", "edits", "record")
+    findings = [_finding(topic, len(pipeline.stages), differences.by_topic[topic]) for topic in topics]
     findings += [_results(differences, len(pipeline.stages), commit)]
     findings += [_libraries(differences, libraries, computing) if pins else NO_PINS]
     findings += [_machine(root, differences, bool(computing)) if differences.remade else None]
@@ -190,47 +189,33 @@ def check_integrity(root: Path) -> tuple[int, list[str]]:
     Raises:
         UserError: there is no dvc.lock, or it is damaged.
     """
-    with dvc_pipeline(root) as repo:
+    with chdir(root), dvc_pipeline(root) as repo:
         cache = Path(str(repo.cache.local.path))
+        outputs = [
+            (getattr(stage, "name", ""), Path(out.fs_path), str(out.hash_info.value))
+            for stage in repo.index.stages
+            for out in stage.outs
+            if out.hash_info
+        ]
     cache = cache if cache.name == "md5" else cache / "files/md5"
     count, damages = 0, list[str]()
     for path in sorted(cache.glob("[0-9a-f][0-9a-f]/*")):
         name, count = f"{path.parent.name}{path.name}".removesuffix(".dir"), count + 1
         if path.is_file() and len(name) == 32 and _md5(path) != name:
             damages.append(f"{path} of DVC's cache is damaged: remove it, and `dvc repro` makes it again")
-    for name, stage in read_yaml(root / LOCK, _Lock, RESTORE).stages.items():
-        # One that is not here is not looked at.
-        for out in (out for out in stage.outs if (root / out.path).exists()):
-            files = [_File(md5=out.md5, relpath="")]
-            if out.md5.endswith(".dir"):
-                listing, digest = cache / out.md5[:2] / out.md5[2:], out.md5.removesuffix(".dir")
-                files = read_json(listing, list[_File]) if listing.exists() and _md5(listing) == digest else []
-            for file in files:
-                path, count = root / out.path / file.relpath, count + 1
-                if not path.is_file() or _md5(path) != file.md5:
-                    place = path.relative_to(root)
-                    damages.append(f"{place}, of {name}, is not what dvc.lock has: `dvc repro {name}`, or restore it")
+    # One that is not here is not looked at.
+    for name, output, digest in (entry for entry in outputs if entry[1].exists()):
+        files: list[JsonObject] = [{"md5": digest, "relpath": ""}]
+        if digest.endswith(".dir"):
+            listing = cache / digest[:2] / digest[2:]
+            is_whole = listing.exists() and _md5(listing) == digest.removesuffix(".dir")
+            files = read_json(listing, list[JsonObject]) if is_whole else []
+        for file in files:
+            path, count = output / file["relpath"], count + 1
+            if not path.is_file() or _md5(path) != file["md5"]:
+                place = path.relative_to(root)
+                damages.append(f"{place}, of {name}, is not what dvc.lock has: `dvc repro {name}`, or restore it")
     return count, damages
-
-
-class _File(BaseModel):
-    """A file of a folder in DVC's cache."""
-
-    md5: str
-    relpath: str
-
-
-class _Output(BaseModel):
-    path: str
-    md5: str
-
-
-class _Stage(BaseModel):
-    outs: list[_Output] = []
-
-
-class _Lock(BaseModel):
-    stages: dict[str, _Stage] = {}
 
 
 def _md5(path: Path) -> str:
@@ -446,11 +431,6 @@ def _other_libraries(pins: str) -> dict[str, tuple[str, str]]:
         if version not in (actual, actual.partition("+")[0]):
             changed[plain(name)] = (version, actual)
     return changed
-
-
-def _in_order(differences: _Differences) -> list[tuple[Topic, Mapping[str, Sequence[str]]]]:
-    topics: tuple[Topic, ...] = ("code", "specification", "data", "edits", "record")
-    return [(topic, differences.by_topic[topic]) for topic in topics]
 
 
 def _finding(topic: Topic, stages: int, texts: Mapping[str, Sequence[str]]) -> Finding | None:
