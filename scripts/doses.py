@@ -28,6 +28,7 @@ from captrain.comparison import (
 from captrain.config import Spec, load_spec
 from captrain.execution import entry_point, launch
 from captrain.ledger import budget
+from captrain.models import Adapter
 from captrain.records import JsonObject
 from captrain.training import LIBRARIES, teach_solutions
 
@@ -57,7 +58,8 @@ def measure(point: tuple[Spec, str, int]) -> JsonObject:
         general = method == "solutions"
         lessons = [generalist_lesson(dosed, base, evidence)] if general else specialist_lessons(dosed, base, evidence)
         adapters = [teach_solutions(lesson) for lesson in lessons]
-    outcomes = np.hstack([passes(spec, base, adapter, TASKS) for adapter in adapters])
+    acting = [Adapter(str(adapter.folder), adapter.digest) for adapter in adapters]
+    outcomes = np.hstack([passes(spec, base, adapter, TASKS) for adapter in acting])
     [(low, high)] = Bootstrap(TASKS, 2000, 0.95, 0).intervals([np.nanmean(outcomes, axis=1)])
     return {"method": method, "dose": dose, "pass_rate": float(np.nanmean(outcomes)), "low": low, "high": high}
 

@@ -24,6 +24,7 @@ from captrain.benchmarks import train_base
 from captrain.comparison import Bootstrap, baseline_job
 from captrain.config import Spec, load_spec
 from captrain.execution import entry_point, launch
+from captrain.models import Adapter
 from captrain.records import JsonObject, publish_text
 from captrain.training import TrainingEnvironment, train
 
@@ -75,7 +76,8 @@ def search(spec: Spec) -> list[JsonObject]:
             # As the row `grpo_target` trains.
             jobs.append(baseline_job("grpo_target", seeded, project, [target], ROLLOUTS, settings))
         for candidate, adapter in zip(candidates, launch.run(train, jobs, spec.machine, f"rung {rung}"), strict=True):
-            judged = passes(seeded, project / "artifacts/base", adapter, TASKS)
+            acting = Adapter(str(adapter.folder), adapter.digest)
+            judged = passes(seeded, project / "artifacts/base", acting, TASKS)
             outcomes[candidate].append(judged)
             total += adapter.rollouts + adapter.errors + judged.size
         rates = {candidate: np.nanmean(np.concatenate(outcomes[candidate], axis=1), axis=1) for candidate in candidates}

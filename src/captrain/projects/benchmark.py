@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Annotated, get_args
@@ -28,7 +29,6 @@ from captrain.errors import UserError
 from captrain.projects.examination import (
     LIMIT,
     BenchmarkReport,
-    Call,
     Examined,
     MethodFailed,
     Problem,
@@ -91,7 +91,7 @@ def check_benchmark(
             if near not in ready:
                 break
             try:
-                message: Call | BenchmarkReport | UserError = near.recv()
+                message: tuple[Problem, BenchmarkReport] | BenchmarkReport | UserError = near.recv()
             except EOFError:
                 break
             if isinstance(message, UserError):
@@ -108,9 +108,9 @@ def check_benchmark(
         if call is None:
             remedy = "end what does not end, and leave the process alone, when it is imported or constructed"
             raise UserError(f"{target} cannot be built: it {loss}", remedy)
-        remedy = "raise an error in place of leaving, and end what does not end"
-        call.report.add(Problem(call.method, call.task, call.place, loss, remedy))
-        return call.report
+        problem, report = call
+        report.add(replace(problem, text=loss))
+        return report
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.ident or 0, signal.SIGKILL)

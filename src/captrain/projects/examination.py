@@ -112,16 +112,6 @@ class BenchmarkReport:
         self.problems.append(problem)
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a method: on which task, where it is defined, and the report before it."""
-
-    method: str
-    task: str
-    place: str
-    report: BenchmarkReport
-
-
 class MethodFailed(Exception):
     """A method of the benchmark gave no value; the problem is noted."""
 
@@ -146,11 +136,11 @@ class Examined:
         environment: the benchmark.
         report: where problems go.
         limit: seconds for one call.
-        announce: is told of each call before it is made.
+        announce: is told of each call before it is made: what would be its problem, and the report till then.
     """
 
     def __init__(
-        self, environment: Environment, report: BenchmarkReport, limit: float, announce: Callable[[Call], None]
+        self, environment: Environment, report: BenchmarkReport, limit: float, announce: Callable[[object], None]
     ) -> None:
         self.environment, self.report, self.limit, self.announce = environment, report, limit, announce
         self.source: Path | None = None
@@ -169,7 +159,8 @@ class Examined:
         if method in self.overdue:
             raise MethodFailed
         output = Output(self.source)
-        self.announce(Call(method, task, self.place(method), self.report))
+        remedy = "raise an error in place of leaving, and end what does not end"
+        self.announce((Problem(method, task, self.place(method), "", remedy), self.report))
         try:
             with time_limit(self.limit), contextlib.redirect_stdout(output):
                 return function()

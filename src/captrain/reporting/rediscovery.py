@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from captrain.comparison import ComparisonRow, grouped
 from captrain.records import read_table
@@ -73,15 +73,13 @@ def rediscovery_table(results: Path) -> Table | None:
     rows = rediscovered(results)
     if not rows:
         return None
-    table = Table(title=TITLE, title_justify="left")
-    for heading in ("capability", "agent", "selected"):
-        table.add_column(heading)
-    for heading in ("lacking in", "of failures", "gap", "interval"):
-        table.add_column(heading, justify="right")
+    numbers = ("lacking in", "of failures", "gap", "interval")
+    columns = ("capability", "agent", "selected", *(Column(name, justify="right") for name in numbers))
+    table = Table(*columns, title=TITLE, title_justify="left")
     for row in sorted(rows, key=lambda row: (row["capability"], row["round"])):
         interval = "" if np.isnan(row["gap_low"]) else f"{row['gap_low']:.2f} to {row['gap_high']:.2f}"
-        numbers = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "coverage", "gap")]
-        table.add_row(row["capability"], _agent(row), "yes" if row["selected"] else "no", *numbers, interval)
+        cells = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "coverage", "gap")]
+        table.add_row(row["capability"], _agent(row), "yes" if row["selected"] else "no", *cells, interval)
     return table
 
 

@@ -62,11 +62,6 @@ class Line:
     difference: Difference | None = None
     published: float | None = None
 
-    @property
-    def supervised(self) -> bool:
-        """True if the method learns from demonstrations and not from rewards alone."""
-        return is_supervised(self.method)
-
 
 def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
     """Draw each figure in the one style and write it to `out` as PDF and PNG; returns the paths of the files."""
@@ -149,7 +144,7 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
         rate: label of the rates' axis.
         note: beneath the figure.
     """
-    if any(row.supervised for rows in groups.values() for row in rows):
+    if any(is_supervised(row.method) for rows in groups.values() for row in rows):
         note = f"{SUPERVISED} {note}".rstrip()
     longest = max((len(row.label) for rows in groups.values() for row in rows), default=0)
     margin, wide, gap, narrow, words = 0.25 + 0.068 * longest, 3.2, 0.15, 2.1, 2.05
@@ -191,7 +186,7 @@ def _compare(rates: Axes, differences: Axes, rows: Sequence[Line]) -> None:
     rule(differences, [""] * len(rows))
     rates.hlines(range(len(rows)), [row.low for row in rows], [row.high for row in rows], shades)
     for supervised, marker in ((False, "o"), (True, "s")):
-        places = [place for place, row in enumerate(rows) if row.supervised is supervised]
+        places = [place for place, row in enumerate(rows) if is_supervised(row.method) is supervised]
         colours = [shades[place] for place in places]
         rates.scatter([rows[place].rate for place in places], places, s=26, c=colours, marker=marker, zorder=3)
     publications = [(row.published, place) for place, row in enumerate(rows) if row.published is not None]
