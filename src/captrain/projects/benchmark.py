@@ -51,6 +51,14 @@ from captrain.projects.benchmark import task_listing
 print(task_listing(json.loads(sys.argv[1])))
 """
 """Program of another process, which shows whether it has the same tasks."""
+UNTOLD = (
+    "lose by other words beside their calls or at the end: no environment derived from such a task earns a passport; let "
+    "the policy say the words, or score none"
+)
+NO_REFERENCES = (
+    "without references the programmatic analyst finds what goes with failing alone and no environment is derived "
+    "(analyst=openai analyst.name=MODEL synthesizer=openai synthesizer.name=MODEL)"
+)
 START = 120.0
 """Seconds that another process may take to begin, on a busy machine."""
 
@@ -106,8 +114,10 @@ def check_benchmark(
         if status is not None:
             loss = f"ended the process ({f'signal {-status}' if status < 0 else f'exit status {status}'})"
         if call is None:
-            remedy = "end what does not end, and leave the process alone, when it is imported or constructed"
-            raise UserError(f"{target} cannot be built: it {loss}", remedy)
+            raise UserError(
+                f"{target} cannot be built: it {loss}",
+                "end what does not end, and leave the process alone, when it is imported or constructed",
+            )
         problem, report = call
         report.add(replace(problem, text=loss))
         return report
@@ -194,19 +204,27 @@ def _check_tasks(examined: Examined, split: str, count: int) -> list[JsonObject]
         wrong = next(task for task in tasks if not _is_task(task))
         note(f"{str(wrong)[:60]!r} is not a task", remedy)
     if len(tasks) != count:
-        text = f"gave {len(tasks)} tasks where {count} were asked for"
-        note(text, "give as many as asked for, or say by size(split) how many")
+        note(
+            f"gave {len(tasks)} tasks where {count} were asked for",
+            "give as many as asked for, or say by size(split) how many",
+        )
     if len({task["id"] for task in sound}) < len(sound):
         note("two tasks have the same id", "give each task an id of its own")
     for task in sound:
         if task["split"] != split:
-            text = f"is of split {task['split']!r}, asked was {split!r}"
-            examined.note("tasks", str(task["id"]), text, "splits never mix: return tasks of the split asked for")
+            examined.note(
+                "tasks",
+                str(task["id"]),
+                f"is of split {task['split']!r}, asked was {split!r}",
+                "splits never mix: return tasks of the split asked for",
+            )
     if tasks != again:
         note("are others when asked again", "draw from random.Random(seed), anew")
     elif fewer != tasks[: count // 2]:
-        text = f"tasks({count // 2}) are not the first of tasks({count})"
-        note(text, "let a task depend on its split and number alone")
+        note(
+            f"tasks({count // 2}) are not the first of tasks({count})",
+            "let a task depend on its split and number alone",
+        )
     return [task for task in sound if task["split"] == split]
 
 
@@ -223,13 +241,20 @@ def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject
         ids = ({task["id"] for task in by_split[split]} for split in (first, second))
         contents = [{json.dumps(task["data"], sort_keys=True) for task in by_split[split]} for split in (first, second)]
         if common := set.intersection(*ids):
-            text = f"is in split {first} and in split {second}"
-            examined.note("tasks", min(common), text, "splits never mix: put the split into what a task is drawn from")
+            examined.note(
+                "tasks",
+                min(common),
+                f"is in split {first} and in split {second}",
+                "splits never mix: put the split into what a task is drawn from",
+            )
         shared, least = set.intersection(*contents), min(map(len, contents))
         if least and len(shared) > least / 2:
-            text = f"{len(shared)} of {least} tasks of {second} are those of {first} under other ids"
-            remedy = "draw other content for each split, or a test measures what was trained on"
-            examined.note("tasks", f"split {second}", text, remedy)
+            examined.note(
+                "tasks",
+                f"split {second}",
+                f"{len(shared)} of {least} tasks of {second} are those of {first} under other ids",
+                "draw other content for each split, or a test measures what was trained on",
+            )
 
 
 def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence[JsonObject]) -> None:
@@ -241,8 +266,9 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
         try:
             reference = examined.call("reference", task["id"], partial(examined.environment.reference, deepcopy(task)))
             if fault := message_faults(reference, ("assistant",)):
-                remedy = "return the assistant messages of a solution, [] for none known"
-                examined.note("reference", task["id"], fault, remedy)
+                examined.note(
+                    "reference", task["id"], fault, "return the assistant messages of a solution, [] for none known"
+                )
                 continue
             agents: dict[str, Sequence[Message]] = {
                 "reference": reference,
@@ -263,8 +289,12 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
                     continue
                 structures.add(structure(messages))
                 if score.reward != 1 or not score.success:
-                    text = f"scores {score.reward}, success {score.success}"
-                    examined.note(agent, task["id"], text, "make reference and score agree: played in order it is 1")
+                    examined.note(
+                        agent,
+                        task["id"],
+                        f"scores {score.reward}, success {score.success}",
+                        "make reference and score agree: played in order it is 1",
+                    )
                 # Does it lose by words that nobody told the agent?
                 actions = in_other_words(reference, messages, random.Random(task["id"]))
                 _, further = _play_and_score(examined, task, "reference in other words", actions)
@@ -276,16 +306,9 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
         few = " (all tasks differ in names and numbers only)" if len(structures) == 1 else ""
         facts["structures of tasks"] = f"{len(structures)} in {references} references{few}"
     if demanding:
-        facts["words that nobody told"] = (
-            f"{demanding} of {references} references lose by other words beside their calls or at the end: no "
-            "environment derived from such a task earns a passport; let the policy say the words, or score none"
-        )
+        facts["words that nobody told"] = f"{demanding} of {references} references {UNTOLD}"
     if references < len(tasks):
-        facts["references"] = (
-            f"{len(tasks) - references} of {len(tasks)} tasks have none: without references the programmatic analyst "
-            "finds what goes with failing alone and no environment is derived "
-            "(analyst=openai analyst.name=MODEL synthesizer=openai synthesizer.name=MODEL)"
-        )
+        facts["references"] = f"{len(tasks) - references} of {len(tasks)} tasks have none: {NO_REFERENCES}"
     if rewards_of["nothing"] and min(rewards_of["nothing"]) == 1:
         examined.note("score", "", "doing nothing scores 1 on every task", "score what the agent was asked to do")
 
@@ -296,9 +319,12 @@ def _play_and_score(
     """Play, twice where it is cheap to see a difference, and score the record, twice; return both."""
     name, messages = task["id"], _play(examined, task, agent, actions)
     if agent != "random calls" and _play(examined, task, agent, actions) != messages:
-        text = f"played again with the same messages ({agent}) answers otherwise"
-        remedy = "draw from the task or from open's `key`, never from a clock or a shared state"
-        examined.note("step", name, text, remedy)
+        examined.note(
+            "step",
+            name,
+            f"played again with the same messages ({agent}) answers otherwise",
+            "draw from the task or from open's `key`, never from a clock or a shared state",
+        )
     before = deepcopy(task)
     score, again = (
         examined.call("score", name, lambda: examined.environment.score(task, deepcopy(messages))) for _ in range(2)
@@ -312,8 +338,12 @@ def _play_and_score(
             return messages, _Score.model_validate(score)
     except ValidationError:
         pass
-    remedy = 'return {"reward": a number from 0 to 1, "success": a bool, "parts": {name: number}}'
-    examined.note("score", name, f"{str(score)[:80]!r} is not a score", remedy)
+    examined.note(
+        "score",
+        name,
+        f"{str(score)[:80]!r} is not a score",
+        'return {"reward": a number from 0 to 1, "success": a bool, "parts": {name: number}}',
+    )
     raise MethodFailed
 
 
@@ -336,14 +366,16 @@ def _play(examined: Examined, task: JsonObject, agent: str, actions: Sequence[Me
     for action in actions:
         answer: object = examined.call("step", name, lambda action=action: episode.step(deepcopy(action)))
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], bool):
-            remedy = "return (messages, over): a list, a bool"
-            refuse("step", f"returned {str(answer)[:60]!r} ({agent})", remedy)
+            refuse("step", f"returned {str(answer)[:60]!r} ({agent})", "return (messages, over): a list, a bool")
         replies, over = answer  # type: ignore[misc]
         if fault := message_faults(replies, WORLD):
             refuse("step", f"the answer {fault} ({agent})", "answer with tool results and user messages")
         if not replies and not over:
-            remedy = "answer each call, and words with the user's; or end the episode: True"
-            refuse("step", f"answers nothing and goes on ({agent})", remedy)
+            refuse(
+                "step",
+                f"answers nothing and goes on ({agent})",
+                "answer each call, and words with the user's; or end the episode: True",
+            )
         messages += [action, *replies]
         if over:
             break
@@ -397,13 +429,18 @@ def _check_other_process(examined: Examined, target: str, settings: Mapping[str,
     except MethodFailed:
         return  # it has been noted
     except subprocess.TimeoutExpired:
-        text = f"do not come in another process within {seconds:.0f} s"
-        examined.note("tasks", "", text, "list tasks in less, or raise --limit")
+        examined.note(
+            "tasks",
+            "",
+            f"do not come in another process within {seconds:.0f} s",
+            "list tasks in less, or raise --limit",
+        )
         return
     if process.returncode or process.stdout.strip().splitlines()[-1:] != [expected]:
         last = process.stderr.strip().splitlines()[-1:]
-        text = f"fail in another process: {''.join(last)}" if process.returncode else "are others in another process"
-        remedy = (
-            "let a task depend on nothing but settings, split and number: no hash(), no set order, no clock, no file"
+        examined.note(
+            "tasks",
+            "",
+            f"fail in another process: {''.join(last)}" if process.returncode else "are others in another process",
+            ("let a task depend on nothing but settings, split and number: no hash(), no set order, no clock, no file"),
         )
-        examined.note("tasks", "", text, remedy)

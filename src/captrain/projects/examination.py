@@ -170,8 +170,13 @@ class Examined:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # of code of others: even SystemExit
-            text = f"raised {type(error).__name__}: {error}"
-            self.note(method, task, text, "answer what an agent does wrong with an error; raise nothing", error)
+            self.note(
+                method,
+                task,
+                f"raised {type(error).__name__}: {error}",
+                "answer what an agent does wrong with an error; raise nothing",
+                error,
+            )
         finally:
             if printed_lines := output.getvalue().strip().splitlines():
                 text, place = f"prints to stdout: {printed_lines[0][:80]!r}", output.place or self.place(method)
@@ -205,8 +210,10 @@ def load_environment_class(target: str, settings: Mapping[str, object]) -> Envir
     except BaseException as error:
         place = raising_place(error, None)
         if isinstance(error, Overdue):
-            problem = f"{target} is not built within {LIMIT:g} s{f': {place}' if place else ''}"
-            raise UserError(problem, "end what does not end when it is imported or constructed") from None
+            raise UserError(
+                f"{target} is not built within {LIMIT:g} s{f': {place}' if place else ''}",
+                "end what does not end when it is imported or constructed",
+            ) from None
         module = target.partition(":")[0] if ":" in target else target.rpartition(".")[0]
         raise UserError(
             f"{target} cannot be built: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",

@@ -88,14 +88,18 @@ def send(kind: Kind, folder: Path, repository: str, private: bool) -> str:
             commit_message=f"{kind.capitalize()} of captrain {__version__}",
         )
     except (HfHubHTTPError, LocalTokenNotFoundError) as error:
-        remedy = "`hf auth login`, or set HF_TOKEN to a token that may write there"
-        raise UserError(f"the hub does not take {repository}: {error}", remedy) from error
+        raise UserError(
+            f"the hub does not take {repository}: {error}",
+            "`hf auth login`, or set HF_TOKEN to a token that may write there",
+        ) from error
     except (HFValidationError, OfflineModeIsEnabled) as error:
-        remedy = "name it OWNER/NAME, and leave HF_HUB_OFFLINE unset"
-        raise UserError(f"{repository} cannot be sent: {error}", remedy) from error
+        raise UserError(
+            f"{repository} cannot be sent: {error}", "name it OWNER/NAME, and leave HF_HUB_OFFLINE unset"
+        ) from error
     except httpx2.HTTPError as error:
-        remedy = "look at the network and HF_ENDPOINT, and send it again"
-        raise UserError(f"the hub does not answer: {error}", remedy) from error
+        raise UserError(
+            f"the hub does not answer: {error}", "look at the network and HF_ENDPOINT, and send it again"
+        ) from error
     return commit.commit_url
 
 

@@ -83,8 +83,10 @@ def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Mis
         reason = f"{first['msg']} at {'.'.join(map(str, first['loc'])) or 'the top'}"
     except UserError as error:
         reason = error.problem.replace(f"{root}/", "")
-    remedy = f"delete it and run `{command}`, which restores what is cached and makes the rest again"
-    raise UserError(f"{root / name} is corrupt: {reason}", remedy)
+    raise UserError(
+        f"{root / name} is corrupt: {reason}",
+        f"delete it and run `{command}`, which restores what is cached and makes the rest again",
+    )
 
 
 def document(root: Path, name: str, stage: str, shape: Any) -> Any:
