@@ -52,8 +52,8 @@ print(task_listing(json.loads(sys.argv[1])))
 """
 """Program of another process, which shows whether it has the same tasks."""
 UNTOLD = (
-    "lose by other words beside their calls or at the end: no environment derived from such a task earns a passport; let "
-    "the policy say the words, or score none"
+    "lose by other words beside their calls or at the end: no environment derived from such a task earns a passport; "
+    "let the policy say the words, or score none"
 )
 NO_REFERENCES = (
     "without references the programmatic analyst finds what goes with failing alone and no environment is derived "
