@@ -62,7 +62,8 @@ def tokenizer_of(source: Path) -> "PreTrainedTokenizerFast":
 
     # Of a folder of its own: nothing of captrain needs it.
     fields = importlib.import_module("gguf").GGUFReader(source).fields
-    tokens = [RENAMED.get(token, token) for token in fields["tokenizer.ggml.tokens"].contents()[:VOCABULARY]]
+    names: list[str] = fields["tokenizer.ggml.tokens"].contents()
+    tokens = [RENAMED.get(token, token) for token in names[:VOCABULARY]]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     pairs = (merge.partition(" ") for merge in fields["tokenizer.ggml.merges"].contents())
     merges = [(start, end) for start, _, end in pairs if start + end in vocabulary]

@@ -212,7 +212,10 @@ class Archive:
                         shard, number = Shard(), number + 1
                     last, tasks = rollout.task.id, tasks + 1
                     kind = str(rollout.task.data.get("kind", ""))
-                    heading = compact([last, kind, rollout.task.split, request(rollout), route])
+                    # Of what the user asks for first, the beginning.
+                    asks = (message for message in rollout.messages if message["role"] == "user")
+                    request = next((message_on_page(message)["text"][:REQUEST] for message in asks), "")
+                    heading = compact([last, kind, rollout.task.split, request, route])
                     self._database.execute("INSERT INTO heading VALUES (?)", (heading,))
                 marks = marks_of(rollout, lacking, selected)
                 mark = marks[0]["at"] if marks and marks[0]["selected"] else -1
@@ -290,13 +293,6 @@ def message_on_page(message: Message) -> JsonObject:
         "role": message["role"],
         "text": content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
     }
-
-
-def request(rollout: Rollout) -> str:
-    """Return the beginning of what the user asks for first."""
-    return next(
-        (message_on_page(message)["text"][:REQUEST] for message in rollout.messages if message["role"] == "user"), ""
-    )
 
 
 def marks_of(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str]) -> list[JsonObject]:
