@@ -58,7 +58,6 @@ READERS = {
     "interop/logs/table.py": "as above",
     "interop/trajectories.py": "lines of either of two shapes",
     "models/answer_files.py": "an answer that is not whole is asked for again",
-    "projects/benchmark.py": "opens episodes, and no file",
     "environments/sandbox/confinement/server.py": "where nothing of ours is",
     "benchmarks/workers/agentdojo_worker.py": "where nothing of ours is",
     "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,7 +69,7 @@ of sole lacks: of failures that lack no other selected capability. Labels are of
 above other failures: change in pass rate minus that on failures without the label.
 placebo: change by the adapters of the other capabilities, on failures that lack this one and not theirs.
 Intervals by bootstrap over tasks, not corrected for their number."""
-LEFT: Any = {"title_justify": "left", "caption_justify": "left"}
+ALIGNED: JsonObject = {"title_justify": "left", "caption_justify": "left"}
 NO_BOUND = "no bound here"
 """Remark on an oracle that lies below the row that it should bound."""
 
@@ -94,7 +93,7 @@ def table(folder: Path) -> Table:
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
     names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
     columns = ("method", "learns from", *(Column(name, justify="right") for name in names))
-    final = Table(*columns, title="Test split", caption=_caption(main, ledger), **LEFT)
+    final = Table(*columns, title="Test split", caption=_caption(main, ledger), **ALIGNED)
     passes = main.set_index("method")["pass_rate"]
     for row in main.to_dict("records"):
         interval = _interval(row["low"], row["high"])
@@ -117,7 +116,7 @@ def causal_table(folder: Path) -> Table | None:
         return None
     title = "Does repairing a capability alone repair the failures that were labelled with it?"
     columns = (Column(heading, justify="right") for heading in CAUSAL_HEADINGS.values())
-    causal = Table("capability", *columns, title=title, caption=CAUSAL_CAPTION, **LEFT)
+    causal = Table("capability", *columns, title=title, caption=CAUSAL_CAPTION, **ALIGNED)
     for row in rows:
         cells = [
             f"{_number(row[name])}\n{_interval(row[f'{name}_low'], row[f'{name}_high'])}" for name in CAUSAL_HEADINGS

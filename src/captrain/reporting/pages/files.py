@@ -92,7 +92,7 @@ def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Mis
 def document(root: Path, name: str, stage: str, shape: Any) -> Any:
     """Read a JSON document as it is, once it is seen to hold what `shape` asks for; a `Missing` where there is none."""
 
-    def read() -> Any:
+    def read() -> object:
         value = read_json(root / name, object)
         TypeAdapter(shape).validate_python(value, strict=True)
         return value

@@ -52,7 +52,7 @@ CREATE TABLE line (
     id TEXT, task INTEGER, arm INTEGER, trial INTEGER, outcome TEXT, reward REAL, mark INTEGER, shard INTEGER
 );
 """
-"""What there is of rollouts and labels, and (`heading`, `line`) the tasks and rows of the page's table."""
+"""Places of rollouts and labels, and (`heading`, `line`) the tasks and rows of the page's table."""
 COLUMNS = ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard")
 COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 """Made once: `json.dumps` makes one anew for every value that it is given settings for."""
