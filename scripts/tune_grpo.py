@@ -1,7 +1,7 @@
 """The settings of GRPO on the target, searched. Run by `make tune`.
 
 A method is ahead of GRPO only if GRPO is as good as it can be made. So its settings are searched by themselves, where
-the row `grpo_target` trains, at what TRACE spends: on the training split of the configured mix, and marks on tasks of
+the row `grpo_target` trains, at what TRACE spends: on the training split of the configured mix, and judged on tasks of
 that split from number 20,000 on, which nothing trains on. The test split is never played. One base overfits, so each
 rung of the search adds the base of another seed, and of the candidates only the best so far go on to it (successive
 halving over seeds; a shorter training would be another one, because a falling rate is tied to its length).
