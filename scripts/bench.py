@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +38,15 @@ from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk, buil
 from captrain.config import Spec, build, compose_spec
 from captrain.contract import Target, tool_call
 from captrain.policies import LocalPolicy, Play
-from captrain.records import Message, Task, publish_json
+from captrain.records import JsonObject, Message, Task
 
 ROLLOUTS = 256
 GROUPS = (8, 1)
 """Rollouts of one task: GRPO's group, and none."""
 PRECISIONS = ("float64", "float32")
 BASE = Path("artifacts/base")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One side in one precision, at groups of one size. `prompt` is the shortest and the longest prompt, in tokens;
-    `tokens` counts what the model wrote, `positions` what no engine could save, `limit` is their seconds."""
-
-    side: str
-    precision: str
-    group: int
-    rollouts: int
-    prompt: tuple[int, int]
-    tokens: int
-    passed: int
-    seconds: float
-    positions: int
-    limit: float
-
-    @property
-    def rate(self) -> float:
-        """Rollouts per CPU-second."""
-        return self.rollouts / self.seconds
+Row = JsonObject
+"""One side in one precision, at groups of one size."""
 
 
 class Desk:
@@ -143,7 +122,18 @@ def make_trainer(policy: LocalPolicy, model: Path, precision: str, folder: str) 
     return trainer
 
 
-def stock(trainer: Timed, target: Target, tasks: list[Task], group: int, speed: "Speed") -> Measured:
+def seconds_of_position(policy: LocalPolicy) -> float:
+    """Time one large product of matrices on this machine, 20 times: what a position of the model takes at its rate."""
+    matrix = torch.rand((1024, 1024), dtype=getattr(torch, policy.precision))
+    seconds: list[float] = []
+    for _ in range(20):
+        start = time.process_time()
+        torch.mm(matrix, matrix)
+        seconds.append(time.process_time() - start)
+    return 2 * sum(map(torch.numel, policy.state.values())) * min(seconds) / (2 * 1024**3)
+
+
+def stock(trainer: Timed, target: Target, tasks: list[Task]) -> Row:
     """Time TRL on the tasks."""
     trainer.seconds = 0.0
     openings = [target.open(task).messages for task in tasks]
@@ -151,91 +141,64 @@ def stock(trainer: Timed, target: Target, tasks: list[Task], group: int, speed: 
         [{"prompt": opening, "task": task.model_dump()} for opening, task in zip(openings, tasks, strict=True)]
     )
     dialogues = [[*opening, *replies] for opening, replies in zip(openings, trainer.dialogues, strict=True)]
+    passed = sum(target.score(task, dialogue).success for task, dialogue in zip(tasks, dialogues, strict=True))
     tokens = sum(map(sum, trainer.model_masks))
-    passed = count_passed(target, tasks, dialogues)
-    return speed.measured("TRL", group, trainer.prompts, tokens, passed, trainer.seconds, 0)
+    row = {"side": "TRL", "passed": passed, "tokens": tokens, "seconds": trainer.seconds}
+    return {**row, "prompts": trainer.prompts, "positions": 0}
 
 
-def captrain_engine(
-    policy: LocalPolicy, target: Target, tasks: list[Task], group: int, speed: "Speed"
-) -> tuple[Measured, list[list[int]]]:
-    """Time our engine on the tasks; also the prompts it gave to the model."""
+def captrain_engine(policy: LocalPolicy, target: Target, tasks: list[Task]) -> Row:
+    """Time our engine on the tasks."""
     policy.batch = len(tasks)
     plays = [Play(f"bench/{number}", target.open(task)) for number, task in enumerate(tasks)]
     assert all(play.episode.messages for play in plays)  # opened before the clock starts, as on the other side
     start = time.process_time()
     finished = list(policy.play(plays))
     seconds = time.process_time() - start
-    prompts = [play.token_ids[: play.mask.index(1)] for play in finished]
-    passed = count_passed(target, tasks, [play.messages for play in plays])
-    tokens = sum(sum(play.mask) for play in finished)
+    passed = sum(target.score(task, play.messages).success for task, play in zip(tasks, plays, strict=True))
     rows = [tuple(play.token_ids[:-1]) for play in finished]
+    tokens = sum(sum(play.mask) for play in finished)
+    row = {"side": "captrain", "passed": passed, "tokens": tokens, "seconds": seconds}
+    prompts = [play.token_ids[: play.mask.index(1)] for play in finished]
     positions = len({row[:stop] for row in rows for stop in range(1, len(row) + 1)})
-    return speed.measured("captrain", group, prompts, tokens, passed, seconds, positions), prompts
+    return {**row, "prompts": prompts, "positions": positions}
 
 
-def count_passed(target: Target, tasks: list[Task], dialogues: list[list[Message]]) -> int:
-    """Count the dialogues that pass their tasks."""
-    return sum(target.score(task, dialogue).success for task, dialogue in zip(tasks, dialogues, strict=True))
+def measure(spec: Spec, model: Path) -> list[Row]:
+    """Measure stock TRL and ours, in each precision and at each size of groups, each warmed up on other tasks first.
 
-
-@dataclass(frozen=True)
-class Speed:
-    """Speed of this machine in one precision: `rate` in operations a second in one large product of matrices, and
-    `operations` of one position of the model."""
-
-    precision: str
-    rate: float
-    operations: int
-
-    @classmethod
-    def of(cls, policy: LocalPolicy) -> "Speed":
-        """Time the product, 20 times."""
-        matrix = torch.rand((1024, 1024), dtype=getattr(torch, policy.precision))
-        seconds: list[float] = []
-        for _ in range(20):
-            start = time.process_time()
-            torch.mm(matrix, matrix)
-            seconds.append(time.process_time() - start)
-        return cls(policy.precision, 2 * 1024**3 / min(seconds), 2 * sum(map(torch.numel, policy.state.values())))
-
-    def measured(
-        self, side: str, group: int, prompts: list[list[int]], tokens: int, passed: int, seconds: float, positions: int
-    ) -> Measured:
-        """Make a row of the table."""
-        lengths = [*map(len, prompts)]
-        limit = positions * self.operations / self.rate
-        spread = (min(lengths), max(lengths))
-        return Measured(side, self.precision, group, len(prompts), spread, tokens, passed, seconds, positions, limit)
-
-
-def measure(spec: Spec, model: Path) -> list[Measured]:
-    """Measure stock TRL and ours, in each precision and at each size of groups, each warmed up on other tasks first."""
+    Returns:
+        TRL's row and then ours, each with the prompts (token ids) that the side gave to the model, the tokens that it
+        wrote, the positions that no engine could save, and the seconds that these take at best (`limit`).
+    """
     target = Target(ServiceDesk(mix="mixed"), "servicedesk", "bench")
     plain = [t for t in target.tasks("training", 4 * ROLLOUTS) if not (t.data["anonymous"] or t.data["human"])]
-    measurements: list[Measured] = []
+    measurements: list[Row] = []
     for group in GROUPS:
         tasks, warm_up = (
             [task for task in plain[start : start + ROLLOUTS // group] for _ in range(group)] for start in (0, ROLLOUTS)
         )
         for precision in PRECISIONS:
             policy = build(spec.policy, LocalPolicy, model=model, precision=precision)
-            speed = Speed.of(policy)
+            position = seconds_of_position(policy)
             with tempfile.TemporaryDirectory() as folder:
                 trainer = make_trainer(policy, model, precision, folder)
-                stock(trainer, target, warm_up, group, speed)
-                measurements.append(stock(trainer, target, tasks, group, speed))
-            captrain_engine(policy, target, warm_up, group, speed)
-            measured, prompts = captrain_engine(policy, target, tasks, group, speed)
-            if sorted(trainer.prompts) != sorted(prompts):
+                stock(trainer, target, warm_up)
+                trl = stock(trainer, target, tasks)
+            captrain_engine(policy, target, warm_up)
+            engine = captrain_engine(policy, target, tasks)
+            if sorted(trl["prompts"]) != sorted(engine["prompts"]):
                 raise SystemExit("the two sides gave the model different prompts: their work is not equal")
-            measurements.append(measured)
+            for row in (trl, engine):
+                measurements.append(
+                    {**row, "group": group, "precision": precision, "limit": row["positions"] * position}
+                )
     if torch.get_num_threads() != 1:
         raise SystemExit(f"{torch.get_num_threads()} threads were in use: the CPU-seconds are not those of one")
     return measurements
 
 
-def table(measurements: list[Measured], title: str) -> Table:
+def table(measurements: list[Row], title: str) -> Table:
     """Tabulate the measurements, with the ratio of each of ours to TRL's in the same precision."""
     comparison = Table(title=title, title_justify="left")
     names = ("rollouts", "passed", "prompt", "model tokens", "CPU s", "limit s", "rollouts / CPU s", "ratio")
@@ -244,20 +207,20 @@ def table(measurements: list[Measured], title: str) -> Table:
     for name in names:
         comparison.add_column(name, justify="right")
     for trl, engine in zip(measurements[::2], measurements[1::2], strict=True):
-        for measured in (trl, engine):
-            low, high = measured.prompt
+        for row in (trl, engine):
+            lengths = [*map(len, row["prompts"])]
             comparison.add_row(
-                str(measured.group),
-                measured.precision,
-                measured.side,
-                str(measured.rollouts),
-                str(measured.passed),
-                f"{low} to {high}",
-                f"{measured.tokens:,}",
-                f"{measured.seconds:.2f}",
-                f"{measured.limit:.2f}" if measured.limit else "",
-                f"{measured.rate:.1f}",
-                f"{measured.rate / trl.rate:.1f}",
+                str(row["group"]),
+                row["precision"],
+                row["side"],
+                str(len(lengths)),
+                str(row["passed"]),
+                f"{min(lengths)} to {max(lengths)}",
+                f"{row['tokens']:,}",
+                f"{row['seconds']:.2f}",
+                f"{row['limit']:.2f}" if row["limit"] else "",
+                f"{len(lengths) / row['seconds']:.1f}",
+                f"{trl['seconds'] / row['seconds']:.1f}",
             )
         comparison.add_section()
     comparison.caption = (
@@ -271,7 +234,6 @@ def main() -> None:
     """Measure, print, and write if asked to."""
     parser = argparse.ArgumentParser(description="Rollouts per CPU-second of our engine beside stock TRL generation.")
     parser.add_argument("--model", type=Path, default=BASE, help="folder of a model of the base stage")
-    parser.add_argument("--write", action="store_true", help="write results/bench.json (not kept in git)")
     parser.add_argument(
         "--growth", action="store_true", help="how time and memory grow instead; takes --only, --largest"
     )
@@ -295,10 +257,6 @@ def main() -> None:
             title = f"random weights ({options.model} is not here): every rollout is one turn of noise; one thread"
         measurements = measure(spec, model)
     Console(width=None if os.isatty(1) else 120).print(table(measurements, title))
-    if options.write:
-        publish_json(
-            Path("results/bench.json"), [{**asdict(row), "rollouts_per_cpu_second": row.rate} for row in measurements]
-        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -66,22 +66,6 @@ class Noise:
     flips: int
 
 
-def compare(pairs: Iterable[tuple[np.ndarray, np.ndarray]], recorded: int, steps: int, grid: float) -> Noise:
-    """Measure the noise of pairs of arrays that two trainings were about to round.
-
-    Args:
-        pairs: the arrays of either training, of equal shapes; in float64.
-        recorded: how many steps they are of.
-        steps: of the whole training.
-        grid: what they are rounded to multiples of.
-    """
-    pairs = list(pairs)
-    differences = np.concatenate([np.abs(first - second) for first, second in pairs])
-    flips = sum(int((np.round(first / grid) != np.round(second / grid)).sum()) for first, second in pairs)
-    expected = float(np.minimum(1, differences / grid).sum()) / recorded * steps
-    return Noise(steps, differences.size, float(differences.mean()), float(differences.max()), expected, flips)
-
-
 @contextmanager
 def recording(folder: Path, every: int) -> Iterator[None]:
     """Write what each optimizer is about to round at one step in so many into a folder, and how many steps it took."""
@@ -117,9 +101,12 @@ def noises(folders: Sequence[Path]) -> dict[str, Noise]:
     result = {}
     for rounded, grid in zip(ROUNDED, (barrier.GRADIENT_GRID, barrier.WEIGHT_GRID), strict=True):
         names = sorted(path.name for path in folders[0].glob(f"{rounded}-*.npy"))
+        first, second = (np.concatenate([np.load(folder / name) for name in names]) for folder in folders)
+        noise, steps = np.abs(first - second), int(np.load(folders[0] / STEPS))
+        flips = int((np.round(first / grid) != np.round(second / grid)).sum())
         recorded = len({name.rpartition("-")[2] for name in names})
-        pairs = ((np.load(folders[0] / name), np.load(folders[1] / name)) for name in names)
-        result[rounded] = compare(pairs, recorded, int(np.load(folders[0] / STEPS)), grid)
+        expected = float(np.minimum(1, noise / grid).sum()) / recorded * steps
+        result[rounded] = Noise(steps, noise.size, float(noise.mean()), float(noise.max()), expected, flips)
     return result
 
 

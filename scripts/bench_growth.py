@@ -2,28 +2,46 @@
 
 Work that is linear today is what lets a log of a hundred rollouts and one of a hundred thousand be read by the same
 command; a nested scan shows only when the input is large, so it is looked for here. Each measurement is a process of
-its own that does what a command or a stage does, files read and written included; data are made before it starts, by
-a scripted policy in the service desk or of rollouts that ship, again under other ids. An exponent is the slope of
-log(cost) over log(size), by least squares over the larger half of the sizes: 1 is linear, 2 quadratic.
+its own that runs a command, files read and written included; data are made before it starts, of rollouts that ship,
+again under other ids. An exponent is the slope of log(cost) over log(size), by least squares over the larger half of
+the sizes: 1 is linear, 2 quadratic.
 """
 
 import argparse
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from statistics import linear_regression
 
-from growth_measures import MEASURES, Measure
 from rich.console import Console
 from rich.table import Table
 
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ROOT / "docs/examples/servicedesk.jsonl"
+TRIALS = 4
+RUNS = 10
+LARGEST = 100_000
 MOST = 1.1
 """The largest exponent that is called linear: what is constant bends a line, and caches fill."""
 STEPS = 8
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One thing that grows, in rollouts. `prepare` makes its data in a folder, `command` are the arguments of captrain
+    that are measured there."""
+
+    name: str
+    prepare: Callable[[int, Path], None]
+    command: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,91 @@ class Cost:
     size: int
     seconds: float
     memory: float
+
+
+def shipped_rows() -> list[dict[str, object]]:
+    """Read the rollouts that ship, as lines of a chat log."""
+    return [json.loads(line) for line in SHIPPED.read_text().splitlines()]
+
+
+def copies(size: int) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield shipped rollouts over and over: the number of each, and its line, with trials of a task side by side."""
+    rows = shipped_rows()
+    for number in range(size):
+        row = rows[number % len(rows)]
+        place = number // (TRIALS * len(rows)) * len(rows) + number % len(rows)
+        yield number, {**row, "task_id": f"task-{place:06d}", "trial": number // len(rows) % TRIALS}
+
+
+def prepare_chats(size: int, folder: Path) -> None:
+    """Write a chat log, one rollout a line, as `captrain export` writes them."""
+    with (folder / "log.jsonl").open("w") as file:
+        for _, row in copies(size):
+            file.write(json.dumps(row) + "\n")
+
+
+def write_rollouts(size: int, path: Path) -> None:
+    """Write rollouts of discovery, in the project's own format."""
+    from captrain.interop import read_logs
+    from captrain.records import digest
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepare_chats(len(shipped_rows()), Path(folder))
+        rollouts = [*read_logs([Path(folder) / "log.jsonl"]).rollouts]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for number, row in copies(size):
+            rollout = rollouts[number % len(rollouts)]
+            task = rollout.task.model_copy(update={"id": str(row["task_id"])})
+            update = {"id": digest("growth", number)[:12], "task": task, "trial": row["trial"]}
+            file.write(rollout.model_copy(update=update).model_dump_json(exclude_defaults=True) + "\n")
+
+
+def prepare_project(size: int, folder: Path) -> None:
+    """Prepare a project with the committed results, and rollouts of discovery and of the evaluation in equal parts."""
+    from captrain.capabilities import ProgrammaticAnalyst, label_runs
+    from captrain.records import Rollout, digest, load, read_index
+
+    shutil.copytree(ROOT / "results", folder / "results", ignore=shutil.ignore_patterns("sweeps", "studies"))
+    for name in ("dvc.yaml", "dvc.lock"):
+        shutil.copy(ROOT / name, folder / name)
+    adapters = read_index(folder / "results/adapters/index.json")
+    arms = [None, *(entry.digest for entry in adapters.values())]
+    discovery, tests = folder / "artifacts/rollouts/discovery.jsonl", folder / "artifacts/evaluation/rollouts.jsonl"
+    write_rollouts(size // 2, discovery)
+    write_rollouts(size - size // 2, tests)
+    lines = [*islice(discovery.open(), len(shipped_rows()))]
+    (folder / "seed.jsonl").write_text("".join(lines))
+    with tests.with_suffix(".tmp").open("w") as file, tests.open() as rollouts:
+        for number, line in enumerate(rollouts):
+            row = json.loads(line)
+            row["task"] |= {"id": f"test/{row['task']['id']}", "split": "test"}
+            row |= {
+                "id": digest("test", number)[:12],
+                "adapter": arms[number // len(lines) % len(arms)],
+                "purpose": "evaluation",
+            }
+            file.write(json.dumps(row) + "\n")
+    tests.with_suffix(".tmp").replace(tests)
+    rollouts = load(folder / "seed.jsonl", Rollout)
+    _, rows = label_runs(ProgrammaticAnalyst(), rollouts, [], 1, 0)
+    labels_of = {row.rollout: row for row in rows}
+    (folder / "artifacts/labels").mkdir(parents=True)
+    with (folder / "artifacts/labels/labels.jsonl").open("w") as file:
+        for run in range(RUNS):
+            for number in range(size // 2):
+                row = labels_of[rollouts[number % len(rollouts)].id]
+                update = {"run": run, "rollout": digest("growth", number)[:12]}
+                file.write(row.model_copy(update=update).model_dump_json(exclude_defaults=True) + "\n")
+
+
+MEASURES = {
+    measure.name: measure
+    for measure in (
+        Measure("chat log", prepare_chats, ("diagnose", "log.jsonl", "--out", "out")),
+        Measure("report", prepare_project, ("report", "--out", "out")),
+    )
+}
 
 
 def sizes(largest: int, steps: int = STEPS) -> list[int]:
@@ -47,10 +150,8 @@ def larger_half(costs: Sequence[Cost]) -> Sequence[Cost]:
 
 def exponent(costs: Sequence[Cost], value: Callable[[Cost], float]) -> float:
     """Fit the slope of the logarithms over the larger half of the sizes."""
-    points = [(math.log(cost.size), math.log(value(cost))) for cost in larger_half(costs)]
-    centre = [sum(axis) / len(points) for axis in zip(*points, strict=True)]
-    spread = sum((x - centre[0]) ** 2 for x, _ in points)
-    return sum((x - centre[0]) * (y - centre[1]) for x, y in points) / spread if spread else math.nan
+    half = larger_half(costs)
+    return linear_regression([math.log(cost.size) for cost in half], [math.log(value(cost)) for cost in half]).slope
 
 
 def measure_once(measure: Measure, size: int) -> Cost:
@@ -61,77 +162,55 @@ def measure_once(measure: Measure, size: int) -> Cost:
         SystemExit: it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        script = [sys.executable, str(Path(__file__))]
-        subprocess.run([*script, "--prepare", measure.name, str(size), folder], check=True)
-        work = [*script, "--work", measure.name, str(size), folder]
-        command = [sys.executable, "-m", "captrain.cli.app", *measure.command] if measure.command else work
+        script = [sys.executable, str(Path(__file__)), "--prepare", measure.name, str(size), folder]
+        subprocess.run(script, check=True)
+        command = [sys.executable, "-m", "captrain.cli.app", *measure.command]
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             if process.returncode:
                 output.seek(0)
-                raise SystemExit(
-                    f"{measure.name} at {size}: exit status {process.returncode}\n{output.read().decode()}"
-                )
+                text = output.read().decode()
+                raise SystemExit(f"{measure.name} at {size}: exit status {process.returncode}\n{text}")
     return Cost(size, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def growth(names: Sequence[str], largest: int | None, steps: int) -> dict[str, list[Cost]]:
-    """Measure the cost of each measure at each size; every one is printed as it comes, to stderr."""
-    costs: dict[str, list[Cost]] = {}
-    for name in names:
-        measure = MEASURES[name]
-        for size in sizes(min(measure.largest, largest or measure.largest), steps):
-            cost = measure_once(measure, size)
-            costs.setdefault(name, []).append(cost)
-            print(f"{name} {size:,}: {cost.seconds:.2f} s, {cost.memory:,.0f} MiB", file=sys.stderr, flush=True)
-    return costs
-
-
-def table(costs: dict[str, list[Cost]]) -> Table:
-    """Tabulate CPU seconds and peak memory, one row a measure, where the larger half of the sizes begins and at the
-    largest."""
-    grid = Table(title="growth", title_justify="left")
-    grid.add_column("what grows")
-    for name in ("from", "to", "CPU s", "CPU s", "exponent", "MiB", "MiB", "exponent"):
-        grid.add_column(name, justify="right")
-    for name, row in costs.items():
-        first, *_, last = larger_half(row)
-        grid.add_row(
-            f"{name}, {MEASURES[name].unit}",
-            *(f"{cost.size:,}" for cost in (first, last)),
-            *(f"{cost.seconds:.1f}" for cost in (first, last)),
-            f"{exponent(row, lambda cost: cost.seconds):.2f}",
-            *(f"{cost.memory:,.0f}" for cost in (first, last)),
-            f"{exponent(row, lambda cost: cost.memory):.2f}",
-        )
-    grid.caption = f"exponents above {MOST:g} are more than linear"
-    return grid
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Measure and print; or, in a process that the measuring starts, prepare or do the work of one."""
+    """Measure and print, each cost as it comes to stderr; or, in a process that the measuring starts, prepare."""
     parser = argparse.ArgumentParser(description="How time and memory grow with the size of what is given.")
     parser.add_argument("--only", nargs="+", choices=[*MEASURES], default=[*MEASURES], help="measure these alone")
-    parser.add_argument("--largest", type=int, help="no size above this one")
+    parser.add_argument("--largest", type=int, default=LARGEST, help="no size above this one")
     parser.add_argument("--steps", type=int, default=STEPS, help="sizes of each, which double")
     parser.add_argument("--prepare", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.steps < 2:
         parser.error("an exponent takes two sizes at least")
     if options.prepare:
         name, size, folder = options.prepare
         MEASURES[name].prepare(int(size), Path(folder))
-    elif options.work:
-        name, size, folder = options.work
-        work = MEASURES[name].work
-        assert work is not None
-        work(int(size), Path(folder))
-    else:
-        costs = growth(options.only, options.largest, options.steps)
-        Console(width=None if os.isatty(1) else 140).print(table(costs))
+        return
+    table = Table(title="growth", title_justify="left")
+    table.add_column("what grows")
+    for name in ("from", "to", "CPU s", "CPU s", "exponent", "MiB", "MiB", "exponent"):
+        table.add_column(name, justify="right")
+    for name in options.only:
+        costs = list[Cost]()
+        for size in sizes(options.largest, options.steps):
+            cost = measure_once(MEASURES[name], size)
+            costs.append(cost)
+            print(f"{name} {size:,}: {cost.seconds:.2f} s, {cost.memory:,.0f} MiB", file=sys.stderr, flush=True)
+        first, *_, last = larger_half(costs)
+        table.add_row(
+            f"{name}, rollouts",
+            *(f"{cost.size:,}" for cost in (first, last)),
+            *(f"{cost.seconds:.1f}" for cost in (first, last)),
+            f"{exponent(costs, lambda cost: cost.seconds):.2f}",
+            *(f"{cost.memory:,.0f}" for cost in (first, last)),
+            f"{exponent(costs, lambda cost: cost.memory):.2f}",
+        )
+    table.caption = f"exponents above {MOST:g} are more than linear"
+    Console(width=None if os.isatty(1) else 140).print(table)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,12 @@ rollouts are those of the row itself.
 Writes results/studies/doses.csv: one row a method and dose, with a 95% interval over tasks.
 """
 
-import csv
-import io
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from judging import passes
 
-from captrain.benchmarks import load_benchmark
 from captrain.comparison import (
     Bootstrap,
     Evidence,
@@ -25,14 +23,13 @@ from captrain.comparison import (
     refine,
     specialist_lessons,
     trace_ledger,
+    write_table,
 )
 from captrain.config import Spec, load_spec
 from captrain.execution import entry_point, launch
 from captrain.ledger import budget
 from captrain.models import Adapter
-from captrain.policies import load_policy
-from captrain.records import JsonObject, publish_text
-from captrain.rollouts import collect
+from captrain.records import JsonObject
 from captrain.training import LIBRARIES, teach_solutions
 
 DOSES = {
@@ -40,8 +37,8 @@ DOSES = {
     "specialist": (1000, 2000),
     "rejection_sft": (1000, 2000, 3000, 4000),
 }
-FIRST, TASKS, TRIALS = 20_000, 400, 2
-"""The tasks that judge: the number of the first, how many, and how often each is played."""
+TASKS = 400
+"""Tasks that judge."""
 RESULTS = Path("results/studies/doses.csv")
 
 
@@ -62,21 +59,10 @@ def measure(point: tuple[Spec, str, int]) -> JsonObject:
         general = method == "solutions"
         lessons = [generalist_lesson(dosed, base, evidence)] if general else specialist_lessons(dosed, base, evidence)
         adapters = [teach_solutions(lesson) for lesson in lessons]
-    policy = load_policy(spec.policy, base, spec.machine, batch=spec.machine.batch)
-    target = load_benchmark(spec.benchmark, spec.machine)
-    tasks = target.tasks("training", FIRST + TASKS)[FIRST:]
-    marks = {"passed": 1.0, "failed": 0.0, "error": np.nan}
-    rates = []
-    for adapter in adapters:
-        acting = Adapter(str(adapter.folder), adapter.digest)
-        rollouts = collect(
-            policy, target, tasks, purpose="validation", seed=spec.seed, trials=TRIALS, adapter=acting, quiet=True
-        )
-        rates.append(np.array([marks[rollout.outcome] for rollout in rollouts]).reshape(TASKS, TRIALS))
-    outcomes = np.hstack(rates)
+    acting = [Adapter(str(adapter.folder), adapter.digest) for adapter in adapters]
+    outcomes = np.hstack([passes(spec, base, adapter, TASKS) for adapter in acting])
     [(low, high)] = Bootstrap(TASKS, 2000, 0.95, 0).intervals([np.nanmean(outcomes, axis=1)])
-    numbers = {"pass_rate": float(np.nanmean(outcomes)), "low": low, "high": high}
-    return {"method": method, "dose": dose, **{name: f"{value:.6f}" for name, value in numbers.items()}}
+    return {"method": method, "dose": dose, "pass_rate": float(np.nanmean(outcomes)), "low": low, "high": high}
 
 
 @partial(entry_point, stage=False)
@@ -85,12 +71,8 @@ def main() -> None:
     spec = load_spec()
     points = [(spec, method, dose) for method, doses in DOSES.items() for dose in sorted(doses, reverse=True)]
     rows = launch.run(measure, points, spec.machine, "doses", LIBRARIES)
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(sorted(rows, key=lambda row: (row["method"], row["dose"])))
-    publish_text(RESULTS, text.getvalue())
-    print(text.getvalue())
+    write_table(sorted(rows, key=lambda row: (row["method"], row["dose"])), RESULTS)
+    print(RESULTS.read_text())
 
 
 if __name__ == "__main__":

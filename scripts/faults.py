@@ -28,8 +28,6 @@ from pathlib import Path
 
 import psutil
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from captrain.projects import remove_cut_off
 
@@ -60,63 +58,28 @@ class Stopped(BaseException):  # noqa: N818  (no error)
 
 
 @dataclass
-class Outcome:
-    """Outcome of one kind of fault: how often it was made, how often it came after the end of the pipeline, how often
-    its stage met no limit, the runs that ended with a traceback in place of a message, and the stages that were at
-    work."""
-
-    faults: int = 0
-    late: int = 0
-    unmet: int = 0
-    tracebacks: list[str] = field(default_factory=list)
-    stages: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Moment of a fault: so many seconds after a stage has begun, or a later one, where that is whole already."""
-
-    stages: frozenset[str]
-    delay: float
-
-
-@dataclass
 class Campaign:
-    """Outcomes of all faults till now, by their kind, and of the pipelines that were whole afterwards."""
+    """Outcomes of all faults till now: how often each kind was made, the stages that were at work, the pipelines that
+    were whole afterwards, the files that differ, what half-written stayed, and the ends of logs with a traceback in
+    place of a message or of pipelines that were not resumed."""
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    stages: Counter[str] = field(default_factory=Counter)
     pipelines: int = 0
     differing: Counter[str] = field(default_factory=Counter)
     remains: list[str] = field(default_factory=list)
+    tracebacks: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    """The ends of the logs of pipelines that were not resumed."""
-
-    @property
-    def faults(self) -> int:
-        """Number of faults made."""
-        return sum(outcome.faults for outcome in self.outcomes.values())
-
-    @property
-    def tracebacks(self) -> list[str]:
-        """The ends of logs with a traceback in place of a message."""
-        return [text for outcome in self.outcomes.values() for text in outcome.tracebacks]
 
     @property
     def complaints(self) -> list[str]:
         """All that should not have come out."""
         return [*self.failures, *self.differing, *self.remains, *self.tracebacks]
 
-    def compare(self, folder: Path, expected: Mapping[str, str]) -> None:
-        """Count a pipeline that is whole, and hold what it left against what it should have."""
-        content = contents(folder)
-        self.pipelines += 1
-        self.differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
-        self.remains += unfinished(folder)
-
     def __str__(self) -> str:
-        words = f"{self.pipelines} pipelines whole after {self.faults} faults; {len(self.differing)} files differ, "
-        words += f"{len(self.remains)} half-written files stayed"
-        return f"{words}, {len(self.tracebacks)} tracebacks, {len(self.failures)} not resumed"
+        words = f"{self.pipelines} pipelines whole after {self.faults.total()} faults; {len(self.differing)} files "
+        words += f"differ, {len(self.remains)} half-written files stayed, {len(self.tracebacks)} tracebacks"
+        return f"{words}, {len(self.failures)} not resumed"
 
 
 def prepare(folder: Path, overrides: Sequence[str]) -> Path:
@@ -178,17 +141,20 @@ def stage_times(process: "subprocess.Popen[str]", folder: Path) -> dict[str, flo
     }
 
 
-def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, moment: Moment, draw: random.Random) -> bool:
-    """Make a fault at a moment, and wait until the pipeline has ended or, after a limit that its stage did not meet,
+def disturb(
+    process: "subprocess.Popen[str]", folder: Path, name: str, stages: Sequence[str], delay: float, draw: random.Random
+) -> bool:
+    """Make a fault so many seconds after one of these stages has begun (a later one, where the first is whole already),
+    and wait until the pipeline has ended or, after a limit that its stage did not meet,
     goes on without it; whether the pipeline was still at work.
 
     Raises:
         NotResumedError: it had ended by itself, and not well.
     """
-    while moment.stages.isdisjoint(begun(folder)) and process.poll() is None:
+    while {*stages}.isdisjoint(begun(folder)) and process.poll() is None:
         time.sleep(POLL)
     try:
-        if process.wait(moment.delay):
+        if process.wait(delay):
             raise _not_resumed(folder)
         return False
     except subprocess.TimeoutExpired:
@@ -213,14 +179,8 @@ def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, moment: M
 def contents(folder: Path) -> dict[str, str]:
     """Hash every file that must come out the same."""
     roots = [folder / name for name in COMPARED]
-    entries = [entry for root in roots for entry in (root, *sorted(root.rglob("*")))]
-    files = [entry for entry in entries if entry.is_file()]
+    files = [path for root in roots for path in (root, *sorted(root.rglob("*"))) if path.is_file()]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def unfinished(folder: Path) -> list[str]:
-    """List half-written files that nobody will finish."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp") if ".dvc" not in path.parts)
 
 
 def hurt(
@@ -229,7 +189,7 @@ def hurt(
     times: Mapping[str, float],
     draw: random.Random,
     count: int,
-    outcomes: dict[str, Outcome],
+    campaign: Campaign,
 ) -> None:
     """Run one pipeline with `count` faults at most, until it is whole: each at any moment of the time that its stage
     took undisturbed, in a stage that is not whole yet, and not so far ahead that the faults left would find none.
@@ -239,28 +199,24 @@ def hurt(
     """
     order, number, name = [*times], 0, ""
     stages = order
-    outcome = Outcome()
     while number < count:
         with started(folder, targets) as process:
             while number < count and process.poll() is None:
                 reach = max(1, 2 * len(stages) // (count - number))
                 name, stage = draw.choice([*SIGNALS, *LIMITS]), draw.choice(stages[:reach])
-                moment = Moment(frozenset(stages[stages.index(stage) :]), draw.uniform(0, times[stage]))
-                outcome = outcomes.setdefault(name, Outcome())
-                outcome.faults, number = outcome.faults + 1, number + 1
-                if not disturb(process, folder, name, moment, draw):
-                    outcome.late += 1
+                campaign.faults[name], number = campaign.faults[name] + 1, number + 1
+                later, delay = stages[stages.index(stage) :], draw.uniform(0, times[stage])
+                if not disturb(process, folder, name, later, delay, draw):
                     return
-                outcome.unmet += process.poll() in (None, 0)
                 [stage] = begun(folder)[-1:] or [""]
-                outcome.stages[stage] += 1
+                campaign.stages[stage] += 1
                 stages = order[order.index(stage) :] if stage else stages
             if process.wait() == 0:
                 return
         log = (folder / "log.txt").read_text(errors="replace")
         # DVC's own words are not ours to write; those of a stage are. What a signal ends says nothing.
         if name in LIMITS and "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
-            outcome.tracebacks.append(log[-400:])
+            campaign.tracebacks.append(log[-400:])
     with started(folder, targets) as process:
         if process.wait():
             raise _not_resumed(folder)
@@ -279,7 +235,7 @@ def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
             raise SystemExit(f"the undisturbed run failed:\n{(reference / 'log.txt').read_text()[-2000:]}")
     expected = contents(reference)
     print(f"{len(expected)} files of the undisturbed run to compare with", flush=True)
-    while campaign.faults < options.faults:
+    while campaign.faults.total() < options.faults:
         folder = prepare(WORK / f"disturbed-{campaign.pipelines + len(campaign.failures)}", options.overrides)
         try:
             hurt(
@@ -287,29 +243,19 @@ def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
                 options.targets,
                 times,
                 draw,
-                min(options.length, options.faults - campaign.faults),
-                campaign.outcomes,
+                min(options.length, options.faults - campaign.faults.total()),
+                campaign,
             )
-            campaign.compare(folder, expected)
+            content = contents(folder)
+            campaign.pipelines += 1
+            campaign.differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
+            # Half-written files that nobody will finish.
+            remains = (path.relative_to(folder) for path in folder.rglob(".*.tmp"))
+            campaign.remains += sorted(str(path) for path in remains if ".dvc" not in path.parts)
             shutil.rmtree(folder)
         except NotResumedError as error:  # its folder stays, to be looked at
             campaign.failures.append(str(error))
         print(campaign, flush=True)
-
-
-def print_table(campaign: Campaign, title: str) -> None:
-    """Print the faults made, the stages hit, and what came out that should not have."""
-    table = Table(title=title)
-    for heading in ("fault", "made", "of these after the end", "limits not met", "tracebacks of ours"):
-        table.add_column(heading, justify="left" if heading == "fault" else "right")
-    for name, outcome in sorted(campaign.outcomes.items()):
-        table.add_row(name, str(outcome.faults), str(outcome.late), str(outcome.unmet), str(len(outcome.tracebacks)))
-    Console(width=None if sys.stdout.isatty() else 100).print(table)
-    hits = sum((outcome.stages for outcome in campaign.outcomes.values()), Counter[str]())
-    print("hit: " + ", ".join(f"{stage or 'no stage yet'} {count}" for stage, count in hits.most_common()))
-    print(campaign)
-    for complaint in campaign.complaints[:20]:
-        print(complaint)
 
 
 def stop(number: int, _: object) -> None:
@@ -343,7 +289,10 @@ def main() -> int:
         end = f", stopped by {'--seconds' if str(signalled) == 'SIGALRM' else signalled}"
     signal.setitimer(signal.ITIMER_REAL, 0)
     seconds = time.monotonic() - beginning
-    print_table(campaign, f"{campaign.faults} faults, seed {options.seed}, {seconds:.0f} s{end}")
+    print(f"{campaign.faults.total()} faults, seed {options.seed}, {seconds:.0f} s{end}")
+    print(*(f"{name}: {count}" for name, count in sorted(campaign.faults.items())), sep="\n")
+    print("hit: " + ", ".join(f"{stage or 'no stage yet'} {count}" for stage, count in campaign.stages.most_common()))
+    print(campaign, *campaign.complaints[:20], sep="\n")
     return int(bool(campaign.complaints) or not campaign.pipelines)
 
 

@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,13 +43,6 @@ def hashes_of_files(paths: list[Path]) -> dict[tuple[str, str], set[str]]:
     }
 
 
-def index_hashes(lock: Path) -> dict[tuple[str, str], set[str]]:
-    """Ask the index for the hashes of all that a lock file pins."""
-    options = ("--no-deps", "--generate-hashes", "--no-annotate", "--no-header", "--python-version", PYTHON)
-    command = ["uv", "pip", "compile", str(lock), *options]
-    return hashes_in(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
 def locked(text: str, sources: list[Mapping[tuple[str, str], set[str]]]) -> str:
     """Write a lock file with the hashes of all sources."""
     lines, is_marked = list[str](), False
@@ -70,16 +62,17 @@ def locked(text: str, sources: list[Mapping[tuple[str, str], set[str]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Write the hashes of all lock files."""
+def main() -> None:
+    """Write the hashes of all lock files: those of the index, those that stand there, and those of the wheels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", nargs="*", type=Path, help="files whose hashes are taken, too")
-    options = parser.parse_args()
+    wheels = hashes_of_files(parser.parse_args().wheels)
+    options = ("--no-deps", "--generate-hashes", "--no-annotate", "--no-header", "--python-version", PYTHON)
     for path in map(Path, LOCKS):
-        text = path.read_text()
-        path.write_text(locked(text, [index_hashes(path), hashes_in(text), hashes_of_files(options.wheels)]))
-    return 0
+        command, text = ["uv", "pip", "compile", str(path), *options], path.read_text()
+        index = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        path.write_text(locked(text, [hashes_in(index), hashes_in(text), wheels]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

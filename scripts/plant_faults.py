@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 SEED = 33
 BASIS = ["DB", "COMMUNICATE"]
 """Checks by which tau2 judges a task that does not name any."""
+TAU2 = ("airline", "retail", "telecom")
 WITH_REFERENCES = ("servicedesk", "calendar")
 """Benchmarks whose logs hold references; those of BFCL, AgentDojo and ToolSandbox hold none."""
 BARE = ("bfcl", "agentdojo", "toolsandbox")
@@ -51,21 +52,8 @@ LOOKUPS = {"get_customer_by_phone": "phone_number", "get_details_by_id": "id"}
 """Look-ups of one argument that no solution of telecom makes."""
 
 
-class Stage:
-    """A task whose solutions can be played: its steps, what the user says, what the answer owes."""
-
-    task: str
-    steps: tuple[Step, ...]
-    owed: tuple[str, ...]
-    world: World
-
-    def play(self, steps: Sequence[Step]) -> Played:
-        """The steps, played from the task's start."""
-        raise NotImplementedError
-
-
-class Spoken(Stage):
-    """A task of an environment of the contract."""
+class Spoken:
+    """A task of an environment of the contract: its steps, what its answer owes, and its world."""
 
     def __init__(self, target: Target, task: Task, world: World, reference: Sequence[Message]) -> None:
         self.target, self._task, self.world, self.owed = target, task, world, world.owed
@@ -78,6 +66,7 @@ class Spoken(Stage):
         self.steps = tuple(solution)
 
     def play(self, steps: Sequence[Step]) -> Played:
+        """Play steps from the task's start."""
         actions: list[Message] = [
             tool_call(step.tool, step.arguments)
             if isinstance(step, ReplayCall)
@@ -98,7 +87,7 @@ class Spoken(Stage):
         return Played(messages, tuple(results), refusals, score.success)
 
 
-class Tau2(Stage):
+class Tau2:
     """A task of tau2, whose solutions rarely look anything up: a careful agent's look-ups are put in."""
 
     def __init__(self, definition: JsonObject, world: World, lookups: dict[str, str]) -> None:
@@ -146,6 +135,7 @@ class Tau2(Stage):
         return (*steps, f"{CLOSING} {', '.join(self.owed)}".strip())
 
     def play(self, steps: Sequence[Step]) -> Played:
+        """Play steps from the task's start."""
         calls = tuple(step for step in steps if isinstance(step, ReplayCall))
         texts = tuple(step for step in steps if isinstance(step, str))
         (replayed,) = self.world.play([Replay(calls, texts)])
@@ -170,9 +160,7 @@ class Tau2(Stage):
         return Played(messages, replayed.results, replayed.failed, replayed.passed)
 
 
-def words_of(performance: Played) -> str:
-    """Words of the user."""
-    return "\n".join(str(message["content"]) for message in performance.messages if message["role"] == "user")
+Stage = Spoken | Tau2
 
 
 def plant(
@@ -191,7 +179,9 @@ def plant(
             tools.arguments.setdefault(tool, frozenset() if isinstance(stage, Spoken) else frozenset({"summary"}))
         for call, writes in zip(calls, replayed.changed, strict=True):
             tools.add(call, writes and kind_of(call.tool) != "read", stage.world.kinds.get(call.tool))
-        cases.append((stage, Case(stage.steps, performance, words_of(performance), tools, stage.owed, rng)))
+        turns = (message for message in performance.messages if message["role"] == "user")
+        words = "\n".join(str(message["content"]) for message in turns)
+        cases.append((stage, Case(stage.steps, performance, words, tools, stage.owed, rng)))
     for stage, case in cases[: 2 * per_class]:
         yield stage, "", case.performance, None, []
     for name, (faults, causes) in CLASSES.items():
@@ -201,18 +191,14 @@ def plant(
                 performance = stage.play(planted.steps)
                 is_refused = planted.call is not None and performance.failed[planted.call] and name not in REFUSABLE
                 if not performance.passed and not is_refused:
-                    message = message_of(performance, planted.call)
+                    messages = enumerate(performance.messages)
+                    places = [place for place, message in messages for _ in message.get("tool_calls") or []]
+                    message = None if planted.call is None else places[planted.call]
                     yield stage, name, performance, message, [*causes, *planted.accepted]
                     number += 1
                     break
             if number == per_class:
                 break
-
-
-def message_of(performance: Played, call: int | None) -> int | None:
-    """The message of a call by its number."""
-    places = [place for place, message in enumerate(performance.messages) for _ in message.get("tool_calls") or []]
-    return None if call is None else places[call]
 
 
 def tau2_stages(worlds: Worlds, domain: str, count: int, rng: random.Random) -> list[Stage]:
@@ -263,17 +249,9 @@ def spoken_stages(target: Target, worlds: Worlds, tasks: Sequence[Task]) -> list
     return stages
 
 
-def calendar() -> Target:
-    """The calendar that a new project begins with."""
-    module = ModuleType("calendar_desk")
-    source = ROOT / "src/captrain/projects/templates/calendar_desk.py.txt"
-    exec(compile(source.read_text(encoding="utf-8"), str(source), "exec"), vars(module))
-    return Target(module.CalendarDesk(), str(source), "")
-
-
 def stages_of(benchmark: str, count: int, rng: random.Random) -> list[Stage]:
     """Tasks of a benchmark by its name in a log."""
-    if benchmark in ("airline", "retail", "telecom"):
+    if benchmark in TAU2:
         return tau2_stages(open_worlds("tau2"), benchmark, count, rng)
     if benchmark in BARE:
         python = os.environ.get(SANDBOX) if benchmark == "toolsandbox" else None
@@ -284,32 +262,32 @@ def stages_of(benchmark: str, count: int, rng: random.Random) -> list[Stage]:
         tasks += target.tasks("discovery", target.size("discovery") or 0)
         worlds = open_worlds(benchmark, machine=spec.machine)
         return spoken_stages(target, worlds, rng.sample(tasks, min(count, len(tasks))))
-    target = calendar() if benchmark == "calendar" else Target(ServiceDesk(mix="mixed"), "servicedesk", "")
-    worlds = open_worlds(target=target) if benchmark == "calendar" else open_worlds("servicedesk")
+    if benchmark == "calendar":  # that a new project begins with
+        module, source = ModuleType("calendar_desk"), ROOT / "src/captrain/projects/templates/calendar_desk.py.txt"
+        exec(compile(source.read_text(encoding="utf-8"), str(source), "exec"), vars(module))
+        target = Target(module.CalendarDesk(), str(source), "")
+        worlds = open_worlds(target=target)
+    else:
+        target, worlds = Target(ServiceDesk(mix="mixed"), "servicedesk", ""), open_worlds("servicedesk")
     return spoken_stages(target, worlds, target.tasks("training", count))
 
 
 def log_of(benchmark: str, rows: Sequence[tuple[Stage, int, Played]]) -> str:
     """A log as its benchmark writes it, or as chats are kept."""
-    if benchmark not in ("airline", "retail", "telecom"):
-        return "".join(
-            json.dumps(
-                {
-                    "task_id": stage.task,
-                    "trial": trial,
-                    "model": "planted",
-                    "reward": float(performance.passed),
-                    "messages": performance.messages,
-                    **(
-                        {"reference": stage.solution}
-                        if isinstance(stage, Spoken) and benchmark in WITH_REFERENCES
-                        else {}
-                    ),
-                }
-            )
-            + "\n"
-            for stage, trial, performance in rows
-        )
+    if benchmark not in TAU2:
+        lines = list[str]()
+        for stage, trial, performance in rows:
+            row = {
+                "task_id": stage.task,
+                "trial": trial,
+                "model": "planted",
+                "reward": float(performance.passed),
+                "messages": performance.messages,
+            }
+            if isinstance(stage, Spoken) and benchmark in WITH_REFERENCES:
+                row["reference"] = stage.solution
+            lines.append(json.dumps(row) + "\n")
+        return "".join(lines)
     definitions = {stage.task: stage.definition for stage, _, _ in rows if isinstance(stage, Tau2)}
     simulations = [
         {
@@ -352,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rng, trials = random.Random(f"{SEED}-{benchmark}"), Counter[str]()
         rows: list[tuple[Stage, int, Played]] = []
         counts = Counter[str]()
-        file = f"planted_{benchmark}.{'json' if benchmark in ('airline', 'retail', 'telecom') else 'jsonl'}"
+        file = f"planted_{benchmark}.{'json' if benchmark in TAU2 else 'jsonl'}"
         for stage, name, performance, message, causes in plant(
             stages_of(benchmark, options.tasks, rng), options.per_class, rng
         ):

@@ -79,41 +79,33 @@ def joined(rows: Sequence[TableRow], earlier: Sequence[TableRow]) -> list[TableR
 
 def table(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Table:
     """Tabulate the mean pass rate of the base, the baselines and TRACE, and the difference to GRPO on the target."""
-    summary = Table(title="Over seeds", title_justify="left")
-    interval = f"{CONFIDENCE:.0%} interval"
+
+    def interval(low: float, high: float, form: str) -> str:
+        return "" if np.isnan(low) else f"{low:{form}} to {high:{form}}"
+
+    summary, heading = Table(title="Over seeds", title_justify="left"), f"{CONFIDENCE:.0%} interval"
     for name in (
         "experiment",
         "method",
         "learns from",
         "seeds",
         "mean",
-        interval,
+        heading,
         "to GRPO on target",
-        interval,
+        heading,
         "reading",
     ):
         summary.add_column(name, justify="left" if name in WORDS else "right")
     for experiment, methods in grouped(rates, "experiment").items():
         to_grpo = versus(grouped(differences, "experiment").get(experiment, []), GRPO)
-        for row in methods:
-            if row["method"] not in headline_methods():
-                continue
-            cells = [
-                row["label"],
-                supervision(row["method"]) or "",
-                str(row["seeds"]),
-                f"{row['pass_rate']:.3f}",
-                _interval(row["low"], row["high"]),
-            ]
+        for row in (row for row in methods if row["method"] in headline_methods()):
+            cells = [row["label"], supervision(row["method"]) or "", str(row["seeds"]), f"{row['pass_rate']:.3f}"]
+            cells.append(interval(row["low"], row["high"], ".3f"))
             if difference := to_grpo.get(row["method"]):
-                interval_text = _interval(difference.low, difference.high, "+.3f")
-                cells += [f"{difference.mean:+.3f}", interval_text, difference.reading]
+                bounds = interval(difference.low, difference.high, "+.3f")
+                cells += [f"{difference.mean:+.3f}", bounds, difference.reading]
             summary.add_row(experiment, *cells)
     return summary
-
-
-def _interval(low: float, high: float, form: str = ".3f") -> str:
-    return "" if np.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
 def selections(rows: Sequence[ComparisonRow]) -> list[str]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from captrain.comparison import wilson
 from captrain.records import JsonObject
 
 Row = JsonObject
@@ -41,17 +42,6 @@ FAMILIES: Mapping[str, Sequence[str]] = {
     "not the agent's": (*sorted(NOT_THE_AGENTS),),
 }
 FAMILY = {cause: family for family, causes in FAMILIES.items() for cause in causes}
-LEVEL = 1.959964
-"""Quantile of 95% intervals."""
-
-
-def wilson(part: int, whole: int) -> tuple[float, float]:
-    """Wilson's interval of a share."""
-    if not whole:
-        return 0.0, 1.0
-    share, square = part / whole, LEVEL**2 / whole
-    middle, half = share + square / 2, LEVEL * math.sqrt(share * (1 - share) / whole + square / (4 * whole))
-    return (middle - half) / (1 + square), (middle + half) / (1 + square)
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -92,14 +82,9 @@ def causes_of(row: Row) -> list[str]:
     return [cause["cause"] for cause in [row.get("primary"), *row.get("secondary", [])] if cause]
 
 
-def right(truth: Row) -> set[str]:
-    """The primary causes that are right."""
-    return {truth["primary"], *truth.get("accepted", [])}
-
-
 def count(truth: Row, row: Row) -> Counter[str]:
     """One failure as counts."""
-    causes, accepted = causes_of(row), right(truth)
+    causes, accepted = causes_of(row), {truth["primary"], *truth.get("accepted", [])}
     # A reference that is doubted is named by its suspicion, whatever stands beside it.
     doubted = {"suspect_reference"} if row.get("suspicions") and truth["suspect_reference"] else set[str]()
     primary = {row["primary"]["cause"]} if row.get("primary") else set[str]()
@@ -131,11 +116,6 @@ def root_steps(gold: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
             distances.append(abs(primary["message"] - step + 1) if primary else math.inf)
         exact, near = (cell(sum(gap <= most for gap in distances), len(entries)) for most in (0, 2))
         yield f"{name} ids: root step exact {exact}, within two messages {near}"
-
-
-def domain_of(row: Row) -> str:
-    """The domain of a rollout: its environment, or of a chat the beginning of its task's name."""
-    return row["environment"] if row["environment"] != "chat" else row["task"].split("/")[1].split("-")[0].split(":")[0]
 
 
 def cell(part: int, whole: int) -> str:
@@ -181,8 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flags["found"] += truth["suspect_reference"] and bool(row.get("suspicions"))
         flags["false"] += not truth["suspect_reference"] and bool(row.get("suspicions"))
         counts = count(truth, row)
-        groups = [truth["file"], domain_of(row), "all"]
-        for group in dict.fromkeys(groups):
+        # The domain of a rollout is its environment, or of a chat the beginning of its task's name.
+        chat = row["task"].split("/")[1].split("-")[0].split(":")[0]
+        domain = chat if row["environment"] == "chat" else row["environment"]
+        for group in dict.fromkeys((truth["file"], domain, "all")):
             totals[group].update(counts)
             if truth["primary"] not in NOT_THE_AGENTS:
                 agents[group].update(counts)

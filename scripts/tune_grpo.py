@@ -10,31 +10,28 @@ Writes results/studies/grpo_tuning.csv: one row a rung and candidate, with what 
 that win are the defaults of `baselines.grpo_target`. A search that was cut off goes on where it was.
 """
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from judging import TRIALS, passes
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from captrain.benchmarks import load_benchmark, train_base
+from captrain.benchmarks import train_base
 from captrain.comparison import Bootstrap, baseline_job
 from captrain.config import Spec, load_spec
 from captrain.execution import entry_point, launch
 from captrain.models import Adapter
-from captrain.policies import load_policy
 from captrain.records import JsonObject, publish_text
-from captrain.rollouts import collect
-from captrain.training import Job, Trained, TrainingEnvironment, train
+from captrain.training import TrainingEnvironment, train
 
 ROLLOUTS = 3200
 """Rollouts of one training: what TRACE spends in all in the committed run."""
-FIRST, TASKS, TRIALS = 20_000, 300, 2
-"""The tasks that judge: the number of the first, how many, and how often each is played."""
+TASKS = 300
+"""Tasks that judge."""
 RUNGS = {0: 4, 1: 2, 2: 1}
 """The seed of the base that a rung adds -> how many candidates are left after it."""
 WORK = Path(".cache/tuning")
@@ -52,21 +49,6 @@ GRID: list[tuple[object, ...]] = [
 ]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One candidate on the base of one seed: its settings, and where the base lies."""
-
-    spec: Spec
-    settings: tuple[object, ...]
-    project: Path
-
-    def job(self) -> Job:
-        """The training, as the row `grpo_target` does it."""
-        target = TrainingEnvironment("target", self.spec.benchmark)
-        settings = {name: value for name, value in zip(NAMES, self.settings, strict=True) if value is not None}
-        return baseline_job("grpo_target", self.spec, self.project, [target], ROLLOUTS, settings)
-
-
 def base_of(spec: Spec, seed: int) -> Path:
     """The project whose artifacts hold the base of a seed: this one, or one that is made now."""
     project = Path() if seed == spec.seed else WORK / str(seed)
@@ -76,59 +58,38 @@ def base_of(spec: Spec, seed: int) -> Path:
     return project
 
 
-def passes(trial: Trial, adapter: Trained) -> NDArray[np.float64]:
-    """Tell which of the tasks that judge an adapter passes, (tasks, trials); an error is NaN."""
-    spec = trial.spec
-    target = load_benchmark(spec.benchmark, spec.machine)
-    policy = load_policy(spec.policy, trial.project / "artifacts/base", spec.machine, batch=spec.machine.batch)
-    tasks = target.tasks("training", FIRST + TASKS)[FIRST:]
-    acting = Adapter(str(adapter.folder), adapter.digest)
-    rollouts = collect(
-        policy, target, tasks, purpose="validation", seed=spec.seed, trials=TRIALS, adapter=acting, quiet=True
-    )
-    marks = {"passed": 1.0, "failed": 0.0, "error": np.nan}
-    return np.array([marks[rollout.outcome] for rollout in rollouts]).reshape(TASKS, TRIALS)
-
-
 def search(spec: Spec) -> list[JsonObject]:
-    """One row a rung and candidate, best first."""
+    """Search, rung by rung.
+
+    Returns:
+        One row a rung and candidate, best first: settings, pass rate over the rung's seeds with an interval over tasks,
+        whether the candidate goes on, and the rollouts of the whole search so far, those that judge among them.
+    """
     candidates: Sequence[tuple[object, ...]] = GRID
     outcomes: dict[tuple[object, ...], list[NDArray[np.float64]]] = {settings: [] for settings in GRID}
-    rows: list[JsonObject] = []
-    total = 0
+    target, rows, total = TrainingEnvironment("target", spec.benchmark), list[JsonObject](), 0
     for rung, (seed, count) in enumerate(RUNGS.items(), start=1):
         project, seeded = base_of(spec, seed), spec.model_copy(update={"seed": seed})
-        trials = [Trial(seeded, settings, project) for settings in candidates]
-        adapters = launch.run(train, [trial.job() for trial in trials], spec.machine, f"rung {rung}")
-        for trial, adapter in zip(trials, adapters, strict=True):
-            outcomes[trial.settings].append(passes(trial, adapter))
-            total += adapter.rollouts + adapter.errors + TASKS * TRIALS
-        rates = {settings: np.nanmean(np.concatenate(outcomes[settings], axis=1), axis=1) for settings in candidates}
-        candidates = sorted(candidates, key=lambda settings: -np.nanmean(rates[settings]))
-        rows += rung_rows(rung, list(RUNGS)[:rung], candidates, rates, count, total)
+        jobs = []
+        for candidate in candidates:
+            settings = {name: value for name, value in zip(NAMES, candidate, strict=True) if value is not None}
+            # As the row `grpo_target` trains.
+            jobs.append(baseline_job("grpo_target", seeded, project, [target], ROLLOUTS, settings))
+        for candidate, adapter in zip(candidates, launch.run(train, jobs, spec.machine, f"rung {rung}"), strict=True):
+            acting = Adapter(str(adapter.folder), adapter.digest)
+            marks = passes(seeded, project / "artifacts/base", acting, TASKS)
+            outcomes[candidate].append(marks)
+            total += adapter.rollouts + adapter.errors + marks.size
+        rates = {candidate: np.nanmean(np.concatenate(outcomes[candidate], axis=1), axis=1) for candidate in candidates}
+        candidates = sorted(candidates, key=lambda candidate: -np.nanmean(rates[candidate]))
+        intervals = Bootstrap(TASKS, 2000, 0.95, 0).intervals([rates[candidate] for candidate in candidates])
+        for place, (candidate, (low, high)) in enumerate(zip(candidates, intervals, strict=True)):
+            row = {"rung": rung, "seeds": " ".join(map(str, list(RUNGS)[:rung]))}
+            row |= dict(zip(NAMES, candidate, strict=True))
+            row |= {"pass_rate": float(np.nanmean(rates[candidate])), "low": low, "high": high, "kept": place < count}
+            row |= {"rollouts": ROLLOUTS, "validation_rollouts": TASKS * TRIALS, "search_rollouts": total}
+            rows.append(row)
         candidates = candidates[:count]
-    return rows
-
-
-def rung_rows(
-    rung: int,
-    seeds: Sequence[int],
-    candidates: Sequence[tuple[object, ...]],
-    rates: Mapping[tuple[object, ...], NDArray[np.float64]],
-    count: int,
-    total: int,
-) -> list[JsonObject]:
-    """The rows of one rung: settings, pass rate over its seeds with an interval over tasks, whether the candidate goes
-    on, and the rollouts of the whole search so far, those that judge among them."""
-    intervals = Bootstrap(TASKS, 2000, 0.95, 0).intervals([rates[settings] for settings in candidates])
-    rows = []
-    for place, (settings, (low, high)) in enumerate(zip(candidates, intervals, strict=True)):
-        numbers = {"pass_rate": float(np.nanmean(rates[settings])), "low": low, "high": high}
-        budget = {"rollouts": ROLLOUTS, "validation_rollouts": TASKS * TRIALS, "search_rollouts": total}
-        setting = dict(zip(NAMES, settings, strict=True))
-        rows.append(
-            {"rung": rung, "seeds": " ".join(map(str, seeds)), **setting, **numbers, "kept": place < count} | budget
-        )
     return rows
 
 
@@ -136,14 +97,10 @@ def rung_rows(
 def main() -> None:
     """Search, write the table, and say what won."""
     rows = search(load_spec())
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(
-        {name: f"{value:.6f}" if name in ("pass_rate", "low", "high") else value for name, value in row.items()}
-        for row in rows
-    )
-    publish_text(RESULTS, text.getvalue())
+    table = pd.DataFrame(rows, dtype=object)
+    for column in ("pass_rate", "low", "high"):
+        table[column] = table[column].map("{:.6f}".format)
+    publish_text(RESULTS, table.to_csv(index=False, lineterminator="\n"))
     winner = next(row for row in rows if row["rung"] == len(RUNGS))
     print(f"{', '.join(f'{name} {winner[name]}' for name in NAMES)}: {winner['pass_rate']:.3f}; see {RESULTS}")
 

@@ -33,22 +33,62 @@ from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.interop import read_logs
 from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument
-from captrain.records import Rollout, Spool, Task, Usage, publish
-from captrain.reporting.pages import build, shards
+from captrain.records import JsonObject, Rollout, Spool, Task, Usage, publish
+from captrain.reporting.pages import build, rollouts
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "tests/logs/library.json"
 LIMITS = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
 
 
-growth_measures, bench_growth = load_script("growth_measures"), load_script("bench_growth")
+bench_growth = load_script("bench_growth")
 
 
 def prepared(size: int, folder: Path) -> Path:
     """A chat log of so many rollouts, made as the benchmark makes its own."""
     folder.mkdir()
-    growth_measures.prepare_chats(size, folder)
+    bench_growth.prepare_chats(size, folder)
     return folder / "log.jsonl"
+
+
+def prepare_tau2(size: int, folder: Path) -> None:
+    """Write the same rollouts as one result file of tau2: tasks with their gold actions, and simulations."""
+    rows, names = bench_growth.shipped_rows(), {str(row["task_id"]) for _, row in bench_growth.copies(size)}
+    with (folder / "log.json").open("w") as file:
+        file.write('{"info": {"environment_info": {"domain_name": "desk"}}, "tasks": [')
+        for number, name in enumerate(sorted(names)):
+            gold = rows[int(name.removeprefix("task-")) % len(rows)]
+            file.write(("," if number else "") + json.dumps({"id": name, "evaluation_criteria": criteria(gold)}))
+        file.write('], "simulations": [')
+        for number, row in bench_growth.copies(size):
+            file.write(("," if number else "") + json.dumps(simulation(row)))
+        file.write("]}")
+
+
+def criteria(row: dict[str, object]) -> dict[str, object]:
+    """Convert the gold actions of a shipped rollout to tau2's form."""
+    calls = [
+        call["function"] for message in objects(row["reference"]) for call in objects(message.get("tool_calls", []))
+    ]
+    actions = [{"name": call["name"], "arguments": json.loads(str(call["arguments"]))} for call in calls]
+    return {"actions": actions, "communicate_info": []}
+
+
+def objects(value: object) -> list[dict]:
+    """Check that a value is a JSON list of objects."""
+    assert isinstance(value, list)
+    return value
+
+
+def simulation(row: dict[str, object]) -> dict[str, object]:
+    """Convert a shipped rollout to a simulation of tau2."""
+    messages = []
+    for message in objects(row["messages"]):
+        calls = [call["function"] | {"id": call["id"]} for call in message.get("tool_calls", [])]
+        result = {"id": message["tool_call_id"]} if message["role"] == "tool" else {}
+        messages.append({"role": message["role"], "content": message["content"], "tool_calls": calls or None, **result})
+    names = {key: row[key] for key in ("task_id", "trial")}
+    return {**names, "termination_reason": "agent_stop", "reward_info": {"reward": row["reward"]}, "messages": messages}
 
 
 def test_exponents_are_slopes_over_the_larger_half_of_the_sizes() -> None:
@@ -60,11 +100,11 @@ def test_exponents_are_slopes_over_the_larger_half_of_the_sizes() -> None:
 
 
 @pytest.mark.needs("minutes")
-@pytest.mark.parametrize("name", growth_measures.MEASURES)
+@pytest.mark.parametrize("name", bench_growth.MEASURES)
 def test_every_growth_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EXECUTABLE, python := str(warm_commands() / "python"))
     monkeypatch.setattr(sys, "executable", python)
-    cost = bench_growth.measure_once(growth_measures.MEASURES[name], 10)
+    cost = bench_growth.measure_once(bench_growth.MEASURES[name], 10)
     assert cost.size == 10 and cost.seconds > 0 and cost.memory > 0
 
 
@@ -86,9 +126,7 @@ def test_without_a_choice_it_measures_every_growth(
     monkeypatch.setattr(bench_growth, "measure_once", lambda _, size: bench_growth.Cost(size, 1.0 * size, 200.0))
     bench_growth.main(["--largest", "40", "--steps", "3"])
     printed = rows(capsys.readouterr().out)
-    assert [row[0] for row in printed] == [
-        f"{name}, {measure.unit}" for name, measure in growth_measures.MEASURES.items()
-    ]
+    assert [row[0] for row in printed] == [f"{name}, rollouts" for name in bench_growth.MEASURES]
     assert {tuple(map(float, row[1:3])) for row in printed} == {(20, 40)} and {row[5] for row in printed} == {"1.00"}
 
 
@@ -98,9 +136,7 @@ def rows(printed: str) -> list[list[str]]:
 
 
 def test_a_measure_that_fails_ends_the_benchmark_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = growth_measures.Measure(
-        "chat log", "rollouts", 2, growth_measures.prepare_chats, command=("diagnose", "none")
-    )
+    broken = bench_growth.Measure("chat log", bench_growth.prepare_chats, ("diagnose", "none"))
     with pytest.raises(SystemExit, match="chat log at 2: exit status 2"):
         bench_growth.measure_once(broken, 2)
 
@@ -265,7 +301,7 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
 def test_a_log_is_never_in_memory_whole_however_its_lines_are_broken(shape: str, tmp_path: Path) -> None:
     read_logs([prepared(10, tmp_path / "small")])  # imports what is imported on the way
     if "tau2" in shape:
-        growth_measures.prepare_tau2(1500, tmp_path)
+        prepare_tau2(1500, tmp_path)
         path = tmp_path / "log.json"
     else:
         rows = prepared(1000, tmp_path / "lines").read_text().splitlines()
@@ -295,16 +331,16 @@ def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_p
 
 
 def test_a_report_has_few_rollouts_in_memory_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    most, calls, add = 0, 0, shards._Shard.add
+    most, calls, add = 0, 0, rollouts.Shard.add
 
-    def counted(shard: shards._Shard, rollout: Rollout, points: list[shards.Mark]) -> None:
+    def counted(shard: rollouts.Shard, rollout: Rollout, marks: list[JsonObject]) -> None:
         nonlocal most, calls
         calls += 1
         most = max(most, alive() if calls % 40 == 0 else 0)
-        add(shard, rollout, points)
+        add(shard, rollout, marks)
 
-    monkeypatch.setattr(shards._Shard, "add", counted)
-    growth_measures.prepare_project(400, tmp_path)
+    monkeypatch.setattr(rollouts.Shard, "add", counted)
+    bench_growth.prepare_project(400, tmp_path)
     forget_the_past()
     build(tmp_path, tmp_path / "report")
     text = (tmp_path / "report/data/rows.js").read_text()

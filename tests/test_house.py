@@ -33,9 +33,6 @@ FOREIGN = {
     ("config/machine.py", "asking"),  # of conf/
     ("diagnosis/explained.py", "needed"),  # of causes.jsonl
     ("execution/jobs.py", "at"),  # of .cache/jobs/*/submission.json
-    ("reporting/pages/files.py", "chosen"),  # of results/routes/routes.csv
-    ("reporting/pages/shards.py", "at"),  # of the report's scripts
-    ("reporting/pages/shards.py", "why"),
     ("comparison/published.py", "needed"),  # of published.yaml
     ("comparison/published.py", "kept"),
     ("comparison/published.py", "stated"),
@@ -59,13 +56,11 @@ READERS = {
     "interop/logs/records.py": "logs of others, of which one bad row is listed and the rest is read",
     "interop/trajectories.py": "lines of either of two shapes",
     "models/answer_files.py": "an answer that is not whole is asked for again",
-    "reporting/pages/files.py": "long tables, a part at a time; what is wrong is named as everything that a page reads",
-    "projects/benchmark.py": "opens episodes, and no file",
     "environments/sandbox/confinement/server.py": "where nothing of ours is",
     "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",
     "benchmarks/workers/openenv_worker.py": "where nothing of ours is",
     "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",
-    "scripts/growth_measures.py": "the example that ships, and lines that it has written",
+    "scripts/bench_growth.py": "the example that ships, and lines that it has written",
 }
 """Files that parse by themselves, and why."""
 

@@ -42,8 +42,7 @@ from captrain.records import (
     read_json,
 )
 from captrain.reporting import figures, loaders
-from captrain.reporting.pages.archive import majority_lacks
-from captrain.reporting.pages.data import SELECTION
+from captrain.reporting.pages.rollouts import majority_lacks
 
 ROOT = Path(__file__).parents[2]
 CAUSE_OF = {
@@ -616,7 +615,7 @@ def test_what_the_stages_write_is_what_loaders_report_and_figures_read(workspace
     assert {*selection.id} == {candidate.id for candidate in candidates} == {*labels.capability}
     selected = [capability.id for capability in capabilities]
     assert [*selection[selection.selected].id] == selected == [*selection.id[: len(selected)]]
-    account = read_json(workspace / SELECTION, SelectionAccount)
+    account = read_json(workspace / "results/capabilities/selection.json", SelectionAccount)
     assert replay(account, THRESHOLDS.delta, THRESHOLDS.coverage) == selected
     # The page of a failed rollout names what its labels find lacking.
     lacking = {rollout: {lack.capability for lack in lacks} for rollout, lacks in majority_lacks(rows).items()}

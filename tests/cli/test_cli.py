@@ -9,17 +9,7 @@ import pytest
 from support.finished import Captrain
 from support.waiting import PATIENCE
 
-from captrain.contract import tool_call
-from captrain.records import Message, publish_json, publish_text
-from captrain.reporting.divergence import divergence
-
-
-def get(order: str) -> Message:
-    return tool_call("get_order", {"id": order})
-
-
-def cancel(order: str) -> Message:
-    return tool_call("cancel_order", {"id": order, "reason": "late"})
+from captrain.records import publish_json, publish_text
 
 
 @pytest.fixture
@@ -63,32 +53,6 @@ def test_the_sweep_command_explains_itself(tmp_path: Path) -> None:
     code = "import sys; sys.argv = ['captrain-sweep', '--help']; from captrain.comparison.sweep import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "captrain-sweep -m" in done.stdout
-
-
-def test_an_agreeing_rollout_has_no_divergence() -> None:
-    found = divergence([get("W1"), cancel("W1")], [get("W1"), cancel("W1")])
-    assert found.first is None and [mark.verdict for mark in found.marks] == ["same", "same"]
-
-
-def test_other_arguments_extra_and_missing_calls_are_told_apart() -> None:
-    reference = [get("W1"), cancel("W1")]
-    other = divergence([get("W1"), cancel("W2"), cancel("W3")], reference)
-    assert [mark.verdict for mark in other.marks] == ["same", "differs", "extra"]
-    assert other.first == 1 and other.marks[1].expected == 'cancel_order(id="W1", reason="late")'
-    skipped = divergence([cancel("W1")], reference)
-    assert skipped.first == 0 and skipped.missing == {0: ['get_order(id="W1")']}
-    stopped = divergence([get("W1")], reference)
-    assert stopped.first == 1 and stopped.missing == {1: ['cancel_order(id="W1", reason="late")']}
-
-
-def test_the_first_of_several_divergences_is_the_one_marked() -> None:
-    reference = [get("W1"), get("W2"), get("W3"), cancel("W3")]
-    assert divergence([get("W9"), get("W2"), get("W8"), cancel("W3")], reference).first == 0
-
-
-def test_arguments_given_as_json_text_equal_those_given_as_objects() -> None:
-    call = {"role": "assistant", "tool_calls": [{"function": {"name": "get_order", "arguments": '{"id": "W1"}'}}]}
-    assert divergence([call], [get("W1")]).first is None
 
 
 def test_absent_results_name_the_remedy(project: Path, captrain: Captrain) -> None:

@@ -106,11 +106,6 @@ def test_a_diagnosis_is_scored_by_primary_family_and_what_is_printed(
         scored(scorer, tmp_path, [known("7", "loop")], capsys)
 
 
-def test_intervals_are_wilsons(scorer: ModuleType) -> None:
-    assert [round(bound, 4) for bound in scorer.wilson(0, 10)] == [0.0, 0.2775]
-    assert [round(bound, 4) for bound in scorer.wilson(8, 10)] == [0.4902, 0.9433]
-
-
 def test_planted_faults_are_named_and_untouched_solutions_are_not(
     planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,7 @@ from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.records import Label, Rollout, RolloutLabels, Score, Task, censored, publish, redacted, refuse_keys
-from captrain.reporting.pages.archive import Archive
-from captrain.reporting.pages.shards import shard_files
+from captrain.reporting.pages.rollouts import Archive
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-abcdefghijklmnop1234567890"
@@ -164,7 +163,7 @@ def test_keys_in_rollouts_and_evidence_are_shown_on_no_page(tmp_path: Path) -> N
     row = RolloutLabels(run=0, rollout="r1", outcome="failed", count=1, labels={"a": label})
     publish(tmp_path / "artifacts/labels/labels.jsonl", [row])
     with Archive(tmp_path) as archive:
-        text = "".join(str(piece) for _, content in shard_files(archive, ["a"], {}) for piece in content)
+        text = "".join(str(piece) for _, content in archive.data(["a"]) for piece in content)
     assert "[redacted]" in text and not [sign for sign in SIGNS if sign in text]
 
 

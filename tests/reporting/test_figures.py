@@ -197,13 +197,13 @@ def test_a_capability_that_was_tested_is_drawn_with_its_placebo_and_every_adapte
 
 def test_each_difference_is_read_in_the_words_of_the_table(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
-    said = written(figures.main(results))
+    said = written(figures.compared(results, "main"))
     assert {one: said.count(one) for one in said if "distinguishable" in one} == {
         "distinguishable": 2,  # base, and the oracle, which nothing was tested of
         "not distinguishable": 1,
         "not distinguishable after correction": 1,
     }
-    routed = written(figures.routing(results))
+    routed = written(figures.compared(results, "routing"))
     assert "not distinguishable" not in routed and "not distinguishable after correction" in routed
     assert "grpo_target (640)" not in routed and "bound:oracle (640)" in routed
 
@@ -215,18 +215,20 @@ def test_merging_is_drawn_where_a_merged_adapter_was_played(
     with (results / "evaluation/main.csv").open("a") as file:
         file.write("merged:ties,ties,0.5,0.4,0.6,0.1,9,0,36,0,640\n")
     assert "merging" in drawn_alone("merging", results, tmp_path / "out")
-    assert "ties (640)" in written(figures.merging(results)) and "ties (640)" not in written(figures.routing(results))
+    assert "ties (640)" in written(figures.compared(results, "merging")) and "ties (640)" not in written(
+        figures.compared(results, "routing")
+    )
 
 
 def test_published_rates_are_marked_only_where_the_same_thing_was_measured(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
-    assert not [one for one in written(figures.main(results)) if "published" in one]
+    assert not [one for one in written(figures.compared(results, "main")) if "published" in one]
     known = read_published()
     publish_text(
         results / "spec.yaml",
         f"base: {{model: {known.model}}}\nbenchmark: {{_target_: captrain.benchmarks.tau2.Tau2, version: 0.2.1-dev}}\n",
     )
-    figure = figures.main(results)
+    figure = figures.compared(results, "main")
     assert [one for one in written(figure) if "as published" in one and "tau2-bench" in one]
     marks = figure.axes[0].collections[-1].get_offsets()
     assert sorted(round(float(x), 3) for x, _ in np.asarray(marks)) == [0.329, 0.378, 0.470]

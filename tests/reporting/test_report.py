@@ -37,7 +37,7 @@ from captrain.records import (
     publish_text,
 )
 from captrain.reporting import tables
-from captrain.reporting.pages import archive, build, data, shards
+from captrain.reporting.pages import build, rollouts, site
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 STATIC = Path(build.__code__.co_filename).parent / "static"
@@ -104,13 +104,13 @@ def played(name: str, split: str, number: int, trial: int, passed: bool, adapter
     )
 
 
-def labelled(rollouts: list[Rollout], runs: int = 5, seed: int = 0) -> list[RolloutLabels]:
+def labelled(dialogues: list[Rollout], runs: int = 5, seed: int = 0) -> list[RolloutLabels]:
     """Labels of which some candidates contrast, some do not, and one is seldom exercised or proposed."""
     drawn = np.random.default_rng(seed)
     odds = {"check_first": (0.9, 0.1), "pick_right": (0.4, 0.2), "be_polite": (0.6, 0.6), "seldom": (0.5, 0.1)}
     found = []
     for run in range(runs):
-        for one in rollouts:
+        for one in dialogues:
             labels = {}
             for slug, (failed, passed) in odds.items():
                 if slug == "seldom" and run == 1:
@@ -242,14 +242,11 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
     assert "Totals differ: 3,200, 640. TRACE, solutions is taught the environments' own solutions," in text
 
 
-def test_a_capability_page_marks_the_failing_message_and_compares_its_own_kinds_with_others(report: Path) -> None:
+def test_a_capability_page_marks_the_failing_message_and_shows_environment_and_training(report: Path) -> None:
     found = view(report, "capability-check_first")
     text = " ".join(found.text.split())
     assert "Fails here: cancelled unseen" in text
-    assert sum(given.get("class") == "failing" for _, given in found.tags) == data.EXAMPLES
-    assert "demand the capability: check." in text
-    own, other = (re.search(rf"{words} ([+-][0-9.]+)", text) for words in ("its own kinds", "all other kinds"))
-    assert own and other and (own[1], other[1]) == ("+1.000", "+0.000")
+    assert sum(given.get("class") == "failing" for _, given in found.tags) == site.EXAMPLES
     assert "at most 0.2" in text and "An environment." in text and "5 values" not in text
     assert any(tag == "polyline" for tag, _ in found.tags)
 
@@ -299,13 +296,32 @@ def test_rows_name_arm_route_and_failing_message_and_a_task_lies_in_one_shard(re
     assert (lacking["capability"], lacking["runs"], lacking["selected"]) == ("check_first", "5 of 5", True)
 
 
+@pytest.mark.parametrize(
+    ("calls", "departure"),
+    [
+        ([call("get", id=1), call("cancel", id=1)], None),
+        ([call("get", id=1), call("cancel", id=2)], (1, "the reference calls cancel(id=1) here")),
+        ([call("cancel", id=1)], (0, "the reference calls get(id=1) before this")),
+        ([call("get", id=1)], (1, "the reference calls cancel(id=1) before this")),
+        ([call("get", id=1), call("cancel", id=1), call("get", id=1)], (2, "the reference makes no such call")),
+    ],
+)
+def test_a_rollout_leaves_its_reference_at_the_first_other_call(
+    calls: list[Message], departure: tuple[int, str] | None
+) -> None:
+    written = {"name": "get", "arguments": '{"id": 1}'}  # as text or as an object, a call is the same
+    reference = [{"role": "assistant", "tool_calls": [{"type": "function", "function": written}]}, call("cancel", id=1)]
+    assert rollouts.departure_of(calls, reference) == departure
+    assert rollouts.departure_of(calls, []) is None
+
+
 def arguments(path: Path) -> list[Any]:
     """Parse what the script hands to its function."""
     return json.loads("[" + path.read_text().split("(", 1)[1].removesuffix(");\n") + "]")
 
 
 def test_shards_end_with_a_task(monkeypatch: pytest.MonkeyPatch, project: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr(shards, "SHARD", 3)
+    monkeypatch.setattr(rollouts, "SHARD", 3)
     build(project, tmp_path / "report")
     (table,) = arguments(tmp_path / "report/data/rows.js")
     columns = table["columns"]
@@ -335,7 +351,6 @@ def test_a_fresh_clone_has_pages_that_say_what_is_missing(project: Path, tmp_pat
     assert "dvc repro" in view(tmp_path / "report", "rollouts").text
     capability = view(tmp_path / "report", "capability-check_first").text
     assert "artifacts/rollouts/discovery.jsonl is not here" in capability and "dvc repro rollouts" in capability
-    assert "the adapter alone cannot be shown" in capability
     assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "report").glob("*.html"))
 
 
@@ -434,7 +449,6 @@ CORRUPT = {
     "adapters/history.csv": "adapters",
     "gepa/index.json": "gepa",
     "routes/routes.csv": "routes",
-    "routes/compositions.json": "routes",
     "evaluation/metrics.json": "evaluation",
     "evaluation/main.csv": "evaluation",
     "evaluation/differences.csv": "evaluation",
@@ -459,7 +473,6 @@ def breakable(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(project, root)
     row = {"digest": "beef", "path": "", "rollouts": 3200, "discarded": 0}
     publish_json(root / "results/gepa/index.json", {"gepa": row})
-    publish_json(root / "results/routes/compositions.json", {"0.5*check_first": {"check_first": 0.5}})
     publish_json(root / "results/spec.yaml", {"benchmark": {}, "base": {}})
     publish_text(root / "results/replicates/summary.csv", SUMMARY)
     publish_text(root / "results/sweeps/rollouts.csv", STUDY)
@@ -602,7 +615,7 @@ def test_the_table_filters_and_opens_by_keyboard_with_base_and_routed_arm_side_b
 @pytest.mark.needs("browser")
 def test_the_sliders_select_as_the_stage_does(browser: Browser, report: Path, project: Path) -> None:
     browser.events.clear()
-    labels = load(project / archive.LABELS, RolloutLabels)
+    labels = load(project / rollouts.LABELS, RolloutLabels)
     for delta, coverage, agreement in [(0.2, 0.1, 3), (0.02, 0.02, 2), (0.6, 0.3, 4), (1.0, 0.9, 5)]:
         changed = LIMITS.model_copy(update={"delta": delta, "coverage": coverage, "agreement": agreement})
         expected = [one.id for one in select(labels, CANDIDATES, changed, 2, 0).capabilities]

@@ -16,7 +16,7 @@ from support.finished import READ, Captrain, commit, repro, shell
 from support.waiting import until
 
 from captrain.records import publish_text
-from captrain.reporting import installation
+from captrain.reporting import verification
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -128,8 +128,8 @@ def test_the_same_of_everything_and_other_results_leave_the_machine(
     remade("0.02")
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("model name\t: A CPU\nflags\t\t: fpu avx2 fma\n")
-    monkeypatch.setattr(installation, "CPUINFO", cpuinfo)
-    monkeypatch.setattr(installation.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(verification, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(verification.platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     status, out, _ = captrain(pipeline, "verify")
     assert status == 1
@@ -145,7 +145,7 @@ def test_the_same_of_everything_and_other_results_leave_the_machine(
     assert len(out.splitlines()) < 16
     cpuinfo.write_text("flags\t: fpu sse2\n")
     assert "does not cover that: AVX2 was not found here" in " ".join(captrain(pipeline, "verify")[1].split())
-    monkeypatch.setattr(installation.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(verification.platform, "machine", lambda: "aarch64")
     assert "does not cover that: arm64 is designed for" in " ".join(captrain(pipeline, "verify")[1].split())
 
 

@@ -1,13 +1,14 @@
 """The search for GRPO's settings on the target: what it plays, whom it keeps, and that it counts everything."""
 
 import csv
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from support.scripts import load_script
+from support.scripts import SCRIPTS, load_script
 from support.training import POLICY, ROOT, inside
 
 from captrain.config import Spec, compose_spec, publish_spec
@@ -20,9 +21,11 @@ SETTINGS = [(4, 2, 1, 1e-2, "constant", None), (4, 1, 2, 1e-2, "linear", 0.28), 
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> ModuleType:
     """The script, small."""
+    monkeypatch.syspath_prepend(SCRIPTS)  # a script finds its neighbours where it lies
     module = load_script("tune_grpo")
-    for name, value in {"ROLLOUTS": 8, "FIRST": 50, "TASKS": 6, "GRID": SETTINGS, "RUNGS": {0: 2, 1: 1}}.items():
+    for name, value in {"ROLLOUTS": 8, "TASKS": 6, "GRID": SETTINGS, "RUNGS": {0: 2, 1: 1}}.items():
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(sys.modules["judging"], "FIRST", 50)
     monkeypatch.setattr(module, "base_of", lambda spec, seed: project_of(tiny, seed))
     return module
 
@@ -52,13 +55,13 @@ def test_the_search_halves_over_seeds_never_plays_the_test_split_and_counts_what
         return open_(self, task, key)
 
     monkeypatch.setattr(Target, "open", remember)
-    ranks = {settings: place for place, settings in enumerate(SETTINGS)}
     passes = tune.passes
+    # Of the candidates in the order in which they are played: a model with random weights passes nothing, and the
+    # second one is made the best, the first the worst.
+    rates = iter([0.0, 1.0, 0.5, 1.0, 0.5])
 
-    def ranked(trial: Any, adapter: Any) -> Any:
-        # A model with random weights passes nothing: the second candidate is made the best, the first the worst.
-        measured = passes(trial, adapter)
-        return np.full_like(measured, (0.0, 1.0, 0.5)[ranks[trial.settings]])
+    def ranked(*arguments: Any) -> Any:
+        return np.full_like(passes(*arguments), next(rates))
 
     monkeypatch.setattr(tune, "passes", ranked)
     with inside(tmp_path):

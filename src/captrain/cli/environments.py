@@ -138,9 +138,9 @@ def push(
     root = project_root()
     if dry_run is not None:
         with user_outputs(dry_run) as aside:
-            shipment = write_shipment(kind, root, aside, stage)
-        print_all(f"{dry_run}: {len(shipment.files)} files, of which nothing was sent")
+            files = write_shipment(kind, root, aside, stage)
+        print_all(f"{dry_run}: {len(files)} files, of which nothing was sent")
         return
     with TemporaryDirectory() as folder:
-        shipment = write_shipment(kind, root, Path(folder), stage)
-        print_all(f"{send(shipment, repository, not public)}: {len(shipment.files)} files")
+        files = write_shipment(kind, root, Path(folder), stage)
+        print_all(f"{send(kind, Path(folder), repository, not public)}: {len(files)} files")

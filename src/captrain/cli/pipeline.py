@@ -39,9 +39,9 @@ def verify(
     from captrain.reporting import verify as check
 
     if deep:
-        integrity = check_integrity(project_root())
-        print_all(*integrity.damages, f"{integrity.files} files hashed, {len(integrity.damages)} damaged", "")
-        if integrity.damages:
+        files, damages = check_integrity(project_root())
+        print_all(*damages, f"{files} files hashed, {len(damages)} damaged", "")
+        if damages:
             raise typer.Exit(1)
     verification = check(project_root())
     table = Table.grid(padding=(0, 2))

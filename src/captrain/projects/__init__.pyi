@@ -1,14 +1,10 @@
 from .benchmark import check_benchmark as check_benchmark
-from .examination import BenchmarkReport as BenchmarkReport
-from .examination import Problem as Problem
 from .exporting import export_environment as export_environment
 from .hub import send as send
 from .hub import write_shipment as write_shipment
-from .layout import Example as Example
 from .layout import init_project as init_project
+from .pipeline import pending_upgrade as pending_upgrade
 from .pipeline import remove_cut_off as remove_cut_off
 from .pipeline import run_pipeline as run_pipeline
 from .pipeline import run_stage as run_stage
-from .upgrade import Upgrade as Upgrade
-from .upgrade import pending_upgrade as pending_upgrade
-from .upgrade import upgrade_project as upgrade_project
+from .pipeline import upgrade_project as upgrade_project

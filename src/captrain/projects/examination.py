@@ -1,9 +1,8 @@
-"""A benchmark held to the contract before anything is spent on it: what `captrain check-benchmark` does.
+"""Calls of a benchmark's methods as `captrain check-benchmark` makes them.
 
-Every method is called as the pipeline would call it, and as it would not: with reference solutions, with nothing, with
-random and malformed calls, with every call twice, again in this process and in another one. What does not hold is a
-`Problem` that names the method, the task, the line and the remedy; a method that fails on twenty tasks is one problem.
-Nothing of the benchmark is trusted: it may raise anything, print, never return, or give back what is no JSON.
+Nothing of the benchmark is trusted: it may raise anything, print, never return, or give back what is no JSON. Whatever
+it does is a `Problem` that names the method, the task, the line and the remedy; a method that fails on twenty tasks is
+one problem.
 """
 
 import ast
@@ -12,114 +11,70 @@ import inspect
 import io
 import json
 import os
-import sys
 import sysconfig
 import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from captrain.config import Component, build
 from captrain.contract import Environment, Overdue, time_limit
 from captrain.errors import UserError
-from captrain.projects.isolation import Announce
 
+T = TypeVar("T")
+LIMIT = 10.0
+"""Seconds for one call of one method."""
 PACKAGE = Path(__file__).parents[1]
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 INSTALLED = {"site-packages", "dist-packages"}
 
 
-def source_file(owner: type) -> Path | None:
-    """Find the file that has a class; None where it is of none."""
-    try:
-        return Path(inspect.getfile(owner)).resolve()
-    except (TypeError, OSError):
-        return None
-
-
-def place_at(path: str | Path, line: int) -> str:
-    """Format a line as messages name it."""
-    return f"{os.path.relpath(path)}:{line}"
-
-
-def is_own(path: str, source: Path | None) -> bool:
-    """Return whether a file is the user's.
+def innermost(frames: traceback.StackSummary, source: Path | None) -> str:
+    """Find the innermost line of the user's own code, "" where there is none.
 
     Args:
-        path: as a frame has it.
-        source: the file that has the benchmark; None where nothing was built.
+        frames: of a traceback, or of what is being run.
+        source: the file that has the benchmark; None where nothing was built. Its neighbours are of the same hand,
+            unless packages of all kinds lie there.
     """
-    place = Path(path).resolve()
-    if not place.is_file():
-        return False
-    if source is not None and (place == source or (_has_siblings(source) and place.is_relative_to(source.parent))):
-        return True
-    return not (_is_installed(place) or place.is_relative_to(PACKAGE) or place.is_relative_to(STANDARD_LIBRARY))
-
-
-def _is_installed(place: Path) -> bool:
-    return bool(INSTALLED & {*place.parts})
-
-
-def _has_siblings(source: Path) -> bool:
-    """Return whether the neighbours of a file are of the same hand: not where packages of all kinds lie."""
-    return source.parent.name not in INSTALLED
+    for frame in reversed(frames):
+        path = Path(frame.filename).resolve()
+        siblings = source.parent if source and source.parent.name not in INSTALLED else source
+        is_own = siblings is not None and path.is_relative_to(siblings)
+        is_library = INSTALLED & {*path.parts} or any(map(path.is_relative_to, (PACKAGE, STANDARD_LIBRARY)))
+        if path.is_file() and (is_own or not is_library):
+            return f"{os.path.relpath(frame.filename)}:{frame.lineno or 1}"
+    return ""
 
 
 def raising_place(error: BaseException, source: Path | None) -> str:
     """Find the innermost line of the user's own code that an error came through, "" where it came through none."""
-    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename, source):
-        return place_at(error.filename, error.lineno or 1)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_own(frame.filename, source):
-            return place_at(frame.filename, frame.lineno or 1)
-    return ""
-
-
-def calling_place(source: Path | None) -> str:
-    """Find the innermost line of the user's own code that is being run, "" where none is."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if is_own(frame.f_code.co_filename, source):
-            return place_at(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, ""))
+    return innermost(frames, source)
 
 
 def definition(owner: type, name: str) -> str:
-    """Find the line that defines a member of a class: a method, a property, or a value; "" where the class has none."""
+    """Find the line that gives a class a member, or else that of the class; "" where it has none, or no source."""
     for base in owner.__mro__:
-        if name in vars(base):
-            return _function_place(vars(base)[name]) or _value_place(base, name)
+        if name not in vars(base):
+            continue
+        try:
+            lines, start = inspect.getsourcelines(base)
+            [tree] = ast.parse(textwrap.dedent("".join(lines))).body
+            path = os.path.relpath(inspect.getfile(base))
+        except (TypeError, OSError, SyntaxError, ValueError):
+            return ""
+        for node in getattr(tree, "body", []):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+            if name in (getattr(target, "id", getattr(target, "name", "")) for target in targets):
+                first = min(part.lineno for part in (node, *getattr(node, "decorator_list", [])))
+                return f"{path}:{start + first - 1}"
+        return f"{path}:{start}"
     return ""
-
-
-def _function_place(member: object) -> str:
-    inner = next((getattr(member, key) for key in ("fget", "func", "__func__") if hasattr(member, key)), member)
-    code = getattr(inspect.unwrap(inner), "__code__", None) if callable(inner) else None
-    return place_at(code.co_filename, code.co_firstlineno) if code else ""
-
-
-def _value_place(owner: type, name: str) -> str:
-    """Find the line that gives a member of a class its value, or else that of the class."""
-    try:
-        lines, start = inspect.getsourcelines(owner)
-        [body] = ast.parse(textwrap.dedent("".join(lines))).body
-        path = inspect.getfile(owner)
-    except (TypeError, OSError, SyntaxError, ValueError):
-        return ""
-    for node in getattr(body, "body", []):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return place_at(path, start + node.lineno - 1)
-    return place_at(path, start)
-
-
-T = TypeVar("T")
-LIMIT = 10.0
-"""Seconds for one call of one method."""
 
 
 @dataclass(frozen=True)
@@ -152,20 +107,9 @@ class BenchmarkReport:
         """Add a problem; what the same line is to mend in the same way only counts, whatever it says of other tasks."""
         for index, former in enumerate(self.problems):
             if (former.method, former.place, former.remedy) == (problem.method, problem.place, problem.remedy):
-                again = Problem(former.method, former.task, former.place, former.text, former.remedy, former.times + 1)
-                self.problems[index] = again
+                self.problems[index] = replace(former, times=former.times + 1)
                 return
         self.problems.append(problem)
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a method: on which task, where it is defined, and the report before it."""
-
-    method: str
-    task: str
-    place: str
-    report: BenchmarkReport
 
 
 class MethodFailed(Exception):
@@ -181,7 +125,7 @@ class Output(io.StringIO):
 
     def write(self, text: str) -> int:
         """See `io.StringIO.write`."""
-        self.place = self.place or calling_place(self.source)
+        self.place = self.place or innermost(traceback.extract_stack(), self.source)
         return super().write(text)
 
 
@@ -192,14 +136,16 @@ class Examined:
         environment: the benchmark.
         report: where problems go.
         limit: seconds for one call.
-        announce: is told of each call before it is made.
+        announce: is told of each call before it is made: what would be its problem, and the report till then.
     """
 
     def __init__(
-        self, environment: Environment, report: BenchmarkReport, limit: float, announce: Announce[Call]
+        self, environment: Environment, report: BenchmarkReport, limit: float, announce: Callable[[object], None]
     ) -> None:
         self.environment, self.report, self.limit, self.announce = environment, report, limit, announce
-        self.source = source_file(type(environment))
+        self.source: Path | None = None
+        with contextlib.suppress(TypeError, OSError):
+            self.source = Path(inspect.getfile(type(environment))).resolve()
         self.episode: object = None
         """Episode that was opened last: it has methods, too."""
         self.overdue: set[str] = set()
@@ -213,7 +159,8 @@ class Examined:
         if method in self.overdue:
             raise MethodFailed
         output = Output(self.source)
-        self.announce(Call(method, task, self.place(method), self.report))
+        remedy = "raise an error in place of leaving, and end what does not end"
+        self.announce((Problem(method, task, self.place(method), "", remedy), self.report))
         try:
             with time_limit(self.limit), contextlib.redirect_stdout(output):
                 return function()
@@ -223,26 +170,29 @@ class Examined:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # of code of others: even SystemExit
-            text = f"raised {type(error).__name__}: {error}"
-            self.note(method, task, text, "answer what an agent does wrong with an error; raise nothing", error)
+            self.note(
+                method,
+                task,
+                f"raised {type(error).__name__}: {error}",
+                "answer what an agent does wrong with an error; raise nothing",
+                error,
+            )
         finally:
-            if output.getvalue().strip():
-                first = output.getvalue().strip().splitlines()[0][:80]
-                text = f"prints to stdout: {first!r}"
-                place = output.place or self.place(method)
+            if printed_lines := output.getvalue().strip().splitlines():
+                text, place = f"prints to stdout: {printed_lines[0][:80]!r}", output.place or self.place(method)
                 self.report.add(Problem(method, task, place, text, "print nothing, or to sys.stderr"))
         raise MethodFailed
 
     def note(self, method: str, task: str, text: str, remedy: str, error: BaseException | None = None) -> None:
-        """Note a problem at the line that raised, or else at that of the method."""
-        self.report.add(Problem(method, task, self.place(method, error), text, remedy))
+        """Note a problem at the line of the user's own code that raised, or else at that of the method."""
+        place = raising_place(error, self.source) if error else ""
+        self.report.add(Problem(method, task, place or self.place(method), text, remedy))
 
-    def place(self, method: str, error: BaseException | None = None) -> str:
-        """Return the line of the user's own code that raised; where none did, the one that defines the method."""
+    def place(self, method: str) -> str:
+        """Return the line that defines a method, or else the first of the benchmark's file."""
         owners = [type(owner) for owner in (self.environment, self.episode) if owner is not None]
-        places = [raising_place(error, self.source)] if error else []
-        places += [definition(owner, method) for owner in owners]
-        return next(filter(None, places), place_at(self.source, 1) if self.source else "")
+        first = f"{os.path.relpath(self.source)}:1" if self.source else ""
+        return next(filter(None, (definition(owner, method) for owner in owners)), first)
 
 
 def load_environment_class(target: str, settings: Mapping[str, object]) -> Environment:
@@ -257,15 +207,14 @@ def load_environment_class(target: str, settings: Mapping[str, object]) -> Envir
             return build(component, Environment)
     except UserError:
         raise
-    except Overdue as error:
-        place = raising_place(error, None)
-        raise UserError(
-            f"{target} is not built within {LIMIT:g} s{f': {place}' if place else ''}",
-            "end what does not end when it is imported or constructed",
-        ) from None
     except BaseException as error:
-        module = target.partition(":")[0] if ":" in target else target.rpartition(".")[0]
         place = raising_place(error, None)
+        if isinstance(error, Overdue):
+            raise UserError(
+                f"{target} is not built within {LIMIT:g} s{f': {place}' if place else ''}",
+                "end what does not end when it is imported or constructed",
+            ) from None
+        module = target.partition(":")[0] if ":" in target else target.rpartition(".")[0]
         raise UserError(
             f"{target} cannot be built: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
             f"mend {module}; a benchmark is built from keyword-only settings with defaults or values in conf/",

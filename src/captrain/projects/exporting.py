@@ -37,9 +37,9 @@ def export_environment(name: str, root: Path, standard: Standard, out: Path) -> 
             is weaker than asked for, or the package cannot be written.
         EnvironmentFault: the file does not load or play.
     """
-    path = _file(name, root)
-    passport = _passport(path)
-    if (world := world_of(path.read_text(errors="replace"))) is not None:
+    path, passport = _environment(name, root)
+    text = path.read_text(errors="replace")
+    if (world := world_of(text)) is not None:
         raise UserError(
             f"{path} narrows {world.target}, which runs in workers of captrain: no package can hold it",
             "train in it here, or export an environment of synthesizer=openai",
@@ -54,26 +54,20 @@ def export_environment(name: str, root: Path, standard: Standard, out: Path) -> 
         tools=target.tools,
         tasks={split: count for split in SPLITS if (count := _count(target, split))},
         solution=target.reference(first),
-        origin=derived_from(path.read_text(errors="replace")),
+        origin=derived_from(text),
     )
     return write_package(package, standard, out)
 
 
-def _file(name: str, root: Path) -> Path:
-    if name.endswith(".py"):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"there is no file {path}", "name an environment file that has its passport beside it")
-        return path
-    files = {path.stem: path for folder in FOLDERS for path in sorted((root / folder).glob("*.py"))}
-    if name not in files:
-        names = ", ".join(files) or "none: run `dvc repro environments`"
+def _environment(name: str, root: Path) -> tuple[Path, Passport]:
+    """Find an environment file and read the passport beside it."""
+    paths = {path.stem: path for folder in FOLDERS for path in sorted((root / folder).glob("*.py"))}
+    path = Path(name) if name.endswith(".py") else paths.get(name)
+    if path is None:
+        names = ", ".join(paths) or "none: run `dvc repro environments`"
         raise UserError(f"there is no environment {name!r}", f"there are {names}; or name an environment file")
-    return files[name]
-
-
-def _passport(path: Path) -> Passport:
-    """Read the passport beside a file."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", "name an environment file that has its passport beside it")
     beside = path.with_name(f"{path.stem}.passport.json")
     if not beside.is_file():
         raise UserError(f"{path} has no passport", f"`captrain validate {path}` makes one out, and says what it lacks")
@@ -82,7 +76,7 @@ def _passport(path: Path) -> Passport:
         raise UserError(f"{beside} was made out for {passport.capability!r}", "make it out again")
     if not passport.passed:
         raise UserError(f"{path} has failed its passport: {passport.complaints()}", "mend it first")
-    return passport
+    return path, passport
 
 
 def _count(target: Target, split: Split) -> int:

@@ -7,19 +7,17 @@ that its passport was made out for, and no text may hold what looks like a key. 
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel
 
 from captrain import __version__
 from captrain.config import Machine, load_spec
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.models import Adapter, adapter_config, require_trained
-from captrain.records import file_digest, publish_json, publish_text, read_json, redacted
+from captrain.records import file_digest, publish_json, publish_text, read_index, redacted
 
 Kind = Literal["adapters", "environments"]
 REPOSITORIES: dict[Kind, str] = {"adapters": "model", "environments": "dataset"}
@@ -29,23 +27,7 @@ LISTING = "digests.json"
 """File with the digest of every other."""
 
 
-class _Row(BaseModel):
-    """Fields that are read of an adapter in an index."""
-
-    digest: str
-    path: str
-
-
-@dataclass(frozen=True)
-class Shipment:
-    """Content of a repository on the hub, in a folder."""
-
-    kind: Kind
-    folder: Path
-    files: list[str]
-
-
-def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters") -> Shipment:
+def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters") -> list[str]:
     """Write all that would be sent.
 
     Args:
@@ -53,6 +35,9 @@ def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters"
         root: of the project.
         folder: to write into.
         stage: which has trained the adapters, or written the environments.
+
+    Returns:
+        The files, relative to the folder.
 
     Raises:
         UserError: there is none, one was altered, or a text holds what looks like a key.
@@ -72,15 +57,16 @@ def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters"
     lock = root / "dvc.lock"
     locked = {"dvc.lock": file_digest(lock)} if lock.exists() else {}
     publish_json(folder / LISTING, {"captrain": __version__, "stage": stage, **locked, "files": digests})
-    return Shipment(kind, folder, [*digests, LISTING])
+    return [*digests, LISTING]
 
 
-def send(shipment: Shipment, repository: str, private: bool) -> str:
+def send(kind: Kind, folder: Path, repository: str, private: bool) -> str:
     """Send a shipment to the hub, and return the address of its commit.
 
     Args:
-        shipment: to send.
-        repository: OWNER/NAME; made if it is not there. What it has beside the shipment stays.
+        kind: of what is sent.
+        folder: that `write_shipment` has written.
+        repository: OWNER/NAME; made if it is not there. What it has beside these files stays.
         private: whether a repository that is made is to be seen by its owner alone.
 
     Raises:
@@ -92,31 +78,35 @@ def send(shipment: Shipment, repository: str, private: bool) -> str:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    hub, kind = HfApi(library_name="captrain", library_version=__version__), REPOSITORIES[shipment.kind]
+    hub, type_on_hub = HfApi(library_name="captrain", library_version=__version__), REPOSITORIES[kind]
     try:
-        hub.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
+        hub.create_repo(repository, repo_type=type_on_hub, private=private, exist_ok=True)
         commit = hub.upload_folder(
             repo_id=repository,
-            repo_type=kind,
-            folder_path=shipment.folder,
-            commit_message=f"{shipment.kind.capitalize()} of captrain {__version__}",
+            repo_type=type_on_hub,
+            folder_path=folder,
+            commit_message=f"{kind.capitalize()} of captrain {__version__}",
         )
     except (HfHubHTTPError, LocalTokenNotFoundError) as error:
-        remedy = "`hf auth login`, or set HF_TOKEN to a token that may write there"
-        raise UserError(f"the hub does not take {repository}: {error}", remedy) from error
+        raise UserError(
+            f"the hub does not take {repository}: {error}",
+            "`hf auth login`, or set HF_TOKEN to a token that may write there",
+        ) from error
     except (HFValidationError, OfflineModeIsEnabled) as error:
-        remedy = "name it OWNER/NAME, and leave HF_HUB_OFFLINE unset"
-        raise UserError(f"{repository} cannot be sent: {error}", remedy) from error
+        raise UserError(
+            f"{repository} cannot be sent: {error}", "name it OWNER/NAME, and leave HF_HUB_OFFLINE unset"
+        ) from error
     except httpx2.HTTPError as error:
-        remedy = "look at the network and HF_ENDPOINT, and send it again"
-        raise UserError(f"the hub does not answer: {error}", remedy) from error
+        raise UserError(
+            f"the hub does not answer: {error}", "look at the network and HF_ENDPOINT, and send it again"
+        ) from error
     return commit.commit_url
 
 
 def _write_adapters(root: Path, folder: Path, stage: str) -> None:
     """Write the adapters of a stage, each in plain PEFT format with its model card, and the routes to them."""
     index = root / "results" / stage / "index.json"
-    rows = read_json(index, dict[str, _Row], f"run `dvc repro {stage}`, or name another stage with --stage")
+    rows = read_index(index, f"run `dvc repro {stage}`, or name another stage with --stage")
     if not rows:
         raise UserError(f"{index} names no adapter", "name another stage with --stage")
     bases = set[str]()

@@ -6,7 +6,7 @@ files are written as `dvc init` leaves them, so that the light installation, whi
 
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -44,14 +44,14 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
         The files that were written, relative to the folder.
 
     Raises:
-        UserError: the folder lies in a project, or is not empty; nothing is written then.
+        UserError: the folder lies in a project, or is not empty, and nothing is written then; or git is missing.
     """
     place = folder.absolute()
     if place.exists() and not place.is_dir():
         raise UserError(f"{folder} is a file", "name a folder, new or empty")
     if outer := find_project(place):
         raise UserError(f"{folder} is in the project {outer.name}/ already", "name a folder outside of it")
-    texts = project_files(place, example)
+    texts = _project_files(place, example)
     # A repository or an environment may be there first.
     visible = [path.name for path in sorted(place.glob("*")) if not path.name.startswith(".")]
     if obstacles := [*visible, *(name for name in texts if (place / name).exists() and name not in visible)]:
@@ -62,30 +62,38 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
         for name, text in texts.items():
             publish_text(place / name, text)
     except BaseException:
-        _take_back(place, texts, is_new=is_new)
+        # A project that could not be written whole is taken back; a folder in which something lies stays.
+        for name in texts:
+            with suppress(OSError):
+                (place / name).unlink(missing_ok=True)
+                for parent in Path(name).parents:
+                    if is_new or parent != Path():
+                        (place / parent).rmdir()
         raise
-    _ensure_git(place)
+    # DVC asks for a git repository.
+    if not any((parent / ".git").exists() for parent in (place, *place.parents)):
+        git = shutil.which("git")
+        if git is None:
+            raise UserError("there is no git here, which DVC needs", f"install git, then `git init {place}`")
+        process = subprocess.run([git, "init", "--quiet", str(place)], capture_output=True, text=True, errors="replace")
+        if process.returncode:
+            words = " ".join(process.stderr.split()) or f"git ended with {process.returncode}"
+            raise UserError(f"the project has no git repository: {words}", f"mend that, then `git init {place}`")
     return [Path(name) for name in texts]
 
 
-def _take_back(root: Path, names: Iterable[str], *, is_new: bool) -> None:
-    """Remove what was written of a project that could not be written whole."""
-    for path in (root / name for name in names):
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-            for folder in path.relative_to(root).parents:
-                if is_new or folder != Path():
-                    (root / folder).rmdir()  # one in which something lies stays
-
-
-def project_files(root: Path, example: Example | None) -> Mapping[str, str]:
+def _project_files(root: Path, example: Example | None) -> Mapping[str, str]:
     """Write the files of a new project: paths relative to it, and their texts."""
+
+    def template(name: str) -> str:
+        return files("captrain").joinpath("projects/templates", name).read_text()
+
     pipeline = project_pipeline(root)
     choice = yaml.safe_dump({"experiment": example or "project", "seed": 0, "overrides": []}, sort_keys=False)
     texts = {
         "params.yaml": f"# What is selected; conf/ here, and captrain's own, define what can be.\n{choice}",
         "dvc.yaml": pipeline,
-        VERSIONS: versions_text(__version__, pipeline, stage_digests()),
+        VERSIONS: versions_text(pipeline, stage_digests()),
         "requirements.txt": REQUIREMENTS,
         "README.md": template("README.md"),
         ".gitignore": IGNORED,
@@ -97,33 +105,11 @@ def project_files(root: Path, example: Example | None) -> Mapping[str, str]:
     }
     texts |= {f".dvc/plots/{path.name}": path.read_text() for path in sorted(shipped(".dvc/plots").glob("*.json"))}
     if example is None:
-        return {
-            **texts,
-            "conf/experiment/project.yaml": template("project.experiment.yaml"),
-            "tests/test_configuration.py": template("test_configuration.py.txt"),
-        }
-    return {
-        **texts,
-        f"conf/benchmark/{example}.yaml": template(f"{example}.benchmark.yaml"),
-        f"conf/experiment/{example}.yaml": template(f"{example}.experiment.yaml"),
-        f"{COMPONENTS}/{example}_desk.py": template(f"{example}_desk.py.txt"),
-        f"tests/test_{example}.py": template(f"test_{example}.py.txt"),
-    }
-
-
-def template(name: str) -> str:
-    """Read the text of a template of this room."""
-    return files("captrain").joinpath("projects/templates", name).read_text()
-
-
-def _ensure_git(root: Path) -> None:
-    """Make the folder a git repository, unless it lies in one; DVC asks for one."""
-    if any((place / ".git").exists() for place in (root, *root.parents)):
-        return
-    git = shutil.which("git")
-    if git is None:
-        raise UserError("there is no git here, which DVC needs", f"install git, then `git init {root}`")
-    process = subprocess.run([git, "init", "--quiet", str(root)], capture_output=True, text=True, errors="replace")
-    if process.returncode:
-        words = " ".join(process.stderr.split()) or f"git ended with {process.returncode}"
-        raise UserError(f"the project has no git repository: {words}", f"mend that, then `git init {root}`")
+        texts["conf/experiment/project.yaml"] = template("project.experiment.yaml")
+        texts["tests/test_configuration.py"] = template("test_configuration.py.txt")
+    else:
+        for kind in ("benchmark", "experiment"):
+            texts[f"conf/{kind}/{example}.yaml"] = template(f"{example}.{kind}.yaml")
+        texts[f"{COMPONENTS}/{example}_desk.py"] = template(f"{example}_desk.py.txt")
+        texts[f"tests/test_{example}.py"] = template(f"test_{example}.py.txt")
+    return texts

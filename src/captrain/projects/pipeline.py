@@ -1,4 +1,5 @@
-"""The pipeline of a project: the stages that captrain brings along, each with what decides its results.
+"""The pipeline of a project: the stages that captrain brings along, each with what decides its results; its runs, and
+its upgrade to another version of captrain, of which what it makes stale is said before it is taken over.
 
 In captrain's own repository a stage depends on the files of its code. A project has no such files: there the digest of
 a stage's code stands in captrain.yaml and is a param of the stage, so that DVC knows what another version of captrain
@@ -10,14 +11,25 @@ import runpy
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from captrain import __version__
 from captrain.config import alternatives, read_stages, row_of, shipped
 from captrain.errors import UserError
 from captrain.execution import code_closure, files_below
-from captrain.records import JsonObject, Record, digest, file_digest, read_json, read_yaml
+from captrain.records import (
+    JsonObject,
+    Record,
+    digest,
+    file_digest,
+    publish_text,
+    read_json,
+    read_text,
+    read_yaml,
+)
 
 VERSIONS = "captrain.yaml"
 COMPONENTS = "components"
@@ -45,28 +57,19 @@ def shipped_stages() -> dict[str, JsonObject]:
 
 def project_pipeline(root: Path) -> str:
     """Write the text of a project's dvc.yaml: the same stages and results, code by its digest."""
-    pipeline = read_yaml(shipped("dvc.yaml"), JsonObject)
-    stages = {name: _project_stage(name, stage, root) for name, stage in shipped_stages().items()}
-    text = yaml.safe_dump({**pipeline, "stages": stages}, sort_keys=False, width=118, default_flow_style=None)
-    return HEAD + text
-
-
-def _project_stage(name: str, stage: JsonObject, root: Path) -> JsonObject:
-    params = [*stage.get("params", []), {VERSIONS: [f"stages.{name}"]}]
-    deps = [path for path in stage.get("deps", []) if not path.startswith(("src/", "stages/"))]
-    if _sections(stage) & SELECTABLE:
-        deps.insert(0, COMPONENTS)
-    if (script := f"stages/{name}.py") and (root / script).is_file():
-        deps.insert(0, script)
-    whole = {"desc": "", "cmd": "", "params": [], "deps": [], **stage}
-    whole |= {"cmd": f"captrain run {name}", "params": params, "deps": deps}
-    return {key: value for key, value in whole.items() if value}
-
-
-def _sections(stage: JsonObject) -> set[str]:
-    """List the sections of the configuration that are params of a stage."""
-    keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
-    return {key.partition(".")[0] for key in keys}
+    stages = {}
+    for name, stage in shipped_stages().items():
+        keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
+        script = f"stages/{name}.py"
+        deps = [script] if (root / script).is_file() else []
+        deps += [COMPONENTS] if SELECTABLE & {key.partition(".")[0] for key in keys} else []
+        deps += [path for path in stage.get("deps", []) if not path.startswith(("src/", "stages/"))]
+        params = [*stage.get("params", []), {VERSIONS: [f"stages.{name}"]}]
+        whole = {"desc": "", "cmd": "", "params": [], "deps": [], **stage}
+        whole |= {"cmd": f"captrain run {name}", "params": params, "deps": deps}
+        stages[name] = {key: value for key, value in whole.items() if value}
+    pipeline = {**read_yaml(shipped("dvc.yaml"), JsonObject), "stages": stages}
+    return HEAD + yaml.safe_dump(pipeline, sort_keys=False, width=118, default_flow_style=None)
 
 
 def stage_code(name: str) -> list[Path]:
@@ -81,10 +84,8 @@ def stage_code(name: str) -> list[Path]:
 
 def stage_digest(name: str) -> str:
     """Hash the code that a stage runs; of `compose` with the configuration that captrain brings along."""
-    files = stage_code(name)
-    if name == "compose":
-        files += [*files_below(Path(__file__).parents[1] / "config"), *files_below(shipped("conf"))]
-    return file_digest(*files)
+    folders = [Path(__file__).parents[1] / "config", shipped("conf")] if name == "compose" else []
+    return file_digest(*stage_code(name), *(path for folder in folders for path in files_below(folder)))
 
 
 def stage_digests() -> dict[str, str]:
@@ -92,16 +93,10 @@ def stage_digests() -> dict[str, str]:
     return {name: stage_digest(name) for name in shipped_stages()}
 
 
-def versions_text(version: str, pipeline: str, stages: Mapping[str, str]) -> str:
-    """Write the text of captrain.yaml.
-
-    Args:
-        version: of captrain.
-        pipeline: text of dvc.yaml.
-        stages: digests of their code.
-    """
+def versions_text(pipeline: str, stages: Mapping[str, str]) -> str:
+    """Write the text of captrain.yaml, from the text of dvc.yaml and the digests of the stages' code."""
     head = "# Which captrain this project's results are made by; `captrain upgrade` takes over what is installed.\n"
-    content = {"captrain": version, "pipeline": digest(pipeline), "stages": dict(stages)}
+    content = {"captrain": __version__, "pipeline": digest(pipeline), "stages": dict(stages)}
     return head + yaml.safe_dump(content, sort_keys=False)
 
 
@@ -112,9 +107,83 @@ def recorded_versions(root: Path) -> Versions | None:
         UserError: it is not what captrain wrote.
     """
     path = root / VERSIONS
-    if not path.exists():
+    return read_yaml(path, Versions, "restore it from git, or run `captrain upgrade`") if path.exists() else None
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """Change from one version to the installed one: stages whose code differs, those behind them, which run again only
+    if what they read comes out different, and stages that came or went."""
+
+    before: str
+    after: str
+    changed: list[str]
+    behind: list[str]
+    added: list[str]
+    removed: list[str]
+    pipeline: bool
+    """True if dvc.yaml changes."""
+
+    @property
+    def is_needed(self) -> bool:
+        """True if anything differs."""
+        return self.pipeline or self.before != self.after or bool(self.changed or self.added or self.removed)
+
+
+def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
+    """Compare a project with the captrain that is installed, and take that over.
+
+    Args:
+        root: of the project.
+        dry: change nothing.
+
+    Raises:
+        UserError: this is captrain's own repository, or dvc.yaml was edited since captrain wrote it.
+    """
+    recorded = recorded_versions(root)
+    if recorded is None:
+        raise UserError(
+            f"there is no {VERSIONS} in {root.name}/: its stages depend on the files of captrain themselves",
+            "`dvc status` says what is stale",
+        )
+    present, text = read_text(root / "dvc.yaml", "restore it from git"), project_pipeline(root)
+    if digest(present) != recorded.pipeline and present != text and not dry:
+        raise UserError(
+            "dvc.yaml was edited since captrain wrote it, and would be replaced",
+            "keep your changes aside, `git checkout dvc.yaml`, and upgrade again; or `captrain upgrade --dry-run`",
+        )
+    before, after = recorded.stages, stage_digests()
+    changed = [name for name in after if name in before and before[name] != after[name]]
+    added, removed = [name for name in after if name not in before], [name for name in before if name not in after]
+    # Behind these are the stages that read, directly or not, what they make; in the order in which they run.
+    behind, products = list[str](), list[str]()
+    for name, stage in yaml.safe_load(text)["stages"].items():
+        files = [path for entry in stage["params"] if isinstance(entry, dict) for path in entry]
+        inputs = [*stage.get("deps", []), *files]
+        is_behind = any(path == out or path.startswith(f"{out}/") for path in inputs for out in products)
+        is_made_anew = name in changed or name in added
+        behind += [name] * (is_behind and not is_made_anew)
+        outs = [out for kind in ("outs", "plots", "metrics") for out in stage.get(kind, [])]
+        for out in outs if is_behind or is_made_anew else ():
+            products += [out] if isinstance(out, str) else out
+    upgrade = Upgrade(recorded.captrain, __version__, changed, behind, added, removed, present != text)
+    if upgrade.is_needed and not dry:
+        publish_text(root / "dvc.yaml", text)
+        publish_text(root / VERSIONS, versions_text(text, after))
+    return upgrade
+
+
+def pending_upgrade(root: Path) -> Upgrade | None:
+    """List what `captrain upgrade` would change of a project; None where no stage is to be taken over, and in
+    captrain's own repository.
+
+    Raises:
+        UserError: captrain.yaml is not what captrain wrote.
+    """
+    if recorded_versions(root) is None:
         return None
-    return read_yaml(path, Versions, "restore it from git, or run `captrain upgrade`")
+    upgrade = upgrade_project(root, dry=True)
+    return upgrade if upgrade.changed or upgrade.added or upgrade.removed else None
 
 
 def remove_cut_off(root: Path) -> list[str]:
@@ -124,29 +193,27 @@ def remove_cut_off(root: Path) -> list[str]:
     Returns:
         Their names.
     """
-    names = [name for name in (".dvc/tmp/rwlock", "dvc.lock") if not _is_whole(root / name)]
-    if names:
-        time.sleep(1)  # a DVC at work may be writing it
-    removed = [name for name in names if not _is_whole(root / name)]
-    for name in removed:
-        (root / name).unlink()
-    return removed
-
-
-def _is_whole(path: Path) -> bool:
     from dvc.dvcfile import Lockfile
     from dvc.exceptions import DvcException
 
-    if not path.exists():
-        return True
-    try:
-        if path.suffix == ".lock":
-            Lockfile.validate(read_yaml(path, JsonObject))
-        else:
-            read_json(path, JsonObject)
-    except (UserError, DvcException):
-        return False
-    return True
+    def cut_off() -> list[str]:
+        names = list[str]()
+        for name in (".dvc/tmp/rwlock", "dvc.lock"):
+            try:
+                if (root / name).exists() and name == "dvc.lock":
+                    Lockfile.validate(read_yaml(root / name, JsonObject))
+                elif (root / name).exists():
+                    read_json(root / name, JsonObject)
+            except (UserError, DvcException):
+                names.append(name)
+        return names
+
+    if cut_off():
+        time.sleep(1)  # a DVC at work may be writing it
+    removed = cut_off()
+    for name in removed:
+        (root / name).unlink()
+    return removed
 
 
 def run_pipeline(root: Path) -> None:

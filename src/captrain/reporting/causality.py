@@ -15,9 +15,9 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from captrain.comparison import ComparisonRow, baselines, label
+from captrain.comparison import ComparisonRow
 from captrain.records import read_table
-from captrain.reporting.style import GREY
+from captrain.reporting.style import GREY, arm_label
 
 STRATA = {
     "lacking": "failures that lack it",
@@ -25,31 +25,33 @@ STRATA = {
     "other": "other failures",
     "passed": "passed rollouts",
 }
-WORDS = ("capability", "adapter", "name")
-NUMBERS = [f"{name}{end}" for name in ("claimed", "repaired", "placebo") for end in ("", "_low", "_high")]
-EFFECT_WORDS, EFFECT_NUMBERS = ("capability", "stratum", "arm"), ("change", "low", "high")
-"""Columns of both tables."""
 PLACEBO = "failures that lack it, by the others' adapters (placebo)"
 SPACING = 0.15
 """Distance between the intervals of one capability, in rows."""
 
 
-def has_causality(results: Path) -> bool:
-    """Return whether a capability was tested."""
-    path = results / "causality/capabilities.csv"
-    return path.exists() and not read_table(path, columns=WORDS).empty
+def causal_rows(results: Path) -> Sequence[ComparisonRow]:
+    """Read results/causality/capabilities.csv, a row for each adapter that was tested; none where none was."""
+    path, words = results / "causality/capabilities.csv", ("capability", "adapter", "name")
+    numbers = [f"{name}{end}" for name in ("claimed", "repaired", "placebo") for end in ("", "_low", "_high")]
+    return read_table(path, columns=words, numbers=numbers).to_dict("records") if path.exists() else []
 
 
 def causality(results: Path) -> Figure:
     """Draw what each capability claims of the failures and what its adapter repairs of them, what it changes elsewhere,
     and what every adapter changes on the failures of each lack."""
-    table = read_table(results / "causality/capabilities.csv", columns=WORDS, numbers=NUMBERS)
-    effects = read_table(results / "causality/effects.csv", columns=EFFECT_WORDS, numbers=EFFECT_NUMBERS)
-    effects = effects.assign(capability=effects["capability"].fillna(""))
-    rows = [row for row in table.to_dict("records") if row["adapter"] == row["capability"]]
+    words, numbers = ("capability", "stratum", "arm"), ("change", "low", "high")
+    effects = read_table(results / "causality/effects.csv", columns=words, numbers=numbers).fillna({"capability": ""})
+    rows = [row for row in causal_rows(results) if row["adapter"] == row["capability"]]
     figure = Figure(figsize=(12.4, 2.2 + 0.62 * len(rows)), layout="constrained")
     shares, changes, cells = figure.subplots(1, 3, width_ratios=(3, 4, 4))
-    _draw_shares(shares, rows)
+    for name, place, colour in (("claimed", -0.18, GREY), ("repaired", 0.18, sns.color_palette("deep")[2])):
+        heights = [index + place for index in range(len(rows))]
+        shares.barh(heights, [row[name] for row in rows], height=0.32, color=colour, alpha=0.75, label=name)
+        for height, row in zip(heights, rows, strict=True):
+            shares.plot([row[f"{name}_low"], row[f"{name}_high"]], [height, height], color="0.15", linewidth=1.2)
+    shares.set(title="Claimed and repaired", xlabel="share of the base's failures on the test split")
+    shares.legend(fontsize=7, frameon=True, loc="lower right")
     _draw_changes(changes, rows, effects)
     _draw_cells(cells, rows, effects)
     for axes in (shares, changes):
@@ -58,17 +60,6 @@ def causality(results: Path) -> Figure:
     changes.set_yticks(range(len(rows)), [""] * len(rows))
     sns.despine(figure, left=True)
     return figure
-
-
-def _draw_shares(axes: Axes, rows: Sequence[ComparisonRow]) -> None:
-    green = sns.color_palette("deep")[2]
-    for name, place, colour in (("claimed", -0.18, GREY), ("repaired", 0.18, green)):
-        heights = [index + place for index in range(len(rows))]
-        axes.barh(heights, [row[name] for row in rows], height=0.32, color=colour, alpha=0.75, label=name)
-        for height, row in zip(heights, rows, strict=True):
-            axes.plot([row[f"{name}_low"], row[f"{name}_high"]], [height, height], color="0.15", linewidth=1.2)
-    axes.set(title="Claimed and repaired", xlabel="share of the base's failures on the test split")
-    axes.legend(fontsize=7, frameon=True, loc="lower right")
 
 
 def _draw_changes(axes: Axes, rows: Sequence[ComparisonRow], effects: pd.DataFrame) -> None:
@@ -99,8 +90,7 @@ def _draw_cells(axes: Axes, rows: Sequence[ComparisonRow], effects: pd.DataFrame
     for (y, x), change in np.ndenumerate(cells):
         if not np.isnan(change):
             axes.text(x, y, f"{change:+.2f}", ha="center", va="center", fontsize=7, color="0.1")
-    texts = [label(arm) if arm in baselines() else arm.replace("_", " ") for arm in arms]
-    axes.set_xticks(range(len(arms)), texts, rotation=35, ha="right", fontsize=7)
+    axes.set_xticks(range(len(arms)), [arm_label(arm) for arm in arms], rotation=35, ha="right", fontsize=7)
     axes.set_yticks(range(len(names)), [""] * len(names))
     axes.grid(visible=False)
     axes.set_title("Change on failures of a lack, by adapter")

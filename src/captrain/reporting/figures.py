@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
@@ -23,10 +22,10 @@ from captrain.capabilities import read_selection, replay
 from captrain.comparison import (
     GRPO,
     TRACE,
-    baselines,
+    ComparisonRow,
     evaluation_metrics,
     evaluation_table,
-    label,
+    grouped,
     read_published,
     reference,
     trained_baselines,
@@ -35,10 +34,22 @@ from captrain.comparison import (
 from captrain.config import repro
 from captrain.errors import UserError
 from captrain.records import JsonObject, read_table
-from captrain.reporting.causality import causality, has_causality
-from captrain.reporting.curve import curve, curve_rows
+from captrain.reporting.causality import causal_rows, causality
 from captrain.reporting.rediscovery import rediscovered, rediscovery
-from captrain.reporting.style import DPI, GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
+from captrain.reporting.style import (
+    DPI,
+    GREY,
+    HEADLINE,
+    MERGING,
+    ROUTING,
+    Line,
+    arm_label,
+    compare,
+    draw_rates,
+    ordered,
+    render,
+    tint,
+)
 
 REQUIRED = (
     "evaluation/main.csv",
@@ -69,92 +80,66 @@ def draw(results: Path, out: Path) -> list[Path]:
     Raises:
         UserError: a result file is missing; the message names the stage that makes it.
     """
+    for name in REQUIRED:
+        if not (results / name).exists():
+            stage = name.split("/")[0]
+            raise UserError(f"{results / name} is missing", f"run `{repro(stage, results.parent)}` to make it")
     figures: dict[str, Callable[[Path], Figure]] = {
-        "main": main,
+        "main": partial(compared, name="main"),
         "capabilities": lambda results: capabilities(read_selection(results)),
         "stability": stability,
         "thresholds": thresholds,
         "training": training,
         "kinds": kinds,
-        "routing": routing,
-        "merging": merging,
+        "routing": partial(compared, name="routing"),
+        "merging": partial(compared, name="merging"),
         "causality": causality,
         "rediscovery": rediscovery,
         "curve": curve,
     }
-    for name in REQUIRED:
-        if not (results / name).exists():
-            raise UserError(
-                f"{results / name} is missing", f"run `{repro(name.split('/')[0], results.parent)}` to make it"
-            )
-    for name, (rows, reason) in _optional(results).items():
+    # Figures that not every run has: what each is drawn from, and why there would be nothing.
+    evaluation = results / "evaluation"
+    rates = evaluation_table(evaluation, "main").dropna(subset=["pass_rate"])
+    optional: dict[str, tuple[object, str]] = {
+        "kinds": (len(evaluation_table(evaluation, "kinds")), "no task names its kind (data['kind'])"),
+        "merging": (
+            ordered(rates["method"], ("merged:",)),
+            "no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all",
+        ),
+        "causality": (
+            causal_rows(results),
+            "no capability was tested; `dvc repro causality` tests those that have adapters",
+        ),
+        "rediscovery": (rediscovered(results), "the agent was not diagnosed again; baselines.solutions does it"),
+        "curve": (
+            curve_rows(results),
+            "no adapter was evaluated before the end of its training; curve.points does it",
+        ),
+    }
+    for name, (rows, reason) in optional.items():
         if not rows:
             del figures[name]
             print(f"{name}: not drawn, for {reason}")
     return render({name: partial(make, results) for name, make in figures.items()}, out)
 
 
-def _optional(results: Path) -> dict[str, tuple[object, str]]:
-    """Collect what each figure that not every run has is drawn from, and why there would be nothing."""
-    return {
-        "kinds": (
-            len(evaluation_table(results / "evaluation", "kinds")),
-            "no task names its kind (data['kind'])",
-        ),
-        "merging": (
-            _rows(results, TRACE, ("merged:",)),
-            "no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all",
-        ),
-        "causality": (
-            has_causality(results),
-            "no capability was tested; `dvc repro causality` tests those that have adapters",
-        ),
-        "rediscovery": (
-            rediscovered(results),
-            "the agent was not diagnosed again; baselines.solutions does it",
-        ),
-        "curve": (
-            curve_rows(results),
-            "no adapter was evaluated before the end of its training; curve.points does it",
-        ),
-    }
+COMPARISONS: Mapping[str, tuple[str, Sequence[str] | None]] = {
+    "main": ("Pass rate by method (rollouts spent)", None),
+    "routing": ("Routing, its bounds and its controls", ROUTING),
+    "merging": ("Merged adapters and TRACE, which routes (rollouts spent)", MERGING),
+}
+"""Figures that compare methods of the evaluation: the title, and the methods, by name or its beginning, or all."""
 
 
-def main(results: Path) -> Figure:
-    """Draw every method: pass rate with its interval, rollouts spent beside it, and the difference to TRACE.
+def compared(results: Path, name: str) -> Figure:
+    """Draw methods with the intervals of their pass rates, rollouts spent beside them, and their differences to TRACE.
 
     Published rates are marked where they are of the same thing.
     """
-    return _compared(results, "Pass rate by method (rollouts spent)", None)
-
-
-def routing(results: Path) -> Figure:
-    """Draw ways of choosing an adapter for a task between what chance and the best possible choice come to."""
-    return _compared(results, "Routing, its bounds and its controls", ROUTING)
-
-
-def merging(results: Path) -> Figure:
-    """Draw one adapter made of TRACE's, in several ways, against TRACE, which routes to them."""
-    return _compared(results, "Merged adapters and TRACE, which routes (rollouts spent)", MERGING)
-
-
-def _compared(results: Path, title: str, order: Sequence[str] | None) -> Figure:
-    confidence = evaluation_metrics(results / "evaluation").confidence
-    rows, (name, publication) = _rows(results, TRACE, order), reference(results)
-    note = (
-        f"Open diamonds: as published ({read_published().paper}; {name}); measured there, not here."
-        if publication
-        else ""
-    )
-    return compare({"": rows}, TRACE, title, f"pass rate, with {confidence:.0%} interval over test tasks", note)
-
-
-def _rows(results: Path, against: str, order: Sequence[str] | None) -> list[Line]:
-    """List the methods of the evaluation whose rate is defined, in the order of `wanted` (names or their beginnings),
-    or all in the order of the table."""
-    main = evaluation_table(results / "evaluation", "main").dropna(subset=["pass_rate"])
-    differences = versus(evaluation_table(results / "evaluation", "differences").to_dict("records"), against)
-    _, publication = reference(results)
+    title, order = COMPARISONS[name]
+    evaluation = results / "evaluation"
+    differences = versus(evaluation_table(evaluation, "differences").to_dict("records"), TRACE)
+    place, publication = reference(results)
     lines = {
         row["method"]: Line(
             row["method"],
@@ -163,9 +148,12 @@ def _rows(results: Path, against: str, order: Sequence[str] | None) -> list[Line
             difference=differences.get(row["method"]),
             published=publication.get(row["method"]),
         )
-        for row in main.to_dict("records")
+        for row in evaluation_table(evaluation, "main").dropna(subset=["pass_rate"]).to_dict("records")
     }
-    return [lines[name] for name in ordered(lines, order)]
+    note = f"Open diamonds: as published ({read_published().paper}; {place}); measured there, not here."
+    rate = f"pass rate, with {evaluation_metrics(evaluation).confidence:.0%} interval over test tasks"
+    rows = [lines[method] for method in ordered(lines, order)]
+    return compare({"": rows}, TRACE, title, rate, note if publication else "")
 
 
 def capabilities(selection: Mapping[str, Any]) -> Figure:
@@ -177,18 +165,13 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
     undefined = len(candidates) - len(defined)
     figure = Figure(figsize=(6.4, 4.2), dpi=DPI, layout="constrained")
     axes = figure.subplots()
-    colours = {True: sns.color_palette("deep")[2], False: "0.55"}
-    for selected, name, marker in ((True, "selected", "o"), (False, "rejected", "X")):
+    groups = ((True, "selected", "o", sns.color_palette("deep")[2]), (False, "rejected", "X", "0.55"))
+    for selected, name, marker, colour in groups:
         points = [candidate for candidate in defined if candidate["selected"] is selected]
-        colour = colours[selected]
         for candidate in points:
-            if candidate["gap_low"] is not None and candidate["gap_high"] is not None:
-                axes.plot(
-                    [candidate["coverage"]] * 2,
-                    [candidate["gap_low"], candidate["gap_high"]],
-                    color=colour,
-                    linewidth=1.2,
-                )
+            bounds = [candidate["gap_low"], candidate["gap_high"]]
+            if None not in bounds:
+                axes.plot([candidate["coverage"]] * 2, bounds, color=colour, linewidth=1.2)
         places = [candidate["coverage"] for candidate in points], [candidate["gap"] for candidate in points]
         axes.scatter(*places, marker=marker, s=MARKER, color=colour, zorder=5, label=f"{name} ({len(points)})")
     axes.axhline(thresholds["delta"], color="0.2", linestyle="--", linewidth=1)
@@ -257,9 +240,8 @@ def stability(results: Path) -> Figure:
         heights = place + np.linspace(-0.28, 0.28, len(runs_of)) if len(runs_of) > 1 else [place] * len(runs_of)
         for axes, column in zip(grid[1:3], ("coverage", "gap"), strict=True):
             axes.scatter(runs_of[column], heights, s=9, color=shade, linewidth=0)
-    grid[0].axvline(limits["agreement"], color="0.2", linestyle="--", linewidth=1)
-    grid[1].axvline(limits["coverage"], color="0.2", linestyle="--", linewidth=1)
-    grid[2].axvline(limits["delta"], color="0.2", linestyle="--", linewidth=1)
+    for axes, limit in zip(grid, ("agreement", "coverage", "delta"), strict=False):
+        axes.axvline(limits[limit], color="0.2", linestyle="--", linewidth=1)
     grid[0].set_yticks(range(len(candidates)), [candidate["name"] for candidate in candidates])
     grid[0].set_ylim(max(len(candidates), 1) - 0.5, -0.5)
     count = candidates[0]["runs"] if candidates else 0
@@ -269,24 +251,19 @@ def stability(results: Path) -> Figure:
         axes.set_xlabel(f"{name}, a point for each run")
     for axes in (grid[0], grid[3]):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    _published_selection(grid[3])
-    publication = read_published()
+    # The last panel: the selection of the paper.
+    publication, axes = read_published(), grid[3]
+    times, names = publication.selection.times, range(len(publication.selection.times))
+    axes.barh(names, list(times.values()), height=0.6, facecolor="none", edgecolor=GREY)
+    axes.axvline(publication.selection.needed, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yticks(names, list(times), color=GREY)
+    axes.set_ylim(len(times) - 0.5, -0.5)
+    axes.set_xlabel(f"runs of {publication.selection.runs} that retain it", color=GREY)
+    axes.set_title("As published", color=GREY)
     note = f"Grey outlines: {publication.paper}; {publication.selection.source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
     sns.despine(figure, left=True)
     return figure
-
-
-def _published_selection(axes: Axes) -> None:
-    publication = read_published().selection
-    axes.barh(
-        range(len(publication.times)), list(publication.times.values()), height=0.6, facecolor="none", edgecolor=GREY
-    )
-    axes.axvline(publication.needed, color=GREY, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(publication.times)), list(publication.times), color=GREY)
-    axes.set_ylim(len(publication.times) - 0.5, -0.5)
-    axes.set_xlabel(f"runs of {publication.runs} that retain it", color=GREY)
-    axes.set_title("As published", color=GREY)
 
 
 def thresholds(results: Path) -> Figure:
@@ -313,11 +290,8 @@ def thresholds(results: Path) -> Figure:
     axes.grid(visible=False)
     title = "Selected capabilities by threshold (as configured: bold)"
     axes.set(title=title, xlabel="delta: least gap", ylabel="least coverage")
-    legend = (
-        "   ".join(f"{numbers[candidate['id']]} {candidate['name']}" for candidate in occurring)
-        or "nothing is selected anywhere"
-    )
-    figure.supxlabel(legend, fontsize=7.5)
+    legend = "   ".join(f"{numbers[candidate['id']]} {candidate['name']}" for candidate in occurring)
+    figure.supxlabel(legend or "nothing is selected anywhere", fontsize=7.5)
     return figure
 
 
@@ -330,8 +304,8 @@ def training(results: Path) -> Figure:
         for stage, path in histories.items()
         if path.exists()
     }
-    headline = [line for stage in ("adapters", GRPO) for line in lines[stage]]
-    further = [line for stage in lines if stage not in ("adapters", GRPO) for line in lines[stage]]
+    headline = lines.pop("adapters") + lines.pop(GRPO)
+    further = [line for adapters in lines.values() for line in adapters]
     rows = [adapters for adapters in (headline, further) if adapters] or [headline]
     figure = Figure(figsize=(9.6, 0.4 + 3.0 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), 3, sharex=True, sharey=True, squeeze=False)
@@ -346,7 +320,7 @@ def training(results: Path) -> Figure:
             for (name, line), shade in zip(adapters, colours, strict=True):
                 look = {"color": "0.15", "linestyle": "--"} if name == GRPO else {"color": shade}
                 smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
-                axes.plot(line["rollouts"], smooth, label=_adapter(str(name)), linewidth=1.4, **look)
+                axes.plot(line["rollouts"], smooth, label=arm_label(str(name)), linewidth=1.4, **look)
             axes.set(title=title, ylim=(-0.02, 1.02))
         if adapters:
             panels_of[0].legend(fontsize=6.5, frameon=True)
@@ -354,10 +328,6 @@ def training(results: Path) -> Figure:
         axes.set_xlabel(f"rollouts spent; means of {SMOOTH} updates", fontsize=8)
     sns.despine(figure)
     return figure
-
-
-def _adapter(name: str) -> str:
-    return label(name) if name in baselines() else name.replace("_", " ")
 
 
 def kinds(results: Path) -> Figure:
@@ -380,5 +350,28 @@ def kinds(results: Path) -> Figure:
     note = "pass rate on the test split; differences by kind are not tested"
     axes.set(title="Pass rate by task kind", xlabel=note, **limits)
     figure.legend(loc="outside lower center", ncols=len(methods), frameon=False)
+    sns.despine(figure, left=True)
+    return figure
+
+
+def curve_rows(results: Path) -> Sequence[ComparisonRow]:
+    """Read the rows of results/evaluation/curve.csv; none where training was evaluated at its end alone."""
+    path, numbers = results / "evaluation/curve.csv", ("rollouts_spent", "pass_rate", "low", "high")
+    if not path.exists():
+        return []
+    return read_table(path, columns=("method", "label"), numbers=numbers).to_dict("records")
+
+
+def curve(results: Path) -> Figure:
+    """Draw pass rate over rollouts spent at the checkpoints of one training, of TRACE and of GRPO on the target."""
+    by_method = grouped(curve_rows(results), "method")
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for method in ordered(by_method, HEADLINE):
+        rows = by_method[method]
+        draw_rates(axes, [row["rollouts_spent"] for row in rows], rows, color=tint(method), linewidth=1.4)
+    axes.set(xlabel="rollouts spent, diagnosis and calibration among them", ylabel="pass rate on the test split")
+    axes.set_title("One training at its checkpoints, with intervals over tasks", fontsize=9)
+    axes.legend(frameon=True, fontsize=7.5)
     sns.despine(figure, left=True)
     return figure

@@ -118,14 +118,10 @@ def load_history(root: Root = ".") -> pd.DataFrame:
     """
     paths = {stage: Path(root) / "results" / stage / "history.csv" for stage in acting_stages()}
     _required(root, "results/adapters/history.csv", "adapters")
-    return pd.concat(
-        [
-            _table(path).assign(stage=stage)
-            for stage, path in paths.items()
-            if path.exists() and path.stat().st_size > 1
-        ],
-        ignore_index=True,
-    )
+    histories = {stage: path for stage, path in paths.items() if path.exists() and path.stat().st_size > 1}
+    # A kind or an arm may be called "none" or "NA", here and in the routes.
+    tables = [read_table(path, words=True).assign(stage=stage) for stage, path in histories.items()]
+    return pd.concat(tables, ignore_index=True)
 
 
 def load_routes(root: Root = ".") -> pd.DataFrame:
@@ -135,7 +131,7 @@ def load_routes(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_routes()["chosen"].tolist()
     ['wrong_record']
     """
-    return _table(_required(root, "results/routes/routes.csv", "routes"))
+    return read_table(_required(root, "results/routes/routes.csv", "routes"), words=True)
 
 
 def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -> pd.DataFrame:
@@ -220,8 +216,3 @@ def _required(root: Root, name: str, stage: str) -> Path:
     if not path.exists():
         raise UserError(f"{path} is missing", f"run `{repro(stage, Path(root))}` to make it")
     return path
-
-
-def _table(path: Path) -> pd.DataFrame:
-    # A kind or an arm may be called "none" or "NA".
-    return read_table(path, words=True)

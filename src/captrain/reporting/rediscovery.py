@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from captrain.comparison import ComparisonRow, grouped
 from captrain.records import read_table
@@ -24,19 +24,19 @@ NUMBERS = ("round", "gap", "gap_low", "gap_high", "coverage", "lacking", "passed
 TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it was taught"
 
 
-def rediscovered(results: Path) -> list[ComparisonRow]:
-    """Read the rows of the capabilities that a diagnosis has selected, by round; none where the agent was not diagnosed
-    again.
+def of_selected(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
+    """Select the rows of the capabilities that a diagnosis has selected; none where the agent was not diagnosed
+    again."""
+    selected = {row["capability"] for row in rows if row["selected"]}
+    return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
 
-    Returns:
-        Rows of results/solutions/rediscovery.csv.
-    """
+
+def rediscovered(results: Path) -> Sequence[ComparisonRow]:
+    """Read these rows of results/solutions/rediscovery.csv, in its order."""
     path = results / "solutions/rediscovery.csv"
     if not path.exists():
         return []
-    rows: Sequence[ComparisonRow] = read_table(path, columns=WORDS, numbers=NUMBERS).to_dict("records")
-    selected = {row["capability"] for row in rows if row["selected"]}
-    return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
+    return of_selected(read_table(path, columns=WORDS, numbers=NUMBERS).to_dict("records"))
 
 
 def rediscovery(results: Path) -> "Figure":
@@ -73,15 +73,13 @@ def rediscovery_table(results: Path) -> Table | None:
     rows = rediscovered(results)
     if not rows:
         return None
-    table = Table(title=TITLE, title_justify="left")
-    for heading in ("capability", "agent", "selected"):
-        table.add_column(heading)
-    for heading in ("lacking in", "of failures", "gap", "interval"):
-        table.add_column(heading, justify="right")
+    numbers = ("lacking in", "of failures", "gap", "interval")
+    columns = ("capability", "agent", "selected", *(Column(name, justify="right") for name in numbers))
+    table = Table(*columns, title=TITLE, title_justify="left")
     for row in sorted(rows, key=lambda row: (row["capability"], row["round"])):
         interval = "" if np.isnan(row["gap_low"]) else f"{row['gap_low']:.2f} to {row['gap_high']:.2f}"
-        numbers = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "coverage", "gap")]
-        table.add_row(row["capability"], _agent(row), "yes" if row["selected"] else "no", *numbers, interval)
+        cells = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "coverage", "gap")]
+        table.add_row(row["capability"], _agent(row), "yes" if row["selected"] else "no", *cells, interval)
     return table
 
 

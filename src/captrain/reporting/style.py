@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import seaborn as sns
@@ -16,7 +17,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
-from captrain.comparison import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, is_supervised, label
+from captrain.comparison import (
+    BASE,
+    BEST_SINGLE,
+    ORACLE,
+    RANDOM,
+    TRACE,
+    ComparisonRow,
+    Difference,
+    baselines,
+    is_supervised,
+    label,
+)
 from captrain.records import publish_bytes
 
 DPI = 150
@@ -49,11 +61,6 @@ class Line:
     high: float
     difference: Difference | None = None
     published: float | None = None
-
-    @property
-    def supervised(self) -> bool:
-        """True if the method learns from demonstrations and not from rewards alone."""
-        return is_supervised(self.method)
 
 
 def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
@@ -88,20 +95,33 @@ def tint(method: str) -> Colour:
     return sns.color_palette("deep")[HEADLINE.index(method)] if method in HEADLINE else "0.45"
 
 
+def arm_label(name: str) -> str:
+    """Name what acted, a baseline or the adapter of a capability, as figures do."""
+    return label(name) if name in baselines() else name.replace("_", " ")
+
+
+def draw_rates(
+    axes: Axes, places: Sequence[float], rows: Sequence[ComparisonRow], form: str = "o-", **look: Any
+) -> None:
+    """Draw pass rates at their places along the axis, with their intervals; `look` is matplotlib's."""
+    rates = [row["pass_rate"] for row in rows]
+    error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
+    look = {"label": rows[0]["label"], "markersize": 4, "capsize": 2, **look}
+    axes.errorbar(places, rates, error, fmt=form, **look)
+
+
 def draw_differences(axes: Axes, differences: Mapping[int, Difference], shades: Sequence[Colour]) -> None:
     """Draw differences at their heights, each with its interval, hollow unless it is distinguishable, and how it reads
     beside the panel."""
     distinguishable = [difference.reading == "distinguishable" for difference in differences.values()]
-    means = [difference.mean for difference in differences.values()]
-    heights = list(differences)
-    lows, highs = zip(*((difference.low, difference.high) for difference in differences.values()), strict=True)
-    axes.hlines(heights, lows, highs, shades)
+    means, lows, highs, readings = zip(*differences.values(), strict=True)
+    axes.hlines(list(differences), lows, highs, shades)
     faces = [shade if full else "white" for shade, full in zip(shades, distinguishable, strict=True)]
-    axes.scatter(means, heights, s=22, c=faces, edgecolors=shades, zorder=3)
+    axes.scatter(means, list(differences), s=22, c=faces, edgecolors=shades, zorder=3)
     axes.axvline(0, color="0.2", linewidth=0.8)
-    for (height, difference), full in zip(differences.items(), distinguishable, strict=True):
+    for height, reading, full in zip(differences, readings, distinguishable, strict=True):
         look = {"fontsize": 7, "va": "center", "color": "0.2" if full else "0.45"}
-        axes.text(1.02, height, difference.reading or "no interval", transform=axes.get_yaxis_transform(), **look)
+        axes.text(1.02, height, reading or "no interval", transform=axes.get_yaxis_transform(), **look)
 
 
 def rule(axes: Axes, labels: Sequence[str]) -> None:
@@ -124,7 +144,7 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
         rate: label of the rates' axis.
         note: beneath the figure.
     """
-    if any(row.supervised for rows in groups.values() for row in rows):
+    if any(is_supervised(row.method) for rows in groups.values() for row in rows):
         note = f"{SUPERVISED} {note}".rstrip()
     longest = max((len(row.label) for rows in groups.values() for row in rows), default=0)
     margin, wide, gap, narrow, words = 0.25 + 0.068 * longest, 3.2, 0.15, 2.1, 2.05
@@ -166,7 +186,7 @@ def _compare(rates: Axes, differences: Axes, rows: Sequence[Line]) -> None:
     rule(differences, [""] * len(rows))
     rates.hlines(range(len(rows)), [row.low for row in rows], [row.high for row in rows], shades)
     for supervised, marker in ((False, "o"), (True, "s")):
-        places = [place for place, row in enumerate(rows) if row.supervised is supervised]
+        places = [place for place, row in enumerate(rows) if is_supervised(row.method) is supervised]
         colours = [shades[place] for place in places]
         rates.scatter([rows[place].rate for place in places], places, s=26, c=colours, marker=marker, zorder=3)
     publications = [(row.published, place) for place, row in enumerate(rows) if row.published is not None]

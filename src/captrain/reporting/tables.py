@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from captrain.comparison import (
@@ -28,6 +28,7 @@ from captrain.comparison import (
 )
 from captrain.errors import UserError
 from captrain.records import JsonObject, read_json, read_table
+from captrain.reporting.rediscovery import rediscovery_table
 
 KINDS = ("kind", "method", "label", "tasks", "pass_rate", "low", "high", "pass_hat_k", "mean_reward")
 DIFFERENCES = ("first", "second", "difference", "low", "high", "p", "distinguishable")
@@ -68,6 +69,7 @@ of sole lacks: of failures that lack no other selected capability. Labels are of
 above other failures: change in pass rate minus that on failures without the label.
 placebo: change by the adapters of the other capabilities, on failures that lack this one and not theirs.
 Intervals by bootstrap over tasks, not corrected for their number."""
+ALIGNED: JsonObject = {"title_justify": "left", "caption_justify": "left"}
 NO_BOUND = "no bound here"
 """Remark on an oracle that lies below the row that it should bound."""
 
@@ -86,15 +88,12 @@ def table(folder: Path) -> Table:
             f"{folder / 'main.csv'} is not a whole table: {', '.join(absent)} of metrics.json is not in it",
             "run `dvc repro evaluation` to make it",
         )
-    final = Table(title="Test split", caption=_caption(main, ledger), caption_justify="left", title_justify="left")
-    final.add_column("method")
-    final.add_column("learns from")
     scored = main.dropna(subset=["mean_reward"])
     # Where success alone is rewarded, the mean reward is the pass rate and says nothing more.
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
     names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
-    for name in names:
-        final.add_column(name, justify="right")
+    columns = ("method", "learns from", *(Column(name, justify="right") for name in names))
+    final = Table(*columns, title="Test split", caption=_caption(main, ledger), **ALIGNED)
     passes = main.set_index("method")["pass_rate"]
     for row in main.to_dict("records"):
         interval = _interval(row["low"], row["high"])
@@ -116,10 +115,8 @@ def causal_table(folder: Path) -> Table | None:
     if not rows:
         return None
     title = "Does repairing a capability alone repair the failures that were labelled with it?"
-    causal = Table(title=title, caption=CAUSAL_CAPTION, caption_justify="left", title_justify="left")
-    causal.add_column("capability")
-    for heading in CAUSAL_HEADINGS.values():
-        causal.add_column(heading, justify="right")
+    columns = (Column(heading, justify="right") for heading in CAUSAL_HEADINGS.values())
+    causal = Table("capability", *columns, title=title, caption=CAUSAL_CAPTION, **ALIGNED)
     for row in rows:
         cells = [
             f"{_number(row[name])}\n{_interval(row[f'{name}_low'], row[f'{name}_high'])}" for name in CAUSAL_HEADINGS
@@ -162,13 +159,6 @@ def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def _columns(title: str, *names: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name)
-    return table
-
-
 def _number(value: float | None) -> str:
     return "undefined" if value is None or np.isnan(value) else f"{value:.3f}"
 
@@ -179,15 +169,14 @@ def results(root: Path) -> RenderableType:
     Before them stand, of a benchmark that describes itself, the rates by kind and the findings on the discovery split,
     what repaired what, re-discovery, and where the figures lie.
     """
-    from captrain.reporting.rediscovery import rediscovery_table
-
     folder = root / "results/evaluation"
     discovery = _discovery(root)
     if discovery and not folder.exists():
         return Group(discovery, Text("the test split has not been played: `dvc repro evaluation`"))
     final = table(folder)
     level = 1 - evaluation_metrics(folder).confidence
-    paired = _columns("paired differences over tasks, in pass rate", "difference", "rate", "interval", "p", "distinct")
+    title = "paired differences over tasks, in pass rate"
+    paired = Table("difference", "rate", "interval", "p", "distinct", title=title, title_justify="left")
     for row in evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"):
         paired.add_row(
             f"{row['first']} - {row['second']}",
@@ -203,21 +192,13 @@ def results(root: Path) -> RenderableType:
         "distinct: by the interval and, where there is a test, by p after Holm's correction for all tests here; "
         "no (Holm): not after the correction"
     )
-    figures = sorted((root / "results/figures").glob("*.p*"))
-    figures_line = (
-        f"figures: {', '.join(path.name for path in figures)} in results/figures/"
-        if figures
-        else ("figures: not drawn yet; run `dvc repro figures`")
-    )
+    names = ", ".join(path.name for path in sorted((root / "results/figures").glob("*.p*")))
+    figures = f"figures: {names} in results/figures/" if names else "figures: not drawn yet; run `dvc repro figures`"
     kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
-    more = (_kinds(kinds), Text()) if kinds else ()
-    more += (discovery, Text()) if discovery else ()
-    causal = causal_table(root / "results/causality")
-    more += (causal, Text()) if causal else ()
-    again = rediscovery_table(root / "results")
-    more += (again, Text()) if again else ()
+    causal, again = causal_table(root / "results/causality"), rediscovery_table(root / "results")
+    more = [part for part in (_kinds(kinds) if kinds else None, discovery, causal, again) if part]
     # The headline last: that is what a terminal still shows when all has been printed.
-    return Group(*more, Text(figures_line), Text(), paired, Text(), final)
+    return Group(*(line for part in more for line in (part, Text())), Text(figures), Text(), paired, Text(), final)
 
 
 def costs(root: Path) -> RenderableType:
@@ -226,7 +207,7 @@ def costs(root: Path) -> RenderableType:
 
     seconds_of = times(root)
     names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
-    table = _columns("what each method spent before the evaluation", *names)
+    table = Table(*names, title="what each method spent before the evaluation", title_justify="left")
     for row in evaluation_table(root / "results/evaluation", "spent", ("label", "stages", *SUMS)).to_dict("records"):
         stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
         numbers = [f"{row[name]:,}" for name in SUMS]
@@ -242,7 +223,8 @@ def costs(root: Path) -> RenderableType:
 
 def _kinds(rows: Sequence[ComparisonRow]) -> Table:
     """Tabulate rates by kind of what was played: no bounds."""
-    table = _columns("test split by kind", "kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
+    names = ("kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
+    table = Table(*names, title="test split by kind", title_justify="left")
     for row in rows:
         if row["mean_reward"] == row["mean_reward"] and not row["method"].startswith("router:"):
             numbers = (_number(row[name]) for name in ("pass_hat_k", "mean_reward"))
@@ -252,20 +234,14 @@ def _kinds(rows: Sequence[ComparisonRow]) -> Table:
 
 
 class _Rates(BaseModel):
+    """Fields that are read of results/rollouts/summary.json, of the whole and of each kind."""
+
     pass_rate: float | None
     mean_reward: float | None
-
-
-class _KindRates(_Rates):
     rollouts: int = 0
-    floor: _Rates
-
-
-class _Summary(_KindRates):
-    """Fields that are read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
-
-    outcomes: dict[str, int]
-    kinds: dict[str, _KindRates]
+    floor: "_Rates | None" = None
+    outcomes: dict[str, int] = {}
+    kinds: dict[str, "_Rates"] = {}
     benchmark: JsonObject = {}
 
 
@@ -273,15 +249,16 @@ def _discovery(root: Path) -> RenderableType | None:
     """Tabulate the base's results on the discovery split beside an agent that does nothing, and the facts that the
     benchmark gives of itself; None for a benchmark that gives none."""
     path = root / "results/rollouts/summary.json"
-    summary = read_json(path, _Summary) if path.exists() else None
+    summary = read_json(path, _Rates) if path.exists() else None
     if summary is None or not summary.benchmark:
         return None
     about = summary.benchmark
     names = ("kind", "rollouts", "pass rate", "mean reward", "doing nothing: pass rate", "mean reward")
-    table = _columns("discovery split, base", *names)
+    table = Table(*names, title="discovery split, base", title_justify="left")
     whole = summary.model_copy(update={"rollouts": sum(kind.rollouts for kind in summary.kinds.values())})
     for kind, row in {**summary.kinds, "all": whole}.items():
-        rates = (_number(rate) for part in (row, row.floor) for rate in (part.pass_rate, part.mean_reward))
+        parts = (row, row.floor or row)
+        rates = (_number(rate) for part in parts for rate in (part.pass_rate, part.mean_reward))
         table.add_row(kind, str(row.rollouts), *rates)
     errors, closed = summary.outcomes.get("error", 0), len(about.get("not_runnable") or {})
     lines = [

@@ -1,8 +1,8 @@
 """The report: one page, its script and data for it, in one folder that opens from a disk.
 
-`files` reads results/, `archive` finds rollouts and labels in artifacts/, `data` gathers what the page says, `shards`
-cuts the rollouts into files that it loads when it needs them, and this renders and writes. Nothing is computed anew but
-marks, gains by kind and what is drawn.
+`files` reads results/, `rollouts` finds rollouts and labels in artifacts/ and cuts them into files that the page loads
+when it needs them; this gathers what the page says, renders and writes. Nothing is computed anew but marks and what is
+drawn. Numbers that are undefined are None.
 
 Equal inputs give equal bytes: nothing of time, machine or path is written. The folder is made aside and renamed at the
 end, so that what stands there is always a whole report; a folder that is not one is never replaced. Rollouts are data:
@@ -11,21 +11,45 @@ the template escapes all text, the script sets text alone, and the page's policy
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
-from captrain.comparison import headline_methods, label, supervision, unequal_total
+from captrain.capabilities import SelectionAccount
+from captrain.comparison import (
+    evaluation_metrics,
+    headline_methods,
+    interpret_difference,
+    label,
+    published,
+    supervision,
+    unequal_total,
+)
+from captrain.config import read_stages, row_of
 from captrain.errors import UserError
-from captrain.records import JsonObject, place_aside
-from captrain.reporting.pages import data, shards
-from captrain.reporting.pages.archive import Archive
+from captrain.records import (
+    Capability,
+    IndexEntry,
+    JsonObject,
+    Passport,
+    load,
+    place_aside,
+    read_json,
+    read_text,
+    read_yaml,
+)
+from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
+from captrain.reporting.pages.rollouts import Archive, compact, message_on_page
+from captrain.reporting.rediscovery import of_selected
 
 FOLDER = Path(__file__).parent
 GENERATOR = '<meta name="generator" content="captrain report">'
+EXAMPLES = 5
+"""Rollouts that are shown in full of each capability."""
 
 
 def build(root: Path, out: Path) -> list[Path]:
@@ -41,12 +65,15 @@ def build(root: Path, out: Path) -> list[Path]:
     Raises:
         UserError: `out` holds something else than a report; a file among the results is corrupt.
     """
-    _refuse_foreign(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        page = out / "index.html"
+        if not page.is_file() or GENERATOR not in page.read_text(encoding="utf-8", errors="replace"):
+            raise UserError(f"{out} exists and is not a report", "name a new folder with --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     paths = []
-    with place_aside(out, f".{os.getpid()}") as aside:
+    with place_aside(out, f".{os.getpid()}") as aside, Archive(root) as archive:
         (aside / "data").mkdir(parents=True)
-        for name, content in _files(root):
+        for name, content in _files(root, archive):
             with (aside / name).open("wb") as file:
                 pieces = [content] if isinstance(content, str | bytes) else content
                 file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
@@ -57,15 +84,7 @@ def build(root: Path, out: Path) -> list[Path]:
     return paths
 
 
-def _refuse_foreign(out: Path) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    page = out / "index.html"
-    if not page.is_file() or GENERATOR not in page.read_text(encoding="utf-8", errors="replace"):
-        raise UserError(f"{out} exists and is not a report", "name a new folder with --out")
-
-
-def _files(root: Path) -> Iterator[tuple[str, shards.Content]]:
+def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | Iterable[str]]]:
     """Yield every file of the report, name and content; the page first."""
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
@@ -84,9 +103,9 @@ def _files(root: Path) -> Iterator[tuple[str, shards.Content]]:
         ),
         "p": lambda value: "not tested" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}",
         # Nothing in it can end the element of data.
-        "island": lambda value: Markup(shards.compact(value)),
+        "island": lambda value: Markup(compact(value)),
         "columns": _columns,
-        "shown": shards.message_on_page,
+        "shown": message_on_page,
     }
     pages.tests["missing"] = lambda value: isinstance(value, Missing)
     pages.globals |= {
@@ -98,22 +117,19 @@ def _files(root: Path) -> Iterator[tuple[str, shards.Content]]:
         "supervision": supervision,
         "least": _least,
     }
-    with Archive(root) as archive:
-        content = data.content(root, archive)
-        yield "index.html", pages.get_template("index.html.j2").render(content)
-        yield "report.js", (FOLDER / "static/report.js").read_text()
-        for name in content["figures"]:
-            yield f"figure-{name}", (root / "results/studies" / name).read_bytes()
-        selected = [row["id"] for row in content["candidates"] if row["selected"]]
-        yield from shards.shard_files(archive, selected, {} if archive.outcomes else data.arm_names(root, archive))
+    content = _content(root, archive)
+    yield "index.html", pages.get_template("index.html.j2").render(content)
+    yield "report.js", (FOLDER / "static/report.js").read_text()
+    for name in content["figures"]:
+        yield f"figure-{name}", (root / "results/studies" / name).read_bytes()
+    yield from archive.data([row["id"] for row in content["candidates"] if row["selected"]])
 
 
 def _least(candidates: Sequence[JsonObject]) -> float:
     """Return the start of an axis of gaps: 0, or so far below that all gaps and intervals are on it."""
     gaps = [run["gap"] for candidate in candidates for run in candidate["per_run"]]
-    lowest = min(
-        (gap for gap in [*gaps, *(candidate["gap_low"] for candidate in candidates)] if gap is not None), default=0.0
-    )
+    gaps += [candidate["gap_low"] for candidate in candidates]
+    lowest = min((gap for gap in gaps if gap is not None), default=0.0)
     return next(start for start in (0.0, -0.25, -0.5, -1.0) if start <= lowest)
 
 
@@ -129,3 +145,110 @@ def _columns(rows: Sequence[JsonObject]) -> list[tuple[str, list[str]]]:
             texts = ["" if row[name] is None else form.format(row[name]) for row in rows]
             columns.append(("#" * numeric + name.replace("_", " "), texts))
     return columns
+
+
+def _content(root: Path, archive: Archive) -> JsonObject:
+    """Collect all that the page shows, by the name that its template knows it by."""
+    read = partial(evaluation_metrics, root / "results/evaluation")
+    metrics = files.present(root, "results/evaluation/metrics.json", "evaluation", read)
+    confidence = 0.95 if isinstance(metrics, Missing) else metrics.confidence
+    names = ("main", "differences", "kinds", "ledger", "spent")
+    tables = {name: files.table_of(root, f"results/evaluation/{name}.csv") for name in names}
+    if not isinstance(tables["differences"], Missing):
+        level = 1 - confidence
+        tables["differences"] = [{**row, "reading": interpret_difference(row, level)} for row in tables["differences"]]
+    rediscovery = files.table_of(root, "results/solutions/rediscovery.csv")
+    selection = files.document(root, "results/capabilities/selection.json", "capabilities", SelectionAccount)
+    # Our number stands beside a published one where the same thing was run.
+    rows = list[JsonObject]()
+    if not isinstance(tables["main"], Missing) and not isinstance(tables["kinds"], Missing):
+        frame = files.present(root, "results/spec.yaml", "compose", partial(published.table, root))
+        rows = [] if isinstance(frame, Missing) else frame.dropna(subset="ours").to_dict("records")
+    # Tables over several runs have the columns of their files: a sweep has one for each of its settings.
+    summaries = [root / "results/replicates/summary.csv", *sorted(root.glob("results/replicates/*/summary.csv"))]
+    paths = [path.with_stem(name) for path in summaries for name in ("summary", "differences", "points")]
+    paths += sorted(root.glob("results/sweeps/*.csv"))
+    gatherings = [path.relative_to(root).as_posix() for path in paths if path.exists()]
+    return {
+        "confidence": confidence,
+        **tables,
+        "causality": files.table_of(root, "results/causality/capabilities.csv"),
+        "rediscovery": rediscovery if isinstance(rediscovery, Missing) else of_selected(rediscovery),
+        "selection": selection,
+        "candidates": [] if isinstance(selection, Missing) else _capabilities(root, archive, selection["candidates"]),
+        "missing": [part for part in (archive.discovery, archive.labels, archive.evaluation) if part],
+        "rollouts": archive.has_rollouts,
+        "stages": _stages(root),
+        "tables": {name: files.table_of(root, name) for name in gatherings},
+        "figures": [path.name for path in sorted(root.glob("results/studies/*.png"))],
+        "known": published.read_published(),
+        "ours": {(row["what"], row["method"], row["at"]): row for row in rows},
+    }
+
+
+def _capabilities(root: Path, archive: Archive, candidates: list[JsonObject]) -> list[JsonObject]:
+    """Add to each candidate, best first, all that is shown of it alone."""
+    history = files.table_of(root, "results/adapters/history.csv")
+    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, IndexEntry])
+    effects = files.table_of(root, "results/causality/effects.csv")
+    proposals = dict[str, Capability]()
+    for path, stage in (("labels/candidates", "labels"), ("capabilities/capabilities", "capabilities")):
+        place = f"results/{path}.jsonl"
+        capabilities = files.present(root, place, stage, partial(load, root / place, Capability))
+        proposals |= {} if isinstance(capabilities, Missing) else {proposal.id: proposal for proposal in capabilities}
+    rows = []
+    for candidate in candidates:
+        name = candidate["id"]
+        proposal = proposals.get(name)
+        path, place = f"results/environments/{name}.py", f"results/environments/{name}.passport.json"
+        source = files.present(root, path, "environments", partial(read_text, root / path))
+        passport: Passport | Missing | None = files.present(
+            root, place, "environments", partial(read_json, root / place, Passport)
+        )
+        if isinstance(passport, Missing) and (root / "results/environments").exists():
+            passport = None
+        # Those first that it was proposed from.
+        examples = archive.examples(name, proposal.examples if proposal else (), EXAMPLES)
+        rows.append(
+            {
+                **candidate,
+                "details": proposal.details if proposal else {},
+                "passport": passport,
+                "source": "" if isinstance(source, Missing) else source,
+                "history": _own(history, adapter=[name]),
+                "adapter": adapters if isinstance(adapters, Missing) else adapters.get(name),
+                "evidence": archive.discovery or archive.labels or examples,
+                "effects": _own(effects, arm=[name], capability=[name, None]),
+            }
+        )
+    return rows
+
+
+def _own(rows: list[JsonObject] | Missing, **values: list[str | None] | list[str]) -> list[JsonObject] | Missing:
+    """Select the rows that have one of these values in each of these columns."""
+    if isinstance(rows, Missing):
+        return rows
+    return [row for row in rows if all(row[column] in allowed for column, allowed in values.items())]
+
+
+def _stages(root: Path) -> list[JsonObject] | Missing:
+    """List the stages of dvc.yaml: what each is, its command, its outputs with their hashes as dvc.lock records
+    them."""
+    for name in ("dvc.yaml", "dvc.lock"):
+        if not (root / name).exists():
+            return Missing(f"{name} is missing", "run the report inside a clone in which `dvc repro` has run")
+    stages = read_stages(root / "dvc.yaml", "restore it: `git checkout -- dvc.yaml`")
+    recorded = read_yaml(root / "dvc.lock", JsonObject, "restore it: `git checkout -- dvc.lock`").get("stages", {})
+    empty = {"md5": "", "size": None}
+    return [
+        {
+            "name": row_of(name),
+            "command": f"dvc repro {name}",
+            "desc": stage.get("desc", ""),
+            "cmd": stage.get("cmd", ""),
+            "outs": [{**empty, **entry} for entry in record.get("outs", [])],
+            "deps": [{**empty, **entry} for entry in record.get("deps", [])],
+        }
+        for name, stage in stages.items()
+        for record in [recorded.get(name, {})]
+    ]

@@ -1,0 +1,28 @@
+"""Adapters judged on tasks that nothing trains on: those of the training split from number 20,000 on. The test split is
+never played. What `tune_grpo` and `doses` choose by is measured here."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captrain.benchmarks import load_benchmark
+from captrain.config import Spec
+from captrain.models import Adapter
+from captrain.policies import load_policy
+from captrain.rollouts import collect
+
+FIRST, TRIALS = 20_000, 2
+"""The number of the first task that judges, and how often each is played."""
+
+
+def passes(spec: Spec, base: Path, adapter: Adapter, tasks: int) -> NDArray[np.float64]:
+    """Tell which of the tasks that judge an adapter passes, (tasks, trials); an error is NaN."""
+    target = load_benchmark(spec.benchmark, spec.machine)
+    policy = load_policy(spec.policy, base, spec.machine, batch=spec.machine.batch)
+    played_tasks = target.tasks("training", FIRST + tasks)[FIRST:]
+    rollouts = collect(
+        policy, target, played_tasks, purpose="validation", seed=spec.seed, trials=TRIALS, adapter=adapter, quiet=True
+    )
+    marks = {"passed": 1.0, "failed": 0.0, "error": np.nan}
+    return np.array([marks[rollout.outcome] for rollout in rollouts]).reshape(tasks, TRIALS)
