@@ -23,8 +23,7 @@ from support.waiting import PATIENCE, until
 
 from captrain.config.machine import ModelAccess
 from captrain.errors import InfrastructureError, UserError
-from captrain.models.answers import Question, StructuredAnswers
-from captrain.models.throttle import requested_pause
+from captrain.models.answers import Question, StructuredAnswers, requested_pause
 
 
 @pytest.fixture
@@ -433,7 +432,7 @@ def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answerin
     one = asker(folder, ModelAccess(concurrency=6))
     held = threading.Thread(target=lambda: one.ask([question(0)], "first"))
     held.start()
-    until(lambda: one.throttle._not_before)
+    until(lambda: one._not_before)
     assert numbers(one.ask([question(n) for n in range(1, 7)], "labels")) == [*range(1, 7)]
     held.join(PATIENCE)
     assert len(times) >= 7 and min(times[1:]) - times[0] > 0.55
@@ -441,7 +440,7 @@ def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answerin
 
 def test_the_pause_of_a_server_is_read_in_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
-    monkeypatch.setattr("captrain.models.throttle.time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr("captrain.models.answers.time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
 
     def reset(text: str, left: str = "0") -> float:
         return requested_pause({"x-ratelimit-remaining-tokens": left, "x-ratelimit-reset-tokens": text})
@@ -458,7 +457,7 @@ def test_the_pause_of_a_server_is_read_in_its_forms(monkeypatch: pytest.MonkeyPa
 def test_a_pause_that_is_too_long_ends_the_run(
     server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captrain.models.throttle.PATIENCE", 0.5)
+    monkeypatch.setattr("captrain.models.answers.PATIENCE", 0.5)
     server.answer = lambda body: (*refuses(429, "come back tomorrow"), {"Retry-After": "2"})
     with pytest.raises(InfrastructureError, match="a pause of 2 s"):
         asker(folder, ModelAccess(retries=1)).ask([question(1)], "labels")

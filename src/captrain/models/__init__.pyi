@@ -1,5 +1,5 @@
-from .answer_files import ANSWERS as ANSWERS
-from .answer_usage import AnswerUsage as AnswerUsage
+from .answers import ANSWERS as ANSWERS
+from .answers import AnswerUsage as AnswerUsage
 from .answers import Question as Question
 from .answers import StructuredAnswers as StructuredAnswers
 from .barrier import AdamW as AdamW

@@ -8,9 +8,11 @@ user can mend (`UserError`). The policy `openai` and the structured answers of a
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 
@@ -38,6 +40,10 @@ TRANSIENT = (408, 409, 425, 429)
 """Refusals that mean "not now"; so does every status from 500 on."""
 EXCERPT = 500
 """Characters of a server's message that are passed on."""
+LARGEST = 1 << 26
+"""Bytes of an answer once it is unpacked; the largest with log-probabilities have some millions."""
+PACKINGS = ("identity", "gzip", "deflate")
+"""Codings of which a piece unpacks to megabytes at most."""
 
 
 class TransientFault(InfrastructureError):
@@ -73,18 +79,12 @@ class ReplyMessage(BaseModel):
     tool_calls: list[ReplyToolCall] | None = None
 
 
-class LikelyToken(BaseModel):
-    """A token that the model might have written."""
-
-    token: str
-    logprob: float
-
-
 class TokenLogprob(BaseModel):
-    """A token that the model wrote, and the likeliest in its place."""
+    """A token that the model might have written or wrote; of one that it wrote also the likeliest in its place."""
 
+    token: str = ""
     logprob: float
-    top_logprobs: list[LikelyToken] = []
+    top_logprobs: "list[TokenLogprob]" = []
 
 
 class ReplyLogprobs(BaseModel):
@@ -94,12 +94,11 @@ class ReplyLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """An answer, of which one is asked for. `token_ids` are there where the server was asked for them and has them."""
+    """An answer, of which one is asked for."""
 
     message: ReplyMessage
     finish_reason: str | None = None
     logprobs: ReplyLogprobs | None = None
-    token_ids: list[int] | None = None
 
 
 class CompletionUsage(BaseModel):
@@ -115,7 +114,6 @@ class Completion(BaseModel):
     choices: Annotated[list[CompletionChoice], Field(min_length=1)]
     usage: CompletionUsage | None = None
     model: str | None = None
-    prompt_token_ids: list[int] | None = None
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -147,25 +145,6 @@ class TokenCompletion(BaseModel):
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-class RawAnswer(Protocol):
-    """Answer of the library before it is parsed into one of its types."""
-
-    @property
-    def content(self) -> bytes:
-        """Bytes of the body."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The same as text."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the answer."""
-        ...
-
-
 class Endpoint:
     """A served model.
 
@@ -177,6 +156,9 @@ class Endpoint:
         retries: further attempts at a request, by the library.
         timeout: seconds for one request.
     """
+
+    proxied = True
+    """True if it is asked through the proxy that the environment names for it."""
 
     def __init__(self, name: str, *, endpoint: str, key: str, retries: int, timeout: float) -> None:
         self.name, self.served = name, name.rpartition("@")[0] or name
@@ -212,46 +194,69 @@ class Endpoint:
         return self._answered(TokenCompletion, create, {"prompt": list(prompt), **request})[0]
 
     def _answered(
-        self, kind: type[Answer], send: Callable[..., RawAnswer], request: Mapping[str, object]
+        self, kind: type[Answer], send: Callable[..., Any], request: Mapping[str, object]
     ) -> tuple[Answer, Mapping[str, str]]:
-        import openai
-
-        try:
-            raw = send(**{"model": self.served, **request})
-        except openai.APIStatusError as error:
-            raise self._refusal(error) from None
-        except openai.APIConnectionError as error:
-            raise TransientFault(self._excerpt(f"{error} {error.__cause__ or ''}")) from None
+        raw = self._sent(send, **{"model": self.served, **request})
         try:
             # Answers are kept: a server that echoes the key, in whatever spelling, must not have it written down.
             return kind.model_validate_json(without(raw.text, self._secret)), raw.headers
         except ValidationError:
             raise TransientFault(self._excerpt(f"answered with no message: {raw.text}"), raw.headers) from None
 
+    def _sent(self, send: Callable[..., Any], **request: object) -> Any:
+        """Send a request by a function of the library, and return the answer as it is."""
+        import openai
+
+        try:
+            return send(**request)
+        except openai.APIStatusError as error:
+            raise self._refusal(error) from None
+        except openai.APIConnectionError as error:
+            raise TransientFault(self._excerpt(f"{error} {error.__cause__ or ''}")) from None
+
     @cached_property
     def client(self) -> "openai.OpenAI":
-        """The library's client, once the variables are known to be set.
+        """The library's client, once the variables are known to be set. It reads each answer whole, and gives up one
+        that is too large or comes too slowly, however steadily: whoever serves them may send without end.
 
         Raises:
             UserError: a variable is not set, or holds no URL, or no key.
         """
+        import httpx2
         import openai
 
-        from captrain.models.bounded import BoundedTransport
+        timeout = self.timeout
 
+        class Bounded(openai.DefaultHttpxClient):
+            def send(self, request: httpx2.Request, **_: object) -> httpx2.Response:
+                start, body = time.monotonic(), bytearray()
+                # Redirections are not followed: their answers would be read unbounded.
+                with closing(super().send(request, stream=True, follow_redirects=False)) as answer:
+                    if answer.headers.get("content-encoding", "identity") not in PACKINGS:
+                        raise httpx2.ReadError("the answer is packed in a way that was not asked for", request=request)
+                    for piece in answer.iter_bytes():
+                        body += piece
+                        if len(body) > LARGEST:
+                            raise httpx2.ReadError(f"the answer has more than {LARGEST >> 20} MiB", request=request)
+                        if time.monotonic() - start > timeout:
+                            raise httpx2.ReadTimeout(f"the answer takes more than {timeout:g} s", request=request)
+                coded = ("content-encoding", "content-length", "transfer-encoding")
+                headers = [pair for pair in answer.headers.multi_items() if pair[0].lower() not in coded]
+                return httpx2.Response(answer.status_code, headers=headers, content=bytes(body), request=request)
+
+        url, secret = self._url(), self._secret
+        http = Bounded(headers={"Accept-Encoding": "gzip"}, trust_env=self.proxied)
+        return openai.OpenAI(base_url=url, api_key=secret, max_retries=self.retries, timeout=timeout, http_client=http)
+
+    def _url(self) -> str:
         url = _value(self.endpoint, "the base URL of the endpoint", "such as http://localhost:8000/v1")
         try:
-            url = str(TypeAdapter(AnyHttpUrl).validate_python(url))
+            return str(TypeAdapter(AnyHttpUrl).validate_python(url))
         except ValidationError:
             raise UserError(
                 f"environment variable {self.endpoint} holds no base URL",
                 "set it to one that begins with http:// or https://, such as http://localhost:8000/v1",
             ) from None
-        transport = BoundedTransport(url, self.timeout)
-        http = openai.DefaultHttpxClient(transport=transport, headers={"Accept-Encoding": "gzip"})
-        return openai.OpenAI(
-            base_url=url, api_key=self._secret, max_retries=self.retries, timeout=self.timeout, http_client=http
-        )
 
     @property
     def _secret(self) -> str:
@@ -286,7 +291,7 @@ class Endpoint:
                 f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({message})",
                 f"set {self.key} to a key that may use {self.name}",
             )
-        if status == 404:
+        if status == 404 or status < 400:  # a redirection, which is not followed
             return UserError(
                 f"the endpoint named by {self.endpoint} has no model {self.served} ({message})",
                 f"set {self.endpoint} to the base URL, which ends in /v1 on most servers, or correct the model's name",

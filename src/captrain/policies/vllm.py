@@ -1,7 +1,7 @@
 """The base behind vLLM servers of our own, with any adapters of it: token in, token out, so that it can be trained.
 
-The servers are child processes of the stage (`captrain.policies.servers`), wherever it runs, and all its workers ask
-them (`captrain.policies.fleet`). Adapters are loaded under their content hash, and every answer must come from the
+The servers are child processes of the stage, wherever it runs, and all its workers ask them
+(`captrain.policies.servers`). Adapters are loaded under their content hash, and every answer must come from the
 model that was asked for.
 
 A prompt is sent as token ids. After each turn what answers it is appended, rendered by the chat template on its own:
@@ -39,11 +39,10 @@ from captrain.models import (
     model_source,
     trusts_code,
 )
-from captrain.policies.fleet import BorrowedFleet, Fleet, fleet_of
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
-from captrain.policies.servers import Answering, Service
+from captrain.policies.servers import Fleet, Replica, Service, fleet_of
 from captrain.records import JsonObject, Message, digest, file_digest
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
@@ -151,7 +150,7 @@ class VLLMPolicy(OpenAIPolicy):
         return min(limit, self.longest or limit)
 
     @property
-    def fleet(self) -> Fleet | BorrowedFleet:
+    def fleet(self) -> Fleet:
         """The servers, shared by all policies that need the same ones, in this process and in the others of its stage.
 
         Raises:
@@ -235,7 +234,8 @@ class VLLMPolicy(OpenAIPolicy):
         chat, context = self.chat(play.tools), self._episode_state.context
         if context:
             play.rerendered += chat.dialogue(play.messages)[: len(play.token_ids)] != play.token_ids
-            follows = chat.suffix(_replies(play.messages), context[-1])
+            turns = [index for index, message in enumerate(play.messages) if message["role"] == "assistant"]
+            follows = chat.suffix(play.messages[turns[-1] + 1 :], context[-1])
             prompt = context + follows
         else:
             follows = chat.prompt(play.messages)
@@ -252,12 +252,18 @@ class VLLMPolicy(OpenAIPolicy):
         except TransientFault as fault:
             play.error = str(fault)
             return None
-        reply, logprobs = _reply_tokens(completion)
+        choice = completion.choices[0]
+        reply, scores = choice.token_ids, choice.logprobs
+        if reply is None or scores is None or len(scores.token_logprobs) != len(reply):
+            raise UserError(
+                "the servers of policy vllm do not show the tokens that they write",
+                "install vLLM 0.10.2 or later in the environment that machine.vllm.python names",
+            )
         play.prompt_tokens += len(prompt)
         play.completion_tokens += len(reply)
         play.token_ids += follows + reply
         play.mask += [0] * len(follows) + [1] * len(reply)
-        play.logprobs += [0.0] * len(follows) + logprobs
+        play.logprobs += [0.0] * len(follows) + scores.token_logprobs
         self._episode_state.context = prompt + reply
         if not chat.ends.intersection(reply[-1:]) and len(reply) >= space:
             play.truncated = outgrown(self.max_length)
@@ -280,7 +286,7 @@ class VLLMPolicy(OpenAIPolicy):
         model = self._names[play.adapter] if play.adapter else self.name
         return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
 
-    def _sent(self, replica: Answering, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
+    def _sent(self, replica: Replica, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
         """Send one request, again after passing faults.
 
         Raises:
@@ -290,7 +296,7 @@ class VLLMPolicy(OpenAIPolicy):
         """
         request, faults = digest(model, list(prompt), settings), 0
         while True:
-            starts = replica.starts
+            starts = replica.place.starts
             try:
                 completion = replica.complete(prompt, model=model, **settings)
                 break
@@ -299,7 +305,7 @@ class VLLMPolicy(OpenAIPolicy):
                 replica.mend(starts, request)
                 if faults > self.retries:
                     raise
-                if replica.starts == starts:
+                if replica.place.starts == starts:
                     time.sleep(PAUSE * 2**faults)
         replica.mark_useful()
         if completion.model != model:
@@ -307,21 +313,3 @@ class VLLMPolicy(OpenAIPolicy):
                 f"policy vllm asked for {model}, and {completion.model} answered", "see what machine.vllm starts"
             )
         return completion
-
-
-def _reply_tokens(completion: TokenCompletion) -> tuple[list[int], list[float]]:
-    """Read the tokens that were written, and their log-probabilities."""
-    choice = completion.choices[0]
-    tokens, scores = choice.token_ids, choice.logprobs
-    if tokens is None or scores is None or len(scores.token_logprobs) != len(tokens):
-        raise UserError(
-            "the servers of policy vllm do not show the tokens that they write",
-            "install vLLM 0.10.2 or later in the environment that machine.vllm.python names",
-        )
-    return tokens, scores.token_logprobs
-
-
-def _replies(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages after the last turn of the assistant."""
-    last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
-    return list(messages[last + 1 :])

@@ -6,8 +6,7 @@ from .collection import collect as collect
 from .collection import count_outcomes as count_outcomes
 from .collection import floor_scores as floor_scores
 from .collection import pass_rate as pass_rate
-from .collection import rollout_record as rollout_record
+from .collection import play as play
+from .collection import score_of as score_of
+from .collection import scored as scored
 from .collection import summarise_rollouts as summarise_rollouts
-from .playing import play as play
-from .scoring import score_of as score_of
-from .scoring import scored as scored
