@@ -10,8 +10,7 @@ from support.adapters import lora
 
 from captrain.errors import UserError
 from captrain.models.composition import compose
-from captrain.models.lora import Adapter
-from captrain.models.plain_lora import read_plain_lora
+from captrain.models.lora import Adapter, read_plain_lora
 from captrain.policies.local import LocalPolicy, with_adapter
 from captrain.serving.endpoint import Server
 

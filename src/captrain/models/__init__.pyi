@@ -27,15 +27,15 @@ from .endpoint import TokenScores as TokenScores
 from .endpoint import TransientFault as TransientFault
 from .lora import CHECKPOINTS as CHECKPOINTS
 from .lora import Adapter as Adapter
+from .lora import adapter_config as adapter_config
 from .lora import adapter_digest as adapter_digest
 from .lora import checkpoint_marks as checkpoint_marks
 from .lora import copy_adapter as copy_adapter
 from .lora import load_weights as load_weights
+from .lora import read_plain_lora as read_plain_lora
 from .lora import require_trained as require_trained
 from .lora import save_adapter as save_adapter
 from .passes import SharedPasses as SharedPasses
-from .plain_lora import adapter_config as adapter_config
-from .plain_lora import read_plain_lora as read_plain_lora
 from .targets import LoraShape as LoraShape
 from .targets import expert_place as expert_place
 from .targets import lora_config as lora_config

@@ -11,14 +11,14 @@ them such, so that few vectors are distinct and each is composed once.
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from captrain.errors import UserError
 from captrain.execution import code_digest
-from captrain.models.lora import Adapter, adapter_digest
-from captrain.models.plain_lora import adapter_config, read_plain_lora
+from captrain.models.lora import Adapter, adapter_config, adapter_digest, read_plain_lora
 from captrain.records import digest, place_aside, publish_folder
 
 if TYPE_CHECKING:
@@ -79,34 +79,39 @@ def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder
         UserError: a member is missing, damaged, or no plain LoRA adapter, or members do not go together.
         ValueError: no member has a weight.
     """
+    import torch
+
     weighted = [(members[name], weight) for name, weight in weights.items() if weight]
     weighted.sort(key=lambda pair: (pair[0].digest, pair[1]))
     if not weighted:
         raise ValueError("a composition needs a member with a weight")
     if len(weighted) == 1 and weighted[0][1] == 1:
         return weighted[0][0]
-    key = digest(code_digest(compose), [(member.digest, weight) for member, weight in weighted])
-    composition = _existing(folder / key)
-    if composition is None:
-        shutil.rmtree(folder / key, ignore_errors=True)
-        factors = concatenated([lora_factors(member) for member, _ in weighted], [weight for _, weight in weighted])
-        with place_aside(folder / key, f".{os.getpid()}") as aside:
-            save_lora_factors(aside / "new", weighted[0][0], factors)
-            (aside / "new").rename(aside / adapter_digest(aside / "new"))
-            publish_folder(aside, folder / key)
-        composition = _existing(folder / key)
-    assert composition is not None
-    return composition
-
-
-def _existing(folder: Path) -> Adapter | None:
-    """Return the composition in a folder, unless there is none or it was altered."""
-    for path in folder.glob("*"):
-        try:
-            return Adapter(str(path), path.name) if adapter_digest(path) == path.name else None
-        except UserError:
-            return None
-    return None
+    composed = folder / digest(code_digest(compose), [(member.digest, weight) for member, weight in weighted])
+    # What was made already is taken, unless it was altered.
+    for path in composed.glob("*"):
+        with suppress(UserError):
+            if adapter_digest(path) == path.name:
+                return Adapter(str(path), path.name)
+    shutil.rmtree(composed, ignore_errors=True)
+    parts = [lora_factors(member) for member, _ in weighted]
+    shapes = [{name: (len(up), down.shape[1]) for name, (up, down) in part.items()} for part in parts]
+    if any(shape != shapes[0] for shape in shapes):
+        raise UserError("adapters change different modules and cannot be added", "use adapters of one base and trainer")
+    # Of each module: up (out, sum of ranks), down (sum of ranks, in).
+    factors = {
+        name: (
+            torch.cat([weight * part[name][0] for part, (_, weight) in zip(parts, weighted, strict=True)], 1),
+            torch.cat([part[name][1] for part in parts]),
+        )
+        for name in parts[0]
+    }
+    with place_aside(composed, f".{os.getpid()}") as aside:
+        save_lora_factors(aside / "new", weighted[0][0], factors)
+        content = adapter_digest(aside / "new")
+        (aside / "new").rename(aside / content)
+        publish_folder(aside, composed)
+    return Adapter(str(composed / content), content)
 
 
 def lora_factors(member: Adapter) -> Factors:
@@ -116,36 +121,7 @@ def lora_factors(member: Adapter) -> Factors:
         UserError: it is missing, damaged, or scales its modules in another way than by alpha / r.
     """
     lora = read_plain_lora(Path(member.folder))
-    return {
-        name: (
-            lora.scale * lora.tensors[f"{name}.lora_B.weight"].float(),
-            lora.tensors[f"{name}.lora_A.weight"].float(),
-        )
-        for name in lora.modules
-    }
-
-
-def concatenated(members: Sequence[Factors], weights: Sequence[float]) -> Factors:
-    """Concatenate the factors of a weighted sum: up (out, sum of ranks), down (sum of ranks, in).
-
-    Raises:
-        UserError: members change different modules, or are of different bases.
-    """
-    import torch
-
-    if any(_shapes(member) != _shapes(members[0]) for member in members):
-        raise UserError("adapters change different modules and cannot be added", "use adapters of one base and trainer")
-    return {
-        name: (
-            torch.cat([weight * member[name][0] for member, weight in zip(members, weights, strict=True)], 1),
-            torch.cat([member[name][1] for member in members]),
-        )
-        for name in members[0]
-    }
-
-
-def _shapes(member: Factors) -> dict[str, tuple[int, int]]:
-    return {name: (len(up), down.shape[1]) for name, (up, down) in member.items()}
+    return {name: (lora.scale * up.float(), down.float()) for name, (up, down) in lora.factors.items()}
 
 
 def save_lora_factors(folder: Path, like: Adapter, factors: Factors) -> None:

@@ -13,16 +13,17 @@ import mmap
 import multiprocessing
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import reduce
 from itertools import accumulate
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from captrain.errors import UserError
 from captrain.models.dense import Context, Scores, token_scores
-from captrain.models.forest import Forest, Row, make_forest, split_forest
+from captrain.models.forest import Row, make_forest, split_forest
 
 PARTS = 2
 """Parts that the rows of a pass are divided into."""
@@ -61,10 +62,12 @@ class SharedPasses:
         """
         return Scores(*_Pass.apply(self, rows, temperature, *self.parameters))
 
-    def score(self, forest: Forest, temperature: float) -> Scores:
-        """Score a part of a pass in this process, which holds all parts that no other process has."""
+    def score(self, rows: Sequence[Row], temperature: float, differentiated: bool) -> Scores | None:
+        """Score the rows of a part in this process, which holds all parts that no other process has; None without
+        rows."""
         room = None if self.room is None else self.room * self.processes // PARTS
-        return token_scores(self.model, forest, temperature, self.products, room)
+        with torch.set_grad_enabled(differentiated):
+            return token_scores(self.model, make_forest(rows), temperature, self.products, room) if rows else None
 
     def close(self) -> None:
         """End the other processes; a later pass starts them anew."""
@@ -86,29 +89,12 @@ class SharedPasses:
         return self._helpers
 
 
-class _Part:
-    """A part of a pass in the process that computes it: from its rows to the gradients of the parameters."""
-
-    def __init__(
-        self,
-        passes: SharedPasses,
-        rows: Sequence[Row],
-        temperature: float,
-        differentiated: bool,
-    ) -> None:
-        with torch.set_grad_enabled(differentiated):
-            self.scores = passes.score(make_forest(rows), temperature) if rows else None
-
-    def values(self) -> list[Tensor]:
-        """Detach the scores from their history; nothing for no rows."""
-        return [values.detach() for values in self.scores] if self.scores is not None else []
-
-    def gradients(self, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-        """Backpropagate the gradient of the log-probabilities, (scored,), to the parameters; None for those without
-        one."""
-        if self.scores is None or not len(gradient):
-            return [None] * len(parameters)
-        return [*torch.autograd.grad(self.scores.log_probs, parameters, gradient, allow_unused=True)]
+def _gradients(scores: Scores | None, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Backpropagate the gradient of the log-probabilities of a part, (scored,), to the parameters; None for those
+    without one."""
+    if scores is None or not len(gradient):
+        return [None] * len(parameters)
+    return [*torch.autograd.grad(scores.log_probs, parameters, gradient, allow_unused=True)]
 
 
 class _Helper:
@@ -124,25 +110,24 @@ class _Helper:
 
     def _serve(self, connection: Connection, passes: SharedPasses) -> None:
         self.connection.close()
-        part: _Part | None = None
         # Whoever asks has gone: there is nobody to tell.
         with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+            scores: Scores | None = None
             while True:
                 question = connection.recv()
                 if isinstance(question, tuple):
                     with torch.no_grad():
                         for parameter, weights in zip(passes.parameters, self.weights, strict=True):
                             parameter.copy_(weights)
-                    part = _Part(passes, *question)
-                    connection.send([values.numpy() for values in part.values()])
-                else:
-                    assert part is not None
-                    gradients = part.gradients(torch.from_numpy(question), passes.parameters)
-                    for place, gradient in zip(self.gradients, gradients, strict=True):
-                        if gradient is not None:
-                            place.copy_(gradient)
-                    part = None
-                    connection.send([gradient is not None for gradient in gradients])
+                    scores = passes.score(*question)
+                    connection.send([values.detach().numpy() for values in scores or ()])
+                    continue
+                gradients = _gradients(scores, torch.from_numpy(question), passes.parameters)
+                for place, gradient in zip(self.gradients, gradients, strict=True):
+                    if gradient is not None:
+                        place.copy_(gradient)
+                scores = None
+                connection.send([gradient is not None for gradient in gradients])
 
     def begin(self, parameters: Sequence[Tensor], rows: Sequence[Row], temperature: float, keep: bool) -> None:
         """Give it a part of a pass; `keep` what its gradient needs."""
@@ -177,20 +162,12 @@ def _shared(like: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
-class _PassContext(Context, Protocol):
-    """The context of a pass: its parts in this process, and the places of each part's tokens."""
-
-    passes: SharedPasses
-    parts: list[_Part]
-    places: list[Tensor]
-
-
 class _Pass(torch.autograd.Function):
     """Scores of all parts, row by row."""
 
     @staticmethod
     def forward(
-        ctx: _PassContext, passes: SharedPasses, rows: Sequence[Row], temperature: float, *parameters: Tensor
+        ctx: Context, passes: SharedPasses, rows: Sequence[Row], temperature: float, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         shares = split_forest(rows, PARTS)
@@ -198,9 +175,9 @@ class _Pass(torch.autograd.Function):
         for helper, share in zip(helpers, shares[1:], strict=False):
             helper.begin(parameters, [rows[number] for number in share], temperature, keep)
         local = [shares[0], *shares[1 + len(helpers) :]]
-        parts = [_Part(passes, [rows[number] for number in share], temperature, keep) for share in local]
-        scores = [parts[0].values(), *([torch.from_numpy(values) for values in helper.answer()] for helper in helpers)]
-        scores += [part.values() for part in parts[1:]]
+        parts = [passes.score([rows[number] for number in share], temperature, keep) for share in local]
+        near, *further = [[values.detach() for values in part or ()] for part in parts]
+        scores = [near, *([torch.from_numpy(values) for values in helper.answer()] for helper in helpers), *further]
         bounds = [0, *accumulate(sum(scored[1:]) for _, scored in rows)]
         places = [
             torch.tensor([place for number in share for place in range(bounds[number], bounds[number + 1])])
@@ -215,14 +192,14 @@ class _Pass(torch.autograd.Function):
         return tuple(whole)
 
     @staticmethod
-    def backward(ctx: _PassContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         passes, parts, places = ctx.passes, ctx.parts, ctx.places
         pieces = [gradients[0][place.long()] for place in places]
         helpers = passes.helpers()
         for helper, gradient in zip(helpers, pieces[1:], strict=False):
             helper.connection.send(gradient.contiguous().numpy())
         near = [pieces[0], *pieces[1 + len(helpers) :]]
-        local = [part.gradients(gradient, passes.parameters) for part, gradient in zip(parts, near, strict=True)]
+        local = [_gradients(part, gradient, passes.parameters) for part, gradient in zip(parts, near, strict=True)]
         remote = [
             [
                 place.clone() if present else None
@@ -231,10 +208,6 @@ class _Pass(torch.autograd.Function):
             for helper in helpers
         ]
         ordered = [local[0], *remote, *local[1:]]
-        return (None, None, None, *(_sum(column) for column in zip(*ordered, strict=True)))
-
-
-def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
-    """Sum gradients in the order of the parts, so that the bytes do not depend on who is done first."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    return sum(present[1:], present[0]) if present else None
+        # Added in the order of the parts, so that the bytes do not depend on who is done first.
+        columns = [[gradient for gradient in column if gradient is not None] for column in zip(*ordered, strict=True)]
+        return (None, None, None, *(reduce(torch.add, column) if column else None for column in columns))

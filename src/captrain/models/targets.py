@@ -50,39 +50,31 @@ def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
     from peft import LoraConfig
 
     linear = {name.rpartition(".")[2] for name, part in base.named_modules() if isinstance(part, torch.nn.Linear)}
+    # Tensors that hold one matrix for each expert, by the ends of their names.
+    stacked = [name for name, weight in base.named_parameters() if ".experts." in name and weight.ndim == 3]
+    tensors = sorted({".".join(name.split(".")[-2:]) for name in stacked})
     if unknown := [name for name in shape.targets if name.rpartition(".")[2] not in linear]:
-        experts = ": the experts of a mixture are one tensor, which trainer.experts=true adapts"
+        experts = ": the experts of a mixture are one tensor, which trainer.experts=true adapts" if tensors else ""
         raise UserError(
-            f"trainer.targets: the base has no linear layer {unknown[0]}{experts if _expert_tensors(base) else ''}",
+            f"trainer.targets: the base has no linear layer {unknown[0]}{experts}",
             f"{REMEDY}; {alternatives(unknown[0], sorted(linear))}",
+        )
+    transposed = any(getattr(part, "is_transposed", False) for part in base.modules())
+    if shape.experts and (tensors != sorted(f"experts.{name}" for name in FUSED) or transposed):
+        raise UserError(
+            "trainer.experts = true, and the base "
+            + (f"has those of {', '.join(tensors)}" if tensors else "is not a mixture of experts"),
+            f"set trainer.experts=false; experts are known where they are {' and '.join(FUSED)}",
         )
     return LoraConfig(
         r=shape.rank,
         lora_alpha=shape.alpha,
         lora_dropout=0.0,
         target_modules=list(shape.targets),
-        target_parameters=_known_experts(base) if shape.experts else None,
+        target_parameters=tensors if shape.experts else None,
         bias="none",
         task_type="CAUSAL_LM",
     )
-
-
-def _expert_tensors(base: "nn.Module") -> list[str]:
-    """List the tensors that hold one matrix for each expert, by the ends of their names, sorted."""
-    names = [name for name, weight in base.named_parameters() if ".experts." in name and weight.ndim == 3]
-    return sorted({".".join(name.split(".")[-2:]) for name in names})
-
-
-def _known_experts(base: "nn.Module") -> list[str]:
-    tensors = _expert_tensors(base)
-    transposed = any(getattr(part, "is_transposed", False) for part in base.modules())
-    if tensors != sorted(f"experts.{name}" for name in FUSED) or transposed:
-        tensors_text = f"has those of {', '.join(tensors)}" if tensors else "is not a mixture of experts"
-        raise UserError(
-            f"trainer.experts = true, and the base {tensors_text}",
-            f"set trainer.experts=false; experts are known where they are {' and '.join(FUSED)}",
-        )
-    return tensors
 
 
 def plain_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
@@ -102,20 +94,17 @@ def plain_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[
             plain[name] = tensor
             continue
         # Wrappers of several tensors of one module lie in each other.
-        folder = module.replace(".base_layer", "")
-        for number, factor in enumerate(_of_experts(tensor, wrapper.num_experts, side)):
-            layers = FUSED[wrapper.parameter_name]
+        folder, layers = module.replace(".base_layer", ""), FUSED[wrapper.parameter_name]
+        # What PEFT stacks, as factors (experts, rank, in) or (experts, out, rank), in the order in which it reads them.
+        if side.startswith("A"):
+            factors = tensor.reshape(wrapper.num_experts, -1, tensor.shape[-1])
+        else:
+            factors = tensor.reshape(tensor.shape[0], -1, wrapper.num_experts).permute(2, 0, 1)
+        for number, factor in enumerate(factors):
             parts = [factor] * len(layers) if side.startswith("A") else factor.chunk(len(layers))
             for layer, part in zip(layers, parts, strict=True):
                 plain[f"{folder}.{number}.{layer}.lora_{side}"] = part.clone()
     return plain
-
-
-def _of_experts(tensor: "Tensor", count: int, side: str) -> "Tensor":
-    """Split what PEFT stacks into factors (experts, rank, in) or (experts, out, rank), as it reads it."""
-    if side.startswith("A"):
-        return tensor.reshape(count, -1, tensor.shape[-1])
-    return tensor.reshape(tensor.shape[0], -1, count).permute(2, 0, 1)
 
 
 def peft_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":

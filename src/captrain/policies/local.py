@@ -257,10 +257,10 @@ def with_adapter(state: "State", adapter: str) -> "State":
     lora = read_plain_lora(Path(adapter))
     out = dict(state)
     try:
-        for name in lora.modules:
+        for name, (up, down) in lora.factors.items():
             module = name.removeprefix("base_model.model.")
             # In float64, as all that decides a token: sums in float32 differ between CPUs.
-            change = lora.tensors[f"{name}.lora_B.weight"].double() @ lora.tensors[f"{name}.lora_A.weight"].double()
+            change = up.double() @ down.double()
             target, part = expert_place(module, state) or (f"{module}.weight", slice(None))
             if out[target] is state[target]:
                 out[target] = state[target].double().clone()
