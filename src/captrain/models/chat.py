@@ -10,17 +10,19 @@ where that is the beginning of what follows, as in GLM, with the one that begins
 answer after calls, else the user.
 """
 
+import copy
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from contextlib import suppress
+from functools import lru_cache
 from os.path import commonprefix
 from typing import Any
 
 from jinja2 import TemplateError
 
 from captrain.errors import UserError
-from captrain.models.call_formats import FORMATS, CallFormat, parse_text
+from captrain.models.call_formats import FORMATS, parse_text
 from captrain.records import JsonObject, Message
 
 USER: Message = {"role": "user", "content": "?"}
@@ -67,9 +69,31 @@ class Chat:
         self._openings = lru_cache(OPENINGS)(self._ids)
         self._turns = lru_cache(REMEMBERED)(self._turn)
         self._parsed = lru_cache(REMEMBERED)(self._parse)
+        # The header of a turn, and what ends one without calls and one with calls.
         header, marked = self._render([USER], generate=True), self._ended({**REPLY, "content": MARK})
         self._shared = len(commonprefix([header, marked]))
         self._closing = self.encode("</think>\n\n") if "<think>" in header[self._shared :] else []
+        self._plain_end = self._call_end = self._token.findall(marked)[-1]
+        probe: Message = {**REPLY, "tool_calls": [_call("probe", {"text": "a", "number": 3})]}
+        # The format of calls, Hermes where the template writes none that is known; and if it shows what a tool has
+        # answered where no call stands before it.
+        self._format, self._shows_answers = FORMATS["Hermes"], False
+        with suppress(TemplateError):
+            text = self._ended(probe)
+            self._call_end = self._token.findall(text)[-1]
+            types = {"text": {"type": "string"}, "number": {"type": "integer"}}
+            schemas = [{"function": {"name": "probe", "parameters": {"properties": types}}}]
+            text = text[self._shared :].removesuffix(self._call_end)
+            readers = (form for form in FORMATS.values() if parse_text(text, form, schemas) == probe)
+            self._format = next(readers, self._format)
+        with suppress(TemplateError):
+            shown = self._render([USER, REPLY, {"role": "tool", "name": "probe", "content": ANSWER}])
+            self._shows_answers = ANSWER in shown
+        self.end: int = tokenizer.convert_tokens_to_ids(self._plain_end)
+        """Id of the token that ends a turn without calls."""
+        call_end = tokenizer.convert_tokens_to_ids(self._call_end)
+        self.ends = frozenset((self.end, call_end, tokenizer.eos_token_id))
+        """Ids of the tokens that end a turn."""
 
     def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
         schemas = self._shown_tools if tools else None
@@ -77,7 +101,10 @@ class Chat:
         try:
             return self.tokenizer.apply_chat_template(messages, tools=schemas, **settings)
         except TypeError:  # some templates take arguments as JSON text alone
-            return self.tokenizer.apply_chat_template(_with_text_arguments(messages), tools=schemas, **settings)
+            textual = copy.deepcopy(messages)
+            for function in (call["function"] for message in textual for call in message.get("tool_calls") or ()):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            return self.tokenizer.apply_chat_template(textual, tools=schemas, **settings)
 
     def _ended(self, message: Message) -> str:
         """Render an assistant message behind a user's, up to its end token."""
@@ -97,33 +124,6 @@ class Chat:
                 "set the tokenizer's eos_token to the token that ends an assistant turn",
             )
         return whole[: end.end()]
-
-    @cached_property
-    def _plain_end(self) -> str:
-        """Token that ends a turn without calls."""
-        return self._last_token(self._ended({**REPLY, "content": MARK}))
-
-    @cached_property
-    def _call_end(self) -> str:
-        """Token that ends a turn with calls."""
-        try:
-            return self._last_token(self._ended({**REPLY, "tool_calls": [_call("probe", {})]}))
-        except TemplateError:
-            return self._plain_end
-
-    def _last_token(self, text: str) -> str:
-        return [*self._token.finditer(text)][-1][1]
-
-    @cached_property
-    def end(self) -> int:
-        """Id of the token that ends a turn without calls."""
-        return self.tokenizer.convert_tokens_to_ids(self._plain_end)
-
-    @cached_property
-    def ends(self) -> frozenset[int]:
-        """Ids of the tokens that end a turn."""
-        call = self.tokenizer.convert_tokens_to_ids(self._call_end)
-        return frozenset((self.end, call, self.tokenizer.eos_token_id))
 
     def encode(self, text: str) -> list[int]:
         """Tokenize text, without added special tokens.
@@ -176,10 +176,7 @@ class Chat:
         return ([] if headless else self._closing) + self._turns(json.dumps(message))
 
     def _turn(self, text: str) -> list[int]:
-        return self.encode(self._turn_text(self._as_text(json.loads(text))))
-
-    def _turn_text(self, message: Message) -> str:
-        return self._ended(message)[self._shared :]
+        return self.encode(self._ended(self._as_text(json.loads(text)))[self._shared :])
 
     def suffix(self, messages: list[Message], last: int | None = None) -> list[int]:
         """Render what stands between an assistant turn and the first token of the next one, as token ids.
@@ -229,45 +226,9 @@ class Chat:
         text = self.tokenizer.decode([*(ids[:-1] if ids and ids[-1] in self.ends else ids)])
         return parse_text(text, self._format, self.tools)
 
-    @cached_property
-    def _shows_answers(self) -> bool:
-        """Tell if the template shows what a tool has answered where no call stands before it."""
-        try:
-            return ANSWER in self._render([USER, REPLY, {"role": "tool", "name": "probe", "content": ANSWER}])
-        except TemplateError:
-            return False
-
-    @cached_property
-    def _format(self) -> CallFormat:
-        """Format of the calls that the template writes; Hermes where it writes none that is known."""
-        message: Message = {**REPLY, "tool_calls": [_call("probe", {"text": "a", "number": 3})]}
-        try:
-            text = self._turn_text(message)
-        except TemplateError:
-            text = ""
-        text = text.removesuffix(self._call_end)
-        tools = [
-            {
-                "function": {
-                    "name": "probe",
-                    "parameters": {"properties": {"text": {"type": "string"}, "number": {"type": "integer"}}},
-                }
-            }
-        ]
-        return next((form for form in FORMATS.values() if parse_text(text, form, tools) == message), FORMATS["Hermes"])
-
 
 def _call(name: str, arguments: object) -> JsonObject:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _with_text_arguments(messages: list[Message]) -> list[Message]:
-    return [
-        {**message, "tool_calls": [_call(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]}
-        if (functions := [call["function"] for call in message.get("tool_calls") or []])
-        else message
-        for message in messages
-    ]
 
 
 def _fill(pieces: list[str], messages: list[Message]) -> str:

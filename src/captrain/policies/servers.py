@@ -133,8 +133,8 @@ class Replica(Endpoint):
         self.retries, self.timeout = 0, service.timeout  # what to do after a fault is known here, not to the library
         self.place = Place(0, 0, LOGS)
         self.episodes = 0
-        self._useful = 0
-        """Start since which the server has been marked useful."""
+        self.fruitful = 0
+        """Start since which the server has answered something."""
 
     def _url(self) -> str:
         return f"http://127.0.0.1:{self.place.port}/v1"
@@ -159,24 +159,19 @@ class Replica(Endpoint):
             self.place = place
             self.__dict__.pop("client", None)
 
-    def mark_useful(self) -> None:
-        """Say that the server has done something useful since its start."""
-        if self._useful < self.place.starts:
-            self._useful = self.place.starts
-            with borrowed(_marked, self.service, self.number, patience=PATIENCE):
-                pass
-
-    def mend(self, starts: int, request: str = "") -> None:
+    def mend(self, starts: int, request: str = "", fruitful: int = 0) -> None:
         """Start the server again after a fault, if it is dead or not healthy.
 
         Args:
             starts: of the server when the request was sent; one that was started since is left alone.
             request: what was sent, by a digest.
+            fruitful: start since which it has answered another process.
 
         Raises:
             UserError: it is of no use to start it yet another time.
         """
-        with borrowed(_mended, self.service, self.number, starts, request, patience=self.service.patience) as place:
+        arguments = self.service, self.number, starts, request, max(fruitful, self.fruitful)
+        with borrowed(_mended, *arguments, patience=self.service.patience) as place:
             self.follow(place)
 
 
@@ -192,10 +187,6 @@ class Server(Replica):
         self._process: subprocess.Popen[bytes] | None = None
         self._asleep = False
         self._lock = threading.RLock()
-
-    def mark_useful(self) -> None:
-        """See `Replica`."""
-        self._fruitless = 0
 
     def ready(self) -> None:
         """Start the server if it is not there, and wake it if it sleeps.
@@ -224,9 +215,11 @@ class Server(Replica):
             self._kill()
         return self._process is not None
 
-    def mend(self, starts: int, request: str = "") -> None:
+    def mend(self, starts: int, request: str = "", fruitful: int = 0) -> None:
         """See `Replica`."""
         with self._lock:
+            if max(fruitful, self.fruitful) >= starts:
+                self._fruitless = 0
             problem = ""
             if starts == self.place.starts:
                 problem = self._fault(HEALTH) if self._process is not None else "was stopped"
@@ -397,7 +390,7 @@ class Server(Replica):
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(GRACE + POLL)
             self._kill()
-            self.adapters.clear()
+            self.adapters, self._fruitless = {}, 0
 
     def _kill(self) -> None:
         process, self._process, self._asleep = self._process, None, False
@@ -562,13 +555,7 @@ def _served(service: Service, adapters: Mapping[str, Path]) -> Iterator[list[Pla
 
 
 @contextmanager
-def _mended(service: Service, number: int, starts: int, request: str) -> Iterator[Place]:
+def _mended(service: Service, number: int, starts: int, request: str, fruitful: int) -> Iterator[Place]:
     replica = fleet_of(service).replicas[number]
-    replica.mend(starts, request)
+    replica.mend(starts, request, fruitful)
     yield replica.place
-
-
-@contextmanager
-def _marked(service: Service, number: int) -> Iterator[None]:
-    fleet_of(service).replicas[number].mark_useful()
-    yield

@@ -19,7 +19,7 @@ dialogue and its seed, so that nothing of the episode is lost.
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from threading import Event
@@ -31,7 +31,6 @@ from captrain.config import Count, Machine, Rate
 from captrain.errors import UserError
 from captrain.models import (
     Chat,
-    ContextLengthExceeded,
     TokenCompletion,
     TokenScores,
     TransientFault,
@@ -175,27 +174,15 @@ class VLLMPolicy(OpenAIPolicy):
         """Stop the servers; they start again when something is played again."""
         self.fleet.close()
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
-        """See `Policy.play`.
-
-        Raises:
-            UserError: a server does not start, or serves another model or adapter than the one asked for.
-        """
+    @contextmanager
+    def _ready(self, plays: Sequence[Play]) -> Iterator[None]:
+        self.tokenizer  # noqa: B018  (before threads ask for it, as for the longest dialogue)
+        self.max_length  # noqa: B018
         adapters = {folder: Path(folder).resolve() for folder in {play.adapter for play in plays} if folder}
         names = {folder: adapter_digest(path) for folder, path in adapters.items()}
         self._names.update(names)
         with self.fleet.serving({names[folder]: path for folder, path in adapters.items()}):
-            yield from super().play(plays)
-
-    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
-        """See `Scorer`.
-
-        Raises:
-            UserError: as `play`, or a server fails each time.
-        """
-        self._prepare(())
-        with self.fleet.serving({}), ThreadPoolExecutor(self.batch) as threads:
-            return list(threads.map(self._scores, questions))
+            yield
 
     def _scores(self, question: ClosedQuestion) -> list[float]:
         chat = self.chat([])
@@ -204,19 +191,11 @@ class VLLMPolicy(OpenAIPolicy):
         settings: JsonObject = {"temperature": 1.0, "max_tokens": 1, "seed": 0, "logprobs": len(tokens)}
         prompt = chat.prompt(question.messages)[1 - self.max_length :]
         with self.fleet.replica() as replica:
-            try:
-                completion = self._sent(replica, self.name, prompt, {**settings, "extra_body": extra})
-            except (TransientFault, ContextLengthExceeded) as fault:
-                raise UserError(f"the model was asked a question and did not answer ({fault})", "run again") from None
+            completion = self._sent(replica, self.name, prompt, {**settings, "extra_body": extra})
         [scores] = (completion.choices[0].logprobs or TokenScores()).top_logprobs or [None]
         if scores is None:
             raise UserError("the servers of policy vllm do not show log-probabilities", "install vLLM 0.10.2 or later")
         return [scores[f"token_id:{token}"] for token in tokens]
-
-    def _prepare(self, plays: Sequence[Play]) -> None:
-        # Before threads ask for them.
-        self.tokenizer  # noqa: B018
-        self.max_length  # noqa: B018
 
     def chat(self, tools: list[JsonObject]) -> Chat:
         """Return the dialogue renderer for a set of tools."""
@@ -244,15 +223,7 @@ class VLLMPolicy(OpenAIPolicy):
         if space <= 0:
             play.truncated = outgrown(self.max_length, 0 if context else len(prompt))
             return None
-        try:
-            completion = self._continuation(play, prompt, min(self.max_tokens, space))
-        except ContextLengthExceeded as refusal:
-            play.truncated = str(refusal)
-            return None
-        except TransientFault as fault:
-            play.error = str(fault)
-            return None
-        choice = completion.choices[0]
+        choice = self._continuation(play, prompt, min(self.max_tokens, space)).choices[0]
         reply, scores = choice.token_ids, choice.logprobs
         if reply is None or scores is None or len(scores.token_logprobs) != len(reply):
             raise UserError(
@@ -307,7 +278,7 @@ class VLLMPolicy(OpenAIPolicy):
                     raise
                 if replica.place.starts == starts:
                     time.sleep(PAUSE * 2**faults)
-        replica.mark_useful()
+        replica.fruitful = starts
         if completion.model != model:
             raise UserError(
                 f"policy vllm asked for {model}, and {completion.model} answered", "see what machine.vllm starts"
