@@ -479,7 +479,7 @@ def asking() -> Iterator[tuple[dict[str, Callable[[], object]], list[Any]]]:
         user = [{"role": "user", "content": "Hi"}]
         yield (
             {
-                "chat": lambda: reply_message(model.chat(messages=user)[0].choices[0].message),
+                "chat": lambda: reply_message(model.chat(messages=user).choices[0].message),
                 "scores": lambda: agent.answer_scores([ClosedQuestion(user, ("A", "B"))]),
                 "tokens": lambda: model.complete([1]),
                 "models": lambda: str(listed_models("it", model, "m")),

@@ -10,8 +10,15 @@ from support.adapters import lora
 
 from captrain.contract import load_file
 from captrain.errors import UserError
-from captrain.models.composition import compose, composition_name, lora_factors, normalised_weights, parse_composition
-from captrain.models.lora import Adapter, adapter_digest
+from captrain.models.lora import (
+    Adapter,
+    adapter_digest,
+    compose,
+    composition_name,
+    lora_factors,
+    normalised_weights,
+    parse_composition,
+)
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play
 

@@ -17,8 +17,7 @@ from captrain.errors import UserError
 from captrain.models import forest as forest_module
 from captrain.models.dense import to_float64
 from captrain.models.forest import Row, make_forest, split_forest
-from captrain.models.passes import SharedPasses
-from captrain.models.trainers import IGNORED, share_beginnings
+from captrain.models.passes import IGNORED, SharedPasses, share_beginnings
 
 SIZE: dict[str, Any] = {
     "vocab_size": 50,

@@ -18,8 +18,7 @@ from captrain.config import Machine
 from captrain.config.components import Component
 from captrain.contract import Target, load_file
 from captrain.execution import launch
-from captrain.models.composition import compose
-from captrain.models.lora import Adapter
+from captrain.models.lora import Adapter, compose
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import ClosedQuestion, Play
 from captrain.policies.servers import Server, fleets

@@ -29,9 +29,8 @@ from captrain.config.components import Component
 from captrain.config.machine import VLLM
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
-from captrain.models.composition import compose
 from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores
-from captrain.models.lora import Adapter, adapter_digest
+from captrain.models.lora import Adapter, adapter_digest, compose
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import ClosedQuestion, Play
 from captrain.policies.servers import Server, fleets, server_environment

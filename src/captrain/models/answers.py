@@ -14,13 +14,11 @@ are attempts at one question with another request, which is why the retries of t
 request, are switched off.
 """
 
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -47,7 +45,6 @@ SILENCE = 5.0
 """Seconds without an answer after which the progress line says so."""
 GRACE = 5.0
 """Seconds that requests under way are given to end after an error, so that what they cost is not lost."""
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -335,7 +332,7 @@ class StructuredAnswers:
         system = "\n\n".join(part for part in (question.system, complaint) if part)
         messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": question.user}]
         try:
-            completion, headers = self._endpoint.chat(
+            completion = self._endpoint.chat(
                 question.schema,
                 messages=[message for message in messages if message["content"]],
                 temperature=self.temperature,
@@ -344,9 +341,9 @@ class StructuredAnswers:
                 seed=int(digest(key, rejection)[:8], 16) >> 1,
             )
         except TransientFault as fault:
-            self._hold(fault.headers)
+            with self._lock:
+                self._not_before = max(self._not_before, time.monotonic() + fault.pause)
             raise
-        self._hold(headers)
         prompt, reply = completion.tokens
         choice, answer, refusal = completion.choices[0], None, None
         try:
@@ -382,12 +379,6 @@ class StructuredAnswers:
         """Return the seconds until the server may be asked again."""
         return max(0.0, self._not_before - time.monotonic())
 
-    def _hold(self, headers: Mapping[str, str]) -> None:
-        """Hold all threads back for as long as the headers of an answer ask."""
-        seconds = requested_pause(headers)
-        with self._lock:
-            self._not_before = max(self._not_before, time.monotonic() + seconds)
-
 
 def _parsed(question: Question[A], text: str) -> A:
     # Servers that do not hold a model to the schema let it put its answer into a fence.
@@ -402,26 +393,3 @@ def _parsed(question: Question[A], text: str) -> A:
     if question.check is not None and (complaint := question.check(answer)):
         raise RejectedAnswer(complaint)
     return answer
-
-
-def requested_pause(headers: Mapping[str, str]) -> float:
-    """Read the seconds for which a server asks to be left alone: by Retry-After, or because nothing remains of its
-    limits until they are reset. 0 where it does not, or not in a form that is known."""
-    texts = [headers.get("retry-after", "")]
-    for kind in ("requests", "tokens"):
-        if headers.get(f"x-ratelimit-remaining-{kind}", "").strip() == "0":
-            texts.append(headers.get(f"x-ratelimit-reset-{kind}", ""))
-    longest = 0.0
-    for text in map(str.strip, texts):
-        # "20", "6m0s", "120ms", or an HTTP date.
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            longest = max(longest, float(text))
-        elif re.fullmatch(r"(\d+(\.\d+)?(ms|[smhd]))+", text):
-            parts = re.findall(r"([\d.]+)(ms|[smhd])", text)
-            longest = max(longest, sum(float(number) * UNITS[unit] for number, unit in parts))
-        else:
-            try:
-                longest = max(longest, parsedate_to_datetime(text).timestamp() - time.time())
-            except (ValueError, OverflowError):
-                continue
-    return longest

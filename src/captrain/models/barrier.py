@@ -20,13 +20,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from captrain.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 GRADIENT_GRID = 2.0**-18
 """Gradients are clipped to norm 1; of 540,000 elements the mean is near 2^-10. A coarser grid takes more of them for
@@ -175,3 +178,20 @@ def draw_adapter(model: nn.Module, seed: int) -> None:
             bound = 1 / math.sqrt(parameter.shape[1])
             parameter.copy_(torch.from_numpy((2 * random.random(tuple(parameter.shape)) - 1) * bound))
             to_grid(parameter)
+
+
+def make_exact(trainer: "Trainer", seed: int) -> None:
+    """Give one of TRL's trainers of an adapter, whose model is in float64, what it needs for the same bytes on every
+    CPU: AdamW behind the barrier, and initial weights that are drawn alike. Log-probabilities in float64 are a matter
+    of `captrain.models.passes`.
+
+    Args:
+        trainer: before it trains.
+        seed: of the adapter's initial weights.
+    """
+    options, model = trainer.args, trainer.model
+    assert isinstance(model, nn.Module)
+    betas = (options.adam_beta1, options.adam_beta2)
+    settings = {"lr": options.learning_rate, "betas": betas, "eps": options.adam_epsilon}
+    trainer.optimizer_cls_and_kwargs = (AdamW, settings)
+    draw_adapter(model, seed)

@@ -10,7 +10,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -47,11 +48,10 @@ PACKINGS = ("identity", "gzip", "deflate")
 
 
 class TransientFault(InfrastructureError):
-    """A fault of the server that passes: the same request may succeed later. `headers` are those of its refusal."""
+    """A fault of the server that passes: the same request may succeed later. `pause` has the seconds for which the
+    server asks to be left alone."""
 
-    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.headers = headers or {}
+    pause = 0.0
 
 
 class ContextLengthExceeded(Exception):
@@ -164,8 +164,8 @@ class Endpoint:
         self.name, self.served = name, name.rpartition("@")[0] or name
         self.endpoint, self.key, self.retries, self.timeout = variable(endpoint), variable(key), retries, timeout
 
-    def chat(self, answer: type[BaseModel] | None = None, **request: Any) -> tuple[Completion, Mapping[str, str]]:
-        """Send one request; return the answer, and the headers that it came under.
+    def chat(self, answer: type[BaseModel] | None = None, **request: Any) -> Completion:
+        """Send one request.
 
         Args:
             answer: the model whose JSON schema the answer must have.
@@ -191,17 +191,15 @@ class Endpoint:
             **request: settings; those that OpenAI does not know in `extra_body`.
         """
         create = self.client.completions.with_raw_response.create
-        return self._answered(TokenCompletion, create, {"prompt": list(prompt), **request})[0]
+        return self._answered(TokenCompletion, create, {"prompt": list(prompt), **request})
 
-    def _answered(
-        self, kind: type[Answer], send: Callable[..., Any], request: Mapping[str, object]
-    ) -> tuple[Answer, Mapping[str, str]]:
-        raw = self._sent(send, **{"model": self.served, **request})
+    def _answered(self, kind: type[Answer], send: Callable[..., Any], request: Mapping[str, object]) -> Answer:
+        text = self._sent(send, **{"model": self.served, **request}).text
         try:
             # Answers are kept: a server that echoes the key, in whatever spelling, must not have it written down.
-            return kind.model_validate_json(without(raw.text, self._secret)), raw.headers
+            return kind.model_validate_json(without(text, self._secret))
         except ValidationError:
-            raise TransientFault(self._excerpt(f"answered with no message: {raw.text}"), raw.headers) from None
+            raise TransientFault(self._excerpt(f"answered with no message: {text}")) from None
 
     def _sent(self, send: Callable[..., Any], **request: object) -> Any:
         """Send a request by a function of the library, and return the answer as it is."""
@@ -279,7 +277,15 @@ class Endpoint:
                 f"add credit, or set {self.key} to a key that has some; what is whole is kept",
             )
         if status in TRANSIENT or status >= 500:
-            return TransientFault(message, error.response.headers)
+            fault = TransientFault(message)
+            asked_for = error.response.headers.get("retry-after", "0").strip()
+            # Seconds, or an HTTP date.
+            if re.fullmatch(r"\d+(\.\d+)?", asked_for):
+                fault.pause = float(asked_for)
+            else:
+                with suppress(ValueError, OverflowError):
+                    fault.pause = max(0.0, parsedate_to_datetime(asked_for).timestamp() - time.time())
+            return fault
         if status not in (401, 403, 404) and CONTEXT_EXCEEDED.search(text):
             return ContextLengthExceeded(message)
         return self._mistake(status, message)

@@ -11,22 +11,32 @@ each pass. It ends with the process that has forked it.
 
 import mmap
 import multiprocessing
+import types
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, compress
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from captrain.config import Machine
 from captrain.errors import UserError
-from captrain.models.dense import Context, Scores, token_scores
+from captrain.execution import launch
+from captrain.models.barrier import make_exact
+from captrain.models.dense import Context, Scores, score_states, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
+from captrain.models.weights import DENSE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, Trainer
 
 PARTS = 2
 """Parts that the rows of a pass are divided into."""
+IGNORED = -100
+"""The label of a token that is not scored."""
 
 
 class SharedPasses:
@@ -211,3 +221,98 @@ class _Pass(torch.autograd.Function):
         # Added in the order of the parts, so that the bytes do not depend on who is done first.
         columns = [[gradient for gradient in column if gradient is not None] for column in zip(*ordered, strict=True)]
         return (None, None, None, *(reduce(torch.add, column) if column else None for column in columns))
+
+
+def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Machine) -> SharedPasses | None:
+    """Replace the head that TRL adds to a causal LM (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in
+    place, where the model is dense and computes on a CPU: TRL computes every row by itself, prompt and all, which is
+    most of the time there. What TRL asks of it is the same: log-probabilities and entropies of labels, and their loss.
+    Layers that several processes share (FSDP) stay modules, and only the head computes in the type of the model then.
+
+    Args:
+        model: the base of a PEFT model, before it trains.
+        temperature: logits are divided by it.
+        machine: by how many processes, and in which arithmetic.
+
+    Returns:
+        What the new head computes with, to be closed after training; None where modules compute.
+    """
+    accelerate = machine.accelerate
+    dense = model.config.model_type in DENSE and not torch.cuda.is_available()
+    sharded = accelerate.strategy == "fsdp"
+    if accelerate.precision != "float64" and (sharded or not dense):
+        return None
+    from trl.trainer.utils import FusedCausalLMOutput
+
+    passes = None if sharded else SharedPasses(model, launch.cores(machine), room=launch.room(machine))
+
+    def forward(
+        self: "PreTrainedModel",
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
+        **_: object,
+    ) -> FusedCausalLMOutput:
+        mask = labels[:, 1:] != IGNORED
+        if passes is None:
+            # By the modules, row by row.
+            positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+            states = self.base_model(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+            ).last_hidden_state
+            head = self.get_output_embeddings()
+            assert head is not None
+            scores = score_states(head(states[:, :-1][mask]), input_ids[:, 1:][mask], temperature)
+        else:
+            columns = (input_ids.tolist(), (labels != IGNORED).tolist(), attention_mask.bool().tolist())
+            rows = [
+                ([*compress(ids, real)], [*compress(scored, real)]) for ids, scored, real in zip(*columns, strict=True)
+            ]
+            scores = passes.scores(rows, temperature)
+
+        def padded(values: Tensor) -> Tensor:
+            return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+        count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        return FusedCausalLMOutput(
+            loss=-scores.log_probs.sum() / count,
+            log_probs=padded(scores.log_probs),
+            entropy=padded(scores.entropies),
+            is_top1=padded(scores.is_top1),
+            label_mask=mask,
+        )
+
+    model.forward = types.MethodType(forward, model)
+    return passes
+
+
+def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, seed: int) -> None:
+    """Give one of TRL's trainers of an adapter the head of `share_beginnings`, and in float64 the steps of
+    `make_exact`.
+
+    Args:
+        trainer: before it trains.
+        temperature: of the policy that sampled.
+        machine: by how many processes, and in which arithmetic.
+        seed: of the adapter's initial weights.
+    """
+    from peft import PeftModel
+    from transformers import PreTrainedModel, TrainerCallback
+
+    assert isinstance(trainer.model, PeftModel)
+    base = trainer.model.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    passes = share_beginnings(base, temperature, machine)
+    if machine.accelerate.precision == "float64":
+        make_exact(trainer, seed)
+    if passes is not None:
+
+        class Closing(TrainerCallback):
+            """Callback that ends the processes that share the passes."""
+
+            def on_train_end(self, *_: object, **__: object) -> None:
+                """Close them."""
+                passes.close()
+
+        trainer.add_callback(Closing())

@@ -138,7 +138,7 @@ def _tool_call(endpoint: Endpoint) -> Finding:
     subject = "calls of the agent"
     question = {"role": "user", "content": "Find the record called Ada, with the tool."}
     try:
-        completion, _ = endpoint.chat(messages=[question], tools=[TOOL], temperature=0, max_tokens=256)
+        completion = endpoint.chat(messages=[question], tools=[TOOL], temperature=0, max_tokens=256)
     except UserError as error:
         return Finding(subject, False, error.problem, error.remedy)
     except (TransientFault, ContextLengthExceeded) as error:

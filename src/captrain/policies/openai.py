@@ -108,7 +108,7 @@ class OpenAIPolicy:
                 raise UserError(f"{self.name} was asked a question and did not answer ({fault})", "run again") from None
 
     def _scores(self, question: ClosedQuestion) -> list[float]:
-        completion, _ = self._served.chat(
+        completion = self._served.chat(
             messages=request_messages(question.messages),
             temperature=1.0,
             max_tokens=1,
@@ -164,7 +164,7 @@ class OpenAIPolicy:
             TransientFault: the endpoint failed.
         """
         tools: JsonObject = {"tools": play.tools} if play.tools else {}
-        completion, _ = self._served.chat(
+        completion = self._served.chat(
             messages=request_messages(play.messages),
             temperature=self.temperature,
             max_tokens=self.max_tokens,

@@ -1,8 +1,8 @@
-from .batch import SHARDS as SHARDS
-from .batch import PolicySource as PolicySource
-from .batch import RolloutBatch as RolloutBatch
-from .batch import collect_batch as collect_batch
+from .collection import SHARDS as SHARDS
+from .collection import PolicySource as PolicySource
+from .collection import RolloutBatch as RolloutBatch
 from .collection import collect as collect
+from .collection import collect_batch as collect_batch
 from .collection import count_outcomes as count_outcomes
 from .collection import floor_scores as floor_scores
 from .collection import pass_rate as pass_rate
