@@ -44,8 +44,7 @@ from captrain.models import ContextLengthExceeded, Endpoint
 from captrain.planning import Node, make_plan, plan_tables
 from captrain.planning.doctor import _answer as listed_models
 from captrain.planning.doctor import _tool_call as tool_call
-from captrain.policies.openai import OpenAIPolicy, reply_message
-from captrain.policies.policy import ClosedQuestion
+from captrain.policies.openai import reply_message
 from captrain.records import Passport, Rollout, load, parse_yaml, read_json, read_table
 
 EXAMPLES = int(os.environ.get("CAPTRAIN_FUZZ", "30"))
@@ -472,15 +471,10 @@ def asking() -> Iterator[tuple[dict[str, Callable[[], object]], list[Any]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         os.environ |= {"URL_OF_FUZZ": f"http://127.0.0.1:{server.server_port}/v1", "KEY_OF_FUZZ": "none"}
         model = Endpoint("m", endpoint="URL_OF_FUZZ", key="KEY_OF_FUZZ", retries=0, timeout=5)
-        agent = OpenAIPolicy(
-            name="m", temperature=0, max_turns=1, max_tokens=1, retries=0, timeout=5,
-            endpoint="URL_OF_FUZZ", key="KEY_OF_FUZZ",
-        )  # fmt: skip
         user = [{"role": "user", "content": "Hi"}]
         yield (
             {
                 "chat": lambda: reply_message(model.chat(messages=user).choices[0].message),
-                "scores": lambda: agent.answer_scores([ClosedQuestion(user, ("A", "B"))]),
                 "tokens": lambda: model.complete([1]),
                 "models": lambda: str(listed_models("it", model, "m")),
                 "tool": lambda: str(tool_call(model)),

@@ -197,8 +197,8 @@ def test_two_processes_give_the_bytes_of_one_before_and_after_an_update(form: st
 def test_a_process_that_is_killed_is_one_message() -> None:
     passes = SharedPasses(a_model("qwen3"), 2)
     passes.scores(some_rows("groups"))
-    [helper] = passes.helpers()
-    assert helper.process.pid is not None
+    helper = passes.helper()
+    assert helper is not None and helper.process.pid is not None
     os.kill(helper.process.pid, signal.SIGKILL)
     with pytest.raises(UserError, match="shares the training of this one died") as refusal:
         passes.scores(some_rows("groups"))

@@ -8,7 +8,7 @@ from .barrier import draw_adapter as draw_adapter
 from .barrier import draw_normal as draw_normal
 from .barrier import make_exact as make_exact
 from .barrier import to_grid as to_grid
-from .call_formats import FORMATS as FORMATS
+from .chat import FORMATS as FORMATS
 from .chat import Chat as Chat
 from .chat import dialogue_tokens as dialogue_tokens
 from .chat import guide as guide

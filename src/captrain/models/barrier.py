@@ -143,18 +143,15 @@ class Muon(_Exact):
         ahead = (gradient * (1 - momentum)).add_(mean * momentum)
         parameter.mul_(1 - rate * group["weight_decay"])
         scale = rate * 0.2 * math.sqrt(max(parameter.shape))
-        parameter.sub_(self._orthogonal(ahead, group["iterations"]).mul_(scale))
-
-    def _orthogonal(self, matrix: Tensor, iterations: int) -> Tensor:
-        """Approximate the nearest matrix whose rows or columns are orthonormal."""
+        # Near the next matrix whose rows or columns are orthonormal.
         a, b, c = self.COEFFICIENTS
-        tall = matrix.shape[0] > matrix.shape[1]
-        x = matrix.T if tall else matrix
+        tall = ahead.shape[0] > ahead.shape[1]
+        x = ahead.T if tall else ahead
         x = x / x.norm().clamp(min=1e-7)
-        for _ in range(iterations):
+        for _ in range(group["iterations"]):
             gram = x @ x.T
             x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-        return x.T if tall else x
+        parameter.sub_((x.T if tall else x).mul_(scale))
 
 
 def _power(base: float, exponent: int) -> float:

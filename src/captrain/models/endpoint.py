@@ -79,26 +79,11 @@ class ReplyMessage(BaseModel):
     tool_calls: list[ReplyToolCall] | None = None
 
 
-class TokenLogprob(BaseModel):
-    """A token that the model might have written or wrote; of one that it wrote also the likeliest in its place."""
-
-    token: str = ""
-    logprob: float
-    top_logprobs: "list[TokenLogprob]" = []
-
-
-class ReplyLogprobs(BaseModel):
-    """The tokens that the model wrote, in order."""
-
-    content: list[TokenLogprob] | None = None
-
-
 class CompletionChoice(BaseModel):
     """An answer, of which one is asked for."""
 
     message: ReplyMessage
     finish_reason: str | None = None
-    logprobs: ReplyLogprobs | None = None
 
 
 class CompletionUsage(BaseModel):

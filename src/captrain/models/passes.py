@@ -55,7 +55,7 @@ class SharedPasses:
         self.model, self.products, self.room = model, products, room
         self.processes = min(processes, PARTS)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._helpers: list[_Helper] = []
+        self._helper: _Helper | None = None
 
     def scores(self, rows: Sequence[Row], temperature: float = 1.0) -> Scores:
         """Score tokens under the model, as `token_scores` does.
@@ -81,8 +81,9 @@ class SharedPasses:
 
     def close(self) -> None:
         """End the other processes; a later pass starts them anew."""
-        while self._helpers:
-            self._helpers.pop().close()
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.close()
 
     def __enter__(self) -> Self:
         """Return the passes."""
@@ -92,11 +93,11 @@ class SharedPasses:
         """Close them."""
         self.close()
 
-    def helpers(self) -> "list[_Helper]":
-        """Return the processes beside this one, which are started if they are not there yet."""
-        while len(self._helpers) < self.processes - 1:
-            self._helpers.append(_Helper(self))
-        return self._helpers
+    def helper(self) -> "_Helper | None":
+        """Return the process beside this one, if there is one; it is started if it is not there yet."""
+        if self._helper is None and self.processes > 1:
+            self._helper = _Helper(self)
+        return self._helper
 
 
 def _gradients(scores: Scores | None, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
@@ -181,19 +182,20 @@ class _Pass(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         shares = split_forest(rows, PARTS)
-        helpers = passes.helpers()
-        for helper, share in zip(helpers, shares[1:], strict=False):
-            helper.begin(parameters, [rows[number] for number in share], temperature, keep)
-        local = [shares[0], *shares[1 + len(helpers) :]]
-        parts = [passes.score([rows[number] for number in share], temperature, keep) for share in local]
-        near, *further = [[values.detach() for values in part or ()] for part in parts]
-        scores = [near, *([torch.from_numpy(values) for values in helper.answer()] for helper in helpers), *further]
+        parts = [[rows[number] for number in share] for share in shares]
+        helper = passes.helper()
+        if helper is not None:
+            helper.begin(parameters, parts.pop(), temperature, keep)
+        ctx.parts = [passes.score(part, temperature, keep) for part in parts]
+        scores = [[values.detach() for values in part or ()] for part in ctx.parts]
+        if helper is not None:
+            scores.append([torch.from_numpy(values) for values in helper.answer()])
         bounds = [0, *accumulate(sum(scored[1:]) for _, scored in rows)]
         places = [
             torch.tensor([place for number in share for place in range(bounds[number], bounds[number + 1])])
             for share in shares
         ]
-        ctx.passes, ctx.parts, ctx.places = passes, parts, places
+        ctx.passes, ctx.places = passes, places
         whole = [
             torch.cat([values[kind] for values in scores if values])[torch.cat(places).long().argsort()]
             for kind in range(len(Scores._fields))
@@ -203,21 +205,14 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        passes, parts, places = ctx.passes, ctx.parts, ctx.places
-        pieces = [gradients[0][place.long()] for place in places]
-        helpers = passes.helpers()
-        for helper, gradient in zip(helpers, pieces[1:], strict=False):
-            helper.connection.send(gradient.contiguous().numpy())
-        near = [pieces[0], *pieces[1 + len(helpers) :]]
-        local = [_gradients(part, gradient, passes.parameters) for part, gradient in zip(parts, near, strict=True)]
-        remote = [
-            [
-                place.clone() if present else None
-                for place, present in zip(helper.gradients, helper.answer(), strict=True)
-            ]
-            for helper in helpers
-        ]
-        ordered = [local[0], *remote, *local[1:]]
+        passes, helper = ctx.passes, ctx.passes.helper()
+        pieces = [gradients[0][place.long()] for place in ctx.places]
+        if helper is not None:
+            helper.connection.send(pieces.pop().contiguous().numpy())
+        ordered = [_gradients(part, piece, passes.parameters) for part, piece in zip(ctx.parts, pieces, strict=True)]
+        if helper is not None:
+            pairs = zip(helper.gradients, helper.answer(), strict=True)
+            ordered.append([place.clone() if present else None for place, present in pairs])
         # Added in the order of the parts, so that the bytes do not depend on who is done first.
         columns = [[gradient for gradient in column if gradient is not None] for column in zip(*ordered, strict=True)]
         return (None, None, None, *(reduce(torch.add, column) if column else None for column in columns))

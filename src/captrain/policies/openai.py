@@ -8,7 +8,6 @@ the server ends its play with `error`, which is retried; what only the user can 
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -22,11 +21,8 @@ from pydantic import Field
 from captrain.config import Rate, Variable
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models import ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
-from captrain.policies.policy import ClosedQuestion, Play, options
+from captrain.policies.policy import Play, options
 from captrain.records import JsonObject, Message, digest
-
-LIKELIEST = 20
-"""Tokens that endpoints show at most of those that might have been written."""
 
 
 class OpenAIPolicy:
@@ -93,38 +89,6 @@ class OpenAIPolicy:
                         running |= {threads.submit(self._episode, p, stop) for p in islice(pending, 1)}
             finally:
                 stop.set()
-
-    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
-        """See `Scorer`. Endpoints show the likeliest tokens alone: an answer that is not among them has none of the
-        probability.
-
-        Raises:
-            UserError: as `play`, or the endpoint fails each time, or shows no log-probabilities.
-        """
-        with self._ready(()), ThreadPoolExecutor(self.batch) as threads:
-            try:
-                return list(threads.map(self._scores, questions))
-            except (TransientFault, ContextLengthExceeded) as fault:
-                raise UserError(f"{self.name} was asked a question and did not answer ({fault})", "run again") from None
-
-    def _scores(self, question: ClosedQuestion) -> list[float]:
-        completion = self._served.chat(
-            messages=request_messages(question.messages),
-            temperature=1.0,
-            max_tokens=1,
-            seed=0,
-            logprobs=True,
-            top_logprobs=LIKELIEST,
-        )
-        logprobs = completion.choices[0].logprobs
-        if logprobs is None or not logprobs.content:
-            raise UserError(
-                f"the endpoint of {self.name} shows no log-probabilities", "choose a router that asks no model"
-            )
-        likely = {token.token: min(0.0, token.logprob) for token in logprobs.content[0].top_logprobs}
-        scores = [likely.get(answer, -math.inf) for answer in question.answers]
-        total = math.fsum(math.exp(score) for score in scores)
-        return [score - math.log(total) if total else score for score in scores]
 
     @contextmanager
     def _ready(self, plays: Sequence[Play]) -> Iterator[None]:

@@ -19,6 +19,7 @@ dialogue and its seed, so that nothing of the episode is lost.
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from captrain.config import Count, Machine, Rate
 from captrain.errors import UserError
 from captrain.models import (
     Chat,
+    ContextLengthExceeded,
     TokenCompletion,
     TokenScores,
     TransientFault,
@@ -183,6 +185,18 @@ class VLLMPolicy(OpenAIPolicy):
         self._names.update(names)
         with self.fleet.serving({names[folder]: path for folder, path in adapters.items()}):
             yield
+
+    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
+        """See `Scorer`.
+
+        Raises:
+            UserError: as `play`, or a server fails each time.
+        """
+        with self._ready(()), ThreadPoolExecutor(self.batch) as threads:
+            try:
+                return list(threads.map(self._scores, questions))
+            except (TransientFault, ContextLengthExceeded) as fault:
+                raise UserError(f"the model was asked a question and did not answer ({fault})", "run again") from None
 
     def _scores(self, question: ClosedQuestion) -> list[float]:
         chat = self.chat([])

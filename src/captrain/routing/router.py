@@ -60,7 +60,7 @@ class AskedModel:
         if not fulfils(policy, Scorer):
             raise UserError(
                 f"router=classifier asks the base model, and policy {self.policy.target} has none that could be asked",
-                "choose another router, or policy=local, vllm or openai",
+                "choose another router, or policy=local or vllm",
             )
         return policy
 
