@@ -9,7 +9,6 @@ import copy
 import gzip
 import io
 import json
-import math
 import os
 import re
 import signal
@@ -484,16 +483,7 @@ def asking() -> Iterator[tuple[dict[str, Callable[[], object]], list[Any]]]:
         server.shutdown()
 
 
-ANSWERS = {"chat": CHAT, "scores": CHAT, "tokens": TOKENS, "models": MODELS, "tool": CHAT}
-
-
-def test_a_log_probability_beyond_all_numbers_is_no_error(
-    asking: tuple[dict[str, Callable[[], object]], list[Any]],
-) -> None:
-    questions, answer = asking
-    place = ("choices", 0, "logprobs", "content", 0, "top_logprobs", 0, "logprob")
-    answer[:] = [200, {}, json.dumps(bent(CHAT, place, 10**40)).encode()]
-    assert questions["scores"]() == [[-math.inf, 0.0]]
+ANSWERS = {"chat": CHAT, "tokens": TOKENS, "models": MODELS, "tool": CHAT}
 
 
 def test_a_place_of_a_member_before_its_archive_costs_one_sample(tmp_path: Path) -> None:

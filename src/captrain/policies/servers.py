@@ -103,11 +103,6 @@ class Service(NamedTuple):
     settings: tuple[str, ...]
     timeout: float
 
-    @property
-    def patience(self) -> float:
-        """Seconds until its servers must have been lent."""
-        return FRUITLESS * self.machine.start_timeout + PATIENCE
-
 
 class Place(NamedTuple):
     """A server as it was started last: its port, the number of its starts, and the file of its output."""
@@ -132,6 +127,7 @@ class Replica(Endpoint):
         self.name = self.served = service.name
         self.retries, self.timeout = 0, service.timeout  # what to do after a fault is known here, not to the library
         self.place = Place(0, 0, LOGS)
+        self._label = f"server {number} of policy vllm"
         self.episodes = 0
         self.fruitful = 0
         """Start since which the server has answered something."""
@@ -148,10 +144,6 @@ class Replica(Endpoint):
             f"{self._label} refuses a request to {self.name} ({message})",
             f"correct the settings of policy vllm or machine.vllm.arguments; {self.place.log} has what it said",
         )
-
-    @property
-    def _label(self) -> str:
-        return f"server {self.number} of policy vllm"
 
     def follow(self, place: Place) -> None:
         """Ask the server where it has been started since."""
@@ -171,7 +163,7 @@ class Replica(Endpoint):
             UserError: it is of no use to start it yet another time.
         """
         arguments = self.service, self.number, starts, request, max(fruitful, self.fruitful)
-        with borrowed(_mended, *arguments, patience=self.service.patience) as place:
+        with borrowed(_mended, *arguments, patience=FRUITLESS * self.machine.start_timeout + PATIENCE) as place:
             self.follow(place)
 
 
@@ -204,16 +196,17 @@ class Server(Replica):
     def sleep(self) -> None:
         """Let the server give its GPUs to others; it keeps its weights and adapters in the memory of the machine."""
         with self._lock:
-            self._asleep = self._process is not None and self._turn("/sleep?level=1")
+            if self._process is not None:
+                self._asleep = True
+                self._turn("/sleep?level=1")
 
-    def _turn(self, path: str) -> bool:
+    def _turn(self, path: str) -> None:
         """Let the server fall asleep or wake; one that fails at it is stopped, and started again when it is needed."""
         try:
             self._control(path, {})
         except TransientFault as fault:
             print(f"{self._label} does not answer {path} ({fault}): it is stopped", file=sys.stderr)
             self._kill()
-        return self._process is not None
 
     def mend(self, starts: int, request: str = "", fruitful: int = 0) -> None:
         """See `Replica`."""
@@ -386,8 +379,8 @@ class Server(Replica):
         """Stop the server and wait for its end."""
         with self._lock:
             self.dismiss()
-            if self._process is not None:
-                with suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
+                if self._process is not None:
                     self._process.wait(GRACE + POLL)
             self._kill()
             self.adapters, self._fruitless = {}, 0
@@ -447,7 +440,9 @@ class Fleet:
             UserError: a server does not start, or does not take an adapter.
             InfrastructureError: the process of the servers is gone.
         """
-        with borrowed(_served, self.service, dict(adapters), patience=self.service.patience) as places:
+        with borrowed(
+            _served, self.service, dict(adapters), patience=FRUITLESS * self.machine.start_timeout + PATIENCE
+        ) as places:
             with self._lock:
                 for replica, place in zip(self.replicas, places, strict=True):
                     replica.follow(place)
