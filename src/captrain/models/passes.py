@@ -13,11 +13,11 @@ import mmap
 import multiprocessing
 import types
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import reduce
 from itertools import accumulate, compress
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ IGNORED = -100
 """The label of a token that is not scored."""
 
 
-class SharedPasses:
+class SharedPasses(AbstractContextManager["SharedPasses"]):
     """Passes of one model.
 
     Args:
@@ -84,10 +84,6 @@ class SharedPasses:
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.close()
-
-    def __enter__(self) -> Self:
-        """Return the passes."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close them."""

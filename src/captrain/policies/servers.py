@@ -424,11 +424,9 @@ def server_environment(machine: VLLM, number: int) -> dict[str, str]:
 class Fleet:
     """The servers of another process, with an own count of the episodes that each is asked in."""
 
-    kind: type[Replica] = Replica
-
     def __init__(self, service: Service) -> None:
         self.service, self.machine = service, service.machine
-        self.replicas: Sequence[Replica] = [self.kind(service, number) for number in range(self.machine.replicas)]
+        self.replicas: Sequence[Replica] = [Replica(service, number) for number in range(self.machine.replicas)]
         self._lock = threading.Lock()
 
     @contextmanager
