@@ -19,7 +19,7 @@ from captrain.diagnosis.features import reference_traits
 from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.interop.logs import inspect
-from captrain.models import Endpoint, TransientFault, bounded
+from captrain.models import Endpoint, TransientFault
 from captrain.records import JsonObject, Rollout, Score, Task, parse_yaml
 
 LAUGHS = "a: &a [x, x]\n" + "".join(
@@ -139,7 +139,7 @@ def trickling(handler: BaseHTTPRequestHandler) -> None:
 def test_an_answer_without_end_is_a_fault_of_the_endpoint(
     send: Callable[[BaseHTTPRequestHandler], None], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "LARGEST", 1 << 20)
+    monkeypatch.setattr("captrain.models.endpoint.LARGEST", 1 << 20)
     with serving(send) as url:
         monkeypatch.setenv("URL_OF_TEST", url)
         monkeypatch.setenv("KEY_OF_TEST", "none")

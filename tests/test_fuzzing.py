@@ -9,7 +9,6 @@ import copy
 import gzip
 import io
 import json
-import math
 import os
 import re
 import signal
@@ -44,8 +43,7 @@ from captrain.models import ContextLengthExceeded, Endpoint
 from captrain.planning import Node, make_plan, plan_tables
 from captrain.planning.doctor import _answer as listed_models
 from captrain.planning.doctor import _tool_call as tool_call
-from captrain.policies.openai import OpenAIPolicy, reply_message
-from captrain.policies.policy import ClosedQuestion
+from captrain.policies.openai import reply_message
 from captrain.records import Passport, Rollout, load, parse_yaml, read_json, read_table
 
 EXAMPLES = int(os.environ.get("CAPTRAIN_FUZZ", "30"))
@@ -472,15 +470,10 @@ def asking() -> Iterator[tuple[dict[str, Callable[[], object]], list[Any]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         os.environ |= {"URL_OF_FUZZ": f"http://127.0.0.1:{server.server_port}/v1", "KEY_OF_FUZZ": "none"}
         model = Endpoint("m", endpoint="URL_OF_FUZZ", key="KEY_OF_FUZZ", retries=0, timeout=5)
-        agent = OpenAIPolicy(
-            name="m", temperature=0, max_turns=1, max_tokens=1, retries=0, timeout=5,
-            endpoint="URL_OF_FUZZ", key="KEY_OF_FUZZ",
-        )  # fmt: skip
         user = [{"role": "user", "content": "Hi"}]
         yield (
             {
-                "chat": lambda: reply_message(model.chat(messages=user)[0].choices[0].message),
-                "scores": lambda: agent.answer_scores([ClosedQuestion(user, ("A", "B"))]),
+                "chat": lambda: reply_message(model.chat(messages=user).choices[0].message),
                 "tokens": lambda: model.complete([1]),
                 "models": lambda: listed_models(model),
                 "tool": lambda: tool_call(model),
@@ -490,16 +483,7 @@ def asking() -> Iterator[tuple[dict[str, Callable[[], object]], list[Any]]]:
         server.shutdown()
 
 
-ANSWERS = {"chat": CHAT, "scores": CHAT, "tokens": TOKENS, "models": MODELS, "tool": CHAT}
-
-
-def test_a_log_probability_beyond_all_numbers_is_no_error(
-    asking: tuple[dict[str, Callable[[], object]], list[Any]],
-) -> None:
-    questions, answer = asking
-    place = ("choices", 0, "logprobs", "content", 0, "top_logprobs", 0, "logprob")
-    answer[:] = [200, {}, json.dumps(bent(CHAT, place, 10**40)).encode()]
-    assert questions["scores"]() == [[-math.inf, 0.0]]
+ANSWERS = {"chat": CHAT, "tokens": TOKENS, "models": MODELS, "tool": CHAT}
 
 
 def test_a_place_of_a_member_before_its_archive_costs_one_sample(tmp_path: Path) -> None:

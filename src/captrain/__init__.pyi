@@ -15,7 +15,7 @@ from .reporting.loaders import load_rollouts as load_rollouts
 from .reporting.loaders import load_routes as load_routes
 from .reporting.loaders import load_selection as load_selection
 from .reporting.loaders import load_spec as load_spec
-from .rollouts.playing import play as play
+from .rollouts.collection import play as play
 
 __all__: list[str]
 __version__: str

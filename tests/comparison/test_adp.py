@@ -31,7 +31,7 @@ from captrain.interop.trajectories import (
     tools_of,
 )
 from captrain.ledger import LedgerEntry
-from captrain.models.call_formats import parse_text
+from captrain.models.chat import parse_text
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies.policy import load_policy
 from captrain.records import Message, Task, load

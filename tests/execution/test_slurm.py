@@ -35,7 +35,7 @@ from captrain.execution.fingerprint import fingerprint, identity_of
 from captrain.execution.jobs import ALIVE, JOBS
 from captrain.models.lora import Adapter
 from captrain.records import Task, file_digest, publish_json, publish_text
-from captrain.rollouts.batch import PolicySource, RolloutBatch, collect_shard
+from captrain.rollouts.collection import PolicySource, RolloutBatch, collect_shard
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent

@@ -2,6 +2,7 @@
 
 import email.utils
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,6 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +23,8 @@ from support.waiting import PATIENCE, until
 
 from captrain.config.machine import ModelAccess
 from captrain.errors import InfrastructureError, UserError
+from captrain.models import Endpoint, TransientFault
 from captrain.models.answers import Question, StructuredAnswers
-from captrain.models.throttle import requested_pause
 
 
 @pytest.fixture
@@ -414,11 +414,6 @@ def test_a_budget_that_cannot_be_held_is_refused(server: Answering, folder: Path
     [
         (*refuses(429, "slow down"), {"Retry-After": "0.6"}),
         pytest.param((*refuses(503, "busy"), {"Retry-After": "0.6"}), marks=pytest.mark.needs("minutes")),
-        (200, None, {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "600ms"}),
-        pytest.param(
-            (200, None, {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "0.6s"}),
-            marks=pytest.mark.needs("minutes"),
-        ),
     ],
 )
 def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answering, folder: Path, first: Any) -> None:
@@ -426,39 +421,37 @@ def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answerin
 
     def answer(body: dict[str, Any]) -> Any:
         times.append(time.monotonic())
-        status, refused, headers = first if len(times) == 1 else (200, None, {})
-        return status, refused or says(json.dumps(verdict(body)))[1], headers
+        return first if len(times) == 1 else says(json.dumps(verdict(body)))
 
     server.answer = answer
     one = asker(folder, ModelAccess(concurrency=6))
     held = threading.Thread(target=lambda: one.ask([question(0)], "first"))
     held.start()
-    until(lambda: one.throttle._not_before)
+    until(lambda: one._not_before)
     assert numbers(one.ask([question(n) for n in range(1, 7)], "labels")) == [*range(1, 7)]
     held.join(PATIENCE)
     assert len(times) >= 7 and min(times[1:]) - times[0] > 0.55
 
 
-def test_the_pause_of_a_server_is_read_in_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    monkeypatch.setattr("captrain.models.throttle.time", SimpleNamespace(time=lambda: now))
-
-    def reset(text: str, left: str = "0") -> float:
-        return requested_pause({"x-ratelimit-remaining-tokens": left, "x-ratelimit-reset-tokens": text})
-
-    assert [reset(text) for text in ("1s", "6m0s", "120ms", "1h2m", "7.66s", "3")] == [1, 360, 0.12, 3720, 7.66, 3]
-    assert reset("6m0s", left="12") == requested_pause({}) == requested_pause({"retry-after": "soon"}) == reset("") == 0
-    soon = email.utils.formatdate(now + 30, usegmt=True)
-    assert 28 < requested_pause({"retry-after": soon}) <= 30
-    assert requested_pause({"retry-after": email.utils.formatdate(now - 30, usegmt=True)}) == 0
-    both = {"retry-after": "2", "x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "5s"}
-    assert requested_pause(both) == 5
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [("20", 20, 20), ("7.66", 7.66, 7.66), ("soon", 0, 0), (30.0, 27, 30), (-30.0, 0, 0), ("9" * 400, 1e300, math.inf)],
+)
+def test_the_pause_of_a_server_is_read_in_its_forms(
+    server: Answering, text: str | float, least: float, most: float
+) -> None:
+    moment = text if isinstance(text, str) else email.utils.formatdate(time.time() + text, usegmt=True)
+    server.answer = lambda body: (*refuses(429, "later"), {"Retry-After": moment})
+    endpoint = Endpoint("m", endpoint="OPENAI_BASE_URL", key="OPENAI_API_KEY", retries=0, timeout=PATIENCE)
+    with pytest.raises(TransientFault) as refusal:
+        endpoint.chat(messages=[])
+    assert least <= refusal.value.pause <= most
 
 
 def test_a_pause_that_is_too_long_ends_the_run(
     server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captrain.models.throttle.PATIENCE", 0.5)
+    monkeypatch.setattr("captrain.models.answers.PATIENCE", 0.5)
     server.answer = lambda body: (*refuses(429, "come back tomorrow"), {"Retry-After": "2"})
     with pytest.raises(InfrastructureError, match="a pause of 2 s"):
         asker(folder, ModelAccess(retries=1)).ask([question(1)], "labels")

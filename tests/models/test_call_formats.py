@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from captrain.contract import calls_of, tool_call
-from captrain.models.call_formats import FORMATS, parse_text
-from captrain.models.chat import Chat, dialogue_tokens
+from captrain.models.chat import FORMATS, Chat, dialogue_tokens, parse_text
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play
 from captrain.records import Message

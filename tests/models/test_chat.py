@@ -16,8 +16,7 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.config.components import Component
 from captrain.contract import tool_call
 from captrain.errors import UserError
-from captrain.models.call_formats import parse_text
-from captrain.models.chat import Chat, dialogue_tokens, guide
+from captrain.models.chat import Chat, dialogue_tokens, guide, parse_text
 from captrain.records import Message
 
 

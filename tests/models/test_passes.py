@@ -17,8 +17,7 @@ from captrain.errors import UserError
 from captrain.models import forest as forest_module
 from captrain.models.dense import to_float64
 from captrain.models.forest import Row, make_forest, split_forest
-from captrain.models.passes import SharedPasses
-from captrain.models.trainers import IGNORED, share_beginnings
+from captrain.models.passes import IGNORED, SharedPasses, share_beginnings
 
 SIZE: dict[str, Any] = {
     "vocab_size": 50,
@@ -198,8 +197,8 @@ def test_two_processes_give_the_bytes_of_one_before_and_after_an_update(form: st
 def test_a_process_that_is_killed_is_one_message() -> None:
     passes = SharedPasses(a_model("qwen3"), 2)
     passes.scores(some_rows("groups"))
-    [helper] = passes.helpers()
-    assert helper.process.pid is not None
+    helper = passes.helper()
+    assert helper is not None and helper.process.pid is not None
     os.kill(helper.process.pid, signal.SIGKILL)
     with pytest.raises(UserError, match="shares the training of this one died") as refusal:
         passes.scores(some_rows("groups"))

@@ -9,9 +9,7 @@ import pytest
 from support.adapters import lora
 
 from captrain.errors import UserError
-from captrain.models.composition import compose
-from captrain.models.lora import Adapter
-from captrain.models.plain_lora import read_plain_lora
+from captrain.models.lora import Adapter, compose, read_plain_lora
 from captrain.policies.local import LocalPolicy, with_adapter
 from captrain.serving.endpoint import Server
 

@@ -1,7 +1,6 @@
 """The policy over an OpenAI-compatible endpoint, against a server on the loopback interface."""
 
 import json
-import math
 import threading
 import time
 import traceback
@@ -19,7 +18,7 @@ from captrain.contract import Target, calls_of
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.endpoint import ReplyMessage
 from captrain.policies.openai import OpenAIPolicy, reply_message, request_messages
-from captrain.policies.policy import ClosedQuestion, Play
+from captrain.policies.policy import Play
 from captrain.records import Message
 from captrain.rollouts.collection import collect
 
@@ -433,27 +432,3 @@ def test_a_fault_of_the_episode_is_an_error_of_the_play_and_asks_nothing(server:
 
     assert play(Shut()).error == "worker died"
     assert server.requests == []
-
-
-def test_a_model_is_asked_which_answer_it_would_give_by_the_tokens_that_its_endpoint_shows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def answers(body: dict[str, Any]) -> tuple[int, Any]:
-        assert (body["max_tokens"], body["logprobs"], body["top_logprobs"]) == (1, True, 20)
-        status, completion = says("A")
-        likely = {"A": 0.2, "x": 0.5, "B": 0.1} if "some" in body["messages"][0]["content"] else {"x": 1.0}
-        shown = [{"token": token, "logprob": math.log(share)} for token, share in likely.items()]
-        logprobs = {"content": [{"token": "A", "logprob": math.log(0.2), "top_logprobs": shown}]}
-        completion["choices"][0]["logprobs"] = None if "none" in body["messages"][0]["content"] else logprobs
-        return status, completion
-
-    def question(text: str) -> ClosedQuestion:
-        return ClosedQuestion([{"role": "user", "content": text}], ("A", "B", "C"))
-
-    with Answering(answers) as server:
-        server.use(monkeypatch)
-        some, other = policy().answer_scores([question("some"), question("other")])
-        assert some == pytest.approx([math.log(2 / 3), math.log(1 / 3), -math.inf])
-        assert other == [-math.inf] * 3
-        with pytest.raises(UserError, match="shows no log-probabilities"):
-            policy().answer_scores([question("none")])

@@ -18,12 +18,10 @@ from captrain.config import Machine
 from captrain.config.components import Component
 from captrain.contract import Target, load_file
 from captrain.execution import launch
-from captrain.models.composition import compose
-from captrain.models.lora import Adapter
-from captrain.policies.fleet import fleets
+from captrain.models.lora import Adapter, compose
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import ClosedQuestion, Play
-from captrain.policies.servers import Replica
+from captrain.policies.servers import Server, fleets
 from captrain.policies.vllm import VLLMPolicy
 from captrain.records import Rollout
 from captrain.rollouts.collection import collect
@@ -101,7 +99,7 @@ def furthest(rollouts: list[Rollout], alone: LocalPolicy, adapter: str) -> float
     return max(differences)
 
 
-def listed(replica: Replica) -> list[str]:
+def listed(replica: Server) -> list[str]:
     return [model["id"] for model in json.loads(replica._control("/v1/models"))["data"]]
 
 
@@ -142,9 +140,9 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     path = letters("single")
     path.write_text(path.read_text().replace("1 + i % 3", "1"))
     [replica] = replicas(acting)
-    starts, sent = replica.starts, VLLMPolicy._sent
+    starts, sent = replica.place.starts, VLLMPolicy._sent
 
-    def deadly(self: VLLMPolicy, server: Replica, *request: Any) -> Any:
+    def deadly(self: VLLMPolicy, server: Server, *request: Any) -> Any:
         with turn:  # requests are sent by several threads
             if not killed:
                 killed.append(server_of(server))
@@ -154,7 +152,7 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     killed, turn = list[int](), threading.Lock()
     monkeypatch.setattr(VLLMPolicy, "_sent", deadly)
     trained = train(job_in(path, model, served, "single", 0))
-    assert killed and replica.starts == starts + 1
+    assert killed and replica.place.starts == starts + 1
     assert (trained.rollouts, trained.errors, len(trained.history)) == (16, 0, 2)
     assert any(step["informative"] > 0 for step in trained.history)
 
@@ -177,9 +175,9 @@ def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
     path.write_text(path.read_text().replace("1 + i % 3", "1"))
     [replica] = replicas(acting)
     with acting.fleet.serving({}):
-        starts, held, hold = replica.starts, list[set[str]](), Replica.hold
+        starts, held, hold = replica.place.starts, list[set[str]](), Server.hold
 
-    def noted(self: Replica, *some: Any) -> None:
+    def noted(self: Server, *some: Any) -> None:
         hold(self, *some)
         held.append({*self.adapters})
 
@@ -192,18 +190,18 @@ def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
         return answer(self, play)
 
     monkeypatch.setattr(VLLMPolicy, "_answer", together)
-    monkeypatch.setattr(Replica, "hold", noted)
+    monkeypatch.setattr(Server, "hold", noted)
     two = served.model_copy(update={"workers": 2})
     jobs = [job_in(path, model, two, name, seed) for seed, name in enumerate(("first", "second"), start=1)]
     trained = launch.run(train, jobs, two, "adapters", LIBRARIES)
-    assert replica.starts == starts and max(map(len, held)) == 2
+    assert replica.place.starts == starts and max(map(len, held)) == 2
     assert [(one.rollouts, one.errors, len(one.history)) for one in trained] == [(16, 0, 2)] * 2
     assert trained[0].digest != trained[1].digest
     # What was sampled with one adapter is as likely to that adapter here, in each step.
     assert max(step["mismatch_largest"] for one in trained for step in one.history) < TOLERANCE
 
 
-def server_of(replica: Replica) -> int:
+def server_of(replica: Server) -> int:
     """The server's process, beneath its keeper."""
     assert replica._process is not None
     [child] = Path(f"/proc/{replica._process.pid}/task/{replica._process.pid}/children").read_text().split()
@@ -217,5 +215,5 @@ def test_it_ends_by_itself_when_it_is_dismissed(acting: VLLMPolicy) -> None:
     acting.close()
     # The server's own status: neither it nor its engine had to be killed.
     assert process.returncode == 0
-    assert "Application shutdown complete" in replica.log.read_text()
+    assert "Application shutdown complete" in replica.place.log.read_text()
     assert not Path(f"/proc/{server}").exists()

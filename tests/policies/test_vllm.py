@@ -29,13 +29,11 @@ from captrain.config.components import Component
 from captrain.config.machine import VLLM
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
-from captrain.models.composition import compose
 from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores
-from captrain.models.lora import Adapter, adapter_digest
-from captrain.policies.fleet import fleets
+from captrain.models.lora import Adapter, adapter_digest, compose
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import ClosedQuestion, Play
-from captrain.policies.servers import Replica, devices
+from captrain.policies.servers import Server, fleets, server_environment
 from captrain.policies.vllm import VLLMPolicy
 from captrain.rollouts.collection import collect, summarise_rollouts
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
@@ -188,7 +186,7 @@ def test_an_adapter_is_served_as_long_as_somebody_acts_with_it_although_its_fold
         with acting.fleet.serving(other):
             assert {adapter.digest, *other} == {*replica.adapters}
         os.kill(server_of(replica), signal.SIGKILL)  # what is started again reads adapters again
-        replica.mend(replica.starts)
+        replica.mend(replica.place.starts)
         equal(played(acting, target, tmp_path / "two", adapter, tasks=2), expected)
     with acting.fleet.serving(other):
         [place] = replica.adapters.values()
@@ -219,12 +217,12 @@ def test_a_name_that_stands_for_other_content_is_refused(
 def test_an_answer_of_another_model_is_refused(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = Replica.complete
+    complete = Server.complete
 
-    def another(self: Replica, *some: Any, **request: Any) -> Any:
+    def another(self: Server, *some: Any, **request: Any) -> Any:
         return complete(self, *some, **request).model_copy(update={"model": "other"})
 
-    monkeypatch.setattr(Replica, "complete", another)
+    monkeypatch.setattr(Server, "complete", another)
     with pytest.raises(UserError, match="asked for base-.*, and other answered"):
         played(policy(tiny), single(letters), tmp_path)
 
@@ -236,7 +234,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
     adapter = Adapter(str(folder), adapter_digest(folder))
     undisturbed = played(acting, target, tmp_path / "undisturbed", adapter)
     assert all(one.token_ids for one in undisturbed)
-    begun = [one.starts for one in replicas(acting)]
+    begun = [one.place.starts for one in replicas(acting)]
     completed, victims, lock = VLLMPolicy._continuation, [server_of(replicas(acting)[0])], threading.Lock()
 
     def deadly(self: VLLMPolicy, play: Play, *request: Any) -> Any:
@@ -247,7 +245,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
 
     monkeypatch.setattr(VLLMPolicy, "_continuation", deadly)
     disturbed = played(acting, target, tmp_path / "disturbed", adapter)
-    assert not victims and [one.starts for one in replicas(acting)] == [begun[0] + 1, begun[1]]
+    assert not victims and [one.place.starts for one in replicas(acting)] == [begun[0] + 1, begun[1]]
     equal(disturbed, undisturbed)
     assert {one.outcome for one in disturbed} <= {"passed", "failed"} and not any(one.retries for one in disturbed)
 
@@ -268,14 +266,14 @@ def test_servers_that_may_sleep_do_so_while_nobody_plays_and_wake_with_their_ada
     with acting.fleet.serving({}):
         equal(played(acting, target, tmp_path / "second", adapter), alone)
         assert notes.read_text().split() == ["/sleep?level=1", "/wake_up?"]
-    assert notes.read_text().split() == ["/sleep?level=1", "/wake_up?", "/sleep?level=1"] and replica.starts == 1
+    assert notes.read_text().split() == ["/sleep?level=1", "/wake_up?", "/sleep?level=1"] and replica.place.starts == 1
     # One that dies in its sleep is started again.
     living = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
     [child] = [one for one in living if command[0] in one.cmdline()[1:2]]
     child.kill()
     child.wait()
     equal(played(acting, target, tmp_path / "third", adapter), alone)
-    assert replica.starts == 2
+    assert replica.place.starts == 2
     acting.close()
 
 
@@ -290,17 +288,17 @@ def test_a_server_that_hangs_is_started_again(
     replica.__dict__.pop("client")
     connections = [connection for connection in psutil.net_connections("tcp4") if connection.laddr]
     listening = {row.laddr.port: row.pid for row in connections if row.laddr and row.status == psutil.CONN_LISTEN}
-    pid = listening[replica._port]
+    pid = listening[replica.place.port]
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    starts = replica.starts
+    starts = replica.place.starts
     equal(played(acting, target, tmp_path / "again", tasks=2), whole)
-    assert replica.starts == starts + 1
+    assert replica.place.starts == starts + 1
 
 
-def server_of(replica: Replica) -> int:
+def server_of(replica: Server) -> int:
     """The server's process."""
-    [pid] = [pid for pid in servers() if f"--port\0{replica._port}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+    [pid] = [pid for pid in servers() if f"--port\0{replica.place.port}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
     return pid
 
 
@@ -403,7 +401,7 @@ def test_what_servers_would_not_take_is_refused_before_the_first_call(
         if refused:
             with pytest.raises(UserError, match="has rank 16, and servers of policy vllm are started for 8") as error:
                 played(acting, single(letters), tmp_path, both)
-            assert "machine.vllm.max_loras" in error.value.remedy and replicas(acting)[0].starts == 0
+            assert "machine.vllm.max_loras" in error.value.remedy and replicas(acting)[0].place.starts == 0
         else:
             assert played(acting, single(letters), tmp_path, both)
         acting.close()
@@ -426,7 +424,7 @@ def test_what_decides_the_servers_answers_is_in_the_policy_s_digest_and_given_to
 ) -> None:
     plain, other = policy(tiny, dtype="float32"), policy(tiny, **{"dtype": "float32", **changed})
     assert plain.digest != other.digest
-    settings = " ".join(replicas(other)[0].settings)
+    settings = " ".join(replicas(other)[0].service.settings)
     assert {"dtype": "--dtype bfloat16", "max_length": "--max-model-len 64", "arguments": "--quantization=fp8"}[
         next(iter(changed))
     ] in settings
@@ -468,7 +466,7 @@ with acting.fleet.serving({{}}):
 def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
     fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, acting, complete = load_file(letters()), policy(fluent), Replica.complete
+    target, acting, complete = load_file(letters()), policy(fluent), Server.complete
     chat, task = acting.chat([]), target.tasks("training", 3)[2]
     [plain] = acting.play([Play(task.id, target.open(task))])
     # A word that is one token, letter by letter.
@@ -476,14 +474,14 @@ def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
     odd, prompts = [*(token for letter in word for token in chat.encode(letter)), chat.end], list[list[int]]()
     assert len(odd) > len(chat.encode(word)) + 1 and chat.parse(odd)["content"] == word
 
-    def oddly(self: Replica, prompt: list[int], **request: Any) -> TokenCompletion:
+    def oddly(self: Server, prompt: list[int], **request: Any) -> TokenCompletion:
         prompts.append(prompt)
         scores = TokenScores(token_logprobs=[-1.0] * len(odd))
         return TokenCompletion(
             model=complete(self, prompt, **request).model, choices=[TokenChoice(token_ids=odd, logprobs=scores)]
         )
 
-    monkeypatch.setattr(Replica, "complete", oddly)
+    monkeypatch.setattr(Server, "complete", oddly)
     [play] = acting.play([Play(task.id, target.open(task))])
     first, second, third = prompts
     assert second[: len(first) + len(odd)] == first + odd and third[: len(second) + len(odd)] == second + odd
@@ -504,15 +502,15 @@ def test_servers_are_told_which_tokens_to_draw_from_and_prompts_are_rendered_as_
 
     folder = shutil.copytree(fluent, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(files("trl").joinpath("chat_templates/qwen3.jinja").read_text())
-    target, complete, sent = load_file(letters()), Replica.complete, list[tuple[list[int], dict[str, Any]]]()
+    target, complete, sent = load_file(letters()), Server.complete, list[tuple[list[int], dict[str, Any]]]()
 
-    def told(self: Replica, prompt: list[int], **request: Any) -> TokenCompletion:
+    def told(self: Server, prompt: list[int], **request: Any) -> TokenCompletion:
         sent.append((list(prompt), request["extra_body"]))
         # The server in vLLM's place draws from all tokens.
         extra = {name: value for name, value in request["extra_body"].items() if name not in ("top_p", "top_k")}
         return complete(self, prompt, **request | {"extra_body": extra})
 
-    monkeypatch.setattr(Replica, "complete", told)
+    monkeypatch.setattr(Server, "complete", told)
     task = target.tasks("training", 3)[2]
     acting = policy(folder, top_p=0.9, top_k=7, chat_template_kwargs={"enable_thinking": False})
     [play] = acting.play([Play(task.id, target.open(task))])
@@ -544,13 +542,13 @@ def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Le
 def test_a_server_that_shows_no_tokens_is_refused(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = Replica.complete
+    complete = Server.complete
 
-    def hidden(self: Replica, *some: Any, **request: Any) -> TokenCompletion:
+    def hidden(self: Server, *some: Any, **request: Any) -> TokenCompletion:
         completion = complete(self, *some, **request)
         return completion.model_copy(update={"choices": [TokenChoice()]})
 
-    monkeypatch.setattr(Replica, "complete", hidden)
+    monkeypatch.setattr(Server, "complete", hidden)
     with pytest.raises(UserError, match="do not show the tokens"):
         played(policy(tiny), single(letters), tmp_path)
 
@@ -558,10 +556,10 @@ def test_a_server_that_shows_no_tokens_is_refused(
 def test_gpus_are_given_out_from_the_last_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,9")
     two = VLLM(gpus=2, replicas=2)
-    assert [devices(two, at)["CUDA_VISIBLE_DEVICES"] for at in (0, 1)] == ["9,7", "6,5"]
-    assert devices(VLLM(gpus=0), 0) == {}
+    assert [server_environment(two, at)["CUDA_VISIBLE_DEVICES"] for at in (0, 1)] == ["9,7", "6,5"]
+    assert server_environment(VLLM(gpus=0), 0)["CUDA_VISIBLE_DEVICES"] == "4,5,6,7,9"
     with pytest.raises(UserError, match="asks for 3 x 2 GPUs, and 5 are visible"):
-        devices(VLLM(gpus=2, replicas=3), 0)
+        server_environment(VLLM(gpus=2, replicas=3), 0)
 
 
 def job(base: Path, environment: Path, target: str, **changes: Any) -> Job:

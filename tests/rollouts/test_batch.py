@@ -14,9 +14,8 @@ from captrain.errors import UserError
 from captrain.execution import launch
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Rollout
-from captrain.rollouts import batch
-from captrain.rollouts.batch import SHARDS, PolicySource, RolloutBatch, collect_batch, collect_shard
-from captrain.rollouts.collection import collect
+from captrain.rollouts import collection
+from captrain.rollouts.collection import SHARDS, PolicySource, RolloutBatch, collect, collect_batch, collect_shard
 
 DESK = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": "mixed"})
 SCRIPTED = Component.model_validate({"_target_": "captrain.policies.scripted.ScriptedPolicy", "skill": 0.5})
@@ -99,7 +98,7 @@ class Counting:
 
 
 def test_a_policy_that_is_built_already_plays_here_even_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch.launch, "run", lambda *_: pytest.fail("nothing is sent"))
+    monkeypatch.setattr(collection.launch, "run", lambda *_: pytest.fail("nothing is sent"))
     one = part(CLUSTER)
     built = RolloutBatch(one.name, ScriptedPolicy(skill=0.5), DESK, one.tasks, "diagnosis", 3, trials=2)
     assert collect_batch(built, load_benchmark(DESK), "rollouts") == collect_batch(

@@ -26,8 +26,7 @@ from captrain.models.answers import StructuredAnswers
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability
 from captrain.rollouts import PolicySource, RolloutBatch, collect_batch
-from captrain.rollouts.collection import OUTAGE, collect
-from captrain.rollouts.scoring import AT_ONCE
+from captrain.rollouts.collection import AT_ONCE, OUTAGE, collect
 
 ROOT = Path(__file__).parents[2]
 COUNT = 24

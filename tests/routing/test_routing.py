@@ -20,7 +20,7 @@ from captrain.contract import Target, load_file
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import DEFICITS, TemplateSynthesizer
 from captrain.errors import UserError
-from captrain.models.composition import composition_name, parse_composition
+from captrain.models.lora import composition_name, parse_composition
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import ClosedQuestion, Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book

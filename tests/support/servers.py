@@ -11,9 +11,8 @@ from support.warm import warm_commands
 from captrain.config import compose_spec
 from captrain.config.components import Component
 from captrain.config.machine import VLLM, Machine
-from captrain.policies.fleet import Fleet
 from captrain.policies.policy import load_policy
-from captrain.policies.servers import Replica
+from captrain.policies.servers import OwnFleet, Server
 from captrain.policies.vllm import VLLMPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +41,11 @@ def policy(model: Path, on: Machine | None = None, batch: int | None = None, **s
     return load_policy(Component.model_validate(given), model, on or machine(), VLLMPolicy, batch=batch)
 
 
-def replicas(acting: VLLMPolicy) -> list[Replica]:
+def replicas(acting: VLLMPolicy) -> list[Server]:
     """The servers of this process that a policy acts through."""
     fleet = acting.fleet
-    assert isinstance(fleet, Fleet)
-    return fleet.replicas
+    assert isinstance(fleet, OwnFleet)
+    return fleet.servers
 
 
 def servers() -> list[int]:

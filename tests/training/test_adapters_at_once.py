@@ -20,7 +20,7 @@ from captrain.config import Machine
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution import LENDER, borrowed, launch
 from captrain.policies import Play
-from captrain.policies.fleet import Fleet, fleets
+from captrain.policies.servers import OwnFleet, fleets
 from captrain.policies.vllm import VLLMPolicy
 from captrain.training.jobs import LIBRARIES, Job, Trained
 from captrain.training.runs import train
@@ -65,8 +65,8 @@ def trained(jobs: Sequence[Job], workers: int, folder: Path) -> list[Trained]:
         )
 
 
-def own_fleets() -> list[Fleet]:
-    return [fleet for fleet in fleets.values() if isinstance(fleet, Fleet)]
+def own_fleets() -> list[OwnFleet]:
+    return [fleet for fleet in fleets.values() if isinstance(fleet, OwnFleet)]
 
 
 def test_four_jobs_over_one_server_get_each_the_adapter_that_it_gets_alone(jobs: list[Job], tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_four_jobs_over_one_server_get_each_the_adapter_that_it_gets_alone(jobs:
             assert path.read_bytes() == (tmp_path / "at_once" / other.folder / path.name).read_bytes()
     # One server of this process, started once: it outlives the jobs, and nobody acts with their adapters any more.
     [fleet] = own_fleets()
-    [replica] = fleet.replicas
-    assert replica.starts == 1
+    [replica] = fleet.servers
+    assert replica.place.starts == 1
     unused(fleet)
 
 
-def unused(fleet: Fleet) -> None:
+def unused(fleet: OwnFleet) -> None:
     """Wait until nobody acts with an adapter."""
     until(lambda: not fleet._users())
 
@@ -139,7 +139,7 @@ def test_a_worker_that_is_killed_hangs_no_other_and_each_job_comes_to_the_bytes_
     [fleet] = own_fleets()
     unused(fleet)
     assert [one.digest for one in at_once] == [one.digest for one in alone]
-    assert [replica.starts for replica in fleet.replicas] == [1]
+    assert [replica.place.starts for replica in fleet.servers] == [1]
 
 
 def test_a_server_that_dies_is_started_again_once_for_all_jobs(
@@ -148,11 +148,11 @@ def test_a_server_that_dies_is_started_again_once_for_all_jobs(
     pair = jobs[1:3]
     alone = [trained([job], 1, tmp_path / job.name)[0] for job in pair]
     [fleet] = own_fleets()
-    [replica] = fleet.replicas
+    [replica] = fleet.servers
     [server] = servers()
     once_in("second", tmp_path, monkeypatch, lambda _: os.kill(server, signal.SIGKILL))
     at_once = trained(pair, 2, tmp_path / "at_once")
-    assert (tmp_path / "harmed").exists() and replica.starts == 2
+    assert (tmp_path / "harmed").exists() and replica.place.starts == 2
     assert [(one.digest, one.errors) for one in at_once] == [(one.digest, 0) for one in alone]
 
 

@@ -25,8 +25,8 @@ from captrain.config.components import Component, build
 from captrain.config.machine import VLLM, Accelerate, Machine
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.lora import adapter_digest
-from captrain.policies.fleet import fleets
 from captrain.policies.policy import Play, load_policy
+from captrain.policies.servers import fleets
 from captrain.training import collectives
 from captrain.training.jobs import Distillation, Job, Learner, Trained
 from captrain.training.processes import configuration

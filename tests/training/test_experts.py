@@ -52,7 +52,7 @@ def test_an_adapter_of_experts_is_plain_and_acts_as_in_training(mixture: Path, t
     model = adapted(mixture, 0)
     save_adapter(model, tmp_path / "first", mixture, "of-a-policy")
     plain = read_plain_lora(tmp_path / "first")
-    assert len(plain.modules) == LAYERS * (len(ATTENTION) + 3 * EXPERTS)
+    assert len(plain.factors) == LAYERS * (len(ATTENTION) + 3 * EXPERTS)
     config = json.loads((tmp_path / "first/adapter_config.json").read_text())
     assert config["target_modules"] == sorted([*ATTENTION, "gate_proj", "up_proj", "down_proj"])
     base = load_module(mixture, "float32")

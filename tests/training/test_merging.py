@@ -21,8 +21,7 @@ from captrain.config.components import Component
 from captrain.config.machine import Machine
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.models.composition import lora_factors
-from captrain.models.lora import Adapter, adapter_digest
+from captrain.models.lora import Adapter, adapter_digest, lora_factors
 from captrain.policies import LocalPolicy
 from captrain.records import Passport, Task, digest, file_digest, load, publish_json
 from captrain.rollouts.collection import collect

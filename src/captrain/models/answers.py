@@ -1,12 +1,17 @@
 """Questions to a chat model, answered in a given schema: stored, counted, concurrent, within a budget.
 
-Analysts and synthesizers stand on this. An answer is written to disk the moment it is known to be valid, under the
-digest of all that decides it (model, messages, schema, sampling, draw) and of nothing else (endpoint, retries,
-machine): a run that was cut off asks no answered question again, and one that is whole is replayed without endpoint or
-key. Faults that pass are tried again after growing pauses (`tenacity`); where the server says when to come back,
-nothing is sent before (`Throttle`). An answer that is truncated, of another schema or refused by `Question.check` is
-asked for again, and the model is told what was wrong with it: those are attempts at one question with another request,
-which is why the retries of the `openai` library, repetitions of one request, are switched off.
+Analysts and synthesizers stand on this. An answer is paid for once: it is published (written aside, then renamed) the
+moment it is known to be valid, under the digest of all that decides it (model, messages, schema, sampling, draw) and of
+nothing else (endpoint, retries, machine), in `FOLDER/<first two digits of its key>/<key>.json`. A run that was cut off
+asks no answered question again, and one that is whole is replayed without endpoint or key. Answers are files and no
+database such as SQLite (which `diskcache` stands on), because jobs of a cluster write here from several hosts over a
+shared file system, where SQLite's journal does not work, and because a damaged file costs one answer and not all.
+
+Faults that pass are tried again after growing pauses (`tenacity`). Where the server says when to come back, nothing is
+sent before: limits are those of a key, and what one thread is told holds all of them back. An answer that is truncated,
+of another schema or refused by `Question.check` is asked for again, and the model is told what was wrong with it: those
+are attempts at one question with another request, which is why the retries of the `openai` library, repetitions of one
+request, are switched off.
 """
 
 import sys
@@ -14,45 +19,34 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from captrain.config import ModelAccess
 from captrain.errors import InfrastructureError, UserError
-from captrain.models.answer_files import ANSWERS, StoredAnswer, answer_path, publish_answer, read_answer
-from captrain.models.answer_usage import Accounts, AnswerUsage
-from captrain.models.endpoint import (
-    EXCERPT,
-    CompletionChoice,
-    ContextLengthExceeded,
-    Endpoint,
-    TransientFault,
-)
-from captrain.models.throttle import Throttle
-from captrain.records import Message, digest
+from captrain.models.endpoint import EXCERPT, ContextLengthExceeded, Endpoint, TransientFault
+from captrain.records import Message, Record, digest, publish_text
 
 if TYPE_CHECKING:
-    from tenacity import Retrying
-    from tqdm import tqdm
+    from tenacity import RetryCallState
 
+ANSWERS = Path(".cache/answers")
+"""The folder of a project's answers. No output of any stage: answers belong to no single run."""
 PAUSE = 1.0
 """Seconds before the second attempt at a question; each later pause is twice as long, up to `LONGEST`, with up to
 `PAUSE` added at random."""
 LONGEST = 60.0
+PATIENCE = 3600.0
+"""Seconds beyond which a server that says when to come back is not waited for."""
 SILENCE = 5.0
 """Seconds without an answer after which the progress line says so."""
 GRACE = 5.0
 """Seconds that requests under way are given to end after an error, so that what they cost is not lost."""
 
 A = TypeVar("A", bound=BaseModel)
-
-
-def _accept(_: BaseModel) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,37 @@ class Question(Generic[A]):
     user: str
     schema: type[A]
     draw: int = 0
-    check: Callable[[A], str | None] = _accept
+    check: Callable[[A], str | None] | None = None
+
+
+class StoredAnswer(Record):
+    """An answer's text, what it took, and the model that the server says it is of."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    model: str
+
+
+@dataclass
+class AnswerUsage:
+    """Counts of answers, tokens and money.
+
+    `answers` and their tokens are over all that were used, read from disk or received, each once; they are the same
+    when a run is replayed. The others are of this run alone: answers `received`, those `rejected` among them, what all
+    of them took in `tokens`, and in `money` where prices are known.
+    """
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    received: int = 0
+    rejected: int = 0
+    tokens: int = 0
+    money: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens" + ("" if self.money is None else f", cost {self.money:.4f}")
 
 
 class RejectedAnswer(Exception):
@@ -98,17 +122,22 @@ class StructuredAnswers:
         max_tokens: int,
         folder: Path = ANSWERS,
     ) -> None:
-        self.access, self.folder = access, folder
+        self.access, self.folder, self.usage = access, folder, AnswerUsage()
         self.name, self.temperature, self.max_tokens = name, temperature, max_tokens
-        self.throttle = Throttle()
-        self._accounts = Accounts(access)
-        if access is not None:
-            self._endpoint = Endpoint(name, endpoint=access.endpoint, key=access.key, retries=0, timeout=access.timeout)
-
-    @property
-    def usage(self) -> AnswerUsage:
-        """Usage of all answers so far."""
-        return self._accounts.usage
+        self._keys: set[str] = set()
+        self._not_before = 0.0
+        self._lock = threading.Lock()
+        if access is None:
+            return
+        priced = access.input_price is not None and access.output_price is not None
+        if access.money is not None and not priced:
+            raise UserError(
+                f"machine.asking.money = {access.money} cannot be held without prices",
+                "set machine.asking.input_price and machine.asking.output_price, for a million tokens each, or "
+                "give the budget as machine.asking.tokens",
+            )
+        self.usage.money = 0.0 if priced else None
+        self._endpoint = Endpoint(name, endpoint=access.endpoint, key=access.key, retries=0, timeout=access.timeout)
 
     def ask(self, questions: Sequence[Question[A]], label: str) -> list[A]:
         """Answer all questions, equal ones once.
@@ -125,19 +154,25 @@ class StructuredAnswers:
                 would refuse again, or nothing may be asked. What is answered is kept.
             InfrastructureError: a fault of the server did not pass. What is answered is kept.
         """
-        keys = [self._key(question) for question in questions]
+        schemas = {schema: digest(schema.model_json_schema()) for schema in {question.schema for question in questions}}
+        sampling = self.name, self.temperature, self.max_tokens
+        keys = [digest(*sampling, q.draw, q.system, q.user, schemas[q.schema]) for q in questions]
         distinct = dict(zip(keys, questions, strict=True))
-        answers: dict[str, A] = {}
-        damaged: list[Path] = []
+        # What is on disk is replayed.
+        answers, damaged = dict[str, A](), list[Path]()
         for key, question in distinct.items():
+            path = self._path(key)
             try:
-                answers[key] = self._replayed(key, question)
+                stored = StoredAnswer.model_validate_json(path.read_bytes())
+                answers[key] = _parsed(question, stored.text)
+                self._use(key, stored)
             except FileNotFoundError:
                 pass
-            except RejectedAnswer:
-                damaged.append(answer_path(self.folder, key))
+            except (ValidationError, RejectedAnswer):
+                damaged.append(path)
         if damaged:
             print(f"{label}: {len(damaged)} answers on disk cannot be used, such as {damaged[0]}", file=sys.stderr)
+        # What is missing is asked for.
         if missing := {key: question for key, question in distinct.items() if key not in answers}:
             if self.access is None:
                 raise UserError(
@@ -148,24 +183,17 @@ class StructuredAnswers:
             self._request_all(missing, answers, label, self.access)
         return [answers[key] for key in keys]
 
-    def _key(self, question: Question[A]) -> str:
-        sampling = self.name, self.temperature, self.max_tokens
-        return digest(*sampling, question.draw, question.system, question.user, _schema_digest(question.schema))
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
 
-    def _replayed(self, key: str, question: Question[A]) -> A:
-        """Read the answer from disk.
-
-        Raises:
-            FileNotFoundError: there is none.
-            RejectedAnswer: it is not whole, or does not answer the question.
-        """
-        try:
-            stored = read_answer(self.folder, key)
-        except ValidationError as error:
-            raise RejectedAnswer(_problems(error)) from None
-        answer = _parsed(question, stored.text)
-        self._accounts.use(key, stored)
-        return answer
+    def _use(self, key: str, answer: StoredAnswer) -> None:
+        """Count an answer, once however often it is used."""
+        with self._lock:
+            if key not in self._keys:
+                self._keys.add(key)
+                self.usage.answers += 1
+                self.usage.prompt_tokens += answer.prompt_tokens
+                self.usage.completion_tokens += answer.completion_tokens
 
     def _request_all(
         self, missing: Mapping[str, Question[A]], answers: dict[str, A], label: str, access: ModelAccess
@@ -195,59 +223,76 @@ class StructuredAnswers:
             thread.start()
         bar = tqdm(total=total, initial=len(answers), desc=label, unit="answer", mininterval=1.0)
         try:
-            self._gather(results, answers, threads, stop, bar)
+            # Take what the threads bring until all of them have ended.
+            working, last = len(threads), time.monotonic()
+            while working:
+                try:
+                    result = results.get(timeout=0.5)
+                    last = time.monotonic()
+                except Empty:
+                    silence, pause = time.monotonic() - last, self._pause()
+                    notice = f", no answer for {silence:.0f} s" if silence >= SILENCE else ""
+                    notice = f", waiting {pause:.0f} s for the server" if pause > 1 else notice
+                    bar.set_postfix_str(f"{self.usage}{notice}", refresh=bool(notice))
+                    continue
+                if result is None:
+                    working -= 1
+                elif isinstance(result, Exception):
+                    stop.set()
+                    until = time.monotonic() + GRACE
+                    for thread in threads:
+                        thread.join(max(0.0, until - time.monotonic()))
+                    raise result
+                else:
+                    answers[result[0]] = result[1]
+                    bar.update()
+                    bar.set_postfix_str(str(self.usage), refresh=False)
         finally:
             stop.set()
             bar.close()
-        if len(answers) < total and (setting := self._accounts.exhausted()):
-            raise self._accounts.exhaustion(setting, f"{label}: {len(answers)} of {total}")
+        if len(answers) < total and (setting := self._exhausted(access)):
+            raise UserError(
+                f"{label}: {len(answers)} of {total} questions are answered, and the budget machine.asking.{setting} = "
+                f"{getattr(access, setting)} of this run is spent ({self.usage})",
+                f"raise machine.asking.{setting}, or run again to spend as much once more: what is answered is kept",
+            )
 
-    def _gather(
-        self,
-        results: "SimpleQueue[tuple[str, A] | Exception | None]",
-        answers: dict[str, A],
-        threads: Sequence[threading.Thread],
-        stop: threading.Event,
-        bar: "tqdm[NoReturn]",
-    ) -> None:
-        """Take what the threads bring until all of them have ended."""
-        working, last = len(threads), time.monotonic()
-        while working:
-            try:
-                result = results.get(timeout=0.5)
-            except Empty:
-                self._report(bar, 0, time.monotonic() - last)
-                continue
-            last = time.monotonic()
-            if result is None:
-                working -= 1
-            elif isinstance(result, Exception):
-                stop.set()
-                until = time.monotonic() + GRACE
-                for thread in threads:
-                    thread.join(max(0.0, until - time.monotonic()))
-                raise result
-            else:
-                answers[result[0]] = result[1]
-                self._report(bar, 1)
-
-    def _report(self, bar: "tqdm[NoReturn]", count: int, silence: float = 0.0) -> None:
-        """Count answers; say what was spent, how long the server will still be left alone, and for how long it has
-        answered nothing."""
-        bar.update(count)
-        pause = self.throttle.remaining()
-        notice = f", no answer for {silence:.0f} s" if silence >= SILENCE else ""
-        notice = f", waiting {pause:.0f} s for the server" if pause > 1 else notice
-        bar.set_postfix_str(f"{self.usage.tokens} tokens{self.usage.cost}{notice}", refresh=bool(notice))
+    def _exhausted(self, access: ModelAccess) -> str | None:
+        """Return the setting whose budget is spent, if any is."""
+        if access.tokens is not None and self.usage.tokens >= access.tokens:
+            return "tokens"
+        return "money" if access.money is not None and (self.usage.money or 0.0) >= access.money else None
 
     def _answer(
         self, key: str, question: Question[A], label: str, access: ModelAccess, stop: threading.Event
     ) -> A | None:
         """Ask one question until it is answered; None when it may not be asked any more."""
+        from tenacity import (
+            Retrying,
+            retry_if_exception_type,
+            sleep_using_event,
+            stop_after_attempt,
+            wait_exponential_jitter,
+        )
+
+        backoff = wait_exponential_jitter(multiplier=PAUSE, max=LONGEST, jitter=PAUSE)
+
+        def pause(state: "RetryCallState") -> float:
+            # A server that has answered, if wrongly, is asked again at once.
+            error = state.outcome.exception() if state.outcome else None
+            return 0.0 if isinstance(error, RejectedAnswer) else backoff(state)
+
+        attempts = Retrying(
+            retry=retry_if_exception_type((TransientFault, RejectedAnswer)),
+            stop=stop_after_attempt(access.retries + 1),
+            wait=pause,
+            sleep=sleep_using_event(stop),
+            reraise=True,
+        )
         rejection = ""
         problem = f"{label}: question {key} is not answered after {access.retries + 1} attempts, the last of which"
         try:
-            for attempt in _attempts(access.retries + 1, stop):
+            for attempt in attempts:
                 with attempt:
                     try:
                         return self._request(key, question, rejection, access, stop)
@@ -276,80 +321,63 @@ class StructuredAnswers:
         Raises:
             RejectedAnswer: what came is no answer to the question; it is charged all the same.
         """
-        self.throttle.wait(stop)
-        if stop.is_set() or self._accounts.exhausted():
+        # Again after each wait, because another thread may have been told to wait for longer.
+        while (seconds := self._pause()) and not stop.is_set():
+            if seconds > PATIENCE:
+                raise InfrastructureError(f"the model server asks for a pause of {seconds:.0f} s")
+            stop.wait(seconds)
+        if stop.is_set() or self._exhausted(access):
             return None
+        complaint = f"An earlier answer was refused: {rejection}" if rejection else ""
+        system = "\n\n".join(part for part in (question.system, complaint) if part)
+        messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": question.user}]
         try:
-            completion, headers = self._endpoint.chat(
+            completion = self._endpoint.chat(
                 question.schema,
-                messages=_messages(question, rejection),
+                messages=[message for message in messages if message["content"]],
                 temperature=self.temperature,
                 max_tokens=self.max_tokens,
                 # Another seed after an answer that was wrong: the same would be given again.
                 seed=int(digest(key, rejection)[:8], 16) >> 1,
             )
         except TransientFault as fault:
-            self.throttle.hold(fault.headers)
-            raise
-        self.throttle.hold(headers)
-        try:
-            text = _text(completion.choices[0])
-            answer = _parsed(question, text)
-        except RejectedAnswer:
-            self._accounts.charge(completion, access, rejected=True)
+            with self._lock:
+                self._not_before = max(self._not_before, time.monotonic() + fault.pause)
             raise
         prompt, reply = completion.tokens
-        model = completion.model or self.name
-        stored = StoredAnswer(text=text, prompt_tokens=prompt, completion_tokens=reply, model=model)
-        publish_answer(self.folder, key, stored)
-        self._accounts.use(key, stored)
-        self._accounts.charge(completion, access)
+        choice, answer, refusal = completion.choices[0], None, None
+        try:
+            if choice.message.refusal:
+                raise RejectedAnswer(f"the model declined: {choice.message.refusal}"[:EXCERPT])
+            if choice.finish_reason == "length":
+                raise RejectedAnswer("it was cut off at max_tokens")
+            text = choice.message.content or ""
+            answer = _parsed(question, text)
+            model = completion.model or self.name
+            stored = StoredAnswer(text=text, prompt_tokens=prompt, completion_tokens=reply, model=model)
+            publish_text(self._path(key), stored.model_dump_json(indent=1) + "\n")
+            self._use(key, stored)
+        except RejectedAnswer as error:
+            refusal = error
+        with self._lock:
+            self.usage.received += 1
+            self.usage.rejected += refusal is not None
+            self.usage.tokens += prompt + reply
+            if self.usage.money is not None:
+                self.usage.money += (prompt * (access.input_price or 0) + reply * (access.output_price or 0)) / 1e6
+        if not prompt + reply and (access.tokens or access.money):
+            raise UserError(
+                f"the endpoint named by {access.endpoint} does not say how many tokens an answer took: the budget in "
+                "machine.asking cannot be held",
+                "set machine.asking.tokens and machine.asking.money to null, or ask where usage is counted",
+            )
+        if refusal is not None:
+            raise refusal
         return answer
 
-
-def _attempts(count: int, stop: threading.Event) -> "Retrying":
-    """Yield the attempts at one question. Faults are followed by growing pauses, rejected answers by none."""
-    from tenacity import (
-        RetryCallState,
-        Retrying,
-        retry_if_exception_type,
-        sleep_using_event,
-        stop_after_attempt,
-        wait_exponential_jitter,
-    )
-
-    backoff = wait_exponential_jitter(multiplier=PAUSE, max=LONGEST, jitter=PAUSE)
-
-    def pause(state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        return 0.0 if isinstance(error, RejectedAnswer) else backoff(state)
-
-    return Retrying(
-        retry=retry_if_exception_type((TransientFault, RejectedAnswer)),
-        stop=stop_after_attempt(count),
-        wait=pause,
-        sleep=sleep_using_event(stop),
-        reraise=True,
-    )
-
-
-@cache
-def _schema_digest(schema: type[BaseModel]) -> str:
-    return digest(schema.model_json_schema())
-
-
-def _messages(question: Question[A], rejection: str) -> list[Message]:
-    complaint = f"An earlier answer was refused: {rejection}" if rejection else ""
-    system = "\n\n".join(part for part in (question.system, complaint) if part)
-    return [{"role": role, "content": text} for role, text in (("system", system), ("user", question.user)) if text]
-
-
-def _text(choice: CompletionChoice) -> str:
-    if choice.message.refusal:
-        raise RejectedAnswer(f"the model declined: {choice.message.refusal}"[:EXCERPT])
-    if choice.finish_reason == "length":
-        raise RejectedAnswer("it was cut off at max_tokens")
-    return choice.message.content or ""
+    def _pause(self) -> float:
+        """Return the seconds until the server may be asked again."""
+        return max(0.0, self._not_before - time.monotonic())
 
 
 def _parsed(question: Question[A], text: str) -> A:
@@ -358,14 +386,10 @@ def _parsed(question: Question[A], text: str) -> A:
     try:
         answer = question.schema.model_validate_json(bare, strict=True)
     except ValidationError as error:
-        raise RejectedAnswer(_problems(error)) from None
-    if complaint := question.check(answer):
+        # The first problems in one line, without what was answered.
+        details = [(".".join(map(str, detail["loc"])), detail["msg"]) for detail in error.errors(include_url=False)[:3]]
+        problems = "; ".join(f"{field}: {message}" if field else message for field, message in details)
+        raise RejectedAnswer(problems[:EXCERPT]) from None
+    if question.check is not None and (complaint := question.check(answer)):
         raise RejectedAnswer(complaint)
     return answer
-
-
-def _problems(error: ValidationError) -> str:
-    """Word the first problems in one line, without what was answered."""
-    details = error.errors(include_url=False)[:3]
-    problems = [(".".join(str(part) for part in detail["loc"]), detail["msg"]) for detail in details]
-    return "; ".join(f"{field}: {message}" if field else message for field, message in problems)[:EXCERPT]

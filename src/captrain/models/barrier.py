@@ -20,13 +20,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from captrain.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 GRADIENT_GRID = 2.0**-18
 """Gradients are clipped to norm 1; of 540,000 elements the mean is near 2^-10. A coarser grid takes more of them for
@@ -140,18 +143,15 @@ class Muon(_Exact):
         ahead = (gradient * (1 - momentum)).add_(mean * momentum)
         parameter.mul_(1 - rate * group["weight_decay"])
         scale = rate * 0.2 * math.sqrt(max(parameter.shape))
-        parameter.sub_(self._orthogonal(ahead, group["iterations"]).mul_(scale))
-
-    def _orthogonal(self, matrix: Tensor, iterations: int) -> Tensor:
-        """Approximate the nearest matrix whose rows or columns are orthonormal."""
+        # Near the next matrix whose rows or columns are orthonormal.
         a, b, c = self.COEFFICIENTS
-        tall = matrix.shape[0] > matrix.shape[1]
-        x = matrix.T if tall else matrix
+        tall = ahead.shape[0] > ahead.shape[1]
+        x = ahead.T if tall else ahead
         x = x / x.norm().clamp(min=1e-7)
-        for _ in range(iterations):
+        for _ in range(group["iterations"]):
             gram = x @ x.T
             x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-        return x.T if tall else x
+        parameter.sub_((x.T if tall else x).mul_(scale))
 
 
 def _power(base: float, exponent: int) -> float:
@@ -175,3 +175,20 @@ def draw_adapter(model: nn.Module, seed: int) -> None:
             bound = 1 / math.sqrt(parameter.shape[1])
             parameter.copy_(torch.from_numpy((2 * random.random(tuple(parameter.shape)) - 1) * bound))
             to_grid(parameter)
+
+
+def make_exact(trainer: "Trainer", seed: int) -> None:
+    """Give one of TRL's trainers of an adapter, whose model is in float64, what it needs for the same bytes on every
+    CPU: AdamW behind the barrier, and initial weights that are drawn alike. Log-probabilities in float64 are a matter
+    of `captrain.models.passes`.
+
+    Args:
+        trainer: before it trains.
+        seed: of the adapter's initial weights.
+    """
+    options, model = trainer.args, trainer.model
+    assert isinstance(model, nn.Module)
+    betas = (options.adam_beta1, options.adam_beta2)
+    settings = {"lr": options.learning_rate, "betas": betas, "eps": options.adam_epsilon}
+    trainer.optimizer_cls_and_kwargs = (AdamW, settings)
+    draw_adapter(model, seed)

@@ -4,23 +4,28 @@ One contract holds everywhere tokens are made (demonstrations, rollouts, trainin
 assistant turn + ... concatenates to what the chat template renders for the whole dialogue. Only the template makes
 turns: a special token that stands in a message or a tool's schema is tokenized as the text that it is, so that no
 user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls
-are read in the format in which the template writes them (`captrain.models.call_formats`). A turn that stands where the
+are read in the format in which the template writes them: `FORMATS` has them by the families of models that brought them
+up, in the order in which they are tried, and a format is recognised by what a model's own template makes of a call, not
+by the model's name. Reading is strict: a call that is not well formed is plain text, as it would be for a real model.
+A turn that stands where the
 template's header has opened a thought closes it first. It ends with the special token that the template puts behind it;
 where that is the beginning of what follows, as in GLM, with the one that begins what follows most likely: a tool's
 answer after calls, else the user.
 """
 
+import copy
 import json
 import re
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from os.path import commonprefix
 from typing import Any
 
 from jinja2 import TemplateError
 
 from captrain.errors import UserError
-from captrain.models.call_formats import FORMATS, CallFormat, parse_text
 from captrain.records import JsonObject, Message
 
 USER: Message = {"role": "user", "content": "?"}
@@ -34,6 +39,159 @@ REMEMBERED = 2048
 
 OPENINGS, LONGEST_OPENING = 8, 1 << 16
 """Longer texts that are remembered, policies with tools mostly, and their characters at most."""
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """Format of calls in a turn.
+
+    Args:
+        block: pattern of what holds calls; its first group is they.
+        call: pattern of one call: `name` and `arguments`; None where a block is a JSON object of the two.
+        argument: pattern of one argument: `key` and `value`; None where arguments are a JSON object.
+        arguments: key of the arguments where a block is a JSON object.
+        quote: what stands around text in arguments that are JSON but for it, and for keys without quotes; "" for JSON.
+        thought: pattern of what a model thinks before it answers: it stays among the tokens, and is no part of the
+            message.
+        words: pattern of a turn without calls; its first group is what is said.
+    """
+
+    block: str
+    call: str | None = None
+    argument: str | None = None
+    arguments: str = "arguments"
+    quote: str = ""
+    thought: str = r"\A.*?</think>\s*"
+    words: str = r"\A(.*)\Z"
+
+    def read(self, block: str, schemas: Mapping[str, JsonObject]) -> list[JsonObject]:
+        """Read the calls of a block: names and arguments.
+
+        Raises:
+            ValueError: they are not well formed.
+        """
+        if self.call is None:
+            call = json.loads(block)
+            if not isinstance(call, dict) or set(call) != {"name", self.arguments}:
+                raise ValueError("no name and arguments")
+            return [{"name": call["name"], "arguments": call[self.arguments]}]
+        return [
+            {
+                "name": name,
+                "arguments": json.loads(_as_json(body, self.quote))
+                if self.argument is None
+                else {key: _value(text, schemas.get(name, {}).get(key, {})) for key, text in _all(self.argument, body)},
+            }
+            for name, body in _all(self.call, block)
+        ]
+
+
+FORMATS = {
+    "Hermes": CallFormat(r"<tool_call>\n?(.*?)\n?</tool_call>"),
+    "Qwen3.5": CallFormat(
+        r"<tool_call>(.*?)</tool_call>",
+        r"<function=([^>\n]+)>(.*?)</function>",
+        r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>",
+    ),
+    "GLM": CallFormat(
+        r"<tool_call>(.*?)</tool_call>",
+        r"\A\s*([^<>{}\s]+)\s*(.*)\Z",
+        r"<arg_key>([^<\n]+)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+        words=r"\A\n?(.*)\Z",
+    ),
+    "Gemma 4": CallFormat(
+        r"<\|tool_call>(.*?)<tool_call\|>",
+        r"\Acall:([^{\s]+)(\{.*\})\Z",
+        quote='<|"|>',
+        thought=r"\A<\|channel>.*?<channel\|>\s*",
+    ),
+    "Harmony": CallFormat(
+        r"\A((?:<\|channel\|>commentary)? to=functions\..*)\Z",
+        r"\A(?:<\|channel\|>commentary)? to=functions\.([^<\s]+)"
+        r"(?:<\|channel\|>commentary)? (?:<\|constrain\|>)?json<\|message\|>(.*)\Z",
+        thought=r"\A<\|channel\|>analysis<\|message\|>.*?<\|end\|><\|start\|>assistant",
+        words=r"\A<\|channel\|>final<\|message\|>(.*)\Z",
+    ),
+    "MiniMax": CallFormat(
+        r"<minimax:tool_call>(.*?)</minimax:tool_call>",
+        r'<invoke name="([^"\n]+)">(.*?)</invoke>',
+        r'<parameter name="([^"\n]+)">(.*?)</parameter>',
+    ),
+    "Llama": CallFormat(r"\A\s*(\{.*\})\s*\Z", arguments="parameters"),
+    "DeepSeek": CallFormat(
+        r"<｜tool▁calls▁begin｜>(.*?)<｜tool▁calls▁end｜>",
+        r"<｜tool▁call▁begin｜>([^<\n]+)<｜tool▁sep｜>(.*?)<｜tool▁call▁end｜>",
+    ),
+    "DeepSeek V3": CallFormat(
+        r"<｜tool▁calls▁begin｜>(.*?)<｜tool▁calls▁end｜>",
+        r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>([^<\n]+)\n```json\n(.*?)\n```<｜tool▁call▁end｜>",
+    ),
+}
+
+
+def parse_text(text: str, form: CallFormat = FORMATS["Hermes"], tools: Sequence[JsonObject] = ()) -> Message:
+    """Read tool calls out of what a model wrote; text with a malformed call comes back as plain content.
+
+    Args:
+        text: what the model wrote, without the token that ends the turn.
+        form: of the calls.
+        tools: OpenAI function schemas, which say what stands for text and what for JSON where a format does not.
+    """
+    text = re.sub(form.thought, "", text, count=1, flags=re.DOTALL)
+    words = re.match(form.words, text, re.DOTALL)
+    plain: Message = {"role": "assistant", "content": words[1] if words else text}
+    schemas = {
+        function["name"]: (function.get("parameters") or {}).get("properties") or {}
+        for function in (tool["function"] for tool in tools)
+    }
+    calls: list[JsonObject] = []
+    try:
+        for block in re.findall(form.block, text, re.DOTALL):
+            for call in form.read(block, schemas):
+                # Strictly: Python also reads NaN and halves of surrogate pairs, which no record could hold.
+                json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
+                if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
+                    return plain
+                calls.append({"type": "function", "function": call})
+    except ValueError:
+        return plain
+    if not calls:
+        return plain
+    return {**plain, "content": re.sub(form.block, "", text, flags=re.DOTALL).strip(), "tool_calls": calls}
+
+
+def _all(pattern: str, text: str) -> list[tuple[str, str]]:
+    # Nothing but blanks may stand between them.
+    if re.sub(pattern, "", text, flags=re.DOTALL).strip():
+        raise ValueError("more than the pattern")
+    return re.findall(pattern, text, re.DOTALL)
+
+
+def _as_json(text: str, quote: str) -> str:
+    """Write arguments as JSON that have signs of their own around text, and none around keys."""
+    if not quote:
+        return text
+    parts = text.split(quote)  # what stands between two of them is text
+    return "".join(
+        json.dumps(part, ensure_ascii=False)
+        if place % 2
+        else re.sub(r"\bNone\b", "null", re.sub(r"(?<=[{,])([^{},:\[\]\s]+):", r'"\1":', part))
+        for place, part in enumerate(parts)
+    )
+
+
+def _value(text: str, schema: JsonObject) -> object:
+    """Read an argument that was written as text or as JSON: as text where the schema says so, or says nothing."""
+    choices = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())] if isinstance(schema, dict) else []
+    declared = [choice.get("type", ()) for choice in choices if isinstance(choice, dict)]
+    types = {name for names in declared for name in ([names] if isinstance(names, str) else names)}
+    if not types or ("string" in types and not ("null" in types and text in ("null", "None"))):
+        return text
+    try:
+        # Some templates write true, false and null as Python does.
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except ValueError:
+        return text
 
 
 class Chat:
@@ -67,9 +225,31 @@ class Chat:
         self._openings = lru_cache(OPENINGS)(self._ids)
         self._turns = lru_cache(REMEMBERED)(self._turn)
         self._parsed = lru_cache(REMEMBERED)(self._parse)
+        # The header of a turn, and what ends one without calls and one with calls.
         header, marked = self._render([USER], generate=True), self._ended({**REPLY, "content": MARK})
         self._shared = len(commonprefix([header, marked]))
         self._closing = self.encode("</think>\n\n") if "<think>" in header[self._shared :] else []
+        self._plain_end = self._call_end = self._token.findall(marked)[-1]
+        probe: Message = {**REPLY, "tool_calls": [_call("probe", {"text": "a", "number": 3})]}
+        # The format of calls, Hermes where the template writes none that is known; and if it shows what a tool has
+        # answered where no call stands before it.
+        self._format, self._shows_answers = FORMATS["Hermes"], False
+        with suppress(TemplateError):
+            text = self._ended(probe)
+            self._call_end = self._token.findall(text)[-1]
+            types = {"text": {"type": "string"}, "number": {"type": "integer"}}
+            schemas = [{"function": {"name": "probe", "parameters": {"properties": types}}}]
+            text = text[self._shared :].removesuffix(self._call_end)
+            readers = (form for form in FORMATS.values() if parse_text(text, form, schemas) == probe)
+            self._format = next(readers, self._format)
+        with suppress(TemplateError):
+            text = self._render([USER, REPLY, {"role": "tool", "name": "probe", "content": ANSWER}])
+            self._shows_answers = ANSWER in text
+        self.end: int = tokenizer.convert_tokens_to_ids(self._plain_end)
+        """Id of the token that ends a turn without calls."""
+        call_end = tokenizer.convert_tokens_to_ids(self._call_end)
+        self.ends = frozenset((self.end, call_end, tokenizer.eos_token_id))
+        """Ids of the tokens that end a turn."""
 
     def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
         schemas = self._shown_tools if tools else None
@@ -77,7 +257,10 @@ class Chat:
         try:
             return self.tokenizer.apply_chat_template(messages, tools=schemas, **settings)
         except TypeError:  # some templates take arguments as JSON text alone
-            return self.tokenizer.apply_chat_template(_with_text_arguments(messages), tools=schemas, **settings)
+            textual = copy.deepcopy(messages)
+            for function in (call["function"] for message in textual for call in message.get("tool_calls") or ()):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            return self.tokenizer.apply_chat_template(textual, tools=schemas, **settings)
 
     def _ended(self, message: Message) -> str:
         """Render an assistant message behind a user's, up to its end token."""
@@ -97,33 +280,6 @@ class Chat:
                 "set the tokenizer's eos_token to the token that ends an assistant turn",
             )
         return whole[: end.end()]
-
-    @cached_property
-    def _plain_end(self) -> str:
-        """Token that ends a turn without calls."""
-        return self._last_token(self._ended({**REPLY, "content": MARK}))
-
-    @cached_property
-    def _call_end(self) -> str:
-        """Token that ends a turn with calls."""
-        try:
-            return self._last_token(self._ended({**REPLY, "tool_calls": [_call("probe", {})]}))
-        except TemplateError:
-            return self._plain_end
-
-    def _last_token(self, text: str) -> str:
-        return [*self._token.finditer(text)][-1][1]
-
-    @cached_property
-    def end(self) -> int:
-        """Id of the token that ends a turn without calls."""
-        return self.tokenizer.convert_tokens_to_ids(self._plain_end)
-
-    @cached_property
-    def ends(self) -> frozenset[int]:
-        """Ids of the tokens that end a turn."""
-        call = self.tokenizer.convert_tokens_to_ids(self._call_end)
-        return frozenset((self.end, call, self.tokenizer.eos_token_id))
 
     def encode(self, text: str) -> list[int]:
         """Tokenize text, without added special tokens.
@@ -176,10 +332,7 @@ class Chat:
         return ([] if headless else self._closing) + self._turns(json.dumps(message))
 
     def _turn(self, text: str) -> list[int]:
-        return self.encode(self._turn_text(self._as_text(json.loads(text))))
-
-    def _turn_text(self, message: Message) -> str:
-        return self._ended(message)[self._shared :]
+        return self.encode(self._ended(self._as_text(json.loads(text)))[self._shared :])
 
     def suffix(self, messages: list[Message], last: int | None = None) -> list[int]:
         """Render what stands between an assistant turn and the first token of the next one, as token ids.
@@ -229,45 +382,9 @@ class Chat:
         text = self.tokenizer.decode([*(ids[:-1] if ids and ids[-1] in self.ends else ids)])
         return parse_text(text, self._format, self.tools)
 
-    @cached_property
-    def _shows_answers(self) -> bool:
-        """Tell if the template shows what a tool has answered where no call stands before it."""
-        try:
-            return ANSWER in self._render([USER, REPLY, {"role": "tool", "name": "probe", "content": ANSWER}])
-        except TemplateError:
-            return False
-
-    @cached_property
-    def _format(self) -> CallFormat:
-        """Format of the calls that the template writes; Hermes where it writes none that is known."""
-        message: Message = {**REPLY, "tool_calls": [_call("probe", {"text": "a", "number": 3})]}
-        try:
-            text = self._turn_text(message)
-        except TemplateError:
-            text = ""
-        text = text.removesuffix(self._call_end)
-        tools = [
-            {
-                "function": {
-                    "name": "probe",
-                    "parameters": {"properties": {"text": {"type": "string"}, "number": {"type": "integer"}}},
-                }
-            }
-        ]
-        return next((form for form in FORMATS.values() if parse_text(text, form, tools) == message), FORMATS["Hermes"])
-
 
 def _call(name: str, arguments: object) -> JsonObject:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _with_text_arguments(messages: list[Message]) -> list[Message]:
-    return [
-        {**message, "tool_calls": [_call(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]}
-        if (functions := [call["function"] for call in message.get("tool_calls") or []])
-        else message
-        for message in messages
-    ]
 
 
 def _fill(pieces: list[str], messages: list[Message]) -> str:

@@ -16,7 +16,7 @@ noise of different CPUs is as coarse as the barrier's grid (`to_float64`).
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,10 @@ from captrain.models.forest import Forest, Tree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-UNSEEN = float("-inf")
+Context: TypeAlias = Any
+"""Context of an autograd function, with what it keeps beside tensors: torch says no types of it."""
+Part: TypeAlias = Any
+"""Configuration, module or linear layer of a model, PEFT's among them (those have a `base_layer` and pairs)."""
 
 
 class Scores(NamedTuple):
@@ -41,31 +44,6 @@ class Scores(NamedTuple):
     log_probs: Tensor
     entropies: Tensor
     is_top1: Tensor
-
-
-class Context(Protocol):
-    """The context of an autograd function (`torch.autograd.Function`), of which torch says no types."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keep tensors for `backward`."""
-
-    def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Say which outputs have no gradient."""
-
-
-class _Linear(Protocol):
-    """A linear layer of a model; those of PEFT have a `base_layer` and pairs."""
-
-    weight: Tensor
-    base_layer: nn.Linear
-    disable_adapters: bool
-    active_adapters: list[str]
-    scaling: dict[str, float]
-    lora_A: dict[str, nn.Linear]
-    lora_B: dict[str, nn.Linear]
 
 
 class _Block(NamedTuple):
@@ -82,6 +60,7 @@ class _Block(NamedTuple):
 class _Shape(NamedTuple):
     """Sizes of attention that all layers share, and the nodes of a pass.
 
+    angles: cosine and sine of the positions of queries, and of keys, (width / 2, nodes) each.
     sources: the nodes that ask and go on, (queries,); None: all.
     blocks: of these, tree by tree.
     """
@@ -90,8 +69,7 @@ class _Shape(NamedTuple):
     groups: int
     width: int
     eps: float
-    cosine: Tensor
-    sine: Tensor
+    angles: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
     trunk: int
     sources: Tensor | None
     blocks: Sequence[_Block]
@@ -112,22 +90,31 @@ def token_scores(
         temperature: logits are divided by it.
         products: type in which weights are multiplied; None: their own.
         room: bytes for activations; what does not fit is computed again on the way back, to the same bytes. None: all
-            are kept, but for those that the model's own checkpointing leaves out.
+            are kept.
     """
-    body: Any = model.get_submodule("model")
-    config: Any = model.config
-    embed = body.embed_tokens.weight
-    whole = _shape(config, forest, torch.promote_types(embed.dtype, torch.float32))
-    last = whole._replace(sources=forest.sources, blocks=_blocks(forest, forest.sources))
-    x = torch.embedding(embed, forest.ids).to(whole.cosine.dtype).t().contiguous()
-    again = (
-        0
-        if room is None
-        else max(0, len(body.layers) - room // _layer_bytes(whole, config.hidden_size, config.intermediate_size))
-    )
-    again = len(body.layers) if getattr(body, "gradient_checkpointing", False) else again
-    for number, layer in enumerate(body.layers):
-        shape = last if number == len(body.layers) - 1 else whole
+    body: Part = model.get_submodule("model")
+    config: Part = model.config
+    embed, layers, width = body.embed_tokens.weight, body.layers, config.head_dim
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    dtype = torch.promote_types(embed.dtype, torch.float32)
+    # Positions, and who attends to whom; in the last layer only nodes that predict a scored token ask and go on.
+    frequency = config.rope_parameters["rope_theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.outer(frequency, forest.positions.double())
+    keys = angle.cos().to(dtype), angle.sin().to(dtype)
+    blocks = _blocks(forest, torch.arange(len(forest.ids)))
+    whole = _Shape(heads, groups, width, config.rms_norm_eps, (keys, keys), forest.trunk, None, blocks)
+    queries = keys[0][..., forest.sources], keys[1][..., forest.sources]
+    last = whole._replace(angles=(queries, keys), sources=forest.sources, blocks=_blocks(forest, forest.sources))
+    # The first layers are computed again, as many as there is no room for.
+    again = 0
+    if room is not None:
+        features = 3 * config.hidden_size + (3 * heads + 4 * groups) * width + 4 * config.intermediate_size
+        pairs = sum((b.last - b.first) * (b.stop - b.start + (forest.trunk if b.start else 0)) for b in blocks)
+        size = keys[0].element_size() * (features * len(forest.ids) + heads * pairs)
+        again = max(0, len(layers) - room // size)
+    x = torch.embedding(embed, forest.ids).to(dtype).t().contiguous()
+    for number, layer in enumerate(layers):
+        shape = last if number == len(layers) - 1 else whole
         arguments = (x, shape, *_layer_weights(layer, config.model_type == "qwen3", products))
         if number < again and torch.is_grad_enabled():
             x = checkpoint(_Layer.apply, *arguments, use_reentrant=False)
@@ -135,8 +122,7 @@ def token_scores(
             x = _Layer.apply(*arguments)
     assert isinstance(x, Tensor)
     x = _Norm.apply(x, config.rms_norm_eps)
-    head: Any = model.get_submodule("lm_head")
-    head = _weight(head) * body.norm.weight
+    head = _weight(model.get_submodule("lm_head")) * body.norm.weight
     logits = _times(head.to(products or head.dtype), x).t()
     return score_states(logits, forest.targets, temperature, forest.places)
 
@@ -161,34 +147,6 @@ def score_states(logits: Tensor, targets: Tensor, temperature: float, places: Te
     )
 
 
-def _shape(config: Any, forest: Forest, dtype: torch.dtype) -> _Shape:
-    width = config.head_dim
-    theta = config.rope_parameters["rope_theta"]
-    frequency = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = torch.outer(frequency, forest.positions.double())
-    return _Shape(
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        width,
-        config.rms_norm_eps,
-        angle.cos().to(dtype),
-        angle.sin().to(dtype),
-        forest.trunk,
-        None,
-        _blocks(forest, torch.arange(len(forest.ids))),
-    )
-
-
-def _layer_bytes(shape: _Shape, hidden: int, inner: int) -> int:
-    """Estimate what a layer keeps of a pass for its way back."""
-    features = 3 * hidden + (3 * shape.heads + 4 * shape.groups) * shape.width + 4 * inner
-    pairs = sum(
-        (block.last - block.first) * (block.stop - block.start + (shape.trunk if block.start else 0))
-        for block in shape.blocks
-    )
-    return shape.cosine.element_size() * (features * shape.cosine.shape[1] + shape.heads * pairs)
-
-
 def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
     """Divide queries, which are nodes in ascending order, into blocks: that of the trunk, and one for each tree."""
     blocks = list[_Block]()
@@ -201,12 +159,12 @@ def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
     return blocks
 
 
-def _layer_weights(layer: Any, normed: bool, products: torch.dtype | None) -> tuple[Tensor | None, ...]:
+def _layer_weights(layer: Part, normed: bool, products: torch.dtype | None) -> tuple[Tensor | None, ...]:
     """Fuse the weights of a layer: those of `_Layer`, and behind them a pair, `up` and `down`, of each product."""
     attention, feedforward = layer.self_attn, layer.mlp
     norms = torch.stack([attention.q_norm.weight, attention.k_norm.weight]) if normed else None
     scale_1, scale_2 = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-    parts: list[tuple[list[_Linear], Tensor | None]] = [
+    parts: list[tuple[list[Part], Tensor | None]] = [
         ([attention.q_proj], scale_1),
         ([attention.k_proj, attention.v_proj], scale_1),
         ([attention.o_proj], None),
@@ -225,7 +183,7 @@ def _layer_weights(layer: Any, normed: bool, products: torch.dtype | None) -> tu
     return (query, key_value, norms, out, gate_up, down, *pairs)
 
 
-def _pair(modules: Sequence[_Linear], scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _pair(modules: Sequence[Part], scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Combine the LoRA pairs of linear layers whose weights stand one above the other: `up` (outputs, ranks) and `down`
     (ranks, inputs). None where no weight has a pair, where weights learn, too, and in float64, whose results were made
     with gradients of whole weights."""
@@ -245,7 +203,7 @@ def _pair(modules: Sequence[_Linear], scale: Tensor | None) -> tuple[Tensor | No
     return torch.block_diag(*ups), down if scale is None else down * scale
 
 
-def _weight(module: _Linear) -> Tensor:
+def _weight(module: Part) -> Tensor:
     """Return the weight of a linear layer, (outputs, inputs), with the active adapter of PEFT added."""
     if not hasattr(module, "base_layer"):
         return module.weight
@@ -258,7 +216,7 @@ def _weight(module: _Linear) -> Tensor:
 
 def _times(weight: Tensor, x: Tensor) -> Tensor:
     """Multiply in the type of the weight, and return the product in that of x."""
-    return weight @ x if weight.dtype == x.dtype else (weight @ x.to(weight.dtype)).to(x.dtype)
+    return (weight @ x.to(weight.dtype)).to(x.dtype)
 
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -289,12 +247,6 @@ class _Norm(torch.autograd.Function):
         return _norm_back(gradient.clone(), *ctx.saved_tensors), None
 
 
-class _LayerContext(Context, Protocol):
-    """Context of a layer, with what `_Layer` keeps beside tensors."""
-
-    shape: _Shape
-
-
 class _Layer(torch.autograd.Function):
     """A decoder layer: x (hidden, nodes) to (hidden, nodes), or to the nodes at `sources` alone.
 
@@ -305,7 +257,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _LayerContext,
+        ctx: Context,
         x: Tensor,
         shape: _Shape,
         query: Tensor,
@@ -317,7 +269,9 @@ class _Layer(torch.autograd.Function):
         *pairs: Tensor | None,
     ) -> Tensor:
         normed_1, factor_1 = _normed(x, shape.eps)
-        x, query_inputs = _asking(x, shape), _asking(normed_1, shape)
+        query_inputs = normed_1
+        if shape.sources is not None:
+            x, query_inputs = x[..., shape.sources], normed_1[..., shape.sources]
         keys, values = _times(key_value, normed_1).view(2, shape.groups, shape.width, -1)
         queries = _times(query, query_inputs).view(shape.heads, shape.width, -1)
         queries, *kept_queries = _placed(queries, scales, 0, shape)
@@ -341,7 +295,7 @@ class _Layer(torch.autograd.Function):
         return x.add_(_times(down, active))
 
     @staticmethod
-    def backward(ctx: _LayerContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # Once: gradient checkpointing computes them anew for each time that they are asked for.
         saved = ctx.saved_tensors
         normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2 = saved[:9]
@@ -359,7 +313,7 @@ class _Layer(torch.autograd.Function):
         def learn(name: str, behind: Tensor, inputs: Tensor, weight: Tensor) -> None:
             up, lower = pairs[name]
             if needs[name]:
-                to[name] = _outer(behind, inputs, weight)
+                to[name] = behind.to(weight.dtype) @ inputs.to(weight.dtype).t()
             elif up is not None and lower is not None:
                 to_pairs[name] = behind @ (lower @ inputs).t(), (up.t() @ behind) @ inputs.t()
 
@@ -392,16 +346,6 @@ class _Layer(torch.autograd.Function):
         return (to_x.index_add_(1, sources, gradient), None, *to.values(), *pair_gradients)
 
 
-def _outer(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Compute the gradient of a weight, in its type."""
-    return (gradient.to(weight.dtype) @ x.to(weight.dtype).t()) if weight.dtype != x.dtype else gradient @ x.t()
-
-
-def _asking(x: Tensor, shape: _Shape) -> Tensor:
-    """Select the columns of x (..., nodes) that ask, (..., queries)."""
-    return x if shape.sources is None else x[..., shape.sources]
-
-
 def _placed(
     heads: Tensor, scales: Tensor | None, kind: int, shape: _Shape
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -411,24 +355,19 @@ def _placed(
     if scales is not None:
         normed, factor = _normed(heads, shape.eps)
         heads = normed * scales[kind][:, None]
-    return _rotate(heads, *_angles(kind, shape)), normed, factor
+    return _rotate(heads, *shape.angles[kind]), normed, factor
 
 
 def _placed_back(
     gradient: Tensor, scales: Tensor | None, kind: int, shape: _Shape, normed: Tensor | None, factor: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Backpropagate through `_placed`: to heads, and to their scale (width,)."""
-    cosine, sine = _angles(kind, shape)
+    cosine, sine = shape.angles[kind]
     gradient = _rotate(gradient, cosine, -sine)
     if scales is None or normed is None or factor is None:
         return gradient, None
     to_scale = torch.linalg.vecdot(gradient, normed).sum(0).to(scales.dtype)
     return _norm_back(gradient.mul_(scales[kind][:, None]), normed, factor), to_scale
-
-
-def _angles(kind: int, shape: _Shape) -> tuple[Tensor, Tensor]:
-    """Compute cosine and sine of the positions of queries or keys."""
-    return (shape.cosine, shape.sine) if kind else (_asking(shape.cosine, shape), _asking(shape.sine, shape))
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -468,7 +407,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape) -> tup
     for block in shape.blocks:
         scores = torch.bmm(_rows(queries, block, shape.groups), _seen(keys, block, shape.trunk))
         own_scores = scores.unflatten(1, (-1, block.last - block.first))[..., block.start - block.stop :]
-        own_scores.masked_fill_(block.hidden, UNSEEN)
+        own_scores.masked_fill_(block.hidden, float("-inf"))
         share = scores.mul_(shape.width**-0.5).softmax(-1)
         result = torch.bmm(_seen(values, block, shape.trunk), share.transpose(1, 2))
         mixed[..., block.first : block.last] = _columns(result, block)
@@ -521,7 +460,7 @@ def to_float64(model: "PreTrainedModel") -> None:
     """
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-    config: Any = model.config
+    config: Part = model.config
     if config.model_type != "qwen3" or config.rope_parameters["rope_type"] != "default" or config.use_sliding_window:
         raise UserError(
             f"training in float64 knows dense Qwen3 models alone, and this one is {config.model_type}",

@@ -8,9 +8,12 @@ user can mend (`UserError`). The policy `openai` and the structured answers of a
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 
@@ -38,14 +41,17 @@ TRANSIENT = (408, 409, 425, 429)
 """Refusals that mean "not now"; so does every status from 500 on."""
 EXCERPT = 500
 """Characters of a server's message that are passed on."""
+LARGEST = 1 << 26
+"""Bytes of an answer once it is unpacked; the largest with log-probabilities have some millions."""
+PACKINGS = ("identity", "gzip", "deflate")
+"""Codings of which a piece unpacks to megabytes at most."""
 
 
 class TransientFault(InfrastructureError):
-    """A fault of the server that passes: the same request may succeed later. `headers` are those of its refusal."""
+    """A fault of the server that passes: the same request may succeed later. `pause` has the seconds for which the
+    server asks to be left alone."""
 
-    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.headers = headers or {}
+    pause = 0.0
 
 
 class ContextLengthExceeded(Exception):
@@ -73,33 +79,11 @@ class ReplyMessage(BaseModel):
     tool_calls: list[ReplyToolCall] | None = None
 
 
-class LikelyToken(BaseModel):
-    """A token that the model might have written."""
-
-    token: str
-    logprob: float
-
-
-class TokenLogprob(BaseModel):
-    """A token that the model wrote, and the likeliest in its place."""
-
-    logprob: float
-    top_logprobs: list[LikelyToken] = []
-
-
-class ReplyLogprobs(BaseModel):
-    """The tokens that the model wrote, in order."""
-
-    content: list[TokenLogprob] | None = None
-
-
 class CompletionChoice(BaseModel):
-    """An answer, of which one is asked for. `token_ids` are there where the server was asked for them and has them."""
+    """An answer, of which one is asked for."""
 
     message: ReplyMessage
     finish_reason: str | None = None
-    logprobs: ReplyLogprobs | None = None
-    token_ids: list[int] | None = None
 
 
 class CompletionUsage(BaseModel):
@@ -115,7 +99,6 @@ class Completion(BaseModel):
     choices: Annotated[list[CompletionChoice], Field(min_length=1)]
     usage: CompletionUsage | None = None
     model: str | None = None
-    prompt_token_ids: list[int] | None = None
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -147,25 +130,6 @@ class TokenCompletion(BaseModel):
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-class RawAnswer(Protocol):
-    """Answer of the library before it is parsed into one of its types."""
-
-    @property
-    def content(self) -> bytes:
-        """Bytes of the body."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The same as text."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the answer."""
-        ...
-
-
 class Endpoint:
     """A served model.
 
@@ -178,12 +142,15 @@ class Endpoint:
         timeout: seconds for one request.
     """
 
+    proxied = True
+    """True if it is asked through the proxy that the environment names for it."""
+
     def __init__(self, name: str, *, endpoint: str, key: str, retries: int, timeout: float) -> None:
         self.name, self.served = name, name.rpartition("@")[0] or name
         self.endpoint, self.key, self.retries, self.timeout = variable(endpoint), variable(key), retries, timeout
 
-    def chat(self, answer: type[BaseModel] | None = None, **request: Any) -> tuple[Completion, Mapping[str, str]]:
-        """Send one request; return the answer, and the headers that it came under.
+    def chat(self, answer: type[BaseModel] | None = None, **request: Any) -> Completion:
+        """Send one request.
 
         Args:
             answer: the model whose JSON schema the answer must have.
@@ -209,49 +176,70 @@ class Endpoint:
             **request: settings; those that OpenAI does not know in `extra_body`.
         """
         create = self.client.completions.with_raw_response.create
-        return self._answered(TokenCompletion, create, {"prompt": list(prompt), **request})[0]
+        return self._answered(TokenCompletion, create, {"prompt": list(prompt), **request})
 
-    def _answered(
-        self, kind: type[Answer], send: Callable[..., RawAnswer], request: Mapping[str, object]
-    ) -> tuple[Answer, Mapping[str, str]]:
+    def _answered(self, kind: type[Answer], send: Callable[..., Any], request: Mapping[str, object]) -> Answer:
+        text = self._sent(send, **{"model": self.served, **request}).text
+        try:
+            # Answers are kept: a server that echoes the key, in whatever spelling, must not have it written down.
+            return kind.model_validate_json(without(text, self._secret))
+        except ValidationError:
+            raise TransientFault(self._excerpt(f"answered with no message: {text}")) from None
+
+    def _sent(self, send: Callable[..., Any], **request: object) -> Any:
+        """Send a request by a function of the library, and return the answer as it is."""
         import openai
 
         try:
-            raw = send(**{"model": self.served, **request})
+            return send(**request)
         except openai.APIStatusError as error:
             raise self._refusal(error) from None
         except openai.APIConnectionError as error:
             raise TransientFault(self._excerpt(f"{error} {error.__cause__ or ''}")) from None
-        try:
-            # Answers are kept: a server that echoes the key, in whatever spelling, must not have it written down.
-            return kind.model_validate_json(without(raw.text, self._secret)), raw.headers
-        except ValidationError:
-            raise TransientFault(self._excerpt(f"answered with no message: {raw.text}"), raw.headers) from None
 
     @cached_property
     def client(self) -> "openai.OpenAI":
-        """The library's client, once the variables are known to be set.
+        """The library's client, once the variables are known to be set. It reads each answer whole, and gives up one
+        that is too large or comes too slowly, however steadily: whoever serves them may send without end.
 
         Raises:
             UserError: a variable is not set, or holds no URL, or no key.
         """
+        import httpx2
         import openai
 
-        from captrain.models.bounded import BoundedTransport
+        timeout = self.timeout
 
+        class Bounded(openai.DefaultHttpxClient):
+            def send(self, request: httpx2.Request, **_: object) -> httpx2.Response:
+                start, body = time.monotonic(), bytearray()
+                # Redirections are not followed: their answers would be read unbounded.
+                with closing(super().send(request, stream=True, follow_redirects=False)) as answer:
+                    if answer.headers.get("content-encoding", "identity") not in PACKINGS:
+                        raise httpx2.ReadError("the answer is packed in a way that was not asked for", request=request)
+                    for piece in answer.iter_bytes():
+                        body += piece
+                        if len(body) > LARGEST:
+                            raise httpx2.ReadError(f"the answer has more than {LARGEST >> 20} MiB", request=request)
+                        if time.monotonic() - start > timeout:
+                            raise httpx2.ReadTimeout(f"the answer takes more than {timeout:g} s", request=request)
+                coded = ("content-encoding", "content-length", "transfer-encoding")
+                headers = [pair for pair in answer.headers.multi_items() if pair[0].lower() not in coded]
+                return httpx2.Response(answer.status_code, headers=headers, content=bytes(body), request=request)
+
+        url, secret = self._url(), self._secret
+        http = Bounded(headers={"Accept-Encoding": "gzip"}, trust_env=self.proxied)
+        return openai.OpenAI(base_url=url, api_key=secret, max_retries=self.retries, timeout=timeout, http_client=http)
+
+    def _url(self) -> str:
         url = _value(self.endpoint, "the base URL of the endpoint", "such as http://localhost:8000/v1")
         try:
-            url = str(TypeAdapter(AnyHttpUrl).validate_python(url))
+            return str(TypeAdapter(AnyHttpUrl).validate_python(url))
         except ValidationError:
             raise UserError(
                 f"environment variable {self.endpoint} holds no base URL",
                 "set it to one that begins with http:// or https://, such as http://localhost:8000/v1",
             ) from None
-        transport = BoundedTransport(url, self.timeout)
-        http = openai.DefaultHttpxClient(transport=transport, headers={"Accept-Encoding": "gzip"})
-        return openai.OpenAI(
-            base_url=url, api_key=self._secret, max_retries=self.retries, timeout=self.timeout, http_client=http
-        )
 
     @property
     def _secret(self) -> str:
@@ -274,7 +262,15 @@ class Endpoint:
                 f"add credit, or set {self.key} to a key that has some; what is whole is kept",
             )
         if status in TRANSIENT or status >= 500:
-            return TransientFault(message, error.response.headers)
+            fault = TransientFault(message)
+            asked_for = error.response.headers.get("retry-after", "0").strip()
+            # Seconds, or an HTTP date.
+            if re.fullmatch(r"\d+(\.\d+)?", asked_for):
+                fault.pause = float(asked_for)
+            else:
+                with suppress(ValueError, OverflowError):
+                    fault.pause = max(0.0, parsedate_to_datetime(asked_for).timestamp() - time.time())
+            return fault
         if status not in (401, 403, 404) and CONTEXT_EXCEEDED.search(text):
             return ContextLengthExceeded(message)
         return self._mistake(status, message)
@@ -286,7 +282,7 @@ class Endpoint:
                 f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({message})",
                 f"set {self.key} to a key that may use {self.name}",
             )
-        if status == 404:
+        if status == 404 or status < 400:  # a redirection, which is not followed
             return UserError(
                 f"the endpoint named by {self.endpoint} has no model {self.served} ({message})",
                 f"set {self.endpoint} to the base URL, which ends in /v1 on most servers, or correct the model's name",

@@ -57,8 +57,11 @@ def make_forest(rows: Sequence[Row]) -> Forest:
 
     A row's first token is never scored: nothing predicts it.
     """
-    prompts = [tuple(ids[: next((i for i, flag in enumerate(scored) if flag), len(ids))]) for ids, scored in rows]
-    trunk = _common(list(dict.fromkeys(prompts)))
+    prompts = [_prompt(row) for row in rows]
+    # What all prompts begin with; nothing where there is one prompt, which is a tree by itself.
+    distinct = {*prompts}
+    columns = zip(*distinct, strict=False) if len(distinct) > 1 else ()
+    trunk = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
     groups: dict[tuple[tuple[int, ...], int], list[int]] = {}
     lengths: dict[tuple[int, ...], int] = {}
     for number, prompt in enumerate(prompts):
@@ -104,11 +107,9 @@ def make_forest(rows: Sequence[Row]) -> Forest:
     )
 
 
-def _common(prompts: Sequence[Sequence[int]]) -> int:
-    """Count the tokens that all prompts begin with; 0 where there is one prompt, which is a tree by itself."""
-    if len(prompts) == 1:
-        return 0
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
+def _prompt(row: Row) -> tuple[int, ...]:
+    ids, scored = row
+    return tuple(ids[: next((i for i, flag in enumerate(scored) if flag), len(ids))])
 
 
 def _attention(parents: Sequence[int]) -> Tensor | None:
@@ -128,9 +129,8 @@ def split_forest(rows: Sequence[Row], parts: int) -> list[list[int]]:
         The numbers of the rows of each part, ascending; a part may be empty.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
-    for number, (ids, scored) in enumerate(rows):
-        prompt = tuple(ids[: next((i for i, flag in enumerate(scored) if flag), len(ids))])
-        groups.setdefault(prompt, []).append(number)
+    for number, row in enumerate(rows):
+        groups.setdefault(_prompt(row), []).append(number)
     shares, loads = [list[int]() for _ in range(parts)], [0] * parts
     for members in sorted(groups.values(), key=lambda members: -sum(len(rows[number][0]) for number in members)):
         least = loads.index(min(loads))

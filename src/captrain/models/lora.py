@@ -1,27 +1,229 @@
-"""LoRA adapters as files: plain PEFT folders that equal weights make equal, known by the hash of their content."""
+"""LoRA adapters: the layers that they change, their files, and several as one.
+
+An adapter is a plain PEFT folder that equal weights make equal, known by the hash of its content. Plain is
+W' = W + (alpha / r) B A. Policies merge adapters into weights, and compositions add them up, by that formula. PEFT
+knows many variations of it (another scale, a magnitude, ranks that differ by module, biases, whole modules beside it)
+that are set in the configuration, and an adapter of these would be another function without any error. So every setting
+that is not known to be harmless is refused by its name, those of later versions of PEFT among them.
+
+The experts of a mixture are no layers of their own in transformers: all up projections of a layer are one tensor,
+(experts, 2 x inner, hidden), with the gates above them, and all down projections another, (experts, hidden, inner).
+PEFT adapts such tensors (`target_parameters`) by a pair of factors for each expert, stacked in an order of its own. An
+adapter is saved expert by expert, as plain LoRA of layers `experts.<number>.gate_proj`, `up_proj` and `down_proj`: what
+reads, digests, adds up or merges adapters then knows of no experts, and neither servers nor PEFT want another form.
+
+A composition is W' = W + sum_c w_c (alpha_c / r_c) B_c A_c, exactly, by concatenation: A stacked, B side by side with
+weight and scale multiplied in, rank the sum of the ranks, alpha equal to it. The result is one more plain PEFT folder,
+so that policies and servers know nothing of composition. Adding factors, as other combinations of PEFT do, is another
+function: (B_1 + B_2)(A_1 + A_2) has cross terms. Vectors of weights are named: "a+b" for weights of 1, "0.6*a+0.4*b"
+else. Names hold tenths; `normalised_weights` makes them such, so that few vectors are distinct and each is composed
+once.
+"""
 
 import json
 import math
+import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from captrain.config import repro
+from pydantic import BaseModel, ConfigDict, Field
+
+from captrain.config import REMEDY, alternatives, repro
 from captrain.errors import UserError
-from captrain.models.plain_lora import adapter_config
-from captrain.models.targets import peft_experts, plain_experts, plain_targets
+from captrain.execution import code_digest
 from captrain.models.weights import model_source
-from captrain.records import file_digest, require_regular
+from captrain.records import (
+    JsonObject,
+    digest,
+    file_digest,
+    place_aside,
+    publish_folder,
+    read_json,
+    require_regular,
+)
 
 if TYPE_CHECKING:
-    from peft import PeftModel
-    from torch import Tensor
+    from peft import LoraConfig, PeftModel
+    from torch import Tensor, nn
 
+Factors: TypeAlias = "dict[str, tuple[Tensor, Tensor]]"
+"""Factors of each changed module, by its PEFT name: up (out, rank) with all scales multiplied in, and down (rank, in).
+"""
+TENTHS = 10
 CHECKPOINTS = "checkpoints"
 """Folder below an adapter of what it was at points of its training, each named by the rollouts played; and
 their hashes in an index."""
+HARMLESS = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "revision",
+        "target_modules",
+        "task_type",
+    }
+)
+"""Settings that change nothing of what a saved adapter adds, whatever their values: they say how it was trained, or
+which modules it has, which its tensors say as well."""
+PLAIN = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+}
+"""Settings that have several values, with those that are plain. Other ways to begin change the base's weights."""
+DAMAGED = "the adapter is not whole or was altered: delete its folder and run `dvc repro adapters`"
+FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Tensors of experts, and the layers that each holds, one above the other."""
+EXPERT = re.compile(r"(?P<tensors>.+\.experts)\.(?P<number>\d+)\.(?P<layer>gate_proj|up_proj|down_proj)")
+
+
+@dataclass(frozen=True)
+class LoraShape:
+    """Shape of an adapter: its rank, the alpha that its updates are scaled by (alpha / rank), the linear layers that it
+    changes, by the ends of their names, and whether it changes the experts of a mixture."""
+
+    rank: int
+    alpha: int
+    targets: Sequence[str]
+    experts: bool = False
+
+
+def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
+    """Make PEFT's configuration of a new adapter.
+
+    Args:
+        base: the model that it is of; it may be without weights.
+        shape: of the adapter.
+
+    Raises:
+        UserError: the base has no linear layer of one of the names, or no experts that are known here.
+    """
+    import torch
+    from peft import LoraConfig
+
+    linear = {name.rpartition(".")[2] for name, part in base.named_modules() if isinstance(part, torch.nn.Linear)}
+    # Tensors that hold one matrix for each expert, by the ends of their names.
+    stacked = [name for name, weight in base.named_parameters() if ".experts." in name and weight.ndim == 3]
+    tensors = sorted({".".join(name.split(".")[-2:]) for name in stacked})
+    if unknown := [name for name in shape.targets if name.rpartition(".")[2] not in linear]:
+        experts = ": the experts of a mixture are one tensor, which trainer.experts=true adapts" if tensors else ""
+        raise UserError(
+            f"trainer.targets: the base has no linear layer {unknown[0]}{experts}",
+            f"{REMEDY}; {alternatives(unknown[0], sorted(linear))}",
+        )
+    transposed = any(getattr(part, "is_transposed", False) for part in base.modules())
+    if shape.experts and (tensors != sorted(f"experts.{name}" for name in FUSED) or transposed):
+        raise UserError(
+            "trainer.experts = true, and the base "
+            + (f"has those of {', '.join(tensors)}" if tensors else "is not a mixture of experts"),
+            f"set trainer.experts=false; experts are known where they are {' and '.join(FUSED)}",
+        )
+    return LoraConfig(
+        r=shape.rank,
+        lora_alpha=shape.alpha,
+        lora_dropout=0.0,
+        target_modules=list(shape.targets),
+        target_parameters=tensors if shape.experts else None,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def plain_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Take the tensors of an adapter apart, with its experts one by one, as plain LoRA; others are passed through.
+
+    Args:
+        model: PEFT's, that they are the adapter of.
+        tensors: by their names in a saved adapter.
+    """
+    from peft.tuners.lora.layer import ParamWrapper
+
+    wrappers = {name: part for name, part in model.named_modules() if isinstance(part, ParamWrapper)}
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        module, side = name.rsplit(".lora_", 1)
+        if (wrapper := wrappers.get(module)) is None:
+            plain[name] = tensor
+            continue
+        # Wrappers of several tensors of one module lie in each other.
+        folder, layers = module.replace(".base_layer", ""), FUSED[wrapper.parameter_name]
+        # What PEFT stacks, as factors (experts, rank, in) or (experts, out, rank), in the order in which it reads them.
+        if side.startswith("A"):
+            factors = tensor.reshape(wrapper.num_experts, -1, tensor.shape[-1])
+        else:
+            factors = tensor.reshape(tensor.shape[0], -1, wrapper.num_experts).permute(2, 0, 1)
+        for number, factor in enumerate(factors):
+            parts = [factor] * len(layers) if side.startswith("A") else factor.chunk(len(layers))
+            for layer, part in zip(layers, parts, strict=True):
+                plain[f"{folder}.{number}.{layer}.lora_{side}"] = part.clone()
+    return plain
+
+
+def peft_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Stack an adapter that `plain_experts` has taken apart, as PEFT has it.
+
+    Raises:
+        UserError: gates and up projections of an expert read different directions, as those of merged adapters may.
+    """
+    import torch
+    from peft.tuners.lora.layer import ParamWrapper
+
+    stacked = dict(tensors)
+    for module, wrapper in model.named_modules():
+        if not isinstance(wrapper, ParamWrapper):
+            continue
+        folder, layers = module.replace(".base_layer", ""), FUSED[wrapper.parameter_name]
+        experts = [[f"{folder}.{number}.{layer}" for layer in layers] for number in range(wrapper.num_experts)]
+        downs = [[stacked.pop(f"{layer}.lora_A.weight") for layer in expert] for expert in experts]
+        ups = [torch.cat([stacked.pop(f"{layer}.lora_B.weight") for layer in expert]) for expert in experts]
+        if any(not torch.equal(down[0], down[-1]) for down in downs):
+            raise UserError(
+                f"the gates and up projections in {folder} have low-rank weights that read different directions",
+                "use an adapter that was trained here, and not one that was merged",
+            )
+        stacked[f"{module}.lora_A.weight"] = torch.cat([down[0] for down in downs])
+        stacked[f"{module}.lora_B.weight"] = torch.stack(ups, -1).flatten(1)
+    return stacked
+
+
+def plain_targets(config: JsonObject) -> list[str]:
+    """List the layers that an adapter changes, sorted: those of its configuration, and those of experts.
+
+    Args:
+        config: PEFT's, as JSON.
+    """
+    tensors = [name.rpartition(".")[2] for name in config.get("target_parameters") or ()]
+    return sorted({*config["target_modules"], *(layer for name in tensors for layer in FUSED[name])})
+
+
+def expert_place(module: str, state: "Mapping[str, Tensor]") -> "tuple[str, tuple[int, slice]] | None":
+    """Locate the weight of an expert's layer in a model's state: the tensor, and the part of it; None for a module that
+    is no expert's, or of another model."""
+    match = EXPERT.fullmatch(module)
+    if match is None:
+        return None
+    for tensor, layers in FUSED.items():
+        name = f"{match['tensors']}.{tensor}"
+        if match["layer"] in layers and name in state and int(match["number"]) < len(state[name]):
+            height = state[name].shape[1] // len(layers)
+            start = layers.index(match["layer"]) * height
+            return name, (int(match["number"]), slice(start, start + height))
+    return None
 
 
 @dataclass(frozen=True)
@@ -77,6 +279,79 @@ def checkpoint_marks(rollouts: int, points: int) -> list[int]:
     return [math.ceil(rollouts * point / points) for point in range(1, points)]
 
 
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    r: Annotated[int, Field(ge=1)]
+    lora_alpha: int | float
+
+
+def adapter_config(folder: Path) -> JsonObject:
+    """Read the configuration of an adapter in PEFT format, its `r` and `lora_alpha` among it.
+
+    Raises:
+        UserError: it is missing, or none.
+    """
+    return read_json(folder / "adapter_config.json", _Config, DAMAGED).model_dump(exclude_unset=True)
+
+
+@dataclass(frozen=True)
+class PlainLora:
+    """The content of a plain adapter: `scale`, alpha / r, and `factors` of each module by its PEFT name, B (out, rank)
+    and A (rank, in)."""
+
+    scale: float
+    factors: "dict[str, tuple[Tensor, Tensor]]"
+
+
+def read_plain_lora(folder: Path) -> PlainLora:
+    """Read an adapter in PEFT format.
+
+    Raises:
+        UserError: it is missing, damaged, or no plain LoRA adapter; what makes it none is named.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    config = adapter_config(folder)
+    try:
+        require_regular(folder / "adapter_model.safetensors", DAMAGED)
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"adapter {folder} does not load ({error})", DAMAGED) from error
+    # Nothing beside plain pairs, in settings and in tensors.
+    special = [name for name, plain in PLAIN.items() if name in config and config[name] not in plain]
+    special += [name for name, value in config.items() if value and name not in HARMLESS and name not in PLAIN]
+    modules = [name.removesuffix(".lora_A.weight") for name in sorted(tensors) if name.endswith(".lora_A.weight")]
+    pairs = {f"{name}.lora_{side}.weight" for name in modules for side in "AB"}
+    if obstacles := sorted(special) or sorted(set(tensors) ^ pairs)[:1]:
+        raise UserError(
+            f"adapter {folder} is not a plain LoRA adapter ({', '.join(obstacles)})",
+            "use adapters of r, lora_alpha and target_modules alone, or merge this one into its base with PEFT",
+        )
+    factors = {name: (tensors[f"{name}.lora_B.weight"], tensors[f"{name}.lora_A.weight"]) for name in modules}
+    rank, scale = config["r"], config["lora_alpha"] / config["r"]
+    if ranks := {len(down) for _, down in factors.values()} - {rank}:
+        raise UserError(
+            f"adapter {folder} says r = {rank}, and its tensors are of rank {', '.join(map(str, sorted(ranks)))}",
+            DAMAGED,
+        )
+    # Weights that can be added to others.
+    fault = "" if modules else "has no weights"
+    if not math.isfinite(scale):
+        fault = "has a scale that is not finite"
+    for name, (up, down) in factors.items():
+        if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
+            fault = f"has matrices that do not fit each other in {name}: {tuple(down.shape)}, {tuple(up.shape)}"
+        elif not (down.is_floating_point() and up.is_floating_point()):
+            fault = f"has weights of type {up.dtype if down.is_floating_point() else down.dtype} in {name}"
+        elif not bool(down.isfinite().all() and up.isfinite().all()):
+            fault = f"has weights that are not finite in {name}"
+    if fault:
+        raise UserError(f"adapter {folder} {fault}", "use one that was trained to its end, as PEFT saves it")
+    return PlainLora(scale, factors)
+
+
 def save_adapter(
     model: "PeftModel", folder: Path, base: Path, policy: str, state: "Mapping[str, Tensor] | None" = None
 ) -> None:
@@ -93,6 +368,7 @@ def save_adapter(
         state: the model's weights by name, where some of them lie in other processes.
     """
     import torch
+    from safetensors.torch import load_file, save_file
 
     weights = model.state_dict() if state is None else state
     plain = {
@@ -102,24 +378,13 @@ def save_adapter(
     }
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(str(folder), state_dict=plain, selected_adapters=["default"])
-    if model.peft_config["default"].to_dict().get("target_parameters"):
-        _separate_experts(model, folder / "adapter_model.safetensors")
-    _settle(folder, base, policy)
-
-
-def _separate_experts(model: "PeftModel", path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    save_file(plain_experts(model, load_file(path)), path, metadata={"format": "pt"})
-
-
-def _settle(folder: Path, base: Path, policy: str) -> None:
-    model = model_source(base)
-    path = folder / "adapter_config.json"
-    config = adapter_config(folder)
-    config["base_model_name_or_path"] = model.source if model.in_hub else f"captrain-base-{policy}"
+    config, path = adapter_config(folder), folder / "adapter_model.safetensors"
+    if config.get("target_parameters"):
+        save_file(plain_experts(model, load_file(path)), path, metadata={"format": "pt"})
+    source = model_source(base)
+    config["base_model_name_or_path"] = source.source if source.in_hub else f"captrain-base-{policy}"
     config |= {"target_modules": plain_targets(config), "target_parameters": None}
-    path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     (folder / "README.md").unlink(missing_ok=True)
 
 
@@ -134,13 +399,13 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
     Raises:
         UserError: the adapter is not the one of that digest, or of another shape than the model's.
     """
-    folder = Path(start.folder)
-    require_trained(start)
-    config, expected = adapter_config(folder), model.peft_config["default"].to_dict()
-    for name in ("r", "lora_alpha", "target_modules"):
-        before, after = (
-            plain_targets(value) if name == "target_modules" else value[name] for value in (config, expected)
-        )
+    folder = Path(require_trained(start).folder)
+    saved, expected = adapter_config(folder), model.peft_config["default"].to_dict()
+    for name, before, after in (
+        ("r", saved["r"], expected["r"]),
+        ("lora_alpha", saved["lora_alpha"], expected["lora_alpha"]),
+        ("target_modules", plain_targets(saved), plain_targets(expected)),
+    ):
         if before != after:
             raise UserError(
                 f"the adapter in {folder} has {name} = {before}, and the trainer {after}",
@@ -149,15 +414,112 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
     load_weights(model, folder)
 
 
-def load_weights(model: "PeftModel", folder: Path, name: str = "default") -> None:
-    """Give an adapter of a PEFT model the weights of a saved one of its shape, in place.
-
-    Args:
-        model: that has the adapter.
-        folder: of the saved one.
-        name: of the adapter in the model.
-    """
+def load_weights(model: "PeftModel", folder: Path) -> None:
+    """Give the adapter "default" of a PEFT model the weights of a saved one of its shape, in place."""
     from peft import load_peft_weights, set_peft_model_state_dict
 
     tensors = peft_experts(model, load_peft_weights(str(folder), device="cpu"))
-    set_peft_model_state_dict(model, tensors, adapter_name=name)
+    set_peft_model_state_dict(model, tensors)
+
+
+def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    """Round weights to shares in tenths that sum to 1, by largest remainders (of equal ones the first name gets more);
+    what gets no tenth is left out. For scores such as probabilities; a plain sum has weights of 1 and needs none."""
+    total = sum(weights.values())
+    exact = {name: TENTHS * weights[name] / total for name in sorted(weights)}
+    tenths = {name: int(share) for name, share in exact.items()}
+    order = sorted(exact, key=lambda name: tenths[name] - exact[name])
+    for name in order[: TENTHS - sum(tenths.values())]:
+        tenths[name] += 1
+    return {name: count / TENTHS for name, count in tenths.items() if count}
+
+
+def composition_name(weights: Mapping[str, float]) -> str:
+    """Name a vector of weights, which are tenths, members in the order of their names; a member alone at 1 has its
+    own."""
+    rounded = {name: round(weights[name], 1) for name in sorted(weights)}
+    return "+".join(name if weight == 1 else f"{weight}*{name}" for name, weight in rounded.items())
+
+
+def parse_composition(name: str) -> dict[str, float]:
+    """Parse the vector of weights that has this name."""
+    terms = (term.rpartition("*") for term in name.split("+"))
+    return {member: float(weight or 1) for weight, _, member in terms}
+
+
+def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder: Path) -> Adapter:
+    """Add up weighted adapters to one adapter; a member alone at weight 1 is returned itself.
+
+    Args:
+        members: adapters by name, of one base.
+        weights: by the names of members; 0 leaves a member out.
+        folder: where compositions are kept: each lies in `folder/<key>/<content hash>`, and is made only once.
+
+    Raises:
+        UserError: a member is missing, damaged, or no plain LoRA adapter, or members do not go together.
+    """
+    import torch
+
+    weighted = [(members[name], weight) for name, weight in weights.items() if weight]
+    weighted.sort(key=lambda pair: (pair[0].digest, pair[1]))
+    if len(weighted) == 1 and weighted[0][1] == 1:
+        return weighted[0][0]
+    composed = folder / digest(code_digest(compose), [(member.digest, weight) for member, weight in weighted])
+    # What was made already is taken, unless it was altered.
+    for path in composed.glob("*"):
+        with suppress(UserError):
+            if adapter_digest(path) == path.name:
+                return Adapter(str(path), path.name)
+    shutil.rmtree(composed, ignore_errors=True)
+    parts = [lora_factors(member) for member, _ in weighted]
+    shapes = [{name: (len(up), down.shape[1]) for name, (up, down) in part.items()} for part in parts]
+    if any(shape != shapes[0] for shape in shapes):
+        raise UserError("adapters change different modules and cannot be added", "use adapters of one base and trainer")
+    # Of each module: up (out, sum of ranks), down (sum of ranks, in).
+    factors = {
+        name: (
+            torch.cat([weight * part[name][0] for part, (_, weight) in zip(parts, weighted, strict=True)], 1),
+            torch.cat([part[name][1] for part in parts]),
+        )
+        for name in parts[0]
+    }
+    with place_aside(composed, f".{os.getpid()}") as aside:
+        save_lora_factors(aside / "new", weighted[0][0], factors)
+        content = adapter_digest(aside / "new")
+        (aside / "new").rename(aside / content)
+        publish_folder(aside, composed)
+    return Adapter(str(composed / content), content)
+
+
+def lora_factors(member: Adapter) -> Factors:
+    """Read the factors of a plain LoRA adapter, in float32.
+
+    Raises:
+        UserError: it is missing, damaged, or scales its modules in another way than by alpha / r.
+    """
+    lora = read_plain_lora(Path(member.folder))
+    return {name: (lora.scale * up.float(), down.float()) for name, (up, down) in lora.factors.items()}
+
+
+def save_lora_factors(folder: Path, like: Adapter, factors: Factors) -> None:
+    """Write factors as a plain PEFT adapter in float32, scaled by 1; equal factors, equal bytes.
+
+    Args:
+        folder: to make.
+        like: an adapter of the same base and modules, whose configuration is taken over.
+        factors: the rank may differ between modules: zeros fill it up, because servers want one rank.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    rank = max(1, *(len(down) for _, down in factors.values()))
+    tensors = {}
+    for name, (up, down) in factors.items():
+        missing = rank - len(down)
+        tensors[f"{name}.lora_A.weight"] = torch.nn.functional.pad(down, (0, 0, 0, missing)).float().contiguous()
+        tensors[f"{name}.lora_B.weight"] = torch.nn.functional.pad(up, (0, missing)).float().contiguous()
+    config = adapter_config(Path(like.folder))
+    config |= {"r": rank, "lora_alpha": rank}
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")

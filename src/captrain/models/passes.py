@@ -11,24 +11,35 @@ each pass. It ends with the process that has forked it.
 
 import mmap
 import multiprocessing
+import types
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import accumulate
+from contextlib import AbstractContextManager, suppress
+from functools import reduce
+from itertools import accumulate, compress
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from captrain.config import Machine
 from captrain.errors import UserError
-from captrain.models.dense import Context, Scores, token_scores
-from captrain.models.forest import Forest, Row, make_forest, split_forest
+from captrain.execution import launch
+from captrain.models.barrier import make_exact
+from captrain.models.dense import Context, Scores, score_states, token_scores
+from captrain.models.forest import Row, make_forest, split_forest
+from captrain.models.weights import DENSE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, Trainer
 
 PARTS = 2
 """Parts that the rows of a pass are divided into."""
+IGNORED = -100
+"""The label of a token that is not scored."""
 
 
-class SharedPasses:
+class SharedPasses(AbstractContextManager["SharedPasses"]):
     """Passes of one model.
 
     Args:
@@ -44,7 +55,7 @@ class SharedPasses:
         self.model, self.products, self.room = model, products, room
         self.processes = min(processes, PARTS)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._helpers: list[_Helper] = []
+        self._helper: _Helper | None = None
 
     def scores(self, rows: Sequence[Row], temperature: float = 1.0) -> Scores:
         """Score tokens under the model, as `token_scores` does.
@@ -61,54 +72,36 @@ class SharedPasses:
         """
         return Scores(*_Pass.apply(self, rows, temperature, *self.parameters))
 
-    def score(self, forest: Forest, temperature: float) -> Scores:
-        """Score a part of a pass in this process, which holds all parts that no other process has."""
+    def score(self, rows: Sequence[Row], temperature: float, differentiated: bool) -> Scores | None:
+        """Score the rows of a part in this process, which holds all parts that no other process has; None without
+        rows."""
         room = None if self.room is None else self.room * self.processes // PARTS
-        return token_scores(self.model, forest, temperature, self.products, room)
+        with torch.set_grad_enabled(differentiated):
+            return token_scores(self.model, make_forest(rows), temperature, self.products, room) if rows else None
 
     def close(self) -> None:
         """End the other processes; a later pass starts them anew."""
-        while self._helpers:
-            self._helpers.pop().close()
-
-    def __enter__(self) -> Self:
-        """Return the passes."""
-        return self
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.close()
 
     def __exit__(self, *_: object) -> None:
         """Close them."""
         self.close()
 
-    def helpers(self) -> "list[_Helper]":
-        """Return the processes beside this one, which are started if they are not there yet."""
-        while len(self._helpers) < self.processes - 1:
-            self._helpers.append(_Helper(self))
-        return self._helpers
+    def helper(self) -> "_Helper | None":
+        """Return the process beside this one, if there is one; it is started if it is not there yet."""
+        if self._helper is None and self.processes > 1:
+            self._helper = _Helper(self)
+        return self._helper
 
 
-class _Part:
-    """A part of a pass in the process that computes it: from its rows to the gradients of the parameters."""
-
-    def __init__(
-        self,
-        passes: SharedPasses,
-        rows: Sequence[Row],
-        temperature: float,
-        differentiated: bool,
-    ) -> None:
-        with torch.set_grad_enabled(differentiated):
-            self.scores = passes.score(make_forest(rows), temperature) if rows else None
-
-    def values(self) -> list[Tensor]:
-        """Detach the scores from their history; nothing for no rows."""
-        return [values.detach() for values in self.scores] if self.scores is not None else []
-
-    def gradients(self, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-        """Backpropagate the gradient of the log-probabilities, (scored,), to the parameters; None for those without
-        one."""
-        if self.scores is None or not len(gradient):
-            return [None] * len(parameters)
-        return [*torch.autograd.grad(self.scores.log_probs, parameters, gradient, allow_unused=True)]
+def _gradients(scores: Scores | None, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Backpropagate the gradient of the log-probabilities of a part, (scored,), to the parameters; None for those
+    without one."""
+    if scores is None or not len(gradient):
+        return [None] * len(parameters)
+    return [*torch.autograd.grad(scores.log_probs, parameters, gradient, allow_unused=True)]
 
 
 class _Helper:
@@ -124,25 +117,24 @@ class _Helper:
 
     def _serve(self, connection: Connection, passes: SharedPasses) -> None:
         self.connection.close()
-        part: _Part | None = None
         # Whoever asks has gone: there is nobody to tell.
         with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+            scores: Scores | None = None
             while True:
                 question = connection.recv()
                 if isinstance(question, tuple):
                     with torch.no_grad():
                         for parameter, weights in zip(passes.parameters, self.weights, strict=True):
                             parameter.copy_(weights)
-                    part = _Part(passes, *question)
-                    connection.send([values.numpy() for values in part.values()])
-                else:
-                    assert part is not None
-                    gradients = part.gradients(torch.from_numpy(question), passes.parameters)
-                    for place, gradient in zip(self.gradients, gradients, strict=True):
-                        if gradient is not None:
-                            place.copy_(gradient)
-                    part = None
-                    connection.send([gradient is not None for gradient in gradients])
+                    scores = passes.score(*question)
+                    connection.send([values.detach().numpy() for values in scores or ()])
+                    continue
+                gradients = _gradients(scores, torch.from_numpy(question), passes.parameters)
+                for place, gradient in zip(self.gradients, gradients, strict=True):
+                    if gradient is not None:
+                        place.copy_(gradient)
+                scores = None
+                connection.send([gradient is not None for gradient in gradients])
 
     def begin(self, parameters: Sequence[Tensor], rows: Sequence[Row], temperature: float, keep: bool) -> None:
         """Give it a part of a pass; `keep` what its gradient needs."""
@@ -177,36 +169,29 @@ def _shared(like: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
-class _PassContext(Context, Protocol):
-    """The context of a pass: its parts in this process, and the places of each part's tokens."""
-
-    passes: SharedPasses
-    parts: list[_Part]
-    places: list[Tensor]
-
-
 class _Pass(torch.autograd.Function):
     """Scores of all parts, row by row."""
 
     @staticmethod
     def forward(
-        ctx: _PassContext, passes: SharedPasses, rows: Sequence[Row], temperature: float, *parameters: Tensor
+        ctx: Context, passes: SharedPasses, rows: Sequence[Row], temperature: float, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         shares = split_forest(rows, PARTS)
-        helpers = passes.helpers()
-        for helper, share in zip(helpers, shares[1:], strict=False):
-            helper.begin(parameters, [rows[number] for number in share], temperature, keep)
-        local = [shares[0], *shares[1 + len(helpers) :]]
-        parts = [_Part(passes, [rows[number] for number in share], temperature, keep) for share in local]
-        scores = [parts[0].values(), *([torch.from_numpy(values) for values in helper.answer()] for helper in helpers)]
-        scores += [part.values() for part in parts[1:]]
+        parts = [[rows[number] for number in share] for share in shares]
+        helper = passes.helper()
+        if helper is not None:
+            helper.begin(parameters, parts.pop(), temperature, keep)
+        ctx.parts = [passes.score(part, temperature, keep) for part in parts]
+        scores = [[values.detach() for values in part or ()] for part in ctx.parts]
+        if helper is not None:
+            scores.append([torch.from_numpy(values) for values in helper.answer()])
         bounds = [0, *accumulate(sum(scored[1:]) for _, scored in rows)]
         places = [
             torch.tensor([place for number in share for place in range(bounds[number], bounds[number + 1])])
             for share in shares
         ]
-        ctx.passes, ctx.parts, ctx.places = passes, parts, places
+        ctx.passes, ctx.places = passes, places
         whole = [
             torch.cat([values[kind] for values in scores if values])[torch.cat(places).long().argsort()]
             for kind in range(len(Scores._fields))
@@ -215,26 +200,110 @@ class _Pass(torch.autograd.Function):
         return tuple(whole)
 
     @staticmethod
-    def backward(ctx: _PassContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        passes, parts, places = ctx.passes, ctx.parts, ctx.places
-        pieces = [gradients[0][place.long()] for place in places]
-        helpers = passes.helpers()
-        for helper, gradient in zip(helpers, pieces[1:], strict=False):
-            helper.connection.send(gradient.contiguous().numpy())
-        near = [pieces[0], *pieces[1 + len(helpers) :]]
-        local = [part.gradients(gradient, passes.parameters) for part, gradient in zip(parts, near, strict=True)]
-        remote = [
-            [
-                place.clone() if present else None
-                for place, present in zip(helper.gradients, helper.answer(), strict=True)
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        passes, helper = ctx.passes, ctx.passes.helper()
+        pieces = [gradients[0][place.long()] for place in ctx.places]
+        if helper is not None:
+            helper.connection.send(pieces.pop().contiguous().numpy())
+        ordered = [_gradients(part, piece, passes.parameters) for part, piece in zip(ctx.parts, pieces, strict=True)]
+        if helper is not None:
+            pairs = zip(helper.gradients, helper.answer(), strict=True)
+            ordered.append([place.clone() if present else None for place, present in pairs])
+        # Added in the order of the parts, so that the bytes do not depend on who is done first.
+        columns = [[gradient for gradient in column if gradient is not None] for column in zip(*ordered, strict=True)]
+        return (None, None, None, *(reduce(torch.add, column) if column else None for column in columns))
+
+
+def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Machine) -> SharedPasses | None:
+    """Replace the head that TRL adds to a causal LM (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in
+    place, where the model is dense and computes on a CPU: TRL computes every row by itself, prompt and all, which is
+    most of the time there. What TRL asks of it is the same: log-probabilities and entropies of labels, and their loss.
+    Layers that several processes share (FSDP) stay modules, and only the head computes in the type of the model then.
+
+    Args:
+        model: the base of a PEFT model, before it trains.
+        temperature: logits are divided by it.
+        machine: by how many processes, and in which arithmetic.
+
+    Returns:
+        What the new head computes with, to be closed after training; None where modules compute.
+    """
+    accelerate = machine.accelerate
+    dense = model.config.model_type in DENSE and not torch.cuda.is_available()
+    sharded = accelerate.strategy == "fsdp"
+    if accelerate.precision != "float64" and (sharded or not dense):
+        return None
+    from trl.trainer.utils import FusedCausalLMOutput
+
+    passes = None if sharded else SharedPasses(model, launch.cores(machine), room=launch.room(machine))
+
+    def forward(
+        self: "PreTrainedModel",
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
+        **_: object,
+    ) -> FusedCausalLMOutput:
+        mask = labels[:, 1:] != IGNORED
+        if passes is None:
+            # By the modules, row by row.
+            positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+            states = self.base_model(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+            ).last_hidden_state
+            head = self.get_output_embeddings()
+            assert head is not None
+            scores = score_states(head(states[:, :-1][mask]), input_ids[:, 1:][mask], temperature)
+        else:
+            columns = (input_ids.tolist(), (labels != IGNORED).tolist(), attention_mask.bool().tolist())
+            rows = [
+                ([*compress(ids, real)], [*compress(scored, real)]) for ids, scored, real in zip(*columns, strict=True)
             ]
-            for helper in helpers
-        ]
-        ordered = [local[0], *remote, *local[1:]]
-        return (None, None, None, *(_sum(column) for column in zip(*ordered, strict=True)))
+            scores = passes.scores(rows, temperature)
+
+        def padded(values: Tensor) -> Tensor:
+            return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+        count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        return FusedCausalLMOutput(
+            loss=-scores.log_probs.sum() / count,
+            log_probs=padded(scores.log_probs),
+            entropy=padded(scores.entropies),
+            is_top1=padded(scores.is_top1),
+            label_mask=mask,
+        )
+
+    model.forward = types.MethodType(forward, model)
+    return passes
 
 
-def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
-    """Sum gradients in the order of the parts, so that the bytes do not depend on who is done first."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    return sum(present[1:], present[0]) if present else None
+def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, seed: int) -> None:
+    """Give one of TRL's trainers of an adapter the head of `share_beginnings`, and in float64 the steps of
+    `make_exact`.
+
+    Args:
+        trainer: before it trains.
+        temperature: of the policy that sampled.
+        machine: by how many processes, and in which arithmetic.
+        seed: of the adapter's initial weights.
+    """
+    from peft import PeftModel
+    from transformers import PreTrainedModel, TrainerCallback
+
+    assert isinstance(trainer.model, PeftModel)
+    base = trainer.model.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    passes = share_beginnings(base, temperature, machine)
+    if machine.accelerate.precision == "float64":
+        make_exact(trainer, seed)
+    if passes is not None:
+
+        class Closing(TrainerCallback):
+            """Callback that ends the processes that share the passes."""
+
+            def on_train_end(self, *_: object, **__: object) -> None:
+                """Close them."""
+                passes.close()
+
+        trainer.add_callback(Closing())

@@ -339,7 +339,7 @@ def _tool_call(endpoint: Endpoint) -> str:
     """Check that the endpoint's own parser makes a call of what the model writes."""
     question = {"role": "user", "content": "Find the record called Ada, with the tool."}
     try:
-        completion, _ = endpoint.chat(messages=[question], tools=[TOOL], temperature=0, max_tokens=256)
+        completion = endpoint.chat(messages=[question], tools=[TOOL], temperature=0, max_tokens=256)
     except (TransientFault, ContextLengthExceeded) as error:
         raise NotVisible(f"were not seen: {error}", "try again") from None
     message = completion.choices[0].message

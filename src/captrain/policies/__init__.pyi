@@ -1,6 +1,5 @@
 from .engine import EngineRow as EngineRow
 from .engine import sample_rows as sample_rows
-from .fleet import check_ranks as check_ranks
 from .local import LocalPolicy as LocalPolicy
 from .local import with_adapter as with_adapter
 from .policy import LIBRARIES as LIBRARIES
@@ -10,4 +9,5 @@ from .policy import Policy as Policy
 from .policy import Scorer as Scorer
 from .policy import load_policy as load_policy
 from .servers import RANKS as RANKS
+from .servers import check_ranks as check_ranks
 from .servers import served_rank as served_rank

@@ -67,19 +67,6 @@ class HuggingFaceDecoder:
         self.cache.batch_select_indices(torch.tensor(rows))
 
 
-class DenseShape(Protocol):
-    """Fields of a Qwen3Config or a LlamaConfig that the decoder reads."""
-
-    model_type: str
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_parameters: dict[str, Any]
-    tie_word_embeddings: bool
-
-
 class DenseDecoder:
     """Dense Qwen3 or Llama with fused projections over plain weights: several times faster than the module on a CPU.
     What tells the two apart is that Qwen3 takes norms of queries and keys.
@@ -91,7 +78,7 @@ class DenseDecoder:
         dtype: of the arithmetic; of bfloat16 are weights and their products alone, the rest is then in float32.
     """
 
-    def __init__(self, config: DenseShape, state: State, max_length: int, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, config: Any, state: State, max_length: int, dtype: torch.dtype = torch.float64) -> None:
         self.config, self.max_length = config, max_length
         self.heads, self.groups, self.width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.products = dtype
@@ -107,7 +94,7 @@ class DenseDecoder:
         self.sin = torch.cat([-angle, angle], -1).sin().to(dtype)
 
     @staticmethod
-    def names(config: DenseShape) -> list[str]:
+    def names(config: Any) -> list[str]:
         """List the names of the weights that the decoder needs."""
         norms = ("q_norm", "k_norm") if config.model_type == "qwen3" else ()
         attention = (f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", *norms))
@@ -218,14 +205,7 @@ class EngineRow:
         self.truncated = False
         """True if the row is over because it has no room for more tokens."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
-        self._generator = np.random.Generator(np.random.Philox(key=seed))
-        self._uniforms: list[float] = []
-
-    def uniform(self) -> float:
-        """Draw the next number of the row's stream."""
-        if not self._uniforms:
-            self._uniforms = self._generator.random(64)[::-1].tolist()
-        return self._uniforms.pop()
+        self.random = np.random.Generator(np.random.Philox(key=seed))
 
     def take(self, token: int, logprob: float, ends: Collection[int], max_tokens: int, max_length: int) -> None:
         """Append a sampled token; at the end of a turn also what answers it."""
@@ -282,9 +262,9 @@ def sample_rows(
         position = reach
         due = [(index, row) for index, branch in enumerate(branches) for row in branch if len(row.ids) == position]
         numbers = {index: number for number, index in enumerate(dict.fromkeys(index for index, _ in due))}
-        logits = likeliest(decoder.forward(torch.tensor(fed), [*numbers]), temperature, top_p, top_k)
-        uniforms = torch.tensor([[row.uniform()] for _, row in due], dtype=torch.float64)
-        tokens, logprobs = sample(logits, uniforms, temperature, [numbers[index] for index, _ in due])
+        logits = decoder.forward(torch.tensor(fed), [*numbers])
+        uniforms = torch.tensor([[row.random.random()] for _, row in due], dtype=torch.float64)
+        tokens, logprobs = sample(logits, uniforms, temperature, [numbers[index] for index, _ in due], top_p, top_k)
         for (_, row), token, logprob in zip(due, tokens, logprobs, strict=True):
             row.take(token, logprob, ends, max_tokens, max_length)
         branches = [[row for row in branch if not row.over] for branch in branches]
@@ -315,32 +295,35 @@ def _forked(decoder: Decoder, branches: list[list[EngineRow]], position: int, re
     return forked
 
 
-def likeliest(logits: torch.Tensor, temperature: float, top_p: float | None, top_k: int | None) -> torch.Tensor:
-    """Leave the likeliest tokens their logits: `top_k` of them, and of these the fewest that have `top_p` together."""
-    if top_k is not None:
-        logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1]), -1).values[:, -1:], -torch.inf)
-    if top_p is not None and temperature > 0:
-        shares, order = F.softmax(logits / temperature, -1).sort(dim=-1, descending=True, stable=True)
-        beyond = shares.cumsum(-1) - shares >= top_p
-        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
-    return logits
-
-
 def sample(
-    logits: torch.Tensor, uniforms: torch.Tensor, temperature: float, sources: Sequence[int]
+    logits: torch.Tensor,
+    uniforms: torch.Tensor,
+    temperature: float,
+    sources: Sequence[int],
+    top_p: float | None = None,
+    top_k: int | None = None,
 ) -> tuple[list[int], list[float]]:
-    """Draw one token per row by inversion of the distribution function.
+    """Draw one token per row by inversion of the distribution function: of the `top_k` likeliest, and of these of the
+    fewest that have `top_p` together.
 
     Args:
         logits: (branches, vocabulary), float64.
         uniforms: (rows, 1) in [0, 1).
         temperature: 0 is greedy.
         sources: the branch of each row.
+        top_p: see `sample_rows`.
+        top_k: see `sample_rows`.
 
     Returns:
         Tokens, and their log-probabilities under the distribution drawn from (at temperature 0: under softmax of
         the logits).
     """
+    if top_k is not None:
+        logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1]), -1).values[:, -1:], -torch.inf)
+    if top_p is not None and temperature > 0:
+        shares, order = F.softmax(logits / temperature, -1).sort(dim=-1, descending=True, stable=True)
+        beyond = shares.cumsum(-1) - shares >= top_p
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
     logprobs = F.log_softmax(logits / temperature if temperature > 0 else logits, -1)
     if temperature > 0:
         totals = logprobs.exp().cumsum(-1)[sources]

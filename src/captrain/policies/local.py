@@ -6,7 +6,7 @@ fast as the base).
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -77,21 +77,13 @@ class LocalPolicy:
             raise UserError(f"model {model} lacks {lacking}", "run `dvc repro base` to make it again")
         templates = [path for path in [model / "chat_template.jinja"] if path.exists()]
         identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
-        try:
-            self.config, self.tokenizer, self.state, self.module = load_model(model, identity)
-        except UserError:
-            raise
-        except Exception as error:
-            files = ", ".join(unreadable([*(model / name for name in MODEL_FILES), *weights]))
-            raise UserError(
-                f"model {model} does not load{files and ': '}{files} ({error})",
-                f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
-            ) from error
+        self.config, self.tokenizer, self.state, self.module = load_model(model, identity)
         self.max_length: int = min(self.config.max_position_embeddings, LONGEST)
         further = options(top_p=top_p, top_k=top_k, chat_template_kwargs=chat_template_kwargs)
         self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision, *further.items())
         self._chats = lru_cache(CHATS)(lambda tools: Chat(self.tokenizer, json.loads(tools), chat_template_kwargs))
-        self._adapter, self._decoder = "", None
+        self._adapter = ""
+        self._decoder: Decoder | None = None
 
     def chat(self, tools: list[JsonObject]) -> Chat:
         """Return the dialogue renderer for a set of tools."""
@@ -120,24 +112,21 @@ class LocalPolicy:
         ]
 
     def decoder(self, adapter: str) -> "Decoder":
-        """Return the engine's decoder with this adapter merged in ("" for the base)."""
-        if self._decoder is None or adapter != self._adapter:
-            self._decoder = self.decoder_of(with_adapter(self.state, adapter))
-            self._adapter = adapter
-        return self._decoder
-
-    def decoder_of(self, state: "State") -> "Decoder":
-        """Build the fastest decoder there is for this architecture, over the given weights."""
+        """Return the engine's fastest decoder of this architecture, with this adapter merged in ("" for the base)."""
         import torch
 
         from captrain.policies.engine import DenseDecoder, HuggingFaceDecoder
 
-        dtype = getattr(torch, self.precision)
-        if self.module is None:
-            return DenseDecoder(self.config, state, self.max_length, dtype)
-        module = copy.deepcopy(self.module).to(dtype)
-        module.load_state_dict(state)
-        return HuggingFaceDecoder(module, dtype)
+        if self._decoder is None or adapter != self._adapter:
+            state, dtype = with_adapter(self.state, adapter), getattr(torch, self.precision)
+            if self.module is None:
+                self._decoder = DenseDecoder(self.config, state, self.max_length, dtype)
+            else:
+                module = copy.deepcopy(self.module).to(dtype)
+                module.load_state_dict(state)
+                self._decoder = HuggingFaceDecoder(module, dtype)
+            self._adapter = adapter
+        return self._decoder
 
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
         """See `Policy.play`."""
@@ -175,20 +164,14 @@ class LocalPolicy:
         """Say why a dialogue ended before its time, "" where it did not."""
         return outgrown(self.max_length) if row.truncated else ""
 
-    def fits(self, play: Play, prompt: Sequence[int]) -> bool:
-        """Return whether the model has room for a prompt; if not, the play says so and is over."""
-        if len(prompt) > self.max_length:
-            play.truncated = outgrown(self.max_length, len(prompt))
-        return not play.truncated
-
     def row(self, play: Play, kind: "type[Kind]") -> "Kind | None":
         """Enter the play into the engine; None where its prompt does not fit."""
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)
         play.token_ids = chat.prompt(play.messages)
         prompt = chat.prompt(with_hint(play.messages, play.hint)) if play.hint else play.token_ids
-        if not self.fits(play, prompt):
-            play.token_ids = []
+        if len(prompt) > self.max_length:
+            play.truncated, play.token_ids = outgrown(self.max_length, len(prompt)), []
             return None
 
         def answer(turn: list[int]) -> list[int]:
@@ -216,57 +199,51 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
         folder: of the model.
         identity: digest of its files, so that what was altered is read again.
     """
+    import torch
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    from captrain.policies.engine import DenseDecoder
+
+    remedy = f"a file in it was altered or cut short: delete {folder} and run `dvc repro base`"
     weights = sorted(folder.glob("*.safetensors"))
     trust = trusts_code(folder)
-    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if (
-        config.model_type in DENSE
-        and rope.get("rope_type") == "default"
-        and not (getattr(config, "use_sliding_window", False) or config.attention_bias)
-        and not getattr(config, "mlp_bias", False)
-    ):
-        from captrain.policies.engine import DenseDecoder
-
-        state = {name: w for path in weights for name, w in load_file(path).items()}
-        check_complete(set(state), DenseDecoder.names(config))
-        return config, tokenizer, state, None
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust
-    )
-    module, report = loaded
-    check_complete(set(), report["missing_keys"])
-    return config, tokenizer, dict(module.eval().state_dict()), module
-
-
-def check_complete(weights: set[str], required: Iterable[str]) -> None:
-    """Raise a ValueError when required weights are missing: random ones would take their place."""
-    if missing := sorted(set(required) - weights):
-        raise ValueError(f"config.json asks for weights that are not there, {missing[0]} among them")
-
-
-def unreadable(files: Sequence[Path]) -> list[str]:
-    """List the names of those JSON and safetensors files that do not read by themselves."""
-    from safetensors import SafetensorError, safe_open
-
-    broken = []
-    for path in files:
+    # Each file by itself first, so that the one that is cut short is named.
+    for name in MODEL_FILES:
+        read_json(folder / name, object, remedy)
+    for path in weights:
         try:
-            if path.suffix == ".json":
-                read_json(path, object)
-            else:
-                with safe_open(path, "pt"):
-                    pass
-        except (UserError, OSError, SafetensorError):
-            broken.append(path.name)
-    return broken
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} does not load ({error})", remedy) from error
+    module: Any = None
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        rope = getattr(config, "rope_parameters", None) or {}
+        if (
+            config.model_type in DENSE
+            and rope.get("rope_type") == "default"
+            and not (getattr(config, "use_sliding_window", False) or config.attention_bias)
+            and not getattr(config, "mlp_bias", False)
+        ):
+            state = {name: w for path in weights for name, w in load_file(path).items()}
+            missing = {*DenseDecoder.names(config)} - state.keys()
+        else:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust
+            )
+            module, report = loaded
+            state, missing = dict(module.eval().state_dict()), report["missing_keys"]
+    except Exception as error:
+        raise UserError(f"model {folder} does not load ({error})", remedy) from error
+    if missing:  # random ones would take their place
+        raise UserError(
+            f"config.json of {folder} asks for weights that are not there, {min(missing)} among them", remedy
+        )
+    return config, tokenizer, state, module
 
 
 def with_adapter(state: "State", adapter: str) -> "State":
@@ -280,24 +257,21 @@ def with_adapter(state: "State", adapter: str) -> "State":
     lora = read_plain_lora(Path(adapter))
     out = dict(state)
     try:
-        for name in lora.modules:
+        for name, (up, down) in lora.factors.items():
             module = name.removeprefix("base_model.model.")
             # In float64, as all that decides a token: sums in float32 differ between CPUs.
-            change = lora.tensors[f"{name}.lora_B.weight"].double() @ lora.tensors[f"{name}.lora_A.weight"].double()
-            target, part = expert_place(module, state) or (f"{module}.weight", None)
-            shape = (out[target] if part is None else out[target][part]).shape
-            if change.shape != shape:
+            change = up.double() @ down.double()
+            target, part = expert_place(module, state) or (f"{module}.weight", slice(None))
+            if out[target] is state[target]:
+                out[target] = state[target].double().clone()
+            weight = out[target][part]
+            if change.shape != weight.shape:
                 raise UserError(
-                    f"adapter {adapter} is for another model: {module} is {tuple(shape)}, and its change "
+                    f"adapter {adapter} is for another model: {module} is {tuple(weight.shape)}, and its change "
                     f"{tuple(change.shape)}",
                     "use it with its own base",
                 )
-            if part is None:
-                out[target] = out[target].double() + lora.scale * change
-                continue
-            if out[target] is state[target]:
-                out[target] = state[target].double().clone()
-            out[target][part] += lora.scale * change
+            weight += lora.scale * change
     except KeyError as error:
         raise UserError(
             f"adapter {adapter} changes {error}, which the model lacks", "use it with its own base"

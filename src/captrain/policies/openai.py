@@ -8,24 +8,21 @@ the server ends its play with `error`, which is retried; what only the user can 
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from captrain.config import Rate, Variable
 from captrain.errors import EnvironmentFault, UserError
-from captrain.models import Completion, ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
-from captrain.policies.policy import ClosedQuestion, Play, options
+from captrain.models import ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
+from captrain.policies.policy import Play, options
 from captrain.records import JsonObject, Message, digest
-
-LIKELIEST = 20
-"""Tokens that endpoints show at most of those that might have been written."""
 
 
 class OpenAIPolicy:
@@ -80,9 +77,8 @@ class OpenAIPolicy:
         Raises:
             UserError: a variable is not set, or the endpoint refuses the key, the model or the form of a request.
         """
-        self._prepare(plays)
         pending, stop = iter(plays), Event()
-        with ThreadPoolExecutor(self.batch) as threads:
+        with self._ready(plays), ThreadPoolExecutor(self.batch) as threads:
             running: set[Future[Play]] = {threads.submit(self._episode, p, stop) for p in islice(pending, self.batch)}
             try:
                 while running:
@@ -94,40 +90,8 @@ class OpenAIPolicy:
             finally:
                 stop.set()
 
-    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
-        """See `Scorer`. Endpoints show the likeliest tokens alone: an answer that is not among them has none of the
-        probability.
-
-        Raises:
-            UserError: as `play`, or the endpoint fails each time, or shows no log-probabilities.
-        """
-        self._prepare(())
-        with ThreadPoolExecutor(self.batch) as threads:
-            return list(threads.map(self._scores, questions))
-
-    def _scores(self, question: ClosedQuestion) -> list[float]:
-        settings: JsonObject = {
-            "temperature": 1.0,
-            "max_tokens": 1,
-            "seed": 0,
-            "logprobs": True,
-            "top_logprobs": LIKELIEST,
-        }
-        try:
-            completion, _ = self._served.chat(messages=request_messages(question.messages), **settings)
-        except (TransientFault, ContextLengthExceeded) as fault:
-            raise UserError(f"{self.name} was asked a question and did not answer ({fault})", "run again") from None
-        logprobs = completion.choices[0].logprobs
-        if logprobs is None or not logprobs.content:
-            raise UserError(
-                f"the endpoint of {self.name} shows no log-probabilities", "choose a router that asks no model"
-            )
-        likely = {token.token: min(0.0, token.logprob) for token in logprobs.content[0].top_logprobs}
-        scores = [likely.get(answer, -math.inf) for answer in question.answers]
-        total = math.fsum(math.exp(score) for score in scores)
-        return [score - math.log(total) if total else score for score in scores]
-
-    def _prepare(self, plays: Sequence[Play]) -> None:
+    @contextmanager
+    def _ready(self, plays: Sequence[Play]) -> Iterator[None]:
         """Raise what only the user can mend before any episode is opened."""
         self._served.client  # noqa: B018  (it is made of variables that may not be set)
         if adapter := next((play.adapter for play in plays if play.adapter), ""):
@@ -136,45 +100,46 @@ class OpenAIPolicy:
                 "act with adapters through policy local or vllm, or serve the model with the adapter merged in, under "
                 "a name",
             )
+        yield
 
     def _episode(self, play: Play, stop: Event) -> Play:
         if not play.start():
             return play
         play.messages = guide(play.messages, self.guidance)
         while not stop.is_set():
-            message = self._answer(play)
+            try:
+                message = self._answer(play)
+            except ContextLengthExceeded as refusal:
+                play.truncated = str(refusal)
+                break
+            except TransientFault as fault:
+                play.error = str(fault)
+                break
             if message is None or not play.advance(message) or play.turns >= self.max_turns:
                 break
         return play
 
     def _answer(self, play: Play) -> Message | None:
-        """Ask for the model's next message; None where none came: by a fault, which is then the play's error, or
-        because the dialogue has outgrown the model, which is the agent's failure."""
-        tools: JsonObject = {"tools": play.tools} if play.tools else {}
-        try:
-            completion = self._completed(
-                play,
-                messages=request_messages(play.messages),
-                temperature=self.temperature,
-                max_tokens=self.max_tokens,
-                seed=int(digest(play.key, play.turns)[:8], 16) >> 1,
-                extra_body=self.options,
-                **tools,
-            )
-        except ContextLengthExceeded as refusal:
-            play.truncated = str(refusal)
-            return None
-        except TransientFault as fault:
-            play.error = str(fault)
-            return None
-        if completion.usage is not None:
-            play.prompt_tokens += completion.usage.prompt_tokens or 0
-            play.completion_tokens += completion.usage.completion_tokens or 0
-        return reply_message(completion.choices[0].message)
+        """Ask for the model's next message; None where the dialogue has outgrown the model, which is the agent's
+        failure.
 
-    def _completed(self, play: Play, **request: Any) -> Completion:
-        """Send one request of a play; raises as `Endpoint.chat` does."""
-        return self._served.chat(**request)[0]
+        Raises:
+            ContextLengthExceeded: the endpoint says so.
+            TransientFault: the endpoint failed.
+        """
+        tools: JsonObject = {"tools": play.tools} if play.tools else {}
+        completion = self._served.chat(
+            messages=request_messages(play.messages),
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            seed=int(digest(play.key, play.turns)[:8], 16) >> 1,
+            extra_body=self.options,
+            **tools,
+        )
+        prompt, reply = completion.tokens
+        play.prompt_tokens += prompt
+        play.completion_tokens += reply
+        return reply_message(completion.choices[0].message)
 
 
 def request_messages(messages: Sequence[Message]) -> list[Message]:
@@ -190,9 +155,13 @@ def request_messages(messages: Sequence[Message]) -> list[Message]:
         if message.get("name"):
             request["name"] = message["name"]
         if message["role"] == "assistant" and (tool_calls := message.get("tool_calls")):
-            request["tool_calls"] = [
-                _call(f"call_{number}", call["function"]) for number, call in enumerate(tool_calls, start=calls)
-            ]
+            request["tool_calls"] = []
+            for number, call in enumerate(tool_calls, start=calls):
+                name, arguments = call["function"]["name"], parsed_arguments(call["function"]["arguments"])
+                # What was no JSON object becomes one: many servers parse what the model is said to have written.
+                text = json.dumps({"": arguments} if isinstance(arguments, str) else arguments, ensure_ascii=False)
+                function = {"name": name, "arguments": text}
+                request["tool_calls"].append({"id": f"call_{number}", "type": "function", "function": function})
             calls, results = calls + len(tool_calls), calls
         elif message["role"] == "tool":
             if results == calls:
@@ -201,13 +170,6 @@ def request_messages(messages: Sequence[Message]) -> list[Message]:
             results += 1
         out.append(request)
     return out
-
-
-def _call(name: str, function: JsonObject) -> JsonObject:
-    arguments = parsed_arguments(function["arguments"])
-    # What was no JSON object becomes one: many servers parse what the model is said to have written.
-    text = json.dumps({"": arguments} if isinstance(arguments, str) else arguments, ensure_ascii=False)
-    return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": text}}
 
 
 def reply_message(message: ReplyMessage) -> Message:

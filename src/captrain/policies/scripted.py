@@ -42,21 +42,17 @@ class ScriptedPolicy:
         """See `Policy.play`."""
         for play in plays:
             actions: Sequence[Message] = []
-            if play.start():
-                actions = self._actions(play)
+            try:
+                if play.start():
+                    actions = (self.script or by_the_book)(play)
+            except InfrastructureError as fault:
+                play.error = str(fault)
             if not play.error and random.Random(play.key).random() >= self.skill:
                 actions = [{"role": "assistant", "content": ""}]
             for action in actions:
                 if not play.advance(action):
                     break
             yield play
-
-    def _actions(self, play: Play) -> Sequence[Message]:
-        try:
-            return self.script(play) if self.script else by_the_book(play)
-        except InfrastructureError as fault:
-            play.error = str(fault)
-            return []
 
 
 def by_the_book(play: Play) -> list[Message]:

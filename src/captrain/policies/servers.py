@@ -1,12 +1,18 @@
-"""A server of our own under vLLM's interface: a child process that is started, watched, restarted and stopped here.
+"""Servers of our own under vLLM's interface: child processes that are started, watched, restarted and stopped here.
 
 A server that has died, or no longer says that it is healthy, is started again with the adapters it had; one that does
 so again and again, or never gets healthy, ends the run with its last words. Adapters are loaded under their content
 hash, and before anything is asked of a name it is looked up what the server understands by it. Which port, process and
 GPUs those are is no part of any result.
+
+A fleet is some servers of one model, up while they are needed. The servers of a stage are children of its process.
+Workers of it, and the processes of a training, ask these servers themselves, and that process for all else
+(`captrain.execution.loans`): to start a server, to start it again, to serve an adapter. An adapter is served from a
+folder of the fleet's own, as long as anybody acts with it: two trainings may act with equal adapters, and each may
+remove its folder at any time.
 """
 
-import http.client
+import atexit
 import json
 import os
 import re
@@ -16,21 +22,18 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from captrain.config import VLLM
 from captrain.errors import UserError
-from captrain.models import Endpoint, TransientFault
-
-if TYPE_CHECKING:
-    import openai
+from captrain.execution import LENDER, borrowed
+from captrain.models import Endpoint, TransientFault, adapter_config
+from captrain.records import digest
 
 LOGS = Path(".cache/servers")
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -43,6 +46,8 @@ FRUITLESS = 3
 """Starts of one server without a single answer between them, after which it is given up."""
 FATAL = 3
 """Deaths of servers during the same request, after which it is sent no more: others are answered between them."""
+PATIENCE = 3600.0
+"""Seconds beyond the starts of a server until it must have been lent: others may be started before it."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for --max-lora-rank."""
 TAIL = 20
@@ -67,6 +72,27 @@ def served_rank(machine: VLLM) -> int:
     return next((rank for rank in RANKS if rank >= machine.max_lora_rank * machine.max_loras), RANKS[-1])
 
 
+def check_ranks(adapters: Iterable[Path], machine: VLLM) -> None:
+    """Refuse what servers would not take, before any of it is played.
+
+    Args:
+        adapters: folders of plain PEFT adapters.
+        machine: how the servers are started.
+
+    Raises:
+        UserError: an adapter has a higher rank than they are started for; a composition has the sum of its members'.
+    """
+    limit = served_rank(machine)
+    for folder in adapters:
+        rank = adapter_config(folder)["r"]
+        if rank > limit:
+            raise UserError(
+                f"the adapter in {folder} has rank {rank}, and servers of policy vllm are started for {limit}",
+                f"raise machine.vllm.max_loras ({machine.max_loras}: adapters that act together, each of rank "
+                f"{machine.max_lora_rank}; vLLM takes {RANKS[-1]} at most), or compose fewer (router.p, router.most)",
+            )
+
+
 class Service(NamedTuple):
     """All that decides which servers are started: how (`machine`), with which model (`source`, a folder or a name),
     under which `name`, with which arguments that decide what is answered, and with how many seconds for a request."""
@@ -86,34 +112,28 @@ class Place(NamedTuple):
     log: Path
 
 
-class Answering(Endpoint):
-    """A server that answers requests of this process, whichever process has started it.
+class Replica(Endpoint):
+    """A server that this process asks, and that another one has started and mends.
 
     Args:
         service: what it serves.
         number: among its kind.
     """
 
+    proxied = False  # a proxy has no business between processes of one machine
+
     def __init__(self, service: Service, number: int) -> None:
         self.service, self.machine, self.number = service, service.machine, number
         self.name = self.served = service.name
         self.retries, self.timeout = 0, service.timeout  # what to do after a fault is known here, not to the library
-        self.endpoint = self.key = ""
-        self.episodes = self.starts = 0
-        self._port = 0
+        self.place = Place(0, 0, LOGS)
+        self._label = f"server {number} of policy vllm"
+        self.episodes = 0
+        self.fruitful = 0
+        """Start since which the server has answered something."""
 
-    @cached_property
-    def client(self) -> "openai.OpenAI":
-        """See `Endpoint.client`; of the server as it was started last."""
-        import openai
-
-        return openai.OpenAI(
-            base_url=f"http://127.0.0.1:{self._port}/v1",
-            api_key=self._secret,
-            max_retries=0,
-            timeout=self.timeout,
-            http_client=openai.DefaultHttpxClient(trust_env=False),
-        )
+    def _url(self) -> str:
+        return f"http://127.0.0.1:{self.place.port}/v1"
 
     @property
     def _secret(self) -> str:
@@ -122,41 +142,36 @@ class Answering(Endpoint):
     def _mistake(self, status: int, message: str) -> UserError:
         return UserError(
             f"{self._label} refuses a request to {self.name} ({message})",
-            f"correct the settings of policy vllm or machine.vllm.arguments; {self.log} has what it said",
+            f"correct the settings of policy vllm or machine.vllm.arguments; {self.place.log} has what it said",
         )
 
-    @property
-    def _label(self) -> str:
-        return f"server {self.number} of policy vllm"
+    def follow(self, place: Place) -> None:
+        """Ask the server where it has been started since."""
+        if place.starts > self.place.starts:
+            self.place = place
+            self.__dict__.pop("client", None)
 
-    @property
-    def log(self) -> Path:
-        """File that the server's output goes to."""
-        raise NotImplementedError
-
-    def mark_useful(self) -> None:
-        """Say that the server has done something useful since its start."""
-        raise NotImplementedError
-
-    def mend(self, starts: int, request: str = "") -> None:
+    def mend(self, starts: int, request: str = "", fruitful: int = 0) -> None:
         """Start the server again after a fault, if it is dead or not healthy.
 
         Args:
-            starts: `starts` as it was when the request was sent; a server that was started since is left alone.
+            starts: of the server when the request was sent; one that was started since is left alone.
             request: what was sent, by a digest.
+            fruitful: start since which it has answered another process.
 
         Raises:
             UserError: it is of no use to start it yet another time.
         """
-        raise NotImplementedError
+        arguments = self.service, self.number, starts, request, max(fruitful, self.fruitful)
+        with borrowed(_mended, *arguments, patience=FRUITLESS * self.machine.start_timeout + PATIENCE) as place:
+            self.follow(place)
 
 
-class Replica(Answering):
-    """vLLM server of one replica, a child process that is started, watched and mended here."""
+class Server(Replica):
+    """A server that is a child of this process: started, watched and mended here."""
 
     def __init__(self, service: Service, number: int) -> None:
         super().__init__(service, number)
-        self.source, self.settings = service.source, list(service.settings)
         self.adapters: dict[str, Path] = {}
         self._fruitless = 0
         self._deaths = Counter[str]()
@@ -164,20 +179,6 @@ class Replica(Answering):
         self._process: subprocess.Popen[bytes] | None = None
         self._asleep = False
         self._lock = threading.RLock()
-
-    @property
-    def place(self) -> Place:
-        """The server as it was started last."""
-        return Place(self._port, self.starts, self.log)
-
-    @property
-    def log(self) -> Path:
-        """See `Answering`."""
-        return LOGS / f"{os.getpid()}-{self.number}.log"
-
-    def mark_useful(self) -> None:
-        """See `Answering`."""
-        self._fruitless = 0
 
     def ready(self) -> None:
         """Start the server if it is not there, and wake it if it sleeps.
@@ -195,35 +196,38 @@ class Replica(Answering):
     def sleep(self) -> None:
         """Let the server give its GPUs to others; it keeps its weights and adapters in the memory of the machine."""
         with self._lock:
-            self._asleep = self._process is not None and self._turn("/sleep?level=1")
+            if self._process is not None:
+                self._asleep = True
+                self._turn("/sleep?level=1")
 
-    def _turn(self, path: str) -> bool:
+    def _turn(self, path: str) -> None:
         """Let the server fall asleep or wake; one that fails at it is stopped, and started again when it is needed."""
         try:
             self._control(path, {})
         except TransientFault as fault:
             print(f"{self._label} does not answer {path} ({fault}): it is stopped", file=sys.stderr)
             self._kill()
-        return self._process is not None
 
-    def mend(self, starts: int, request: str = "") -> None:
-        """See `Answering`."""
+    def mend(self, starts: int, request: str = "", fruitful: int = 0) -> None:
+        """See `Replica`."""
         with self._lock:
-            if starts == self.starts and self._process is not None and self._healthy(HEALTH):
-                return
+            if max(fruitful, self.fruitful) >= starts:
+                self._fruitless = 0
+            problem = ""
+            if starts == self.place.starts:
+                problem = self._fault(HEALTH) if self._process is not None else "was stopped"
+                if not problem:
+                    return
             self._deaths[request] += request != ""
             if self._deaths[request] >= FATAL:
                 raise self._useless(f"died {FATAL} times while it answered one and the same request")
-            if starts != self.starts:
-                return
-            problem = (
-                self._exit() if self._process is not None and self._process.poll() is not None else "is not healthy"
-            )
-            print(f"{self._label} {problem}: it is started again", file=sys.stderr)
-            self._kill()
-            self._start()
+            if problem:
+                print(f"{self._label} {problem}: it is started again", file=sys.stderr)
+                self._kill()
+                self._start()
 
     def _start(self) -> None:
+        log, starts = LOGS / f"{os.getpid()}-{self.number}.log", self.place.starts
         if self._fruitless >= FRUITLESS:
             raise self._useless(f"was started {FRUITLESS} times and never answered a request")
         interpreter = shutil.which(os.path.expanduser(self.machine.python))
@@ -235,64 +239,58 @@ class Replica(Answering):
         self._fruitless += 1
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self.__dict__.pop("client", None)
+            self.follow(Place(free.getsockname()[1], starts + 1, log))
         command = [
-            *(sys.executable, "-I", str(KEEPER), str(GRACE), interpreter, *self.machine.command, self.source),
-            *("--host", "127.0.0.1", "--port", str(self._port), "--served-model-name", self.name, "--enable-lora"),
+            *(sys.executable, "-I", str(KEEPER), str(GRACE), interpreter, *self.machine.command, self.service.source),
+            *("--host", "127.0.0.1", "--port", str(self.place.port), "--served-model-name", self.name, "--enable-lora"),
             *("--max-lora-rank", str(served_rank(self.machine)), "--max-loras", str(self.machine.max_loras)),
-            *self.settings,
+            *self.service.settings,
             *self.machine.arguments,
         ]
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab" if self.starts else "wb") as log:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab" if starts else "wb") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment(), start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=server_environment(self.machine, self.number),
+                start_new_session=True,
             )
-        self.starts += 1
-        if not self._healthy(self.machine.start_timeout):
-            dead = self._process.poll() is not None
-            limit = f"is not healthy after {self.machine.start_timeout:g} seconds"
-            raise self._useless(self._exit() if dead else limit)
+        if problem := self._fault(self.machine.start_timeout):
+            raise self._useless(problem)
         try:
-            self._check(self.name, self.source)
+            self._check(self.name, self.service.source)
             for name, folder in self.adapters.items():
                 self._load(name, folder)
         except TransientFault as fault:
             raise self._useless(f"fails at once ({fault})") from None
 
-    def _environment(self) -> dict[str, str]:
-        """Copy our environment without what would lead the server's interpreter to our packages."""
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        env |= {"VLLM_SERVER_DEV_MODE": "1"} if self.machine.sleeps else {}
-        return env | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} | devices(self.machine, self.number)
-
-    def _healthy(self, seconds: float) -> bool:
-        """Wait until the server reports that it is healthy, at most so many seconds; False as soon as it has ended."""
+    def _fault(self, seconds: float) -> str:
+        """Wait until the server says that it is healthy, at most so many seconds; return why it is not, "" if it is."""
         assert self._process is not None
         deadline = time.monotonic() + seconds
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while self._process.poll() is None:
             with suppress(TransientFault):
                 self._control("/health", timeout=HEALTH)
-                return True
+                return ""
+            if time.monotonic() > deadline:
+                return f"is not healthy after {seconds:g} seconds"
             time.sleep(POLL)
-        return False
-
-    def _exit(self) -> str:
-        assert self._process is not None
         status = self._process.wait()
         return f"died ({f'signal {status - 128}' if status > 128 else f'exit status {status}'})"
 
     def _useless(self, problem: str) -> UserError:
         self._kill()
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        log = self.place.log
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         # What it died of may stand far above what is said at its end.
         errors = {match[0]: None for line in lines[:-TAIL] if (match := RAISED.search(line))}
         last_words = [*[*errors][-ERRORS:], *lines[-TAIL:]]
         output = "".join(f"\n    {line}" for line in last_words) or " (it said nothing)"
         return UserError(
             f"{self._label} {problem}:{output}",
-            f"correct machine.vllm (python, arguments, gpus, start_timeout) and run again; {self.log} has all it said",
+            f"correct machine.vllm (python, arguments, gpus, start_timeout) and run again; {log} has all it said",
         )
 
     def _control(self, path: str, body: Mapping[str, object] | None = None, timeout: float = 600.0) -> str:
@@ -302,18 +300,13 @@ class Replica(Answering):
             TransientFault: a fault of the server, or no answer.
             UserError: it refuses the request.
         """
-        data = None if body is None else json.dumps(body).encode()
-        url, kind = f"http://127.0.0.1:{self._port}{path}", {"Content-Type": "application/json"}
-        try:
-            # A proxy has no business between a process and its child.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(urllib.request.Request(url, data, kind), timeout=timeout) as answer:
-                return answer.read().decode()
-        except urllib.error.HTTPError as error:
-            message = self._excerpt(f"{error.code}: {error.read().decode(errors='replace')}")
-            raise (TransientFault(message) if error.code >= 500 else self._mistake(error.code, message)) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise TransientFault(self._excerpt(f"{type(error).__name__}: {error}")) from None
+        import httpx2
+
+        url = f"http://127.0.0.1:{self.place.port}{path}"
+        settings = {"cast_to": httpx2.Response, "options": {"timeout": timeout}}
+        if body is None:
+            return self._sent(self.client.get, path=url, **settings).text
+        return self._sent(self.client.post, path=url, body=body, **settings).text
 
     def _check(self, name: str, root: str) -> bool:
         """Return whether the server has a model of this name.
@@ -326,7 +319,7 @@ class Replica(Answering):
             return False
         model = models[name]
         # vLLM tells where it has a model from; the embedded server also what it is.
-        if model.get("root") != root or (root != self.source and model.get("digest", name) != name):
+        if model.get("root") != root or (name != self.name and model.get("digest", name) != name):
             raise UserError(
                 f"{self._label} serves {model.get('root')} ({model.get('digest', 'no digest')}) as {name}, and asked "
                 f"was {root}",
@@ -342,46 +335,40 @@ class Replica(Answering):
             users: says which adapters anybody acts with at this moment, those of the caller among them.
         """
         with self._lock:
-            for name, folder in adapters.items():
-                if name not in self.adapters:
-                    self._add(name, folder)
-            acting = users()
-            for name in [name for name in self.adapters if name not in acting]:
-                self._remove(name)
+            for name in adapters.keys() - self.adapters.keys():
+                self._change(name, adapters[name])
+            for name in self.adapters.keys() - set(users()):
+                self._change(name, None)
 
-    def _add(self, name: str, folder: Path) -> None:
-        starts = self.starts
+    def _change(self, name: str, folder: Path | None) -> None:
+        """Load an adapter from its folder, or unload it (None); a server that has to be started again for it comes with
+        the adapters as they are then."""
+        before, starts = self.adapters, self.place.starts
+        after = {adapter: path for adapter, path in before.items() if adapter != name}
+        if folder is not None:
+            after[name] = folder
         try:
-            self._load(name, folder)
-        except TransientFault:
-            self.mend(starts)
-            try:
+            if folder is not None:
                 self._load(name, folder)
-            except TransientFault as fault:
-                raise UserError(
-                    f"{self._label} does not take adapter {name} from {folder} ({fault})",
-                    f"see {self.log}; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}",
-                ) from None
-        self.adapters[name] = folder
-
-    def _remove(self, name: str) -> None:
-        starts = self.starts
-        del self.adapters[name]
-        try:
-            self._control("/v1/unload_lora_adapter", {"lora_name": name})
+            else:
+                self._control("/v1/unload_lora_adapter", {"lora_name": name})
         except TransientFault as fault:
-            self.mend(starts)  # one that was started again has it no more
-            if self.starts == starts:
+            self.adapters = after
+            self.mend(starts)
+            if self.place.starts == starts:
+                self.adapters = before
                 raise UserError(
-                    f"{self._label} does not let go of adapter {name} ({fault})", f"see {self.log}"
+                    f"{self._label} does not {f'take adapter {name} from {folder}' if folder else f'let go of {name}'} "
+                    f"({fault})",
+                    f"see {self.place.log}; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}",
                 ) from None
+        self.adapters = after
 
     def _load(self, name: str, folder: Path) -> None:
-        if self._check(name, str(folder)):
-            return
-        self._control("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         if not self._check(name, str(folder)):
-            raise TransientFault(f"model server: it took adapter {name} and does not list it")
+            self._control("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+            if not self._check(name, str(folder)):
+                raise TransientFault(f"model server: it took adapter {name} and does not list it")
 
     def dismiss(self) -> None:
         """Ask the server to end, and all that it has started; it may finish first what it has begun."""
@@ -392,11 +379,11 @@ class Replica(Answering):
         """Stop the server and wait for its end."""
         with self._lock:
             self.dismiss()
-            if self._process is not None:
-                with suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
+                if self._process is not None:
                     self._process.wait(GRACE + POLL)
             self._kill()
-            self.adapters.clear()
+            self.adapters, self._fruitless = {}, 0
 
     def _kill(self) -> None:
         process, self._process, self._asleep = self._process, None, False
@@ -407,23 +394,161 @@ class Replica(Answering):
             process.stdin.close()
 
 
-def devices(machine: VLLM, number: int) -> dict[str, str]:
-    """Make the environment that shows a replica its GPUs, counted from the last visible one.
+def server_environment(machine: VLLM, number: int) -> dict[str, str]:
+    """Make the environment of a server: ours without what would lead its interpreter to our packages, and with its
+    GPUs, counted from the last visible one.
 
     Raises:
         UserError: there are not so many.
     """
-    if not machine.gpus:
-        return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        import torch
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if machine.sleeps:
+        env["VLLM_SERVER_DEV_MODE"] = "1"
+    if machine.gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            import torch
 
-        visible = ",".join(map(str, range(torch.cuda.device_count())))
-    gpus = [gpu for gpu in visible.split(",") if gpu]
-    if len(gpus) < machine.replicas * machine.gpus:
-        raise UserError(
-            f"machine.vllm asks for {machine.replicas} x {machine.gpus} GPUs, and {len(gpus)} are visible",
-            "ask for fewer replicas or gpus; 0 gpus where the servers are to find their own",
-        )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[::-1][number * machine.gpus :][: machine.gpus])}
+            visible = ",".join(map(str, range(torch.cuda.device_count())))
+        gpus = [gpu for gpu in visible.split(",") if gpu]
+        if len(gpus) < machine.replicas * machine.gpus:
+            raise UserError(
+                f"machine.vllm asks for {machine.replicas} x {machine.gpus} GPUs, and {len(gpus)} are visible",
+                "ask for fewer replicas or gpus; 0 gpus where the servers are to find their own",
+            )
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[::-1][number * machine.gpus :][: machine.gpus])
+    return env
+
+
+class Fleet:
+    """The servers of another process, with an own count of the episodes that each is asked in."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.machine = service, service.machine
+        self.replicas: Sequence[Replica] = [Replica(service, number) for number in range(self.machine.replicas)]
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
+        """Start servers that are down, wake those that sleep, and let them serve these adapters under these digests;
+        others that nobody acts with are let go. Servers that may sleep do so when nobody needs them any more.
+
+        Raises:
+            UserError: a server does not start, or does not take an adapter.
+            InfrastructureError: the process of the servers is gone.
+        """
+        with borrowed(
+            _served, self.service, dict(adapters), patience=FRUITLESS * self.machine.start_timeout + PATIENCE
+        ) as places:
+            with self._lock:
+                for replica, place in zip(self.replicas, places, strict=True):
+                    replica.follow(place)
+            yield
+
+    @contextmanager
+    def replica(self) -> Iterator[Replica]:
+        """Choose the replica with the fewest episodes, for one more."""
+        with self._lock:
+            replica = min(self.replicas, key=lambda candidate: candidate.episodes)
+            replica.episodes += 1
+        try:
+            yield replica
+        finally:
+            with self._lock:
+                replica.episodes -= 1
+
+    def close(self) -> None:
+        """Leave the servers to the process that started them."""
+
+
+class OwnFleet(Fleet):
+    """Servers of this process; started when they are needed, stopped with `close` or at the end of the process."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.servers = [Server(service, number) for number in range(self.machine.replicas)]
+        self.replicas = self.servers
+        self.folder = (LOGS / f"{os.getpid()}-{digest(*service)[:8]}").resolve()
+        """Folder of the adapters that are served."""
+        self._in_use: Counter[str] = Counter()
+        self._plays = 0
+        atexit.register(self.close)
+
+    @contextmanager
+    def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
+        """See `Fleet`."""
+        check_ranks(adapters.values(), self.machine)
+        with self._lock:
+            self._plays += 1
+            for name, folder in adapters.items():
+                if not (self.folder / name).exists():
+                    shutil.rmtree(aside := self.folder / f"{name}.new", ignore_errors=True)
+                    shutil.copytree(folder, aside)
+                    aside.rename(self.folder / name)
+            self._in_use.update(adapters.keys())
+        try:
+            with ThreadPoolExecutor(len(self.servers)) as threads:
+                # All to their ends, so that none is still being started when the first failure is raised.
+                list(threads.map(Server.ready, self.servers))
+                if adapters:
+                    copies = {name: self.folder / name for name in adapters}
+                    list(threads.map(lambda server: server.hold(copies, self._users), self.servers))
+                    # Folders of adapters that no server holds are removed.
+                    with self._lock:
+                        loaded = {name for server in self.servers for name in server.adapters}
+                        for path in self.folder.iterdir():
+                            if path.name not in loaded and self._in_use[path.name] < 1:
+                                shutil.rmtree(path)
+            yield
+        finally:
+            with self._lock:
+                self._in_use.subtract(adapters.keys())
+                self._plays -= 1
+                for server in self.servers if self.machine.sleeps and not self._plays else ():
+                    server.sleep()
+
+    def _users(self) -> Collection[str]:
+        with self._lock:
+            return {name for name, count in self._in_use.items() if count > 0}
+
+    def close(self) -> None:
+        """Stop all servers; they start again when they are needed again."""
+        for server in self.servers:
+            server.dismiss()
+        for server in self.servers:
+            server.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+fleets: dict[tuple[str, str], Fleet] = {}
+"""Fleets of this process, by whom they are borrowed from ("": they are its own) and by their services."""
+_lock = threading.Lock()
+
+
+def fleet_of(service: Service) -> Fleet:
+    """Return the servers of this process, or those of the process that it is a worker of; they are shared by all who
+    need the same ones."""
+    lender = os.environ.get(LENDER, "")
+    key = (lender, digest(*service))
+    with _lock:
+        if key not in fleets:
+            fleets[key] = Fleet(service) if lender else OwnFleet(service)
+        return fleets[key]
+
+
+# What a process of servers lends.
+
+
+@contextmanager
+def _served(service: Service, adapters: Mapping[str, Path]) -> Iterator[list[Place]]:
+    fleet = fleet_of(service)
+    with fleet.serving(adapters):
+        yield [replica.place for replica in fleet.replicas]
+
+
+@contextmanager
+def _mended(service: Service, number: int, starts: int, request: str, fruitful: int) -> Iterator[Place]:
+    replica = fleet_of(service).replicas[number]
+    replica.mend(starts, request, fruitful)
+    yield replica.place

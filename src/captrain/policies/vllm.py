@@ -1,7 +1,7 @@
 """The base behind vLLM servers of our own, with any adapters of it: token in, token out, so that it can be trained.
 
-The servers are child processes of the stage (`captrain.policies.servers`), wherever it runs, and all its workers ask
-them (`captrain.policies.fleet`). Adapters are loaded under their content hash, and every answer must come from the
+The servers are child processes of the stage, wherever it runs, and all its workers ask them
+(`captrain.policies.servers`). Adapters are loaded under their content hash, and every answer must come from the
 model that was asked for.
 
 A prompt is sent as token ids. After each turn what answers it is appended, rendered by the chat template on its own:
@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from threading import Event
@@ -39,11 +40,10 @@ from captrain.models import (
     model_source,
     trusts_code,
 )
-from captrain.policies.fleet import BorrowedFleet, Fleet, fleet_of
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
-from captrain.policies.servers import Answering, Service
+from captrain.policies.servers import Fleet, Replica, Service, fleet_of
 from captrain.records import JsonObject, Message, digest, file_digest
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
@@ -151,7 +151,7 @@ class VLLMPolicy(OpenAIPolicy):
         return min(limit, self.longest or limit)
 
     @property
-    def fleet(self) -> Fleet | BorrowedFleet:
+    def fleet(self) -> Fleet:
         """The servers, shared by all policies that need the same ones, in this process and in the others of its stage.
 
         Raises:
@@ -176,17 +176,15 @@ class VLLMPolicy(OpenAIPolicy):
         """Stop the servers; they start again when something is played again."""
         self.fleet.close()
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
-        """See `Policy.play`.
-
-        Raises:
-            UserError: a server does not start, or serves another model or adapter than the one asked for.
-        """
+    @contextmanager
+    def _ready(self, plays: Sequence[Play]) -> Iterator[None]:
+        self.tokenizer  # noqa: B018  (before threads ask for it, as for the longest dialogue)
+        self.max_length  # noqa: B018
         adapters = {folder: Path(folder).resolve() for folder in {play.adapter for play in plays} if folder}
         names = {folder: adapter_digest(path) for folder, path in adapters.items()}
         self._names.update(names)
         with self.fleet.serving({names[folder]: path for folder, path in adapters.items()}):
-            yield from super().play(plays)
+            yield
 
     def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
         """See `Scorer`.
@@ -194,9 +192,11 @@ class VLLMPolicy(OpenAIPolicy):
         Raises:
             UserError: as `play`, or a server fails each time.
         """
-        self._prepare(())
-        with self.fleet.serving({}), ThreadPoolExecutor(self.batch) as threads:
-            return list(threads.map(self._scores, questions))
+        with self._ready(()), ThreadPoolExecutor(self.batch) as threads:
+            try:
+                return list(threads.map(self._scores, questions))
+            except (TransientFault, ContextLengthExceeded) as fault:
+                raise UserError(f"the model was asked a question and did not answer ({fault})", "run again") from None
 
     def _scores(self, question: ClosedQuestion) -> list[float]:
         chat = self.chat([])
@@ -205,19 +205,11 @@ class VLLMPolicy(OpenAIPolicy):
         settings: JsonObject = {"temperature": 1.0, "max_tokens": 1, "seed": 0, "logprobs": len(tokens)}
         prompt = chat.prompt(question.messages)[1 - self.max_length :]
         with self.fleet.replica() as replica:
-            try:
-                completion = self._sent(replica, self.name, prompt, {**settings, "extra_body": extra})
-            except (TransientFault, ContextLengthExceeded) as fault:
-                raise UserError(f"the model was asked a question and did not answer ({fault})", "run again") from None
+            completion = self._sent(replica, self.name, prompt, {**settings, "extra_body": extra})
         [scores] = (completion.choices[0].logprobs or TokenScores()).top_logprobs or [None]
         if scores is None:
             raise UserError("the servers of policy vllm do not show log-probabilities", "install vLLM 0.10.2 or later")
         return [scores[f"token_id:{token}"] for token in tokens]
-
-    def _prepare(self, plays: Sequence[Play]) -> None:
-        # Before threads ask for them.
-        self.tokenizer  # noqa: B018
-        self.max_length  # noqa: B018
 
     def chat(self, tools: list[JsonObject]) -> Chat:
         """Return the dialogue renderer for a set of tools."""
@@ -235,7 +227,8 @@ class VLLMPolicy(OpenAIPolicy):
         chat, context = self.chat(play.tools), self._episode_state.context
         if context:
             play.rerendered += chat.dialogue(play.messages)[: len(play.token_ids)] != play.token_ids
-            follows = chat.suffix(_replies(play.messages), context[-1])
+            turns = [index for index, message in enumerate(play.messages) if message["role"] == "assistant"]
+            follows = chat.suffix(play.messages[turns[-1] + 1 :], context[-1])
             prompt = context + follows
         else:
             follows = chat.prompt(play.messages)
@@ -244,20 +237,18 @@ class VLLMPolicy(OpenAIPolicy):
         if space <= 0:
             play.truncated = outgrown(self.max_length, 0 if context else len(prompt))
             return None
-        try:
-            completion = self._continuation(play, prompt, min(self.max_tokens, space))
-        except ContextLengthExceeded as refusal:
-            play.truncated = str(refusal)
-            return None
-        except TransientFault as fault:
-            play.error = str(fault)
-            return None
-        reply, logprobs = _reply_tokens(completion)
+        choice = self._continuation(play, prompt, min(self.max_tokens, space)).choices[0]
+        reply, scores = choice.token_ids, choice.logprobs
+        if reply is None or scores is None or len(scores.token_logprobs) != len(reply):
+            raise UserError(
+                "the servers of policy vllm do not show the tokens that they write",
+                "install vLLM 0.10.2 or later in the environment that machine.vllm.python names",
+            )
         play.prompt_tokens += len(prompt)
         play.completion_tokens += len(reply)
         play.token_ids += follows + reply
         play.mask += [0] * len(follows) + [1] * len(reply)
-        play.logprobs += [0.0] * len(follows) + logprobs
+        play.logprobs += [0.0] * len(follows) + scores.token_logprobs
         self._episode_state.context = prompt + reply
         if not chat.ends.intersection(reply[-1:]) and len(reply) >= space:
             play.truncated = outgrown(self.max_length)
@@ -280,7 +271,7 @@ class VLLMPolicy(OpenAIPolicy):
         model = self._names[play.adapter] if play.adapter else self.name
         return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
 
-    def _sent(self, replica: Answering, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
+    def _sent(self, replica: Replica, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
         """Send one request, again after passing faults.
 
         Raises:
@@ -290,7 +281,7 @@ class VLLMPolicy(OpenAIPolicy):
         """
         request, faults = digest(model, list(prompt), settings), 0
         while True:
-            starts = replica.starts
+            starts = replica.place.starts
             try:
                 completion = replica.complete(prompt, model=model, **settings)
                 break
@@ -299,29 +290,11 @@ class VLLMPolicy(OpenAIPolicy):
                 replica.mend(starts, request)
                 if faults > self.retries:
                     raise
-                if replica.starts == starts:
+                if replica.place.starts == starts:
                     time.sleep(PAUSE * 2**faults)
-        replica.mark_useful()
+        replica.fruitful = starts
         if completion.model != model:
             raise UserError(
                 f"policy vllm asked for {model}, and {completion.model} answered", "see what machine.vllm starts"
             )
         return completion
-
-
-def _reply_tokens(completion: TokenCompletion) -> tuple[list[int], list[float]]:
-    """Read the tokens that were written, and their log-probabilities."""
-    choice = completion.choices[0]
-    tokens, scores = choice.token_ids, choice.logprobs
-    if tokens is None or scores is None or len(scores.token_logprobs) != len(tokens):
-        raise UserError(
-            "the servers of policy vllm do not show the tokens that they write",
-            "install vLLM 0.10.2 or later in the environment that machine.vllm.python names",
-        )
-    return tokens, scores.token_logprobs
-
-
-def _replies(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages after the last turn of the assistant."""
-    last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
-    return list(messages[last + 1 :])

@@ -3,49 +3,104 @@
 Every finished rollout is appended to a journal outside the pipeline's outputs, named by the fingerprint of all that
 decides the result; a run that was cut off goes on from there and ends in the identical file. An infrastructure error
 is retried, and if it stays, the rollout is an `error`, never a failure. Randomness is named by (seed, task, trial).
+
+For a stage they are collected in this process or, on a cluster, by jobs, each of which takes a shard of the tasks: a
+`RolloutBatch` says which rollouts in a form that can be sent away, so that diagnosis, calibration and evaluation differ
+only in who acts where. Rollouts are the same in any number of shards.
 """
 
 import fcntl
+import inspect
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Literal
+from tempfile import TemporaryDirectory
+from typing import IO, Literal, Protocol
 
-from captrain.contract import GuardedEpisode, Target, closing_episodes
+from captrain.benchmarks import load_benchmark
+from captrain.config import Component, Machine
+from captrain.contract import Environment, GuardedEpisode, Target, closing_episodes
 from captrain.errors import InfrastructureError
-from captrain.execution import code_digest, dispatched
+from captrain.execution import code_digest, dispatched, launch
 from captrain.ledger import guard_split
 from captrain.models import Adapter
-from captrain.policies import Play, Policy
+from captrain.policies import Play, Policy, load_policy
 from captrain.records import (
     JsonObject,
     Purpose,
     Rollout,
     Score,
+    Split,
     Task,
     Usage,
     digest,
+    file_digest,
     line_of,
     plain,
     publish_text,
     redacted,
     remains,
 )
-from captrain.rollouts.scoring import score_of, scored
 
 JOURNALS = Path(".cache/rollouts")
 OUTAGE = 32
 """Plays one after another that come to an infrastructure error: what they stand on is down, and no more are begun."""
+AT_ONCE = 16
+"""Plays that are scored at the same time: a grader may take seconds, and its score depends on the record alone."""
 SILENCE = 5.0
 """Seconds without a finished rollout after which the progress line says so."""
+PURPOSES: dict[Split, Purpose] = {"discovery": "diagnosis", "training": "training", "test": "evaluation"}
+"""Purpose of a rollout by the split that its task is of."""
+SHARDS = 4
+"""Jobs for one batch: each takes several times as long as it takes to come up, and there are seldom more GPUs free."""
 Sample = tuple[Task, int]
 """A rollout to be: its task and the number of its trial."""
+Identity = tuple[str, str, str, Purpose, int]
+"""Digests of policy, target and adapter, purpose and seed of rollouts."""
+
+
+def play(
+    benchmark: Environment | type[Environment],
+    policy: Policy,
+    *,
+    tasks: int = 20,
+    split: Split = "discovery",
+    trials: int = 1,
+    seed: int = 0,
+) -> list[Rollout]:
+    """Play the first tasks of a benchmark: `captrain.play(CalendarDesk(), policy, tasks=20)`.
+
+    Args:
+        benchmark: of the contract, or its class, which is built with its defaults.
+        policy: who acts.
+        tasks: so many, of the split.
+        split: discovery, training or test.
+        trials: rollouts of each task.
+        seed: of all randomness.
+
+    Returns:
+        Rollouts in the order (task, trial), as `captrain.diagnose` takes them.
+
+    Raises:
+        EnvironmentFault: the benchmark broke its contract.
+        InfrastructureError: most rollouts came to an error.
+    """
+    environment = benchmark() if isinstance(benchmark, type) else benchmark
+    kind = type(environment)
+    source = f"{kind.__module__}:{kind.__qualname__}"
+    target = Target(environment, source, digest(source, file_digest(Path(inspect.getfile(kind)))))
+    purpose, sample = PURPOSES[split], target.tasks(split, tasks)
+    # What else decides its behaviour is not known here: nothing of it is kept for another call.
+    with TemporaryDirectory() as journals:
+        return collect(policy, target, sample, purpose=purpose, seed=seed, trials=trials, journals=Path(journals))
 
 
 def collect(
@@ -84,16 +139,16 @@ def collect(
         InfrastructureError: most rollouts came to an error, which it quotes; what is whole is kept.
     """
     guard_split(tasks, purpose)
-    collection = _Collection(policy, target, purpose, seed, adapter, retries)
+    # All that decides every rollout, and with it its name.
+    identity: Identity = policy.digest, target.fingerprint, adapter.digest if adapter else "", purpose, seed
     samples = [(task, trial) for task in tasks for trial in range(trials)]
     names = [(task.id, trial) for task, trial in samples]
-    fingerprint = digest(code_digest(collect), *collection.identity, names)
-    with journal(journals / f"{fingerprint}.jsonl") as (whole, file):
+    with journal(journals / f"{digest(code_digest(collect), *identity, names)}.jsonl") as (whole, file):
         rollouts = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
         missing = [(task, trial) for task, trial in samples if (task.id, trial) not in rollouts]
         label = f"{target.name}{f' with {adapter.digest}' if adapter else ''}"
         with ProgressBar(label, len(samples), len(rollouts), quiet) as progress:
-            for rollout in collection.attempts(missing):
+            for rollout in _attempts(policy, target, missing, identity, adapter, retries):
                 rollouts[rollout.task.id, rollout.trial] = rollout
                 file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
                 file.flush()
@@ -111,72 +166,118 @@ def collect(
     return ordered
 
 
-@dataclass(frozen=True)
-class _Collection:
-    """Settings that all rollouts of a collection share; tasks and trials vary (see `collect`)."""
+def _attempts(
+    policy: Policy,
+    target: Target,
+    samples: Sequence[Sample],
+    identity: Identity,
+    adapter: Adapter | None,
+    retries: int,
+) -> Iterator[Rollout]:
+    """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted
+    again, as often as may be, the last time by itself. Raises InfrastructureError after `OUTAGE` such errors on end."""
+    *_, purpose, seed = identity
+    plays, row = dict[int, tuple[Play, GuardedEpisode, Task, int]](), list[str]()
 
-    policy: Policy
-    target: Target
-    purpose: Purpose
-    seed: int
-    adapter: Adapter | None
-    retries: int
+    def score(play: Play) -> Score | None:
+        _, episode, task, _ = plays[id(play)]
+        episode.close()
+        return score_of(target, task, play)
 
-    @property
-    def identity(self) -> tuple[str, str, str, Purpose, int]:
-        """Digests and settings that decide every rollout, and with them its name."""
-        adapter = self.adapter.digest if self.adapter else ""
-        return self.policy.digest, self.target.fingerprint, adapter, self.purpose, self.seed
+    for attempt in range(retries + 1):
+        retried: list[Sample] = []
+        # One that dies takes with it what its worker holds: the last attempt has no neighbours.
+        is_last = 0 < attempt == retries
+        for together in [[sample] for sample in samples] if is_last else [samples]:
+            plays.clear()
+            for task, trial in together:
+                key = f"{seed}/{task.id}/{trial}"
+                episode = target.open(task, key)
+                play = Play(key, episode, adapter.folder if adapter else "")
+                plays[id(play)] = (play, episode, task, trial)
+            # Others may be open while one is scored: whatever is raised then, all are closed.
+            with closing_episodes([episode for _, episode, *_ in plays.values()]):
+                for play, verdict in scored(policy.play([play for play, *_ in plays.values()]), score):
+                    _, _, task, trial = plays[id(play)]
+                    row = [*row, play.error] if play.error else []
+                    if len(row) >= OUTAGE:
+                        raise outage(f"{target.name}: the last {len(row)} plays", row)
+                    if play.error and attempt < retries:
+                        retried.append((task, trial))
+                        continue
+                    outcome: Literal["passed", "failed", "error"] = "error"
+                    if verdict is not None:
+                        # A model that has no room for the prompt has failed, even where an environment rewards an agent
+                        # that does nothing: it was never asked.
+                        outcome = "passed" if verdict.success and (play.turns or not play.truncated) else "failed"
+                    yield Rollout(
+                        id=digest(*identity, task.id, trial)[:12],
+                        environment=target.name,
+                        task=task,
+                        trial=trial,
+                        purpose=purpose,
+                        policy=policy.digest,
+                        adapter=adapter.digest if adapter else None,
+                        messages=play.messages,
+                        reference=target.reference(task),
+                        token_ids=play.token_ids,
+                        mask=play.mask,
+                        logprobs=play.logprobs,
+                        usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
+                        score=verdict,
+                        outcome=outcome,
+                        error=None if play.error is None else redacted(plain(play.error)),
+                        truncated=play.truncated,
+                        rerendered=play.rerendered,
+                        retries=attempt,
+                    )
+        if not retried:
+            break
+        samples = retried
 
-    def attempts(self, samples: Sequence[Sample]) -> Iterator[Rollout]:
-        """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted again, as often as
-        may be, the last time by itself. Raises InfrastructureError after `OUTAGE` such errors on end."""
-        identity, plays = self.identity, dict[int, tuple[Play, GuardedEpisode, Task, int]]()
-        row: list[str] = []
 
-        def score(play: Play) -> Score | None:
-            _, episode, task, _ = plays[id(play)]
-            episode.close()
-            return score_of(self.target, task, play)
+def score_of(target: Target, task: Task, play: Play) -> Score | None:
+    """Score a play; None when infrastructure failed it, or now its grader, which is then its error.
 
-        for attempt in range(self.retries + 1):
-            retried: list[Sample] = []
-            # One that dies takes with it what its worker holds: the last attempt has no neighbours.
-            is_last = 0 < attempt == self.retries
-            for together in [[sample] for sample in samples] if is_last else [samples]:
-                plays.clear()
-                for task, trial in together:
-                    key = f"{self.seed}/{task.id}/{trial}"
-                    episode = self.target.open(task, key)
-                    play = Play(key, episode, self.adapter.folder if self.adapter else "")
-                    plays[id(play)] = (play, episode, task, trial)
-                # Others may be open while one is scored: whatever is raised then, all are closed.
-                with closing_episodes([episode for _, episode, *_ in plays.values()]):
-                    for play, verdict in scored(self.policy.play([play for play, *_ in plays.values()]), score):
-                        _, _, task, trial = plays[id(play)]
-                        row = [*row, play.error] if play.error else []
-                        if len(row) >= OUTAGE:
-                            raise outage(f"{self.target.name}: the last {len(row)} plays", row)
-                        if play.error and attempt < self.retries:
-                            retried.append((task, trial))
-                            continue
-                        name = digest(*identity, task.id, trial)[:12]
-                        rollout = rollout_record(
-                            play,
-                            self.target,
-                            task,
-                            trial,
-                            self.purpose,
-                            self.policy.digest,
-                            self.adapter,
-                            verdict,
-                            attempt,
-                            name,
-                        )
-                        yield rollout
-            if not retried:
-                break
-            samples = retried
+    Raises:
+        EnvironmentFault: the environment raised, or gave no score.
+    """
+    if play.error:
+        return None
+    try:
+        return target.score(task, play.messages)
+    except InfrastructureError as fault:
+        play.error = str(fault)
+        return None
+
+
+def scored(plays: Iterable[Play], score: Callable[[Play], Score | None]) -> Iterator[tuple[Play, Score | None]]:
+    """Score plays as they come, each as soon as it is over; yields them in the order in which they came.
+
+    Raises:
+        Whatever playing or a score raises first, when what is whole by then has been yielded.
+    """
+    queue: deque[tuple[Play, Future[Score | None]]] = deque()
+    failure: BaseException | None = None
+    coming, more = iter(plays), True
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        while more or queue:
+            try:
+                if more:
+                    play = next(coming)
+                    queue.append((play, threads.submit(score, play)))
+            except StopIteration:
+                more = False
+            except BaseException as error:
+                failure, more = error, False
+            while queue and (not more or queue[0][1].done()):
+                play, to_be = queue.popleft()
+                if (error := to_be.exception()) is None:
+                    yield play, to_be.result()
+                else:
+                    failure, more = failure or error, False
+    if failure is not None:
+        raise failure
 
 
 def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
@@ -184,53 +285,6 @@ def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
     [(words, times)] = Counter(errors).most_common(1)
     often = "each time" if times == len(errors) else f"{times} times"
     return InfrastructureError(f"{subject} came to an error, {often}: {redacted(plain(words))}")
-
-
-def rollout_record(
-    play: Play,
-    target: Target,
-    task: Task,
-    trial: int,
-    purpose: Purpose,
-    policy: str,
-    adapter: Adapter | None,
-    score: Score | None,
-    attempt: int,
-    name: str,
-) -> Rollout:
-    """Make the record of a finished play; `score` None means an infrastructure error."""
-    return Rollout(
-        id=name,
-        environment=target.name,
-        task=task,
-        trial=trial,
-        purpose=purpose,
-        policy=policy,
-        adapter=adapter.digest if adapter else None,
-        messages=play.messages,
-        reference=target.reference(task),
-        token_ids=play.token_ids,
-        mask=play.mask,
-        logprobs=play.logprobs,
-        usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
-        score=score,
-        outcome=outcome_of(play, score),
-        error=None if play.error is None else redacted(plain(play.error)),
-        truncated=play.truncated,
-        rerendered=play.rerendered,
-        retries=attempt,
-    )
-
-
-def outcome_of(play: Play, score: Score | None) -> Literal["passed", "failed", "error"]:
-    """Decide the outcome of a finished play.
-
-    A model that has no room for the prompt has failed, even where an environment rewards an agent that does nothing: it
-    was never asked.
-    """
-    if score is None:
-        return "error"
-    return "passed" if score.success and not (play.truncated and not play.turns) else "failed"
 
 
 @contextmanager
@@ -306,47 +360,34 @@ def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
 def summarise_rollouts(rollouts: Sequence[Rollout], target: Target) -> JsonObject:
     """Summarise rollouts: counts by outcome, pass rate and mean reward, over all and by task kind; what the target says
     of itself; and the floor: the score of an agent that does nothing on the same tasks."""
-    tasks = {rollout.task.id: rollout.task for rollout in rollouts}
-    idle = floor_scores(target, [*tasks.values()])
-    kinds = sorted({_kind(task) for task in tasks.values()})
-    rows = {}
-    for kind in kinds:
-        group = [rollout for rollout in rollouts if _kind(rollout.task) == kind]
-        rows[kind] = {
-            **_rates(group),
-            "floor": _floor_rates([idle[name] for name in tasks if _kind(tasks[name]) == kind]),
+    kinds: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        kinds.setdefault(str(rollout.task.data.get("kind", "")), []).append(rollout)
+    idle = floor_scores(target, [*{rollout.task.id: rollout.task for rollout in rollouts}.values()])
+
+    def rounded(values: Sequence[float]) -> float | None:
+        return round(sum(values) / len(values), 6) if values else None
+
+    def rates(group: Sequence[Rollout]) -> JsonObject:
+        rewards = [rollout.score.reward for rollout in group if rollout.score is not None]
+        floors = [floor for name in dict.fromkeys(r.task.id for r in group) if (floor := idle[name]) is not None]
+        return {
+            "pass_rate": rounded([rollout.outcome == "passed" for rollout in group if rollout.outcome != "error"]),
+            "mean_reward": rounded(rewards),
+            "floor": {
+                "pass_rate": rounded([floor.success for floor in floors]),
+                "mean_reward": rounded([floor.reward for floor in floors]),
+            },
         }
+
     return {
         "outcomes": {name: sum(r.outcome == name for r in rollouts) for name in ("passed", "failed", "error")},
         **({"truncated": truncated} if (truncated := sum(r.truncated != "" for r in rollouts)) else {}),
         **({"rerendered_turns": turns} if (turns := sum(r.rerendered for r in rollouts)) else {}),
-        **{key: value for key, value in _rates(rollouts).items() if key != "rollouts"},
-        "floor": _floor_rates([*idle.values()]),
-        "kinds": rows,
+        **rates(rollouts),
+        "kinds": {kind: {"rollouts": len(kinds[kind]), **rates(kinds[kind])} for kind in sorted(kinds)},
         "benchmark": target.about,
     }
-
-
-def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
-    """Say how many rollouts passed, and how many have a turn of as many tokens as the policy allows (`limit`, None
-    where it has none): there it has ended hardly where the model would have."""
-    counts = f"{sum(rollout.outcome == 'passed' for rollout in rollouts)} of {len(rollouts)} passed"
-    if not isinstance(limit, int):
-        return counts
-    cut = sum(any(flag and len([*tokens]) >= limit for flag, tokens in groupby(rollout.mask)) for rollout in rollouts)
-    return (
-        f"{counts}; {cut} have a turn that policy.max_tokens={limit} ended: raise it if that is many" if cut else counts
-    )
-
-
-def _kind(task: Task) -> str:
-    return str(task.data.get("kind", ""))
-
-
-def _rates(rollouts: Sequence[Rollout]) -> JsonObject:
-    rewards = [rollout.score.reward for rollout in rollouts if rollout.score is not None]
-    mean = sum(rewards) / len(rewards) if rewards else None
-    return {"rollouts": len(rollouts), "pass_rate": _rounded(pass_rate(rollouts)), "mean_reward": _rounded(mean)}
 
 
 def floor_scores(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
@@ -364,15 +405,138 @@ def floor_scores(target: Target, tasks: Sequence[Task]) -> dict[str, Score | Non
     return scores
 
 
-def _floor_rates(scores: Sequence[Score | None]) -> dict[str, float | None]:
-    measured = [score for score in scores if score is not None]
-    if not measured:
-        return {"pass_rate": None, "mean_reward": None}
-    return {
-        "pass_rate": _rounded(sum(score.success for score in measured) / len(measured)),
-        "mean_reward": _rounded(sum(score.reward for score in measured) / len(measured)),
-    }
+def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
+    """Say how many rollouts passed, and how many have a turn of as many tokens as the policy allows (`limit`, None
+    where it has none): there it has ended hardly where the model would have."""
+    counts = f"{sum(rollout.outcome == 'passed' for rollout in rollouts)} of {len(rollouts)} passed"
+    if not isinstance(limit, int):
+        return counts
+    cut = sum(any(flag and len([*tokens]) >= limit for flag, tokens in groupby(rollout.mask)) for rollout in rollouts)
+    return (
+        f"{counts}; {cut} have a turn that policy.max_tokens={limit} ended: raise it if that is many" if cut else counts
+    )
 
 
-def _rounded(rate: float | None) -> float | None:
-    return None if rate is None else round(rate, 6)
+class TargetSource(Protocol):
+    """Loader of a target that is no benchmark component; `identity()` gives the fields that decide its behaviour."""
+
+    def load(self) -> Target:
+        """Load the target, wherever this is called."""
+        ...
+
+    def identity(self) -> object:
+        """Return the fields that decide its behaviour (see `captrain.execution.fingerprint.identity_of`)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """A policy that is built where it first acts, so that it can be sent to a job.
+
+    Args:
+        component: the `policy` section.
+        base: folder that the base stage has left.
+        machine: where it acts.
+    """
+
+    component: Component
+    base: Path
+    machine: Machine
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy, built."""
+        return load_policy(self.component, self.base, self.machine, batch=self.machine.batch)
+
+    def identity(self) -> tuple[object, ...]:
+        """Return the fields that decide its behaviour."""
+        return self.component, self.base
+
+    def __reduce__(self) -> tuple[type["PolicySource"], tuple[object, ...]]:
+        # Without the policy, which may hold a model.
+        return PolicySource, (self.component, self.base, self.machine)
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """Rollouts of one purpose, to be collected.
+
+    Args:
+        name: what a reader calls it.
+        policy: who acts; one that is built already acts here alone.
+        source: where: a benchmark's component, or what else a target is loaded from.
+        tasks: of the purpose's own split.
+        purpose: what the rollouts are spent on.
+        seed: run seed.
+        trials: rollouts per task.
+        adapter: None for the base.
+        retries: new attempts at a rollout that ended in an infrastructure error.
+    """
+
+    name: str
+    policy: PolicySource | Policy
+    source: Component | TargetSource
+    tasks: list[Task]
+    purpose: Purpose
+    seed: int
+    trials: int = 1
+    adapter: Adapter | None = None
+    retries: int = 2
+
+    def identity(self) -> tuple[object, ...]:
+        """Return the fields that decide the rollouts."""
+        adapter = self.adapter.digest if self.adapter else ""
+        return self.policy, self.source, self.tasks, self.purpose, self.seed, self.trials, adapter, self.retries
+
+    def collect(self, target: Target, *, quiet: bool = False) -> list[Rollout]:
+        """Collect it in this process (see `captrain.rollouts.collection.collect`)."""
+        policy = self.policy.policy if isinstance(self.policy, PolicySource) else self.policy
+        return collect(
+            policy,
+            target,
+            self.tasks,
+            purpose=self.purpose,
+            seed=self.seed,
+            trials=self.trials,
+            adapter=self.adapter,
+            retries=self.retries,
+            quiet=quiet,
+        )
+
+    def shards(self, count: int) -> list["RolloutBatch"]:
+        """Split into at most `count` batches, with the tasks in their order."""
+        size = max(1, -(-len(self.tasks) // count))
+        slices = [self.tasks[start : start + size] for start in range(0, len(self.tasks), size)]
+        return [
+            replace(self, name=f"{self.name} {number} of {len(slices)}", tasks=tasks)
+            for number, tasks in enumerate(slices, start=1)
+        ]
+
+
+def collect_shard(batch: RolloutBatch) -> list[Rollout]:
+    """Collect a batch whose policy is a `PolicySource`, with a target of its own, wherever this is called; no progress
+    bar but in the log of a job.
+
+    Raises:
+        UserError: a task of another split, or the target cannot be loaded here.
+        EnvironmentFault: the environment broke its contract; what is whole is kept.
+    """
+    assert isinstance(batch.policy, PolicySource)
+    source = batch.source
+    target = load_benchmark(source, batch.policy.machine) if isinstance(source, Component) else source.load()
+    return batch.collect(target, quiet=True)
+
+
+def collect_batch(batch: RolloutBatch, target: Target, label: str) -> list[Rollout]:
+    """Collect a batch where its policy acts: here in `target` or, on a cluster, as an array of jobs named by `label`.
+
+    Returns:
+        Rollouts in the order (task, trial).
+
+    Raises:
+        As `collect_shard`, and as `captrain.execution.launch.run`.
+    """
+    if not isinstance(batch.policy, PolicySource) or batch.policy.machine.launcher == "local":
+        return batch.collect(target)
+    shards = launch.run(collect_shard, batch.shards(SHARDS), batch.policy.machine, label)
+    return [rollout for rollouts in shards for rollout in rollouts]

@@ -64,7 +64,7 @@ class AskedModel:
         if not fulfils(self.acting, Scorer):
             raise UserError(
                 f"router=classifier asks the base model, and policy {self.policy.target} has none that could be asked",
-                "choose another router, or policy=local, vllm or openai",
+                "choose another router, or policy=local or vllm",
             )
         return self.acting
 
