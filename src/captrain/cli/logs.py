@@ -32,7 +32,6 @@ def diagnose(
     count: Annotated[int, typer.Option(min=1, help="Capabilities selected at most.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
     scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward, for traces without scores.")] = None,
-    keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
     keep_secrets: Annotated[
         bool, typer.Option(help="Keep in all that is written what looks like a key in the logs, and is redacted else.")
     ] = False,
@@ -77,7 +76,7 @@ def diagnose(
     logs = read_logs(files, scores, keep_secrets=keep_secrets)
     if analyst == "openai":
         options = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run)
-        _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)
+        _judge(logs, selection, out, count, seed, options)
         return
     target, machine = benchmark_of_project(benchmark)
     with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:
@@ -87,7 +86,6 @@ def diagnose(
             runs=RUNS,
             count=count,
             seed=seed,
-            keep_suspects=keep_suspects,
             worlds=worlds,
             kinds=read_kinds(tools_as) if tools_as else None,
             clauses=[read_clauses(clauses)] if clauses else [],
@@ -123,11 +121,9 @@ def _judge(
     count: int,
     seed: int,
     options: ModelOptions,
-    *,
-    keep_suspects: bool,
 ) -> None:
     """Diagnose by a language model: its cost first, then the questions."""
-    from captrain.diagnosis import judge, judged_summary, judging_cost, load_analyst, publish_judged
+    from captrain.diagnosis import judge, judged_summary, judging_cost, publish_judged
 
     if not options.model:
         raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
@@ -135,7 +131,6 @@ def _judge(
     print_all(str(judging_cost(logs, RUNS, access)))
     if options.dry_run:
         return
-    analyst = load_analyst(options.model, access)
-    judgement = judge(logs, analyst, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
+    judgement = judge(logs, options.model, access, selection, runs=RUNS, count=count, seed=seed)
     publish_judged(judgement, logs, out)
     print_all(*judged_summary(judgement, access), f"{out / 'selection.json'} has the account")

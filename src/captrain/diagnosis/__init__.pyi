@@ -9,7 +9,6 @@ from .explained import read_kinds as read_kinds
 from .judged import judge as judge
 from .judged import judged_summary as judged_summary
 from .judged import judging_cost as judging_cost
-from .judged import load_analyst as load_analyst
 from .judged import publish_judged as publish_judged
 from .report import diagnosis_summary as diagnosis_summary
 from .report import publish_diagnosis as publish_diagnosis

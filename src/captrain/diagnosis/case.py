@@ -6,13 +6,16 @@ benchmark told the agent), the script of the simulated user, and why the dialogu
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
-from captrain.capabilities import Act, Pair, Story, asks_consent, is_reply, leaves, same, says, text_of
-from captrain.diagnosis.book import RecordBook, objects
-from captrain.diagnosis.clauses import Setting, plain
+from captrain.capabilities import KINDS, Act, Pair, Story, asks_consent, is_reply, leaves, same, says, text_of
+from captrain.diagnosis.clauses import Setting, objects, plain
 from captrain.records import JsonObject, Message, Rollout
 
+QUOTED = 140
+Confidence = Literal["high", "medium"]
 REFUSAL = re.compile(
     r"\b(?:can ?not|can[’']t|cannot|unable to|not able to|not allowed|not permitted|not eligible|not possible|"
     r"isn[’']t possible|do(?:es)? not allow|don[’']t allow|can only|only be (?:processed|made|done|modified))\b"
@@ -31,6 +34,33 @@ ABILITY = re.compile(
     re.IGNORECASE,
 )
 """Words with which an assistant says that it has no means to learn something."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause in one rollout: its kind, the message where it shows first, and the evidence.
+
+    `inherent`: it holds whatever the reference does. `tools` and `arguments` are those in question.
+    """
+
+    kind: str
+    message: int
+    evidence: str
+    confidence: Confidence = "high"
+    inherent: bool = True
+    tools: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def of_agent(self) -> bool:
+        """The cause is the agent's own."""
+        return KINDS[self.kind].of_agent
+
+
+def quoted(text: str) -> str:
+    """The beginning of a text in one line, in quotation marks."""
+    text = " ".join(text.split())
+    return f'"{text if len(text) <= QUOTED else text[: QUOTED - 2] + " …"}"'
 
 
 class Case:
@@ -68,11 +98,6 @@ class Case:
             return False
         texts = [self.text(place) for place in self.replies() if self.asks(place)]
         return any(says(text, goal.record) and not says(text, act.record) for text in texts)
-
-    @property
-    def book(self) -> RecordBook:
-        """See `Setting`."""
-        return self.setting.book
 
     def text(self, index: int) -> str:
         """The words of a message."""

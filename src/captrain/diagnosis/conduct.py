@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from captrain.capabilities import BY_MILESTONES, SIMULATOR, Act, Vocabulary, is_malformed, same, says, text_of
-from captrain.diagnosis.case import ABILITY, Case, plain
-from captrain.diagnosis.cause import Cause, quoted
+from captrain.diagnosis.case import ABILITY, Case, Cause, plain, quoted
 from captrain.diagnosis.clauses import violations
 
 REPEATS = 3

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from captrain.capabilities import INFRASTRUCTURE, KINDS, SIMULATOR, SUSPECT, slip_of
-from captrain.diagnosis.case import Case
-from captrain.diagnosis.cause import Cause
+from captrain.diagnosis.case import Case, Cause
 from captrain.diagnosis.conduct import (
     fabricated_facts,
     loops,
@@ -55,21 +54,6 @@ class Explanation:
     suspicions: tuple[str, ...]
     steps: tuple[tuple[Edit, Cause], ...]
     ended_by: str
-
-    @property
-    def primary(self) -> Cause | None:
-        """The cause that came first, None where nothing explains the rollout."""
-        return self.causes[0] if self.causes else None
-
-    @property
-    def of_agent(self) -> tuple[Cause, ...]:
-        """The causes that are the agent's."""
-        return tuple(cause for cause in self.causes if cause.of_agent)
-
-    @property
-    def spoilt(self) -> Cause | None:
-        """The primary cause, where it is not the agent's: the rollout says nothing of it."""
-        return self.primary if self.primary and not self.primary.of_agent else None
 
 
 def explain(case: Case, repair: Repair) -> Explanation:

@@ -20,10 +20,10 @@ from captrain.capabilities import (
     text_of,
 )
 from captrain.config import Component, ModelAccess, Selection, build
-from captrain.diagnosis.cost import PER_TOKEN, AskingCost, priced
 from captrain.diagnosis.diagnosis import FEW
 from captrain.diagnosis.explained import explain_logs
-from captrain.diagnosis.figures import draw_candidates
+from captrain.diagnosis.report import draw_candidates
+from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.execution import user_outputs
 from captrain.interop import Logs
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, publish, publish_json
@@ -63,34 +63,23 @@ def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
     discovery = runs * (RULES + EXCERPTS * mean)
     questions = runs * (len(sizes) + 1) + 1
     read = int((discovery + runs * (sum(sizes) + RULES * len(sizes))) / PER_TOKEN)
-    return priced(questions, read, questions * ANSWER, access)
-
-
-def load_analyst(model: str, access: ModelAccess) -> Analyst:
-    """The pipeline's analyst with its settings, behind the endpoint that the environment names."""
-    settings = {"_target_": ANALYST, "name": model, "temperature": 1.0, "max_tokens": 4096, "characters": CHARACTERS}
-    return build(Component.model_validate(settings), Analyst, access=access)
+    return AskingCost(questions, read, questions * ANSWER, access)
 
 
 def judge(
-    logs: Logs,
-    analyst: Analyst,
-    selection: Selection,
-    *,
-    runs: int,
-    count: int,
-    seed: int,
-    keep_suspects: bool = False,
+    logs: Logs, model: str, access: ModelAccess, selection: Selection, *, runs: int, count: int, seed: int
 ) -> Judged:
-    """Let the analyst propose capabilities and label rollouts, blind to their outcome, and select. Rollouts without a
-    verdict are left out, and unless they are kept, those whose reference is suspect.
+    """Let the pipeline's analyst, behind the endpoint that the environment names, propose capabilities and label
+    rollouts, blind to their outcome, and select. Rollouts without a verdict are left out, and those whose reference is
+    suspect.
 
     Raises:
         UserError: all rollouts have one outcome, a budget is reached, or the endpoint cannot be asked.
     """
+    settings = {"_target_": ANALYST, "name": model, "temperature": 1.0, "max_tokens": 4096, "characters": CHARACTERS}
+    analyst = build(Component.model_validate(settings), Analyst, access=access)
     rows = zip(explain_logs(logs).rollouts, logs.rollouts, strict=True)
-    left_out = ("error",) if keep_suspects else ("error", "suspect")
-    rollouts: list[Rollout] = [rollout for row, rollout in rows if row.standing not in left_out]
+    rollouts: list[Rollout] = [rollout for row, rollout in rows if row.standing not in ("error", "suspect")]
     candidates, labels = label_runs(analyst, rollouts, logs.tools, runs, seed)
     report = select(labels, candidates, selection, count, seed).report
     agreement = measure_agreement(analyst, labels, rollouts, logs.tools)
@@ -102,20 +91,16 @@ def judge(
 
 def judged_summary(judgement: Judged, access: ModelAccess) -> list[Table | str]:
     """Summarize for the screen: the ranking, the causes nearest to each candidate, what was asked, what is amiss."""
-    nearest = judgement.agreement.get("programmatic", {}).get("candidates", {})
-    lines = [
-        f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}"
-        for slug, entry in nearest.items()
-        if entry["best"] is not None and entry["kappa"] is not None
-    ]
-    usage = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in judgement.usage.items())
-    answers, prompt_tokens, completion_tokens = (
-        judgement.usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens")
-    )
-    cost = priced(answers, prompt_tokens, completion_tokens, access)
-    usage += "" if cost.money is None else f"; at these prices {cost.money:.2f} in money"
-    shortage = [f"nothing can be concluded: {judgement.shortage}"] if judgement.shortage else []
-    return [selection_table(judgement.report), *lines, *([f"asked: {usage}"] if usage else []), *shortage]
+    lines: list[Table | str] = [selection_table(judgement.report)]
+    for slug, entry in judgement.agreement.get("programmatic", {}).get("candidates", {}).items():
+        if entry["best"] is not None and entry["kappa"] is not None:
+            lines.append(f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}")
+    if usage := judgement.usage:
+        asked = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in usage.items())
+        tokens = (usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens"))
+        money = AskingCost(*tokens, access).money
+        lines.append(f"asked: {asked}{f'; at these prices {money}' if money else ''}")
+    return [*lines, f"nothing can be concluded: {judgement.shortage}"] if judgement.shortage else lines
 
 
 def publish_judged(judgement: Judged, logs: Logs, out: Path) -> None:

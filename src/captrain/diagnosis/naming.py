@@ -13,10 +13,8 @@ from functools import cached_property
 from itertools import takewhile
 
 from captrain.capabilities import SIMULATOR, Call, leaves, text_of
-from captrain.diagnosis.book import objects
-from captrain.diagnosis.case import Case
-from captrain.diagnosis.cause import Cause, quoted
-from captrain.diagnosis.clauses import violations
+from captrain.diagnosis.case import Case, Cause, quoted
+from captrain.diagnosis.clauses import objects, violations
 from captrain.diagnosis.endings import cause_of_end, first_refusal, handover_in, user_left
 from captrain.diagnosis.provenance import atoms, holds, is_common, is_identifier, shape, squeezed, values_of
 from captrain.diagnosis.repair import Edit, Repair

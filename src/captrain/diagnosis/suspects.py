@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 
 from captrain.capabilities import differing, says, text_of
-from captrain.diagnosis.book import objects
 from captrain.diagnosis.case import Case
-from captrain.diagnosis.clauses import violations
+from captrain.diagnosis.clauses import objects, violations
 from captrain.records import Record
 
 CODE = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{5,}\b|\b\d{5,}\b")
@@ -77,7 +76,7 @@ def is_reference_alone(case: Case, agent_kinds: set[str]) -> bool:
 
 def _stranger(case: Case, person: dict[str, object], goal: str) -> Iterator[str]:
     """A person of whom records say otherwise, or of whom nobody has spoken."""
-    name, records = f"{person['first_name']} {person['last_name']}", case.book.people(person)
+    name, records = f"{person['first_name']} {person['last_name']}", case.setting.book.people(person)
     for field, value in person.items():
         values = {str(record[field]) for record in records if field in record}
         if values and str(value) not in values and not says(f"{case.script}\n{case.story.user}", value):
