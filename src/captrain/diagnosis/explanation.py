@@ -2,15 +2,20 @@
 
 The needed edits of the smallest repair name the causes (`naming`); beside them stands what the log proves whatever the
 reference does (`conduct`). The primary cause is the earliest root. How the dialogue ended is a field of its own, and
-the cause only where nothing before it needs repair. With a suspect reference only what holds by itself is charged to
-the agent.
+the cause only where nothing before it needs repair.
+
+A benchmark's solutions are written by people, and some are wrong. So each reference is held against what the log holds
+beside it: the clauses of the policy that records can decide, what records say of people, and whether its values occur
+anywhere. With a suspect reference only what holds by itself is charged to the agent.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from captrain.capabilities import INFRASTRUCTURE, KINDS, SIMULATOR, SUSPECT, slip_of
+from captrain.capabilities import INFRASTRUCTURE, KINDS, SIMULATOR, SUSPECT, differing, says, slip_of, text_of
 from captrain.diagnosis.case import Case, Cause
+from captrain.diagnosis.clauses import objects, violations
 from captrain.diagnosis.conduct import (
     fabricated_facts,
     loops,
@@ -21,11 +26,15 @@ from captrain.diagnosis.conduct import (
     unverified_claims,
     withheld,
 )
-from captrain.diagnosis.endings import ended_by
 from captrain.diagnosis.naming import Namer
 from captrain.diagnosis.repair import Edit, Repair
-from captrain.diagnosis.suspects import is_foreign, is_reference_alone, suspicions
 
+CODE = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{5,}\b|\b\d{5,}\b")
+"""An identifier: of letters and figures, or a long number."""
+COMMON = 3
+"""One in so many identifiers of a reference may occur in dialogues of any task."""
+LAPSES = ("over_escalation", "missing_lookup", "incomplete_search", "loop")
+"""Causes that an agent may show because it refuses what a wrong reference asks for."""
 Finder = Callable[[Case], Iterator[Cause]]
 CONDUCT: tuple[Finder, ...] = (
     loops,
@@ -62,7 +71,7 @@ def explain(case: Case, repair: Repair) -> Explanation:
     if repair.is_unsound:
         against.append("the reference, replayed, fails its own check")
     namer = Namer(case, repair)
-    steps = tuple(namer.causes())
+    steps = tuple((edit, namer.cause(edit)) for edit in repair.edits)
     proven = [cause for finder in CONDUCT for cause in finder(case)]
     # A replay that meets all milestones shows that nothing else is lacking than its edits.
     is_repaired = repair.proven and bool(repair.edits) and not repair.is_unsound
@@ -99,7 +108,7 @@ def explain(case: Case, repair: Repair) -> Explanation:
     if repair.passes and case.rollout.outcome == "failed":
         evidence = "its calls, replayed, pass the check: grader or infrastructure failed"
         ordered = [Cause(INFRASTRUCTURE, case.story.last, evidence)]
-    return Explanation(tuple(ordered), tuple(against), steps, ended_by(case, repair))
+    return Explanation(tuple(ordered), tuple(against), steps, namer.ended_by)
 
 
 def _is_of_loop(cause: Cause, looped: set[str]) -> bool:
@@ -151,3 +160,58 @@ def _is_needed(cause: Cause, repair: Repair) -> bool:
         touched = {repair.calls[place].tool for edit in repair.edits for place in edit.places}
         return bool({*cause.tools} & touched)
     return True
+
+
+def suspicions(case: Case) -> Iterator[str]:
+    """Yield what speaks against the reference of a rollout."""
+    if is_foreign(case):
+        yield "nothing that the task names occurs in the log, where the user names other things: it is of another task"
+        return
+    goals = [act for act in case.story.expected if act.kind == "write"]
+    for violation in violations(goals, case.wishes, case.setting):
+        yield f"the reference's {violation}"
+    for goal in goals:
+        for person in objects(goal.arguments):
+            if "first_name" in person and "last_name" in person:
+                yield from _stranger(case, person, str(goal))
+
+
+def is_foreign(case: Case) -> bool:
+    """Tell if the dialogue is of another task: the user names things, and nothing that the script identifies occurs in
+    the log, nor much of what the reference does, which has common things, too."""
+    script, goals = {*CODE.findall(case.script)}, "\n".join(text_of(act.arguments) for act in case.story.expected)
+    reference = {*CODE.findall(goals)}
+    dialogue = "\n".join(text_of(message) for message in case.messages)
+    spoken = {code for place in case.users() for code in CODE.findall(case.text(place))}
+    reads = [act for act in case.story.acts if act.kind == "read" and not act.failed]
+    if not reads or not spoken or len(script | reference) < 2 or any(code in dialogue for code in script):
+        return False
+    return sum(code in dialogue for code in reference) <= (len(reference) / COMMON if script else 0)
+
+
+def is_reference_alone(case: Case, agent_kinds: set[str]) -> bool:
+    """Tell if a suspect reference explains a failure by itself: the agent made no write but those of the reference,
+    left undone nothing but what the policy forbids, and its own causes are such as only the reference can tell."""
+    goals = [act for act in case.story.expected if act.kind == "write"]
+    forbidden = [violation.act for violation in violations(goals, case.wishes, case.setting)]
+    faithful = not case.story.extras and all(
+        pair.write is None
+        or pair.goal in forbidden
+        or (pair.write.tool == pair.goal.tool and not differing(pair.goal, pair.write))
+        for pair in case.story.pairs
+    )
+    lapses = {*LAPSES} - ({"loop"} if "max" in case.ending else set())
+    return faithful and all(goal in forbidden for goal in case.undone) and agent_kinds <= lapses
+
+
+def _stranger(case: Case, person: dict[str, object], goal: str) -> Iterator[str]:
+    """A person of whom records say otherwise, or of whom nobody has spoken."""
+    name, records = f"{person['first_name']} {person['last_name']}", case.setting.book.people(person)
+    for field, value in person.items():
+        values = {str(record[field]) for record in records if field in record}
+        if values and str(value) not in values and not says(f"{case.script}\n{case.story.user}", value):
+            yield f"{goal}: {field} of {name} is {value}, where records say {', '.join(sorted(values))}"
+    # Both names in one breath: those of two people are no third person.
+    texts = [case.script, *(case.text(place) for place in case.users())]
+    if not records and not any(says(text, [person["first_name"], person["last_name"]]) for text in texts):
+        yield f"{goal}: {name} is in no record, and the user does not speak of such a person"

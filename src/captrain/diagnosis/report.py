@@ -24,14 +24,23 @@ from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.findings import quote_of
-from captrain.diagnosis.suspects import Suspect
 from captrain.diagnosis.tables import tables
 from captrain.execution import DRAWING, has_package, user_outputs
-from captrain.records import JsonObject, Message, Rollout, as_markdown, publish, publish_json, publish_text
+from captrain.records import JsonObject, Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
 
 UNEXPLAINED = "unexplained"
 LONGEST = 4000
 """Characters of a message on the page."""
+
+
+class Suspect(Record):
+    """A rollout whose reference is suspect: which, of which task and trial, how it ended, and the reasons."""
+
+    rollout: str
+    task: str
+    trial: int
+    outcome: str
+    reasons: list[str]
 
 
 def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Table | str]:
