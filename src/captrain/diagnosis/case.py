@@ -5,14 +5,14 @@ benchmark told the agent), the script of the simulated user, and why the dialogu
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from captrain.capabilities import KINDS, Act, Pair, Story, asks_consent, is_reply, leaves, same, says, text_of
-from captrain.diagnosis.clauses import Setting, objects, plain
-from captrain.records import JsonObject, Message, Rollout
+from captrain.diagnosis.clauses import Setting, plain
+from captrain.records import Message, Rollout
 
 QUOTED = 140
 Confidence = Literal["high", "medium"]
@@ -165,30 +165,7 @@ class Case:
                 acts.append(act)
         return acts
 
-    def shown(self, value: object) -> Iterator[JsonObject]:
-        """The objects that look-ups returned of a thing, which is named by an identifier or by some of its entries."""
-        for act in self.story.acts:
-            for record in objects(act.result) if act.kind == "read" and not act.failed else ():
-                entries = value.items() if isinstance(value, dict) else ()
-                common = [record[name] == entry for name, entry in entries if name in record]
-                if (len(common) > 1 and all(common)) or (isinstance(value, str) and value in record.values()):
-                    yield record
-
-    def spoken(self, before: int | None = None) -> list[int]:
-        """The places of the assistant's messages with words, with or without a call beside, up to a message."""
-        messages = enumerate(self.messages[:before])
-        return [i for i, message in messages if message["role"] == "assistant" and self.text(i).strip()]
-
     def refusals(self) -> list[int]:
         """The messages in which the assistant says that something cannot be done, with or without a call beside."""
-        return [index for index in self.spoken() if REFUSAL.search(plain(self.text(index)))]
-
-    def disclaimers(self) -> list[int]:
-        """The replies, or hand-overs, in which the assistant says that it has no means to learn something."""
-        spoken = [index for index in self.replies() if ABILITY.search(plain(self.text(index)))]
-        handed = [
-            act.message
-            for act in self.story.acts
-            if act.kind == "handover" and ABILITY.search(plain(text_of(act.arguments)))
-        ]
-        return sorted({*spoken, *handed})
+        spoken = [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [index for index in spoken if REFUSAL.search(plain(self.text(index)))]

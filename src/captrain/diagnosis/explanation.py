@@ -24,7 +24,6 @@ from captrain.diagnosis.conduct import (
     missing_lookup,
     undue_compliance,
     unverified_claims,
-    withheld,
 )
 from captrain.diagnosis.naming import Namer
 from captrain.diagnosis.repair import Edit, Repair
@@ -86,13 +85,10 @@ def explain(case: Case, repair: Repair) -> Explanation:
     causes = [cause for cause in causes if not looped or not _is_of_loop(cause, looped)]
     if is_foreign(case):
         causes = [cause for cause in causes if cause.kind in UNREFERENCED]
-    slip, denial = slip_of(case.rollout), withheld(case)
-    if slip is not None:
+    if (slip := slip_of(case.rollout)) is not None:
         # What was still to be done when the user failed is left undone because of it.
         omissions = [cause for edit, cause in steps if edit.kind in ("insert", "say") and cause.message >= slip[0] - 1]
         causes = [cause for cause in causes if cause not in omissions] + [Cause(SIMULATOR, *slip, inherent=False)]
-    if denial is not None:
-        causes = [cause for cause in causes if _rank(cause) == 0 and cause.kind != "missing_lookup"] + [denial]
     earliest: dict[str, Cause] = {}
     for cause in sorted(causes, key=lambda cause: (_rank(cause), cause.message)):
         earliest.setdefault(cause.kind, cause)

@@ -97,8 +97,8 @@ def judged_summary(judgement: Judged, access: ModelAccess) -> list[Table | str]:
             lines.append(f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}")
     if usage := judgement.usage:
         asked = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in usage.items())
-        tokens = (usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens"))
-        money = AskingCost(*tokens, access).money
+        answers, read, written = (usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens"))
+        money = AskingCost(answers, read, written, access).money
         lines.append(f"asked: {asked}{f'; at these prices {money}' if money else ''}")
     return [*lines, f"nothing can be concluded: {judgement.shortage}"] if judgement.shortage else lines
 

@@ -337,11 +337,8 @@ class Namer:
                 evidence = f"{call}, where {goal} was due"
                 return (unmet[0], call.message, unmet[1]) if unmet else ("wrong_operation", call.message, evidence)
         # The policy forbids it, or it was put to the user: the agent complied, and else did more than was asked for.
-        acts = [act for act in self.case.story.writes if act.message == call.message and act.tool == call.tool]
-        earlier = [act for act in self.case.story.writes if act.message < call.message]
-        for violation in violations([*earlier, *acts], self.case.wishes, self.case.setting):
-            if violation.act in acts:
-                return "undue_compliance", self._proposal(call), str(violation)
+        if breach := self._breach(call):
+            return "undue_compliance", self._proposal(call), breach
         if proposals := [place for place in self.case.replies(call.message) if self.case.asks(place)]:
             return "undue_compliance", proposals[-1], f"{call}, which was put to the user, and no reference makes"
         return "extra_write", call.message, f"{call}, which the reference does not make"
@@ -353,6 +350,13 @@ class Namer:
             if reads and not self._opened(record, call.message) and call.by == "assistant":
                 return reads[0]
         return None
+
+    def _breach(self, call: Call) -> str | None:
+        """Word the clause of the policy that forbids a change."""
+        acts = [act for act in self.case.story.writes if act.message == call.message and act.tool == call.tool]
+        earlier = [act for act in self.case.story.writes if act.message < call.message]
+        breaches = violations([*earlier, *acts], self.case.wishes, self.case.setting)
+        return next((str(breach) for breach in breaches if breach.act in acts), None)
 
     def _proposal(self, call: Call) -> int:
         """The message in which a change was put to the user first, its own where it is the user's."""
@@ -386,6 +390,8 @@ class Namer:
             return "fabricated_fact", call.message, f"{evidence}; {invented[0]} stands in no message before"
         if unmet := self._unmet(words, call.message, goal):
             return unmet[0], call.message, f"{evidence}; {unmet[1]}"
+        if breach := self._breach(call):
+            return "wrong_argument", call.message, f"{evidence}; {breach}"
         for value in strange:
             if isinstance(value, str) and re.search(r"\d", value):
                 spoken = self._seen(value, call.message, "user")

@@ -86,7 +86,7 @@ class AskingCost:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class LoggedEpisode:
     """User messages that open a logged task. A system prompt is no task's own."""
 
