@@ -62,8 +62,8 @@ def synthesize(
     print_all(f"environment for {order.brief.capability.id}, {writer}")
     if dry_run:
         return
-    result = diagnosis.synthesize_ordered(order, base)
-    path, passport = diagnosis.publish_synthesis(result, out), result.best.passport
+    result, path = diagnosis.synthesize_ordered(order, base, out)
+    passport = result.best.passport
     if usage := getattr(order.synthesizer, "usage", None):
         print_all(f"asked: {usage.answers} answers, {usage.tokens} tokens{usage.cost}")
     if not result.passed:

@@ -74,9 +74,8 @@ def diagnose(
         access = model_access(endpoint_env, key_env, tokens, prices)
         print_all(str(diagnosis.judging_cost(logs, RUNS, access)))
         if not dry_run:
-            judgement = diagnosis.judge(logs, model, access, selection, runs=RUNS, count=count, seed=seed)
-            diagnosis.publish_judged(judgement, logs, out)
-            print_all(*diagnosis.judged_summary(judgement, access), f"{out / 'selection.json'} has the account")
+            lines = diagnosis.judge(logs, model, access, selection, out, runs=RUNS, count=count, seed=seed)
+            print_all(*lines, f"{out / 'selection.json'} has the account")
         return
     target, machine = benchmark_of_project(benchmark)
     with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:

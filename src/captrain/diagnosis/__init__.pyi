@@ -7,13 +7,10 @@ from .explained import RolloutCause as RolloutCause
 from .explained import needed_causes as needed_causes
 from .explained import read_kinds as read_kinds
 from .judged import judge as judge
-from .judged import judged_summary as judged_summary
 from .judged import judging_cost as judging_cost
-from .judged import publish_judged as publish_judged
 from .report import diagnosis_summary as diagnosis_summary
 from .report import publish_diagnosis as publish_diagnosis
 from .synthesis import order_synthesis as order_synthesis
-from .synthesis import publish_synthesis as publish_synthesis
 from .synthesis import read_evidence as read_evidence
 from .synthesis import read_project_evidence as read_project_evidence
 from .synthesis import synthesis_cost as synthesis_cost

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, cached_property
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from re import Pattern
 from string import Formatter
@@ -74,25 +75,20 @@ class RecordBook:
 
     def add(self, acts: list[Act]) -> None:
         """Keep what the look-ups of a rollout returned before its first write."""
-        for act in acts:
-            if act.kind == "write" and not act.failed:
-                return
+        for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
             if act.kind == "read" and not act.failed:
                 # A record that does not say its own key is known by the one it was asked for by.
                 result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result
                 for record in objects(result):
-                    self._keep(record)
-
-    def _keep(self, record: JsonObject) -> None:
-        for name, value in record.items():
-            if name.endswith(IDENTIFIERS) and isinstance(value, str | int):
-                entries = self._records.setdefault((name, str(value)), [])
-                if not any(record.keys() <= entry.keys() for entry in entries):
-                    entries.append(record)
-        if "first_name" in record and "last_name" in record:
-            people = self._people.setdefault(_person(record), [])
-            if record not in people:
-                people.append(record)
+                    keys = {
+                        (k, str(v)) for k, v in record.items() if k.endswith(IDENTIFIERS) and isinstance(v, str | int)
+                    }
+                    for key in keys:
+                        entries = self._records.setdefault(key, [])
+                        entries += [] if any(record.keys() <= entry.keys() for entry in entries) else [record]
+                    if "first_name" in record and "last_name" in record:
+                        people = self._people.setdefault(_person(record), [])
+                        people += [record] if record not in people else []
 
     def record(self, name: str, value: object, *fields: str) -> JsonObject | None:
         """The record of this identifier that has these fields, as it was before any write; None if none was shown."""

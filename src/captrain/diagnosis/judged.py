@@ -5,14 +5,12 @@ from elsewhere. What it will cost is said before anything is asked, and a budget
 is kept, and a second run asks only for the rest.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from captrain.capabilities import (
     Analyst,
-    SelectionAccount,
     label_runs,
     measure_agreement,
     select,
@@ -26,7 +24,7 @@ from captrain.diagnosis.report import draw_candidates
 from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.execution import user_outputs
 from captrain.interop import Logs
-from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, publish, publish_json
+from captrain.records import JsonObject, Rollout, publish, publish_json
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 CHARACTERS = 16000
@@ -37,19 +35,6 @@ RULES = 4000
 """Characters of a question beside its rollouts, about."""
 ANSWER = 400
 """Tokens of an answer, about."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Outcome of an analyst's reading of logs: candidates, labels of all runs, account of the selection, how far the
-    labels can be relied on, what was asked, and why nothing can be concluded, "" where enough was read."""
-
-    candidates: list[Capability]
-    labels: list[RolloutLabels]
-    report: SelectionAccount
-    agreement: JsonObject
-    usage: JsonObject
-    shortage: str
 
 
 def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
@@ -67,11 +52,15 @@ def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
 
 
 def judge(
-    logs: Logs, model: str, access: ModelAccess, selection: Selection, *, runs: int, count: int, seed: int
-) -> Judged:
+    logs: Logs, model: str, access: ModelAccess, selection: Selection, out: Path, *, runs: int, count: int, seed: int
+) -> list[Table | str]:
     """Let the pipeline's analyst, behind the endpoint that the environment names, propose capabilities and label
     rollouts, blind to their outcome, and select. Rollouts without a verdict are left out, and those whose reference is
-    suspect.
+    suspect. Writes selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl,
+    tools.json and figures/.
+
+    Returns:
+        What the screen shows: the ranking, the causes nearest to each candidate, what was asked, what is amiss.
 
     Raises:
         UserError: all rollouts have one outcome, a budget is reached, or the endpoint cannot be asked.
@@ -83,35 +72,27 @@ def judge(
     candidates, labels = label_runs(analyst, rollouts, logs.tools, runs, seed)
     report = select(labels, candidates, selection, count, seed).report
     agreement = measure_agreement(analyst, labels, rollouts, logs.tools)
-    passed, failed = report["rollouts"]["passed"], report["rollouts"]["failed"]
-    shortage = f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed to conclude anything"
     usage: JsonObject = getattr(analyst, "usage", {})
-    return Judged(candidates, labels, report, agreement, usage, shortage if min(passed, failed) < FEW else "")
-
-
-def judged_summary(judgement: Judged, access: ModelAccess) -> list[Table | str]:
-    """Summarize for the screen: the ranking, the causes nearest to each candidate, what was asked, what is amiss."""
-    lines: list[Table | str] = [selection_table(judgement.report)]
-    for slug, entry in judgement.agreement.get("programmatic", {}).get("candidates", {}).items():
+    with user_outputs(out) as aside:
+        publish(aside / "rollouts.jsonl", logs.rollouts)
+        publish_json(aside / "tools.json", logs.known_tools)
+        publish_json(aside / "selection.json", report)
+        publish(aside / "candidates.jsonl", candidates)
+        publish(aside / "labels.jsonl", labels)
+        publish_json(aside / "agreement.json", agreement)
+        publish_json(aside / "asked.json", usage)
+        draw_candidates(report, aside)
+    lines: list[Table | str] = [selection_table(report)]
+    for slug, entry in agreement.get("programmatic", {}).get("candidates", {}).items():
         if entry["best"] is not None and entry["kappa"] is not None:
             lines.append(f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}")
-    if usage := judgement.usage:
+    if usage:
         asked = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in usage.items())
         answers, read, written = (usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens"))
         money = AskingCost(answers, read, written, access).money
         lines.append(f"asked: {asked}{f'; at these prices {money}' if money else ''}")
-    return [*lines, f"nothing can be concluded: {judgement.shortage}"] if judgement.shortage else lines
-
-
-def publish_judged(judgement: Judged, logs: Logs, out: Path) -> None:
-    """Write selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl, tools.json and
-    figures/."""
-    with user_outputs(out) as aside:
-        publish(aside / "rollouts.jsonl", logs.rollouts)
-        publish_json(aside / "tools.json", logs.known_tools)
-        publish_json(aside / "selection.json", judgement.report)
-        publish(aside / "candidates.jsonl", judgement.candidates)
-        publish(aside / "labels.jsonl", judgement.labels)
-        publish_json(aside / "agreement.json", judgement.agreement)
-        publish_json(aside / "asked.json", judgement.usage)
-        draw_candidates(judgement.report, aside)
+    passed, failed = report["rollouts"]["passed"], report["rollouts"]["failed"]
+    if min(passed, failed) < FEW:
+        counts = f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed"
+        lines.append(f"nothing can be concluded: {counts} to conclude anything")
+    return lines

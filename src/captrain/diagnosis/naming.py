@@ -461,9 +461,6 @@ class Namer:
             return unmet[0], end, f"{unmet[1]}, and {goal} never made"
         if self._left is not None:
             return SIMULATOR, self._left, f"the user agrees to {goal} and leaves"
-        for lookup in self._needs(goal):
-            if not any(call.tool == lookup.tool for call in self._lookups):
-                return "missing_lookup", end, f"{lookup} was never made, nor any like it, and {goal} never made"
         # What was done instead, or refused; else it was left out, or handed over.
         swaps = [call for call in self.repair.calls if call.arguments == goal.arguments != {} and call.kind != "read"]
         swaps = [call for call in swaps if call.by == goal.by and not any(map(call.equals, self.repair.goals))]

@@ -7,27 +7,30 @@ references. Both list the first `LIST_LENGTH` failures; equal diagnoses give equ
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 from rich.table import Table
 
-from captrain.capabilities import KINDS, SelectionAccount
+from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association, SelectionAccount
+from captrain.comparison import wilson
 from captrain.contract import calls_of
 from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.findings import quote_of
-from captrain.diagnosis.tables import tables
 from captrain.execution import DRAWING, has_package, user_outputs
 from captrain.records import JsonObject, Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
 
+ROWS = 12
+"""Rows of a table of features."""
 UNEXPLAINED = "unexplained"
 LONGEST = 4000
 """Characters of a message on the page."""
@@ -206,3 +209,129 @@ def words(text: str) -> str:
     """Text of the logs in one line of the page: no markup, no sign that a terminal obeys. An underscore within
     a word is none, and identifiers are full of them."""
     return re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(" ".join(text.split())))
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table with a title; `brief` are the columns that a terminal shows, none where it does not show the table;
+    `notes` are lines below; `links` the part of the page that each row leads to, "" for none."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    brief: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+def tables(diagnosis: Diagnosis) -> list[ReportTable]:
+    """The tables that have rows, in the order of the report."""
+    candidates = [*_causes(diagnosis), _ranking(diagnosis), *_features(diagnosis), _outcomes(diagnosis)]
+    return [table for table in candidates if table.rows]
+
+
+def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
+    """Tabulate causes of failures, of all rollouts and, where there are several agents, of each: never pooled."""
+    account, rows, links = diagnosis.account, list[tuple[str, ...]](), list[str]()
+    for kind, tally in account.shares:
+        share = f"{tally.primary / account.failures:.2f}" if account.failures else "-"
+        example = tally.example.place if tally.example else ""
+        message = f", message {tally.example.primary.message}" if tally.example and tally.example.primary else ""
+        name = kind if KINDS[kind].of_agent else f"({kind})"
+        rows.append((name, str(tally.primary), share, str(tally.secondary), str(tally.passed), example + message))
+        links.append(f"cause-{kind}" if tally.primary else "")
+    if account.unexplained and rows:
+        share = f"{account.unexplained / account.failures:.2f}"
+        rows.append(("unexplained", str(account.unexplained), share, "", "", ""))
+    columns = ("cause", "failures", "share", "also in", "passed with it", "for example")
+    yield ReportTable("Why rollouts failed", columns, rows, columns, links=(*links, "cause-unexplained"))
+    if len(agents := diagnosis.agents) > 1:
+        columns = ("cause", *(f"{agent} ({entry.failures} failed)" for agent, entry in agents.items()))
+        tallies = [(kind, [entry.causes.get(kind) for entry in agents.values()]) for kind, _ in account.shares]
+        rows = [(kind, *(str(tally.primary if tally else 0) for tally in row)) for kind, row in tallies]
+        rows.append(("unexplained", *(str(entry.unexplained) for entry in agents.values())))
+        yield ReportTable("Agents: failures by their primary cause", columns, rows, columns)
+
+
+def _ranking(diagnosis: Diagnosis) -> ReportTable:
+    """Tabulate the causes in the order of the selection, with the numbers that decide."""
+    rows, labels, report, ranking = list[tuple[str, ...]](), diagnosis.labels, diagnosis.report, "product"
+    if labels and report:
+        ranking = report["thresholds"].get("ranking", ranking)
+        names = [candidate.id for candidate in labels.candidates]
+        for entry in report["candidates"]:
+            among = list[str]()
+            for failed in (True, False):
+                row = names.index(entry["id"])
+                lacking, present = (labels.verdicts.count(row, code, failed) for code in (LACKING, PRESENT))
+                among.append(f"{lacking} of {lacking + present}")
+            keys = ("gap", "gap_low", "gap_high", "coverage")
+            gap, low, high, coverage = ("-" if entry[key] is None else f"{entry[key]:.2f}" for key in keys)
+            runs, selected = f"{entry['runs_retained']}/{entry['runs']}", "yes" if entry["selected"] else "no"
+            rows.append((entry["id"], gap, f"{low} to {high}", coverage, *among, runs, selected, entry["reason"]))
+    brief = ("cause", "gap", "95% interval", "coverage", "runs", "selected")
+    columns = (*brief[:4], "among failed", "among passed", *brief[4:], "reason")
+    order = {"product": "coverage x gap", "mean_gap": "mean gap of the runs"}.get(ranking, ranking)
+    return ReportTable(f"Causes by {order}", columns, rows, () if diagnosis.shortage else brief)
+
+
+def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
+    """Tabulate what goes with failing: steps of references, kinds of task, order of calls; and where trials part."""
+    findings = diagnosis.findings
+    # Steps that more of the failed rollouts lack, or differ in: the most failures first.
+    steps = [entry for entry in findings.steps if entry.excess > 0 and entry.holds]
+    steps.sort(key=lambda entry: -entry.failed[0] * entry.excess)
+    columns = ("step of the reference", "failed", "passed", "p", "p, Holm")
+    yield ReportTable("Steps that failed rollouts lack", columns, [_counts(entry) for entry in steps[:ROWS]])
+    # Values of the task by how far their pass rates are from the others'.
+    rows = list[tuple[str, ...]]()
+    for entry in [entry for entry in findings.tasks if entry.p == entry.p][:ROWS]:
+        passed, count, rollouts = entry.passed[0], entry.passed[0] + entry.failed[0], entry.passed[1] + entry.failed[1]
+        low, high = wilson(passed, count)
+        elsewhere = f"{entry.passed[1] - passed} of {rollouts - count}"
+        rate = f"{passed} of {count}", f"{passed / count:.2f}", f"{low:.2f} to {high:.2f}", elsewhere
+        rows.append((entry.name, *rate, *_counts(entry)[3:], _alike(entry)))
+    columns = ("kind of task", "passed", "pass rate", "95% interval", "passed elsewhere", *columns[3:])
+    yield ReportTable("Kinds of task", (*columns, "the same rollouts"), rows)
+    # Orders of calls that go with failing after the correction, with what is the same in all rollouts.
+    tested = [entry for entry in findings.order if entry.p == entry.p]
+    sure = [entry for entry in tested if entry.p_holm <= LEVEL][:ROWS]
+    rows = [(*_counts(entry), _alike(entry), findings.examples.get(entry.key, "")) for entry in sure]
+    columns = ("in the order of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
+    note = f"{len(tested)} features could have shown something; those with p, Holm of {LEVEL:g} at most are listed"
+    yield ReportTable("Calls that go with failing", columns, rows, notes=(note,))
+    rows = [(*calls, str(count)) for calls, count in findings.partings[:ROWS]]
+    note = f"{findings.mixed} tasks have passed and failed trials; a failed one is held against the passed one it goes "
+    columns = ("the passed trial calls", "the failed trial calls", "tasks")
+    yield ReportTable("Where trials of one task part", columns, rows, notes=(note + "along with longest",))
+
+
+def _counts(entry: Association) -> tuple[str, ...]:
+    """Name and counts of a feature, and its p-values; what was not tested is a dash."""
+    counts = (f"{part} of {whole}" for part, whole in (entry.failed, entry.passed))
+    return entry.name, *counts, *("-" if p != p else f"{p:.2g}" for p in (entry.p, entry.p_holm))
+
+
+def _alike(entry: Association) -> str:
+    """Other names of the same rollouts."""
+    return ", ".join(entry.also[:2]) + (f" and {len(entry.also) - 2} more" if len(entry.also) > 2 else "")
+
+
+def _outcomes(diagnosis: Diagnosis) -> ReportTable:
+    """Rollouts and pass rates by environment and agent. Those of logs are of every rollout that has a verdict, faults
+    of the simulated user included: the contrast leaves them out, the rate must not."""
+    tally, rows, notes = diagnosis.explanations.outcomes, list[tuple[str, ...]](), list[str]()
+    agents = tally.agents()
+    several = len(agents) > 1
+    for agent in agents if several else [None]:
+        for environment, counts, (rate, low, high, reward) in tally.environments(agent):
+            rates = (f"{rate:.3f}", f"{low:.3f} to {high:.3f}", f"{reward:.3f}")
+            rows.append((environment, *([agent] if agent else []), *map(str, counts), *rates))
+    if not several and (repeated := tally.repeated()):
+        notes.append(f"pass^{repeated[0]} (all trials of a task pass): {repeated[1]:.3f}.")
+    for first, second in combinations(agents, 2):
+        if difference := tally.difference(first, second):
+            tasks, mean, low, high = difference
+            notes.append(f"{first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {tasks} tasks of both")
+    columns = ("environment", *(["agent"] if several else []), "rollouts", "tasks", "passed", "pass rate")
+    return ReportTable("Outcomes", (*columns, "95% interval over tasks", "mean reward"), rows, notes=tuple(notes))

@@ -286,27 +286,26 @@ def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:
     return AskingCost(rounds, read, rounds * LONGEST, access, most=True)
 
 
-def synthesize_ordered(order: SynthesisOrder, base: Path | None) -> SynthesisResult:
-    """Synthesize it, and examine every attempt.
+def synthesize_ordered(order: SynthesisOrder, base: Path | None, out: Path) -> tuple[SynthesisResult, Path]:
+    """Synthesize it, examine every attempt, and write environment, passport and page.
 
     Args:
         order: what, and by whom.
         base: the project's base, to be played in it; None leaves the checks on it out.
+        out: the folder.
+
+    Returns:
+        The outcome, and the environment's path, which lies in `rejected/` where it did not earn its passport.
 
     Raises:
         UserError: as `captrain.environments.synthesize`.
     """
     policy = PolicySource(order.spec.exploring(), base, order.spec.machine) if base is not None else None
-    return synthesize(order.brief, order.synthesizer, policy, order.standard, order.spec.machine, order.spec.seed)
-
-
-def publish_synthesis(result: SynthesisResult, out: Path) -> Path:
-    """Write environment, passport and page; returns the environment's path, which lies in `rejected/` where it did not
-    earn its passport."""
+    result = synthesize(order.brief, order.synthesizer, policy, order.standard, order.spec.machine, order.spec.seed)
     with user_outputs(out) as aside:
         publish_environments([result], aside, aside, required=False)
     name = f"{result.capability.id}.py"
-    return out / name if result.passed else out / "rejected" / name
+    return result, out / name if result.passed else out / "rejected" / name
 
 
 def _configuration(project: Path | None) -> Spec:
