@@ -1,9 +1,9 @@
 """Explanation of a failed rollout: one primary cause, the secondary ones apart, or nothing that log and replay prove.
 
-The needed edits of the smallest repair name the causes (`naming`); beside them stands what log, records and policy prove
-whatever the reference does. Some of that asks the reference whether a hand-over or a look-up was due at all, which even
-one with a wrong write can say. The primary cause is the earliest root. How the dialogue ended is a field of its own,
-and the cause only where nothing before it needs repair.
+The needed edits of the smallest repair name the causes (`naming`); beside them stands what log, records and policy
+prove whatever the reference does. Some of that asks the reference whether a hand-over or a look-up was due at all,
+which even one with a wrong write can say. The primary cause is the earliest root. How the dialogue ended is a field of
+its own, and the cause only where nothing before it needs repair.
 
 A benchmark's solutions are written by people, and some are wrong. So each reference is held against what the log holds
 beside it: the clauses of the policy that records can decide, what records say of people, and whether its values occur
