@@ -254,6 +254,16 @@ def test_a_reference_that_alone_is_wrong_is_the_primary_cause_and_not_an_agent_t
     assert [cause.cause for cause in row.causes] == ["suspect_reference"]
 
 
+@pytest.mark.parametrize(("script", "kind"), [("Cancel AAA111.", "undue_compliance"), ("Add bags.", "extra_write")])
+def test_what_the_script_asks_for_and_the_reference_never_does_is_undue_compliance(
+    script: str, kind: str, desk: Desk
+) -> None:
+    messages = user("Cancel AAA111.") + record(**RECENT) + CANCEL_CALL + says("Cancelled.")
+    goal = gold("update_reservation_baggages", reservation_id="BBB222", total_baggages=2)
+    [row] = desk.add(messages, READ, goal, script=script).explained()
+    assert row.primary is not None and row.cause(kind) is not None, row.causes
+
+
 def test_a_reply_that_goes_on_with_the_request_refuses_nothing(desk: Desk) -> None:
     text = "I cannot cancel AAA111 within the hour. Would you like me to proceed with cancelling AAA111 today?"
     messages = user("Cancel AAA111 at once.") + record(**RECENT) + says(text) + user("No.") + says("Fine.")

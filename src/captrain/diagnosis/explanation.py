@@ -98,7 +98,7 @@ def explain(case: Case, repair: Repair) -> Explanation:
     # Of one message the causes of needed steps come first, and of these the root.
     order = [*KINDS]
     roots = sorted((cause for _, cause in steps), key=lambda cause: order.index(cause.kind))
-    roots += sorted((c for c in proven if _is_needed(c, repair)), key=lambda cause: order.index(cause.kind))
+    roots += sorted((c for c in proven if _is_needed(c, case, repair)), key=lambda cause: order.index(cause.kind))
     causes = [cause for cause in roots if cause.inherent or not against]
     if (handover := _undue_handover(case, repair)) is not None:
         causes.append(handover)
@@ -142,12 +142,13 @@ def _undue_handover(case: Case, repair: Repair) -> Cause | None:
     return Cause("over_escalation", handover.message, evidence, "high", False, (handover.tool,))
 
 
-def _is_needed(cause: Cause, repair: Repair) -> bool:
+def _is_needed(cause: Cause, case: Case, repair: Repair) -> bool:
     """A repair does without what is none of its edits: a loop that came to an end; a proven one without a call that it
     leaves as it is, too."""
     if cause.kind == "loop" and repair.goals:
-        # A loop that came to an end cost nothing but time.
-        return any(edit.kind == "end" for edit in repair.edits)
+        # A loop that came to an end cost nothing but time; it is open where no log says so, and nobody had a last word.
+        is_cut = not case.ending and bool(case.messages) and case.messages[-1]["role"] != "assistant"
+        return is_cut or any(edit.kind == "end" for edit in repair.edits)
     if cause.kind not in ("undue_compliance", "wrong_argument"):
         return True
     touched = {repair.calls[place].tool for edit in repair.edits for place in edit.places}

@@ -339,6 +339,14 @@ class Namer:
         # The policy forbids it, or it was put to the user: the agent complied, and else did more than was asked for.
         if breach := self._breach(call):
             return "undue_compliance", self._proposal(call), breach
+        expected = {
+            text_of(value) for goal in self.repair.goals if goal.kind != "read" for value in atoms(goal.arguments)
+        }
+        script = squeezed(self.case.script)
+        wished = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and holds(script, v)]
+        if any(self._seen(value, call.message, "user") for value in wished if not is_common(value)):
+            evidence = f"{call}, as the user asked, where the reference leaves this as it is"
+            return "undue_compliance", self._proposal(call), evidence
         if proposals := [place for place in self.case.replies(call.message) if self.case.asks(place)]:
             return "undue_compliance", proposals[-1], f"{call}, which was put to the user, and no reference makes"
         return "extra_write", call.message, f"{call}, which the reference does not make"
