@@ -3,7 +3,6 @@ from .clauses import read_clauses as read_clauses
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose
 from .explained import Explained as Explained
-from .explained import RolloutCause as RolloutCause
 from .explained import needed_causes as needed_causes
 from .explained import read_kinds as read_kinds
 from .judged import judge as judge

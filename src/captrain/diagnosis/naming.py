@@ -339,9 +339,8 @@ class Namer:
         # The policy forbids it, or it was put to the user: the agent complied, and else did more than was asked for.
         if breach := self._breach(call):
             return "undue_compliance", self._proposal(call), breach
-        expected = {
-            text_of(value) for goal in self.repair.goals if goal.kind != "read" for value in atoms(goal.arguments)
-        }
+        goals = [goal for goal in self.repair.goals if goal.kind != "read"]
+        expected = {text_of(value) for goal in goals for value in atoms(goal.arguments)}
         script = squeezed(self.case.script)
         wished = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and holds(script, v)]
         if any(self._seen(value, call.message, "user") for value in wished if not is_common(value)):
@@ -353,11 +352,9 @@ class Namer:
 
     def _unread(self, call: Call) -> Call | None:
         """The look-up by which the reference opens a record of a change, and that was not made before."""
-        for _, record in self._records(call):
-            reads = [goal for goal in self.repair.goals if goal.kind == "read" and record in [*leaves(goal.arguments)]]
-            if reads and not self._opened(record, call.message) and call.by == "assistant":
-                return reads[0]
-        return None
+        lookups = [goal for goal in self.repair.goals if goal.kind == "read"] if call.by == "assistant" else []
+        unread = [record for _, record in self._records(call) if not self._opened(record, call.message)]
+        return next((goal for record in unread for goal in lookups if record in [*leaves(goal.arguments)]), None)
 
     def _breach(self, call: Call) -> str | None:
         """Word the clause of the policy that forbids a change."""
