@@ -29,7 +29,7 @@ Sandbox = Annotated[
 def synthesize(
     capability: Annotated[str, typer.Argument(help="A cause or capability that the diagnosis found, by its id.")],
     out: Annotated[Path, typer.Option(help="Folder for the environment, its passport and its page.")],
-    found: Annotated[
+    folder: Annotated[
         Path | None,
         typer.Option("--diagnosis", help="Folder that captrain diagnose wrote; else the project's own capabilities."),
     ] = None,
@@ -49,7 +49,7 @@ def synthesize(
     earns none)."""
     execution.require_folder(out)
     access = model_access(endpoint_env, key_env, tokens, prices)
-    evidence = diagnosis.read_evidence(found, tools) if found else diagnosis.read_project_evidence(project_root())
+    evidence = diagnosis.read_evidence(folder, tools) if folder else diagnosis.read_project_evidence(project_root())
     project, base = evidence.project, None
     if project is not None and out.resolve().is_relative_to((project / "results").resolve()):
         raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")

@@ -79,7 +79,7 @@ def diagnose(
         return
     target, machine = benchmark_of_project(benchmark)
     with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:
-        found = diagnosis.diagnose(
+        outcome = diagnosis.diagnose(
             logs,
             selection,
             runs=RUNS,
@@ -89,10 +89,10 @@ def diagnose(
             kinds=diagnosis.read_kinds(tools_as) if tools_as else None,
             clauses=[diagnosis.read_clauses(clauses)] if clauses else [],
         )
-    advice = diagnosis.advise(found, out)
-    diagnosis.publish_diagnosis(found, out, advice)
+    advice = diagnosis.advise(outcome, out)
+    diagnosis.publish_diagnosis(outcome, out, advice)
     unproven = [f"causes are not proven: `{worlds.missing}`, and diagnose again"] if worlds.missing else []
-    print_all(*diagnosis.diagnosis_summary(found, advice), *unproven, f"{out / 'report.md'} has the evidence")
+    print_all(*diagnosis.diagnosis_summary(outcome, advice), *unproven, f"{out / 'report.md'} has the evidence")
 
 
 def benchmark_of_project(name: str) -> tuple[Target | None, Machine | None]:

@@ -49,7 +49,7 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     training = {name: _training(name, writers.get(name), folder) for name in selected}
     advice = [_about_fix(fix, account.failures, training) for fix in findings.fixes]
     suspects, spoilt, errors = (account.standings[standing] for standing in ("suspect", "spoilt", "error"))
-    others = {
+    faults = {
         "benchmark": (
             suspects,
             f"suspect the benchmark: read the {suspects} references in suspects.jsonl before anything is trained",
@@ -57,7 +57,7 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
         "simulator": (spoilt, f"repair the simulated user: it spoilt {spoilt} of {account.failures} failures"),
         "infrastructure": (errors, f"repair what the agent runs on: {errors} rollouts have no verdict"),
     }
-    advice += [Advice(subject, action) for subject, (number, action) in others.items() if number]
+    advice += [Advice(subject, action) for subject, (number, action) in faults.items() if number]
     advice += [Advice(entry["id"], _about_cause(diagnosis, entry, training)) for entry in candidates]
     # Orders of calls that go with failing and are no fix already; for want of fixes the surest, which may be luck.
     subjects = {name_of(fix.key) for fix in findings.fixes}

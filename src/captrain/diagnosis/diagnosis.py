@@ -234,8 +234,8 @@ class Account:
             return f"a contrast would pool {agents} agents; diagnose the rollouts of each by themselves for a ranking"
         if min(self.passed, self.failed) < FEW:
             return f"{counts}; at least {FEW} of each are needed to conclude anything"
-        needed = f"at least {FEW} are needed to conclude anything: trials of one task are nearly the same one"
-        return f"{len(self.tasks)} tasks; {needed}" if len(self.tasks) < FEW else ""
+        requirement = f"at least {FEW} are needed to conclude anything: trials of one task are nearly the same one"
+        return f"{len(self.tasks)} tasks; {requirement}" if len(self.tasks) < FEW else ""
 
 
 @dataclass(frozen=True)

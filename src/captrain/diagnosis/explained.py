@@ -205,12 +205,12 @@ def refer(logs: Logs, worlds: Worlds) -> Logs:
     for rollout in logs.rollouts:
         # A rollout without a verdict is not explained, and its task may be no whole one.
         reference = rollout.reference or (worlds.reference(rollout) if rollout.outcome != "error" else [])
-        known = {k: v for message in reference for _, arguments in calls_of(message) for k, v in arguments.items()}
+        originals = {k: v for message in reference for _, arguments in calls_of(message) for k, v in arguments.items()}
         messages = list[Message]()
         for message in rollout.messages:
             calls = []
             for call, (_, arguments) in zip(message.get("tool_calls") or [], calls_of(message), strict=True):
-                values = {k: known.get(k, v) if v == DROPPED else v for k, v in arguments.items()}
+                values = {k: originals.get(k, v) if v == DROPPED else v for k, v in arguments.items()}
                 function = {**call["function"], "arguments": values}
                 calls.append({**call, "function": function} if values != arguments else call)
             messages.append({**message, "tool_calls": calls} if calls else message)
@@ -340,17 +340,17 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explai
         # A benchmark may know no such call, and its worker may die.
         repair, unproven = find_repair(rollout, setting.toolbox, None, setting.idle), str(trouble)
     explanation = explain(case, repair)
-    found, findings = [*explanation.causes], needs.findings(rollout) if needs else {}
-    kinds = {cause.kind for cause in found}
+    reasons, findings = [*explanation.causes], needs.findings(rollout) if needs else {}
+    kinds = {cause.kind for cause in reasons}
     lacks = [
         Cause(kind, finding.message, finding.evidence, "medium", False)
         for kind, finding in findings.items()
         if finding.lacking
     ]
-    found += [cause for cause in lacks if cause.kind not in kinds]
+    reasons += [cause for cause in lacks if cause.kind not in kinds]
     causes = [
         RolloutCause(cause=cause.kind, message=cause.message, evidence=cause.evidence, confidence=cause.confidence)
-        for cause in found
+        for cause in reasons
     ]
     of_agent = [cause for cause in causes if KINDS[cause.cause].of_agent]
     failed = rollout.outcome == "failed"

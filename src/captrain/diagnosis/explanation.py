@@ -57,7 +57,7 @@ EXAMPLE = re.compile(r"(?:\be\.g\.|\bsuch as|\bfor example|\bexample:?|\blike)[^
 """Words before an identifier by which it is only an example."""
 BLANK = re.compile(r"0{4,}|X{3,}|1234")
 """Figures of an identifier that stands for any."""
-NAMED = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{5,}\b|\b\d{5,}\b")
+REFERENCE_CODE = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{5,}\b|\b\d{5,}\b")
 """An identifier: of letters and figures, or a long number."""
 COMMON = 3
 """One in so many identifiers of a reference may occur in dialogues of any task."""
@@ -181,10 +181,13 @@ def suspicions(case: Case) -> Iterator[str]:
 def is_foreign(case: Case) -> bool:
     """Tell if the dialogue is of another task: the user names things, and nothing that the script identifies occurs in
     the log, nor much of what the reference does, which has common things, too."""
-    script, goals = {*NAMED.findall(case.script)}, "\n".join(text_of(act.arguments) for act in case.story.expected)
-    reference = {*NAMED.findall(goals)}
+    script, goals = (
+        {*REFERENCE_CODE.findall(case.script)},
+        "\n".join(text_of(act.arguments) for act in case.story.expected),
+    )
+    reference = {*REFERENCE_CODE.findall(goals)}
     dialogue = "\n".join(text_of(message) for message in case.messages)
-    spoken = {code for place in case.users() for code in NAMED.findall(case.text(place))}
+    spoken = {code for place in case.users() for code in REFERENCE_CODE.findall(case.text(place))}
     reads = [act for act in case.story.acts if act.kind == "read" and not act.failed]
     if not reads or not spoken or len(script | reference) < 2 or any(code in dialogue for code in script):
         return False
@@ -313,19 +316,19 @@ def fabricated_facts(case: Case) -> Iterator[Cause]:
     }
     # What the reference names, too, is no invention, whatever the log lacks.
     references = (text_of(act.arguments) for act in case.story.expected)
-    known = "".join([case.setting.policy, case.script, *references]).lower()
+    context = "".join([case.setting.policy, case.script, *references]).lower()
     for index, text in enumerate(words):
         # A log may fold several turns of calls into one message: what these calls return counts as known to them.
         results = takewhile(lambda place: roles[place] == "tool", range(index + 1, len(roles)))
-        known += "".join(words[place] for place in results).lower()
+        context += "".join(words[place] for place in results).lower()
         for match in CODE.finditer(text) if roles[index] == "assistant" else ():
             code, before = match.group(), text[: match.start()]
             is_example = EXAMPLE.search(before) or BLANK.search(code)
-            if form(code) in forms and code.lower() not in known and not is_example:
+            if form(code) in forms and code.lower() not in context and not is_example:
                 evidence = f"{code} stands in no message before: {quoted(text[max(0, match.start() - 60) :])}"
                 yield Cause("fabricated_fact", index, evidence)
                 return
-        known += text.lower()
+        context += text.lower()
 
 
 def malformed_calls(case: Case) -> Iterator[Cause]:

@@ -87,10 +87,10 @@ def judge(
         if entry["best"] is not None and entry["kappa"] is not None:
             lines.append(f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}")
     if usage:
-        asked = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in usage.items())
-        answers, read, written = (usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens"))
-        money = AskingCost(answers, read, written, access).money
-        lines.append(f"asked: {asked}{f'; at these prices {money}' if money else ''}")
+        counts = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in usage.items())
+        answers, prompt, completion = (usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens"))
+        money = AskingCost(answers, prompt, completion, access).money
+        lines.append(f"asked: {counts}{f'; at these prices {money}' if money else ''}")
     passed, failed = report["rollouts"]["passed"], report["rollouts"]["failed"]
     if min(passed, failed) < FEW:
         counts = f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed"

@@ -169,7 +169,7 @@ class Namer:
     def _refusal(self, records: Sequence[str]) -> int | None:
         """The first message that refuses something, unless it names other records alone, or a later one asks the user
         to agree to it after all."""
-        refusals, named = self.case.refusals(), {*records}
+        refusals, targets = self.case.refusals(), {*records}
         proposals = [place for place in self.case.replies() if self.case.asks(place) and place not in refusals]
         for place in refusals:
             text = self.case.text(place)
@@ -178,8 +178,8 @@ class Namer:
             denial = next((part for part in sentences if REFUSAL.search(plain(part))), text)
             offers = [self.case.text(offer) for offer in proposals if offer > place]
             offers += [part for part in sentences if "?" in part]
-            is_offered = any(named & {*CODES.findall(offer)} for offer in offers)
-            is_of_it = not codes or not records or bool(codes & named)
+            is_offered = any(targets & {*CODES.findall(offer)} for offer in offers)
+            is_of_it = not codes or not records or bool(codes & targets)
             if is_of_it and not is_offered and not AFTERWARDS.search(plain(denial)):
                 return place
         return None

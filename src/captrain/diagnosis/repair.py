@@ -112,8 +112,8 @@ class _Search:
         changing = {step.tool for step in steps if step.changed}
         # Calls that change nothing and return values that they were not given are look-ups.
         silent = [step for step in steps if step.kind == "write" and not step.failed and step.tool not in changing]
-        told = [({*leaves(result_of({"role": "tool", "content": step.result}))}, step) for step in silent]
-        lookups = [step.tool for values, step in told if values - {*leaves(step.arguments)}]
+        returns = [({*leaves(result_of({"role": "tool", "content": step.result}))}, step) for step in silent]
+        lookups = [step.tool for values, step in returns if values - {*leaves(step.arguments)}]
         kinds = {**dict.fromkeys(lookups, "read"), **world.kinds}
         steps = [replace(step, kind=kinds.get(step.tool, step.kind)) for step in steps]
         self._calls, self._goals = steps[: len(calls)], steps[len(calls) :]

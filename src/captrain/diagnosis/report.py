@@ -322,16 +322,16 @@ def _outcomes(diagnosis: Diagnosis) -> ReportTable:
     of the simulated user included: the contrast leaves them out, the rate must not."""
     tally, rows, notes = diagnosis.explanations.outcomes, list[tuple[str, ...]](), list[str]()
     agents = tally.agents()
-    several = len(agents) > 1
-    for agent in agents if several else [None]:
+    is_plural = len(agents) > 1
+    for agent in agents if is_plural else [None]:
         for environment, counts, (rate, low, high, reward) in tally.environments(agent):
             rates = (f"{rate:.3f}", f"{low:.3f} to {high:.3f}", f"{reward:.3f}")
             rows.append((environment, *([agent] if agent else []), *map(str, counts), *rates))
-    if not several and (repeated := tally.repeated()):
+    if not is_plural and (repeated := tally.repeated()):
         notes.append(f"pass^{repeated[0]} (all trials of a task pass): {repeated[1]:.3f}.")
     for first, second in combinations(agents, 2):
         if difference := tally.difference(first, second):
             tasks, mean, low, high = difference
             notes.append(f"{first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {tasks} tasks of both")
-    columns = ("environment", *(["agent"] if several else []), "rollouts", "tasks", "passed", "pass rate")
+    columns = ("environment", *(["agent"] if is_plural else []), "rollouts", "tasks", "passed", "pass rate")
     return ReportTable("Outcomes", (*columns, "95% interval over tasks", "mean reward"), rows, notes=tuple(notes))

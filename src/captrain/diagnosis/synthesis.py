@@ -75,8 +75,11 @@ class AskingCost:
         """The money that it takes, "" where prices are not known."""
         if self.access.input_price is None or self.access.output_price is None:
             return ""
-        read, written = self.prompt_tokens * self.access.input_price, self.completion_tokens * self.access.output_price
-        return f"{(read + written) / 1e6:.2f} in money"
+        prompt, completion = (
+            self.prompt_tokens * self.access.input_price,
+            self.completion_tokens * self.access.output_price,
+        )
+        return f"{(prompt + completion) / 1e6:.2f} in money"
 
     def __str__(self) -> str:
         price = f", {self.money}" if self.money else ""
