@@ -14,8 +14,8 @@ import pytest
 import zstandard
 from support.waiting import PATIENCE
 
-from captrain.capabilities import Toolbox
-from captrain.diagnosis.features import reference_traits
+from captrain.capabilities import Story, Toolbox
+from captrain.diagnosis.findings import reference_traits
 from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.interop.logs import inspect
@@ -162,6 +162,6 @@ def test_references_of_thousands_of_calls_are_compared_in_moments() -> None:
         reference=[turn(number) for number in range(count)],
     )  # fmt: skip
     begin = time.process_time()
-    traits, faults = reference_traits(rollout, Toolbox([], {"get_order": "read"}))
+    traits, faults = reference_traits(rollout, Story(rollout, Toolbox([], {"get_order": "read"})))
     assert time.process_time() - begin < 5 and not faults
     assert ("made", "get_order") in traits.holding

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console, Group
 from rich.table import Table
 
-from captrain.cli.fitting import fitted
+from captrain.cli.console import fitted
 
 IDS = ("f65a1f1e5351", "servicedesk-mixed/discovery/00000", "a_capability_with_a_rather_long_name")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from support.logged_desk import (
     CANCEL,
-    CHAIRS,
     ITEMS,
     OLD,
     POLICY,
@@ -92,20 +91,6 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         + says("It is HAT999."),
         [gold("search_direct_flight", origin="A")],
     ),
-    "a value of the user that a record contradicts": (
-        "unverified_claim",
-        user("Book my round trip AAA111 once more.")
-        + record(flight_type="one_way", **RECENT)
-        + calls("book_reservation", {}, user_id="ann_1", flight_type="round_trip"),
-        [READ, gold("book_reservation", user_id="ann_1", flight_type="one_way")],
-    ),
-    "not the dearest": (
-        "wrong_computation",
-        user("Upgrade me to the most expensive chair.")
-        + calls("list_chairs", CHAIRS, room="A")
-        + calls("update_chair", {}, user_id="ann_1", new_item_id="c1"),
-        [gold("list_chairs", room="A"), gold("update_chair", user_id="ann_1", new_item_id="c2")],
-    ),
     "a write that closes the record for the next": (
         "wrong_operation",
         user("New boots and a new address for order W1.")
@@ -123,11 +108,6 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         user("Send order W1 to my other address.")
         + calls("modify_address", {}, order_id="W1", street="123 Main St"),
         [gold("get_order", order_id="W1"), gold("modify_address", order_id="W1", street="9 Elm Rd")],
-    ),
-    "a step again and again in a few words": (
-        "loop",
-        user("Cancel AAA111.") + record(**RECENT) + (says("One moment.") + user("Yes?")) * 8,
-        [READ, CANCEL],
     ),
     "a look-up of an identifier copied with a slip": (
         "wrong_argument",
@@ -284,16 +264,6 @@ def test_what_the_script_asks_for_and_the_reference_never_does_is_undue_complian
     assert row.primary is not None and row.cause(kind) is not None, row.causes
 
 
-def test_a_user_who_keeps_the_identifier_of_its_script_to_itself_spoils_the_rollout(desk: Desk) -> None:
-    script = "You are ann_lee_1234 and want to cancel AAA111."
-    denial = user("Cancel my trip.") + says("Your user id, please?") + user("I don't have my user ID right now.")
-    [row] = desk.add(denial + says("Call again, then."), READ, CANCEL, script=script).explained()
-    assert row.standing == "spoilt" and [cause.cause for cause in row.causes] == ["user_simulator_fault"]
-    other = user("Cancel my trip.") + says("Which one?") + user("I don't have the reservation ID right now.")
-    [_, row] = desk.add(other + says("Call again, then."), READ, CANCEL, script=script).explained()
-    assert row.standing == "contrasted"
-
-
 def test_a_reply_that_goes_on_with_the_request_refuses_nothing(desk: Desk) -> None:
     text = "I cannot cancel AAA111 within the hour. Would you like me to proceed with cancelling AAA111 today?"
     messages = user("Cancel AAA111 at once.") + record(**RECENT) + says(text) + user("No.") + says("Fine.")
@@ -419,20 +389,6 @@ def test_a_tool_that_passed_rollouts_call_and_no_reference_does_is_of_no_account
     assert row.causes == []
 
 
-def test_who_chooses_among_options_without_the_cheapest_was_misled(desk: Desk) -> None:
-    messages = (
-        user("I am ann_1: give me the cheapest chair.")
-        + calls("list_chairs", CHAIRS, room="A")
-        + says("There is c2 for 90 only. Shall I take c2?")
-        + user("Yes, c2 please.")
-        + calls("update_chair", {}, user_id="ann_1", new_item_id="c2")
-        + says("Done.")
-    )
-    goal = gold("update_chair", user_id="ann_1", new_item_id="c1")
-    [row] = desk.add(messages, gold("list_chairs", room="A"), goal).explained()
-    assert [cause.cause for cause in row.causes] == ["wrong_computation"]
-
-
 def test_records_left_unopened_explain_nothing_where_the_one_that_counts_was_opened(desk: Desk) -> None:
     messages = user("Cancel my trip to Rome.") + profile() + record(**RECENT) + says("Good bye.")
     other = gold("get_reservation_details", reservation_id="CCC333")
@@ -509,21 +465,6 @@ def test_what_a_suspect_reference_does_beside_its_fault_may_still_be_left_out(de
     messages = user("Cancel AAA111 and BBB222.") + record() + recent + says("I will see to it.")
     [row] = desk.add(messages, READ, CANCEL, due).explained()
     assert row.standing == "suspect" and [cause.cause for cause in row.causes] == ["missing_write"]
-
-
-def test_an_offer_that_the_tools_refuse_for_what_the_policy_says_is_undue(desk: Desk) -> None:
-    desk.policy = "An order can only be returned if its status is 'delivered'."
-    messages = (
-        user("I want to send the boots back.")
-        + ORDER
-        + says("Shall I return the boots of order W1?")
-        + user("Yes.")
-        + calls("return_order_items", "Error: not delivered", error=True, order_id="W1", items=["b1"])
-        + says("That did not work.")
-    )
-    due = gold("return_order_items", order_id="W2", items=["b2"])
-    [row] = desk.add(messages, gold("get_order", order_id="W2"), due).explained()
-    assert row.cause("undue_compliance") is not None, row.causes
 
 
 def test_what_a_reply_says_of_the_record_that_it_names_refuses_no_other(desk: Desk) -> None:

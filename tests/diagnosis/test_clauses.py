@@ -7,8 +7,7 @@ import pytest
 
 from captrain.capabilities import Toolbox, acts_of
 from captrain.contract import tool_call
-from captrain.diagnosis.book import RecordBook
-from captrain.diagnosis.clauses import Setting, read_clauses, shipped_clauses, violations
+from captrain.diagnosis.clauses import RecordBook, Setting, read_clauses, shipped_clauses, violations
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message, publish_text
 

@@ -169,9 +169,9 @@ def test_repairs_that_replay_has_proven_take_the_place_of_differences(tmp_path: 
         RepairStep(**edit, needed=True, proven=True),
         RepairStep(**{**edit, "step": "page"}, needed=False, proven=True),
     ]
-    collection = Collection(next(iter(diagnosis.explanations.settings.values())).toolbox)
+    collection = Collection(diagnosis.explanations.toolbox)
     for row, rollout in zip(diagnosis.explanations.rollouts, diagnosis.logs.rollouts, strict=True):
-        collection.add(row.model_copy(update={"repairs": repairs}), rollout, counts=True)
+        collection.add(row.model_copy(update={"repairs": repairs}), rollout)
     [fix] = collection.findings().fixes
     assert fix.key[:2] == ("made", "restart") and fix.counts == {"failures": 3, "alone": 3, "proven": 3}
     assert fix.example.quote == "assistant: It is done." and fix.example.evidence == "with it the check passes"

@@ -25,7 +25,6 @@ RECENT = {"created_at": "2024-05-15T14:00:00"}
 
 
 ITEMS = [{"name": "Boots", "item_id": "b1", "price": 9.5}, {"name": "Kettle", "item_id": "k1", "price": 7.0}]
-CHAIRS = [{"item_id": "c1", "price": 50}, {"item_id": "c2", "price": 90}]
 
 
 def user(text: str) -> list[Message]:

@@ -15,10 +15,9 @@ from captrain import __version__
 from captrain.cli.console import print_all
 from captrain.cli.environments import export_environment, push, synthesize, validate
 from captrain.cli.logs import diagnose
-from captrain.cli.pipeline import jobs, verify
 from captrain.cli.plan import doctor, plan, power
 from captrain.cli.project import benchmark, check_benchmark, init, run, upgrade
-from captrain.cli.results import compare, export, published, report, results
+from captrain.cli.results import compare, export, jobs, published, report, results, verify
 from captrain.cli.serve import route, serve
 from captrain.execution import entry_point
 

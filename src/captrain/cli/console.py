@@ -1,17 +1,39 @@
-"""Project and terminal, which all commands share."""
+"""The terminal, the project and the language models of commands.
+
+A table that fits a terminal is printed as it is. One that does not loses its borders. If words then fit side by side,
+in few lines, its columns wrap between words; else each row is a block, its first cell on a line, the others below it by
+their headings. So no heading, id or number is ever cut.
+"""
 
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console, ConsoleOptions, RenderableType
+import typer
+from pydantic import ValidationError
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
-from captrain.cli.fitting import fitted
-from captrain.config import find_project
+from captrain.config import ModelAccess, find_project
 from captrain.errors import UserError
 from captrain.records import plain
+
+EndpointVariable = Annotated[str, typer.Option(help="Environment variable that holds the endpoint's base URL.")]
+KeyVariable = Annotated[str, typer.Option(help="Environment variable that holds its key.")]
+Budget = Annotated[int | None, typer.Option(min=1, help="Budget of the model in tokens, read and written.")]
+Prices = Annotated[tuple[float, float] | None, typer.Option(help="Money for a million tokens read, and written.")]
+ENDPOINT, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+GAP = 2
+"""Spaces between columns without borders."""
+ENDLESS = 10_000
+TALLEST = 4
+"""Lines of a cell, about, beyond which a row is better read as a block."""
 
 
 def project_root() -> Path:
@@ -46,3 +68,80 @@ def print_all(*parts: RenderableType) -> None:
     console = PlainConsole(width=width, highlight=False, markup=False, emoji=False)
     for part in parts:
         console.print(fitted(part, console))
+
+
+def model_access(endpoint: str, key: str, tokens: int | None, prices: tuple[float, float] | None) -> ModelAccess:
+    """Build the settings by which a language model is asked, of the options of a command.
+
+    Raises:
+        UserError: an option names no environment variable, or a price is none.
+    """
+    read_price, write_price = prices or (None, None)
+    try:
+        return ModelAccess(endpoint=endpoint, key=key, tokens=tokens, input_price=read_price, output_price=write_price)
+    except ValidationError as error:  # a key where the name of a variable belongs is not repeated
+        field = error.errors()[0]["loc"][0]
+        if option := {"endpoint": "--endpoint-env", "key": "--key-env"}.get(str(field)):
+            problem = f"{option} must be the name of an environment variable"
+            raise UserError(problem, "give a name, such as OPENAI_API_KEY") from None
+        raise UserError("--prices must be two numbers of 0 or more", "give, for example, --prices 0.4 1.6") from None
+
+
+def fitted(part: RenderableType, console: Console) -> RenderableType:
+    """Fit a renderable to the width of the console, tables within groups too."""
+    if isinstance(part, Group):
+        return Group(*(fitted(inner, console) for inner in part.renderables))
+    if not isinstance(part, Table) or part.box is None or not part.show_header:
+        return part
+    # Of each column the width of its longest word, and of its longest line.
+    endless, words, lines = console.options.update(width=ENDLESS), list[int](), list[int]()
+    for column in part.columns:
+        sizes = [Measurement.get(console, endless, cell) for cell in (column.header, *column.cells)]
+        words.append(max(size.minimum for size in sizes))
+        lines.append(max(size.maximum for size in sizes))
+    if sum(lines) + 3 * len(lines) + 1 <= console.width:
+        part.width = None
+        return _with_folded_notes(part)
+    # Each column has its longest word at least; what is left over goes to the narrowest wishes first.
+    shares, free = [*words], console.width - GAP * (len(words) - 1) - sum(words)
+    for index in sorted(range(len(words)), key=lambda index: lines[index] - words[index]):
+        more = max(0, min(free, lines[index] - words[index]))
+        shares[index] += more
+        free -= more
+    if free < 0 or any(line > TALLEST * share for line, share in zip(lines, shares, strict=True)):
+        return _blocks(part)
+    part.box, part.padding, part.pad_edge, part.collapse_padding = None, (0, GAP, 0, 0), False, True
+    for column, width in zip(part.columns, shares, strict=True):
+        column.width, column.overflow = width, "fold"
+    part.header_style = "bold underline"
+    return _with_folded_notes(part)
+
+
+def _with_folded_notes(table: Table) -> RenderableType:
+    """Fold title and caption to the width of the console instead of that of the table."""
+    title, caption = table.title, table.caption
+    table.title = table.caption = None
+    notes = [_text(note, style) for note, style in ((title, "italic"), (caption, "dim italic")) if note]
+    parts: list[RenderableType] = [*notes[: bool(title)], table, *notes[bool(title) :]]
+    return Group(*parts) if notes else table
+
+
+def _blocks(table: Table) -> RenderableType:
+    """Lay out each row as a block of its headings and cells."""
+    lines: list[RenderableType] = [_text(table.title, "italic")] if table.title else []
+    headings = [_text(column.header, "").plain.replace("\n", " ") for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        first, *cells = (_text(cell, "") for cell in row)
+        lines.append(Text.assemble(first, style="bold"))
+        block = Text()
+        for heading, cell in zip(headings[1:], cells, strict=True):
+            if cell.plain:
+                block.append(f"{', ' if block.plain else ''}{heading} ", "dim")
+                block.append_text(Text(" ").join(cell.split("\n")))
+        if block.plain:
+            lines.append(Padding(block, (0, 0, 0, GAP)))
+    return Group(*lines, *([_text(table.caption, "dim italic")] if table.caption else []))
+
+
+def _text(cell: RenderableType | None, style: str) -> Text:
+    return cell if isinstance(cell, Text) else Text(str(cell), style)

@@ -6,16 +6,32 @@ from typing import Annotated, Literal
 
 import typer
 
-from captrain.cli.access import ENDPOINT, KEY, Budget, EndpointVariable, KeyVariable, ModelOptions, Prices
-from captrain.cli.console import print_all, project_root
+from captrain import diagnosis, environments, execution, projects
+from captrain.cli.console import (
+    ENDPOINT,
+    KEY,
+    Budget,
+    EndpointVariable,
+    KeyVariable,
+    Prices,
+    model_access,
+    print_all,
+    project_root,
+)
 from captrain.errors import UserError
+
+Sandbox = Annotated[
+    Literal["strong", "strong, one layer", "basic"] | None,
+    typer.Option(help="Least level of confinement; machine.sandbox by default."),
+]
 
 
 def synthesize(
     capability: Annotated[str, typer.Argument(help="A cause or capability that the diagnosis found, by its id.")],
     out: Annotated[Path, typer.Option(help="Folder for the environment, its passport and its page.")],
-    diagnosis: Annotated[
-        Path | None, typer.Option(help="Folder that captrain diagnose wrote; else the project's own capabilities.")
+    folder: Annotated[
+        Path | None,
+        typer.Option("--diagnosis", help="Folder that captrain diagnose wrote; else the project's own capabilities."),
     ] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON list of the tools' schemas, where the logs had none.")
@@ -26,78 +42,47 @@ def synthesize(
     tokens: Budget = None,
     prices: Prices = None,
     dry_run: Annotated[bool, typer.Option(help="Say what would be made and what it costs, and make nothing.")] = False,
-    sandbox: Annotated[
-        Literal["strong", "strong, one layer", "basic"] | None,
-        typer.Option(help="Least level of confinement; machine.sandbox by default."),
-    ] = None,
+    sandbox: Sandbox = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the project's base in it, too.")] = False,
 ) -> None:
     """Write an environment that trains a capability which a diagnosis found, with its passport (exit status 1 if it
     earns none)."""
-    from captrain.diagnosis import (
-        order_synthesis,
-        publish_synthesis,
-        read_evidence,
-        read_project_evidence,
-        synthesis_cost,
-        synthesize_ordered,
-    )
-    from captrain.execution import require_folder
-
-    require_folder(out)
-    access = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run).access()
-    evidence = read_evidence(diagnosis, tools) if diagnosis else read_project_evidence(project_root())
-    base = _base(calibrate, evidence.project, out)
-    order = order_synthesis(evidence, capability, model, access, sandbox)
-    writer = f"{model} is asked: {synthesis_cost(order, access)}" if model else "derived by a program"
+    execution.require_folder(out)
+    access = model_access(endpoint_env, key_env, tokens, prices)
+    evidence = diagnosis.read_evidence(folder, tools) if folder else diagnosis.read_project_evidence(project_root())
+    project, base = evidence.project, None
+    if project is not None and out.resolve().is_relative_to((project / "results").resolve()):
+        raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
+    if calibrate:
+        if project is None or not (project / "artifacts/base").exists():
+            raise UserError("there is no base to play", "run `dvc repro base` in a project, or leave --calibrate out")
+        base = project / "artifacts/base"
+    order = diagnosis.order_synthesis(evidence, capability, model, access, sandbox)
+    writer = f"{model} is asked: {diagnosis.synthesis_cost(order, access)}" if model else "derived by a program"
     print_all(f"environment for {order.brief.capability.id}, {writer}")
     if dry_run:
         return
-    result = synthesize_ordered(order, base)
-    path = publish_synthesis(result, out)
-    checks = result.best.passport.checks
+    result, path = diagnosis.synthesize_ordered(order, base, out)
+    passport = result.best.passport
     if usage := getattr(order.synthesizer, "usage", None):
         print_all(f"asked: {usage.answers} answers, {usage.tokens} tokens{usage.cost}")
     if not result.passed:
-        print_all(f"no attempt earned its passport: {result.best.passport.complaints()}", f"{path} is the best of them")
+        print_all(f"no attempt earned its passport: {passport.complaints()}", f"{path} is the best of them")
         raise typer.Exit(1)
-    print_all(
-        f"passport: {len(checks)} checks passed, {'on' if base else 'without'} the base",
-        f"{path} trains {order.brief.capability.name}",
-    )
-
-
-def _base(calibrate: bool, project: Path | None, out: Path) -> Path | None:
-    """Locate the project's base, where it is to be played.
-
-    Raises:
-        UserError: there is none, or the folder belongs to the pipeline.
-    """
-    if project is not None and out.resolve().is_relative_to((project / "results").resolve()):
-        raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
-    if not calibrate:
-        return None
-    if project is None or not (project / "artifacts/base").exists():
-        raise UserError("there is no base to play", "run `dvc repro base` in a project, or leave --calibrate out")
-    return project / "artifacts/base"
+    checks = f"{len(passport.checks)} checks passed, {'on' if base else 'without'} the base"
+    print_all(f"passport: {checks}", f"{path} trains {order.brief.capability.name}")
 
 
 def validate(
     file: Annotated[Path, typer.Argument(help="An environment file.")],
     out: Annotated[Path | None, typer.Option(help="Folder for passport and page; beside the file by default.")] = None,
-    sandbox: Annotated[
-        Literal["strong", "strong, one layer", "basic"] | None,
-        typer.Option(help="Least level of confinement; machine.sandbox by default."),
-    ] = None,
+    sandbox: Sandbox = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the base in it, too.")] = False,
 ) -> None:
     """Make out the passport of any environment file, held against the target (exit status 1 when a check fails)."""
-    from captrain.environments import validate_file
-    from captrain.execution import require_folder
-
     folder = out or file.parent
-    require_folder(folder)
-    passport, report = validate_file(file, project_root(), folder, sandbox, calibrate)
+    execution.require_folder(folder)
+    passport, report = environments.validate_file(file, project_root(), folder, sandbox, calibrate)
     print_all(*report)
     if not passport.passed:
         raise typer.Exit(1)
@@ -109,11 +94,8 @@ def export_environment(
     out: Annotated[Path, typer.Option(help="Folder of the package; new or empty.")],
 ) -> None:
     """Export an environment as a package that trains elsewhere: OpenEnv, verifiers or TRL."""
-    from captrain.execution import require_folder
-    from captrain.projects import export_environment
-
-    require_folder(out)
-    files = export_environment(name, project_root(), to, out)
+    execution.require_folder(out)
+    files = projects.export_environment(name, project_root(), to, out)
     print_all(f"{out}: {len(files)} files; {out / 'README.md'} says how it is used")
 
 
@@ -127,9 +109,6 @@ def push(
 ) -> None:
     """Send adapters with their cards, digests and routes, or environments with their passports, to the Hugging Face
     Hub."""
-    from captrain.execution import user_outputs
-    from captrain.projects import send, write_shipment
-
     if (dry_run is None) != confirmed:
         raise UserError(
             f"nothing was sent to {repository}",
@@ -137,10 +116,10 @@ def push(
         )
     root = project_root()
     if dry_run is not None:
-        with user_outputs(dry_run) as aside:
-            files = write_shipment(kind, root, aside, stage)
+        with execution.user_outputs(dry_run) as aside:
+            files = projects.write_shipment(kind, root, aside, stage)
         print_all(f"{dry_run}: {len(files)} files, of which nothing was sent")
         return
     with TemporaryDirectory() as folder:
-        files = write_shipment(kind, root, Path(folder), stage)
-        print_all(f"{send(kind, Path(folder), repository, not public)}: {len(files)} files")
+        files = projects.write_shipment(kind, root, Path(folder), stage)
+        print_all(f"{projects.send(kind, Path(folder), repository, not public)}: {len(files)} files")

@@ -1,19 +1,25 @@
 """The command that diagnoses the logs of an agent."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from captrain.cli.access import ENDPOINT, KEY, Budget, EndpointVariable, KeyVariable, ModelOptions, Prices
-from captrain.cli.console import print_all
-from captrain.config import Ranking
+from captrain import diagnosis, execution, interop
+from captrain.benchmarks import load_benchmark, open_worlds
+from captrain.cli.console import (
+    ENDPOINT,
+    KEY,
+    Budget,
+    EndpointVariable,
+    KeyVariable,
+    Prices,
+    model_access,
+    print_all,
+)
+from captrain.config import Machine, Ranking, Selection, compose_configuration, find_project
+from captrain.contract import Target
 from captrain.errors import UserError
-
-if TYPE_CHECKING:
-    from captrain.config import Machine, Selection
-    from captrain.contract import Target
-    from captrain.interop import Logs
 
 RUNS = 10
 """Labelling runs over logs."""
@@ -32,7 +38,6 @@ def diagnose(
     count: Annotated[int, typer.Option(min=1, help="Capabilities selected at most.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
     scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward, for traces without scores.")] = None,
-    keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
     keep_secrets: Annotated[
         bool, typer.Option(help="Keep in all that is written what looks like a key in the logs, and is redacted else.")
     ] = False,
@@ -50,21 +55,8 @@ def diagnose(
     dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
 ) -> None:
     """Diagnose an agent's logs: why its rollouts failed, and what it lacks; causes, a ranking, report.md, figures."""
-    from captrain.benchmarks import open_worlds
-    from captrain.config import Selection
-    from captrain.diagnosis import (
-        advise,
-        diagnose,
-        diagnosis_summary,
-        publish_diagnosis,
-        read_clauses,
-        read_kinds,
-    )
-    from captrain.execution import require_apart, require_folder
-    from captrain.interop import read_logs
-
-    require_folder(out)
-    require_apart(out)
+    execution.require_folder(out)
+    execution.require_apart(out)
     selection = Selection(
         delta=delta,
         coverage=coverage,
@@ -74,68 +66,45 @@ def diagnose(
         resamples=1000,
         ranking=ranking,
     )
-    logs = read_logs(files, scores, keep_secrets=keep_secrets)
+    logs = interop.read_logs(files, scores, keep_secrets=keep_secrets)
     if analyst == "openai":
-        options = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run)
-        _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)
+        # A language model: its cost first, then the questions.
+        if not model:
+            raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
+        access = model_access(endpoint_env, key_env, tokens, prices)
+        print_all(str(diagnosis.judging_cost(logs, RUNS, access)))
+        if not dry_run:
+            lines = diagnosis.judge(logs, model, access, selection, out, runs=RUNS, count=count, seed=seed)
+            print_all(*lines, f"{out / 'selection.json'} has the account")
         return
     target, machine = benchmark_of_project(benchmark)
     with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:
-        diagnosis = diagnose(
+        outcome = diagnosis.diagnose(
             logs,
             selection,
             runs=RUNS,
             count=count,
             seed=seed,
-            keep_suspects=keep_suspects,
             worlds=worlds,
-            kinds=read_kinds(tools_as) if tools_as else None,
-            clauses=[read_clauses(clauses)] if clauses else [],
+            kinds=diagnosis.read_kinds(tools_as) if tools_as else None,
+            clauses=[diagnosis.read_clauses(clauses)] if clauses else [],
         )
-    advice = advise(diagnosis, out)
-    publish_diagnosis(diagnosis, out, advice)
+    advice = diagnosis.advise(outcome, out)
+    diagnosis.publish_diagnosis(outcome, out, advice)
     unproven = [f"causes are not proven: `{worlds.missing}`, and diagnose again"] if worlds.missing else []
-    print_all(*diagnosis_summary(diagnosis, advice), *unproven, f"{out / 'report.md'} has the evidence")
+    print_all(*diagnosis.diagnosis_summary(outcome, advice), *unproven, f"{out / 'report.md'} has the evidence")
 
 
-def benchmark_of_project(name: str) -> "tuple[Target | None, Machine | None]":
+def benchmark_of_project(name: str) -> tuple[Target | None, Machine | None]:
     """Load the benchmark of this name that the project around has of its own, None where there is none, and the
     machine that the project sets.
 
     Raises:
         UserError: it does not load.
     """
-    from captrain.benchmarks import load_benchmark
-    from captrain.config import compose_configuration, find_project
-
     project = find_project(Path.cwd())
     if not name or project is None:
         return None, None
     is_own = (project / f"conf/benchmark/{name}.yaml").is_file()
     spec = compose_configuration([f"benchmark={name}"] if is_own else [], project)[0]
     return load_benchmark(spec.benchmark, spec.machine) if is_own else None, spec.machine
-
-
-def _judge(
-    logs: "Logs",
-    selection: "Selection",
-    out: Path,
-    count: int,
-    seed: int,
-    options: ModelOptions,
-    *,
-    keep_suspects: bool,
-) -> None:
-    """Diagnose by a language model: its cost first, then the questions."""
-    from captrain.diagnosis import judge, judged_summary, judging_cost, load_analyst, publish_judged
-
-    if not options.model:
-        raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
-    access = options.access()
-    print_all(str(judging_cost(logs, RUNS, access)))
-    if options.dry_run:
-        return
-    analyst = load_analyst(options.model, access)
-    judgement = judge(logs, analyst, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
-    publish_judged(judgement, logs, out)
-    print_all(*judged_summary(judgement, access), f"{out / 'selection.json'} has the account")

@@ -6,6 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from captrain import comparison, config, planning
 from captrain.cli.console import print_all, project_root
 from captrain.errors import UserError
 
@@ -24,12 +25,10 @@ def plan(
     ] = None,
 ) -> None:
     """Say what a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
-    from captrain.config import compose_configuration
-    from captrain.planning import Node, make_plan, plan_tables
-
-    spec, title = compose_configuration(settings or [], project_root())
-    work_plan = make_plan(spec, Node(gpus, gpu_memory, throughput, parameters, price), title)
-    print_all(*plan_tables(work_plan))
+    spec, title = config.compose_configuration(settings or [], project_root())
+    node = planning.Node(gpus, gpu_memory, throughput, parameters, price)
+    work_plan = planning.make_plan(spec, node, title)
+    print_all(*planning.plan_tables(work_plan))
     work_plan.refuse_impossible()
 
 
@@ -51,16 +50,14 @@ def power(
 ) -> None:
     """Say which difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
     results/evaluation. Runs nothing."""
-    from captrain.comparison import complete_design, design_tables
-
     if difference is not None and not 1e-6 <= abs(difference) <= 1:
         raise UserError(
             f"--difference must lie in [-1, 1] and not be 0, got {difference:g}", "give, for example, --difference .05"
         )
     folder = project_root() / "results/evaluation"
     fields = {"base": base, "tasks": tasks, "trials": trials, "icc": icc, "shared": shared}
-    design, source = complete_design(fields, folder, level=level, power=chance)
-    print_all(*design_tables(design, difference, source))
+    design, source = comparison.complete_design(fields, folder, level=level, power=chance)
+    print_all(*comparison.design_tables(design, difference, source))
 
 
 def doctor(
@@ -74,20 +71,17 @@ def doctor(
 
     Starts and downloads nothing, and of an endpoint one short answer is asked, unless --play has the agent play.
     """
-    from captrain.config import compose_configuration
-    from captrain.planning import GPU_COMMANDS, Node, examine_agent, examine_machine, run_on_gpus
-
     root = project_root()
-    spec, title = compose_configuration(settings or [], root)
-    findings = run_on_gpus(GPU_COMMANDS, root) if gpu else examine_machine(spec, root, Node())
-    if play:
-        findings.append(examine_agent(spec, root, play))
+    spec, title = config.compose_configuration(settings or [], root)
+    if gpu:
+        findings = planning.run_on_gpus(planning.GPU_COMMANDS, root)
+    else:
+        findings = planning.examine_machine(spec, root, planning.Node())
+    findings += [planning.examine_agent(spec, root, play)] if play else []
+    states = {True: Text("ok", "green"), False: Text("lacking", "red"), None: Text("not seen", "yellow")}
     table = Table("what", "", "seen", "remedy", title=f"doctor: {title}", title_justify="left")
     for finding in findings:
-        state = {True: Text("ok", "green"), False: Text("lacking", "red"), None: Text("not seen", "yellow")}[
-            finding.passed
-        ]
-        table.add_row(finding.subject, state, finding.detail, finding.remedy)
+        table.add_row(finding.subject, states[finding.passed], finding.detail, finding.remedy)
     print_all(table)
     if any(finding.passed is False for finding in findings):
         raise typer.Exit(1)

@@ -1,12 +1,16 @@
 """Commands about a project of the user's own: begun, run, brought to another version of captrain; its benchmarks."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from captrain import benchmarks, planning, projects
 from captrain.cli.console import print_all, project_root
+from captrain.errors import UserError
+from captrain.records import parse_yaml
 
 
 def init(
@@ -16,9 +20,7 @@ def init(
     ] = None,
 ) -> None:
     """Begin a project: a DVC repository whose stages are captrain's, and whose conf/ holds what you change."""
-    from captrain.projects import init_project
-
-    names = init_project(folder, benchmark)
+    names = projects.init_project(folder, benchmark)
     entry = "" if folder.resolve() == Path.cwd() else f"`cd {folder}`, then "
     print_all(*map(str, names), "", f"a project is begun: {entry}`captrain plan` and `dvc repro`")
 
@@ -30,17 +32,13 @@ def run(
     root = project_root()
     os.chdir(root)
     if stage is not None:
-        from captrain.projects import run_stage
-
-        run_stage(root, stage)
+        projects.run_stage(root, stage)
         return
-    from captrain.planning import forecast_run, stale_stages
-    from captrain.projects import run_pipeline
     from captrain.reporting import tables
 
-    if stages := stale_stages(root):
-        print_all(forecast_run(root, stages))
-        run_pipeline(root)
+    if stages := planning.stale_stages(root):
+        print_all(planning.forecast_run(root, stages))
+        projects.run_pipeline(root)
     print_all(tables.results(root))
 
 
@@ -48,9 +46,7 @@ def upgrade(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is stale, and change nothing.")] = False,
 ) -> None:
     """Take over the installed captrain: says which stages it makes stale."""
-    from captrain.projects import upgrade_project
-
-    change = upgrade_project(project_root(), dry=dry_run)
+    change = projects.upgrade_project(project_root(), dry=dry_run)
     if not change.is_needed:
         print_all(f"captrain {change.after}: nothing to take over")
         return
@@ -74,28 +70,17 @@ def check_benchmark(
     limit: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of one method.")] = 10.0,
 ) -> None:
     """Hold a benchmark to the contract: says what is wrong, by line (exit status 1 then)."""
-    import sys
-
-    from captrain.errors import UserError
-    from captrain.projects import check_benchmark as check
-    from captrain.records import parse_yaml
-
     pairs = [setting.partition("=") for setting in settings or []]
     if wrong := [key for key, equals, _ in pairs if not equals]:
         raise UserError(f"{wrong[0]!r} is not of the form key=value", "write, for example, theirs=0.5")
     sys.path.insert(0, os.getcwd())
-    report = check(
-        target,
-        {key: parse_yaml(value, object, f"the value of {key}", "write it as in YAML") for key, _, value in pairs},
-        tasks=tasks,
-        limit=limit,
-    )
+    values = {key: parse_yaml(value, object, f"the value of {key}", "write it as in YAML") for key, _, value in pairs}
+    report = projects.check_benchmark(target, values, tasks=tasks, limit=limit)
     print_all(*(f"{key}: {value}" for key, value in report.facts.items()))
-    if not report.problems:
-        print_all(f"{report.name}: keeps the contract")
-        return
-    print_all("", *(str(problem) for problem in report.problems))
-    raise typer.Exit(1)
+    if report.problems:
+        print_all("", *(str(problem) for problem in report.problems))
+        raise typer.Exit(1)
+    print_all(f"{report.name}: keeps the contract")
 
 
 benchmark = typer.Typer(help="Benchmarks of others: install.", no_args_is_help=True)
@@ -112,6 +97,6 @@ def install(
     packages: Annotated[list[str] | None, typer.Argument(help="What else goes into it, as pip names it.")] = None,
 ) -> None:
     """Make the environment of a benchmark below .cache/installations, where its workers find it."""
-    from captrain.benchmarks import install_benchmark
-
-    print_all(f"{name}: {install_benchmark(name, project_root(), packages or [])}; choose it with benchmark={name}")
+    print_all(
+        f"{name}: {benchmarks.install_benchmark(name, project_root(), packages or [])}; choose it with benchmark={name}"
+    )

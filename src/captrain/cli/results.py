@@ -1,12 +1,18 @@
-"""Commands that read results: tables, published numbers, pages, exports."""
+"""Commands that read results: tables, published numbers, pages, exports; whether they belong to the code; jobs."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from captrain import comparison, execution, interop, projects, reporting
 from captrain.cli.console import print_all, project_root
 from captrain.config import find_project
+from captrain.records import plain
+
+STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
 
 
 def results(
@@ -25,17 +31,13 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another.")],
 ) -> None:
     """Compare two runs: settings that differ, capabilities, pass rates with the interval of their difference."""
-    from captrain.reporting import compare_runs, find_run
-
     root = find_project(Path.cwd()) or Path.cwd()
-    print_all(*compare_runs(find_run(first, root), find_run(second, root)))
+    print_all(*reporting.compare_runs(reporting.find_run(first, root), reporting.find_run(second, root)))
 
 
 def published() -> None:
     """Print the paper's numbers beside ours where the same thing was run, and what in them does not agree."""
-    from captrain.comparison import published_tables
-
-    print_all(*published_tables(project_root()))
+    print_all(*comparison.published_tables(project_root()))
 
 
 def export(
@@ -44,20 +46,64 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder of the logs, or file of the chats.")],
 ) -> None:
     """Export rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
-    from captrain.execution import require_folder
-    from captrain.interop import export_rollouts
-
-    require_folder(out if to == "inspect" else out.parent)
-    print_all(*(str(path) for path in export_rollouts(files, to, out)))
+    execution.require_folder(out if to == "inspect" else out.parent)
+    print_all(*(str(path) for path in interop.export_rollouts(files, to, out)))
 
 
 def report(
     out: Annotated[Path, typer.Option(help="Folder of the page; replaced if it holds a report.")] = Path("report"),
 ) -> None:
     """Write one page that opens from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
-    from captrain.execution import require_folder
     from captrain.reporting.pages import build
 
-    require_folder(out)
+    execution.require_folder(out)
     pages = build(project_root(), out)
     print_all(f"{out / 'index.html'} ({len(pages)} files)")
+
+
+def verify(
+    complete: Annotated[bool, typer.Option("--all", help="Every file, parameter and stage behind a finding.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Hash DVC's cache and all outputs anew, too.")] = False,
+) -> None:
+    """Compare the committed results with the committed code, specification and data, and say why they differ.
+
+    Exit status 0 if they are; 1 if not, be it within noise; 2 if that cannot be told.
+    """
+    root = project_root()
+    if deep:
+        integrity = reporting.check_integrity(root)
+        print_all(*integrity.damages, f"{integrity.files} files hashed, {len(integrity.damages)} damaged", "")
+        if integrity.damages:
+            raise typer.Exit(1)
+    verification, table = reporting.verify(root), Table.grid(padding=(0, 2))
+    rows = [
+        (Text(finding.status, STATUSES[finding.status]), finding.topic, finding.text, finding.details)
+        for finding in verification.findings
+    ]
+    if absent := verification.unchecked:
+        text = f"outputs in DVC's cache that are not here: {len(absent)}"
+        rows.append((Text("note", "dim"), "not checked", text, absent))
+    for status, topic, text, details in rows:
+        table.add_row(status, topic, Text(text))
+        for detail in details if complete else ():
+            table.add_row("", "", Text(f"- {detail}", "dim"))
+    print_all(Text(verification.summary, "green" if verification.holds else "red"), "", table)
+    if upgrade := projects.pending_upgrade(root):
+        count = len(upgrade.changed) + len(upgrade.added) + len(upgrade.removed)
+        print_all(
+            f"captrain {upgrade.after} is installed, of which {count} stages are others than of the {upgrade.before} "
+            "in captrain.yaml: none of these runs before `captrain upgrade`; --dry-run says what that makes stale"
+        )
+    if not verification.holds and not complete:
+        print_all("", "`captrain verify --all` lists every file, parameter and stage")
+    if upgrade or not verification.holds:
+        raise typer.Exit(1)
+
+
+def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
+    """List jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
+    if id:
+        print(plain(execution.job_log(project_root(), id)), end="")
+    else:
+        table = execution.jobs_table(project_root())
+        print_all(table if table.row_count else "no job was ever submitted here: machine=slurm submits some")

@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from captrain.capabilities import KINDS, LEVEL, CandidateAccount, name_of, prompt_line
+from captrain.capabilities import KINDS, LEVEL, Association, CandidateAccount, name_of, prompt_line
 from captrain.comparison import Design, tasks_needed
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
-from captrain.diagnosis.synthesis import Writer, diagnosed_evidence, possible_writers
+from captrain.diagnosis.synthesis import Writer, possible_writers
 from captrain.execution import COMPUTING, has_package
 
 MARGIN = 0.02
 """Rates of 0 and 1 are taken as this far from them: a test of two certain outcomes needs no power."""
 TRAINED = "words do not repair it: train it"
-ENVIRONMENTS = "environments"
-"""Folder of environments, in the command that makes one."""
 ORDERS = 3
 """Orders of calls that get a line."""
 
@@ -46,34 +44,29 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     """
     account, findings = diagnosis.account, diagnosis.findings
     candidates = diagnosis.report["candidates"] if diagnosis.report else []
-    is_selected = any(entry["selected"] for entry in candidates)
-    writers = possible_writers(diagnosed_evidence(diagnosis)) if is_selected else {}
-    training = {
-        entry["id"]: _training(entry["id"], writers.get(entry["id"]), folder)
-        for entry in candidates
-        if entry["selected"]
-    }
+    selected = [entry["id"] for entry in candidates if entry["selected"]]
+    writers = possible_writers(diagnosis) if selected else {}
+    training = {name: _training(name, writers.get(name), folder) for name in selected}
     advice = [_about_fix(fix, account.failures, training) for fix in findings.fixes]
-    if suspects := account.standings["suspect"]:
-        action = f"suspect the benchmark: read the {suspects} references in suspects.jsonl before anything is trained"
-        advice.append(Advice("benchmark", action))
-    if spoilt := account.standings["spoilt"]:
-        advice.append(
-            Advice("simulator", f"repair the simulated user: it spoilt {spoilt} of {account.failures} failures")
-        )
-    if errors := account.standings["error"]:
-        advice.append(Advice("infrastructure", f"repair what the agent runs on: {errors} rollouts have no verdict"))
+    suspects, spoilt, errors = (account.standings[standing] for standing in ("suspect", "spoilt", "error"))
+    faults = {
+        "benchmark": (
+            suspects,
+            f"suspect the benchmark: read the {suspects} references in suspects.jsonl before anything is trained",
+        ),
+        "simulator": (spoilt, f"repair the simulated user: it spoilt {spoilt} of {account.failures} failures"),
+        "infrastructure": (errors, f"repair what the agent runs on: {errors} rollouts have no verdict"),
+    }
+    advice += [Advice(subject, action) for subject, (number, action) in faults.items() if number]
     advice += [Advice(entry["id"], _about_cause(diagnosis, entry, training)) for entry in candidates]
+    # Orders of calls that go with failing and are no fix already; for want of fixes the surest, which may be luck.
     subjects = {name_of(fix.key) for fix in findings.fixes}
     orders = [row for row in findings.order if row.p_holm <= LEVEL and not row.holds and row.name not in subjects]
-    for row in orders[:ORDERS]:
-        counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
-        advice.append(Advice(row.name, f'{counts}; a line in the prompt costs little: "{prompt_line(row.key)}"'))
-    strongest = [row for row in findings.order if row.p == row.p][:1]
-    for row in strongest if account.failures and not findings.fixes else ():
-        counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
-        action = f"{counts}: the surest order of calls, but luck may bring it about (p, Holm {row.p_holm:.2g})"
-        advice.append(Advice(row.name, f"{action}; collect more rollouts to conclude"))
+    actions = [(row, f'a line in the prompt costs little: "{prompt_line(row.key)}"') for row in orders[:ORDERS]]
+    advice += [Advice(row.name, f"{_counts(row)}; {action}") for row, action in actions]
+    for row in [row for row in findings.order if row.p == row.p][:1] if account.failures and not findings.fixes else ():
+        action = f"the surest order of calls, but luck may bring it about (p, Holm {row.p_holm:.2g})"
+        advice.append(Advice(row.name, f"{_counts(row)}: {action}; collect more rollouts to conclude"))
     if account.failures and account.unreferenced:
         action = (
             "bring the solutions of the tasks as `reference`, or let a language model read the dialogues by "
@@ -84,6 +77,10 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
         action = "let a language model read the dialogues by `--analyst openai`"
         advice.append(Advice(f"{account.unexplained} unexplained failures", action))
     return advice
+
+
+def _counts(row: Association) -> str:
+    return "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
 
 
 def _about_fix(fix: Fix, failures: int, training: Mapping[str, str]) -> Advice:
@@ -104,23 +101,26 @@ def _about_fix(fix: Fix, failures: int, training: Mapping[str, str]) -> Advice:
 
 
 def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: Mapping[str, str]) -> str:
-    line = KINDS[entry["id"]].line
+    line, gap, passed = KINDS[entry["id"]].line, entry["gap"], entry["er_passed"]
     if entry["selected"]:
         reminder = f'try a line in the prompt first: "{line}"; if it is not enough, train it' if line else TRAINED
         return f"{reminder}{training[entry['id']]}"
     reminder = f'; a line in the prompt costs little: "{line}"' if line else ""
-    if (gap := entry["gap"]) is None:
+    if gap is None or passed is None:
         return f"no passed rollout had occasion to show it: bring passed rollouts of such tasks{reminder}"
     if gap <= 0:
         return "leave it: passed rollouts show it as often as failed ones"
     if not has_package(COMPUTING):
         return f"collect more passed and failed rollouts to conclude: captrain[train] says how many{reminder}"
-    more = _rollouts_needed(diagnosis, entry)
-    if more is None:
+    # So many rollouts of each outcome tell this gap from none, on 8 in 10 occasions.
+    base = min(max(passed, MARGIN), 1 - MARGIN)
+    gap, count = min(gap, 1 - MARGIN - base), max(2, min(diagnosis.account.passed, diagnosis.account.failed))
+    least = tasks_needed(Design(base=base, tasks=count, trials=1, icc=0.0, shared=0.0), gap) if gap > 0 else None
+    if least is None:
         return f"no number of rollouts will tell this gap from luck{reminder}"
-    if more == 0:
+    if least <= count:
         return f"real, as far as these rollouts tell, but below the thresholds of the selection{reminder}"
-    return f"collect about {more} more passed and failed rollouts to conclude{reminder}"
+    return f"collect about {least - count} more passed and failed rollouts to conclude{reminder}"
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> str:
@@ -130,20 +130,7 @@ def _training(name: str, writer: Writer | None, folder: Path | None) -> str:
             " (an environment needs the tools' schemas, which these logs do not hold: bring them as `tools`, or by "
             "`--tools FILE` to `captrain synthesize`)"
         )
-    command = f"captrain synthesize {name} --diagnosis {quote(str(folder or 'DIR'))} --out {ENVIRONMENTS}"
+    command = f"captrain synthesize {name} --diagnosis {quote(str(folder or 'DIR'))} --out environments"
     if writer == "program":
         return f": `{command}`"
     return f", where a language model writes the environment (MODEL: its name): `{command} --model MODEL`"
-
-
-def _rollouts_needed(diagnosis: Diagnosis, entry: CandidateAccount) -> int | None:
-    """Count the rollouts of each outcome that are still needed to tell this gap from none, on 8 in 10 occasions; None
-    beyond what can be planned."""
-    gap, passed = entry["gap"], entry["er_passed"]
-    if gap is None or passed is None:
-        return None
-    base = min(max(passed, MARGIN), 1 - MARGIN)
-    gap = min(gap, 1 - MARGIN - base)
-    count = max(2, min(diagnosis.account.passed, diagnosis.account.failed))
-    least = tasks_needed(Design(base=base, tasks=count, trials=1, icc=0.0, shared=0.0), gap) if gap > 0 else None
-    return None if least is None else max(0, least - count)

@@ -6,13 +6,16 @@ benchmark told the agent), the script of the simulated user, and why the dialogu
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
-from captrain.capabilities import Act, Pair, Story, asks_consent, is_reply, leaves, same, says, text_of
-from captrain.diagnosis.book import RecordBook, objects
+from captrain.capabilities import KINDS, Act, Story, asks_consent, is_reply, leaves, says, text_of
 from captrain.diagnosis.clauses import Setting, plain
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import Message, Rollout
 
+QUOTED = 140
+Confidence = Literal["high", "medium"]
 REFUSAL = re.compile(
     r"\b(?:can ?not|can[’']t|cannot|unable to|not able to|not allowed|not permitted|not eligible|not possible|"
     r"isn[’']t possible|do(?:es)? not allow|don[’']t allow|can only|only be (?:processed|made|done|modified))\b"
@@ -33,12 +36,37 @@ ABILITY = re.compile(
 """Words with which an assistant says that it has no means to learn something."""
 
 
+@dataclass(frozen=True)
+class Cause:
+    """One cause in one rollout: its kind, the message where it shows first, and the evidence.
+
+    `inherent`: it holds whatever the reference does. `tools` are those in question.
+    """
+
+    kind: str
+    message: int
+    evidence: str
+    confidence: Confidence = "high"
+    inherent: bool = True
+    tools: tuple[str, ...] = ()
+
+    @property
+    def of_agent(self) -> bool:
+        """The cause is the agent's own."""
+        return KINDS[self.kind].of_agent
+
+
+def quoted(text: str) -> str:
+    """The beginning of a text in one line, in quotation marks."""
+    text = " ".join(text.split())
+    return f'"{text if len(text) <= QUOTED else text[: QUOTED - 2] + " …"}"'
+
+
 class Case:
     """One rollout, ready to be explained.
 
     `story` has its calls beside those of the reference, `script` what the simulated user was told, `ending` why the
-    dialogue ended where the log says so, `undone` the writes of the reference that nothing stands for. `is_compared`:
-    the reward compares all that was changed, and not only how things stand at the end with what was asked for.
+    dialogue ended where the log says so, `undone` the writes of the reference that nothing stands for.
     """
 
     def __init__(self, rollout: Rollout, setting: Setting) -> None:
@@ -47,32 +75,7 @@ class Case:
         self.messages: Sequence[Message] = rollout.messages
         self.script = text_of(rollout.task.data.get("script") or "")
         self.ending = text_of(rollout.task.data.get("ending") or "")
-        graded = rollout.task.data.get("graded") or []
-        self.is_compared = not graded or "db" in graded
-        self.undone = [
-            pair.goal for pair in self.story.pairs if pair.write is None or self.is_due(pair) or self.is_apart(pair)
-        ]
-
-    def is_due(self, pair: Pair) -> bool:
-        """Tell if the write of a pair uses another tool than its goal, and stands for nothing else: the reference uses
-        it on the record, too, or whatever else was changed there is of no account."""
-        act, goals = pair.write, [peer.goal for peer in self.story.pairs]
-        tools = [goal.tool for goal in goals if act is not None and same(goal.record, act.record)]
-        return act is not None and act.tool != pair.goal.tool and (act.tool in tools or not self.is_compared)
-
-    def is_apart(self, pair: Pair) -> bool:
-        """Tell if the write of a pair is on another record than its goal, and the assistant put the goal's own record
-        to the user by itself: then it did not take the one for the other."""
-        act, goal = pair.write, pair.goal
-        if act is None or same(act.record, goal.record) or not goal.record:
-            return False
-        texts = [self.text(place) for place in self.replies() if self.asks(place)]
-        return any(says(text, goal.record) and not says(text, act.record) for text in texts)
-
-    @property
-    def book(self) -> RecordBook:
-        """See `Setting`."""
-        return self.setting.book
+        self.undone = [pair.goal for pair in self.story.pairs if pair.write is None]
 
     def text(self, index: int) -> str:
         """The words of a message."""
@@ -113,57 +116,21 @@ class Case:
         """Tell if a message asks the user to agree to something, with or without a question mark."""
         return asks_consent(self.text(index)) or PLEASE_CONFIRM.search(plain(self.text(index))) is not None
 
-    def was_read(self, act: Act, names: Sequence[str]) -> bool:
-        """Tell if the records under these key arguments were read before: in an earlier message, or by a call of the
-        same one, into which a log may have folded several turns."""
-        folded = [read for read in self.story.acts if read.message == act.message and read.kind == "read"]
-        return self.story.read_before(act, names) or all(
-            any(read.record.get(name) == act.record[name] for read in folded) for name in names
-        )
-
-    @cached_property
-    def untold(self) -> list[str]:
-        """The values to be told that no reply tells; short ones as whole words, since they are part of many."""
-        story, words = self.story, "\n".join(self.text(place) for place in self.replies())
-        spoken = {value for value in story.informs if story.first_telling(value) is not None}
-        return [value for value in story.informs if value not in spoken or (len(value) < 3 and not says(words, value))]
-
-    def unread(self) -> list[Act]:
+    def unread(self) -> Iterator[Act]:
         """The writes on records that the reference reads, before it makes such a write, and the rollout did not."""
-        expected, acts = self.story.expected, list[Act]()
+        expected, acts = self.story.expected, self.story.acts
         for act in self.story.writes:
             places = [place for place, goal in enumerate(expected) if goal.kind == "write" and goal.tool == act.tool]
             reads = [goal for goal in expected[: places[-1] if places else None] if goal.kind == "read"]
             due = {(name, text_of(value)) for goal in reads for name, value in goal.record.items()}
             names = [name for name, value in act.record.items() if (name, text_of(value)) in due]
-            if names and not self.was_read(act, names):
-                acts.append(act)
-        return acts
-
-    def shown(self, value: object) -> Iterator[JsonObject]:
-        """The objects that look-ups returned of a thing, which is named by an identifier or by some of its entries."""
-        for act in self.story.acts:
-            for record in objects(act.result) if act.kind == "read" and not act.failed else ():
-                entries = value.items() if isinstance(value, dict) else ()
-                common = [record[name] == entry for name, entry in entries if name in record]
-                if (len(common) > 1 and all(common)) or (isinstance(value, str) and value in record.values()):
-                    yield record
-
-    def spoken(self, before: int | None = None) -> list[int]:
-        """The places of the assistant's messages with words, with or without a call beside, up to a message."""
-        messages = enumerate(self.messages[:before])
-        return [i for i, message in messages if message["role"] == "assistant" and self.text(i).strip()]
+            # A log may have folded several turns into one message: its look-ups came before its writes.
+            folded = [read.record for read in acts if read.message == act.message and read.kind == "read"]
+            is_read = all(any(record.get(name) == act.record[name] for record in folded) for name in names)
+            if not is_read and not self.story.read_before(act, names):
+                yield act
 
     def refusals(self) -> list[int]:
         """The messages in which the assistant says that something cannot be done, with or without a call beside."""
-        return [index for index in self.spoken() if REFUSAL.search(plain(self.text(index)))]
-
-    def disclaimers(self) -> list[int]:
-        """The replies, or hand-overs, in which the assistant says that it has no means to learn something."""
-        spoken = [index for index in self.replies() if ABILITY.search(plain(self.text(index)))]
-        handed = [
-            act.message
-            for act in self.story.acts
-            if act.kind == "handover" and ABILITY.search(plain(text_of(act.arguments)))
-        ]
-        return sorted({*spoken, *handed})
+        spoken = [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [index for index in spoken if REFUSAL.search(plain(self.text(index)))]

@@ -5,8 +5,9 @@ format). One is in force where the log's own policy holds its sentence, and nowh
 count that ask a record for a value ("an order can only be cancelled if its status is 'pending'"). What a policy says in
 other words is not judged here; whoever wants it judged asks a language model.
 
-Records are those shown before anything was written (`captrain.diagnosis.book`). What they do not show is not held
-against anybody: an expression that cannot be worked out forbids nothing.
+Records are those shown before anything was written, over all rollouts of an environment: every task of a benchmark
+begins with the same ones, and a rollout that never opened one may still be judged by what another was shown of it. What
+they do not show is not held against anybody: an expression that cannot be worked out forbids nothing.
 """
 
 import ast
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, cached_property
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from re import Pattern
 from string import Formatter
@@ -24,7 +26,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, model_validator
 
 from captrain.capabilities import Act, Toolbox
-from captrain.diagnosis.book import RecordBook
 from captrain.records import JsonObject, Record, parse_yaml, read_yaml
 
 NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
@@ -47,6 +48,7 @@ FUNCTIONS = {
 """Functions that expressions may call, beside those of a write (`Clause.objection`)."""
 SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched", "look", "by_now", "said")
 """Names that an expression may use for what is known of a write."""
+IDENTIFIERS = ("_id", "_number", "id", "number")
 REMEDY = "docs/diagnose.md has the format of clauses"
 
 
@@ -62,6 +64,52 @@ def _expression(text: str) -> str:
 
 
 Expression = Annotated[str, AfterValidator(_expression)]
+
+
+class RecordBook:
+    """Objects that look-ups returned, by the names and values of their identifiers."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], list[JsonObject]] = {}
+        self._people: dict[tuple[str, str], list[JsonObject]] = {}
+
+    def add(self, acts: list[Act]) -> None:
+        """Keep what the look-ups of a rollout returned before its first write."""
+        for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
+            if act.kind == "read" and not act.failed:
+                # A record that does not say its own key is known by the one it was asked for by.
+                result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result
+                for record in objects(result):
+                    keys = {
+                        (k, str(v)) for k, v in record.items() if k.endswith(IDENTIFIERS) and isinstance(v, str | int)
+                    }
+                    for key in keys:
+                        entries = self._records.setdefault(key, [])
+                        entries += [] if any(record.keys() <= entry.keys() for entry in entries) else [record]
+                    if "first_name" in record and "last_name" in record:
+                        people = self._people.setdefault(_person(record), [])
+                        people += [record] if record not in people else []
+
+    def record(self, name: str, value: object, *fields: str) -> JsonObject | None:
+        """The record of this identifier that has these fields, as it was before any write; None if none was shown."""
+        entries = self._records.get((name, str(value)), [])
+        return next((entry for entry in entries if all(field in entry for field in fields)), None)
+
+    def people(self, person: Mapping[str, object]) -> list[JsonObject]:
+        """Return the records of persons of this name."""
+        return self._people.get(_person(person), [])
+
+
+def _person(record: Mapping[str, object]) -> tuple[str, str]:
+    return str(record.get("first_name")).lower(), str(record.get("last_name")).lower()
+
+
+def objects(value: object) -> Iterator[JsonObject]:
+    """Every JSON object inside a value, the outermost first."""
+    if isinstance(value, dict):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects(item)
 
 
 class Clause(Record):

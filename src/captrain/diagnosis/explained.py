@@ -4,29 +4,124 @@ Logs may hold more rollouts than memory. They are read three times: for what too
 rollout needs of the others (records before any write, how often each task was passed, by whom), and to explain each.
 """
 
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
+
 from captrain.benchmarks import Kind, Worlds, open_worlds
-from captrain.capabilities import KINDS, SIMULATOR, Needs, Story, Toolbox, acts_of, learn_needs, learn_toolbox
+from captrain.capabilities import (
+    INFRASTRUCTURE,
+    KINDS,
+    SIMULATOR,
+    Needs,
+    Story,
+    Toolbox,
+    acts_of,
+    learn_needs,
+    learn_toolbox,
+)
+from captrain.comparison import Bootstrap, mean
 from captrain.config import Machine
 from captrain.contract import Target, calls_of
-from captrain.diagnosis.book import RecordBook
-from captrain.diagnosis.case import Case
-from captrain.diagnosis.cause import Cause, Confidence
-from captrain.diagnosis.clauses import Clauses, Setting
+from captrain.diagnosis.case import Case, Cause, Confidence
+from captrain.diagnosis.clauses import Clauses, RecordBook, Setting
 from captrain.diagnosis.explanation import Explanation, explain
-from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml
 
+TRIED = 4
+"""So many rollouts of a task, of at least two agents, must fail before that alone makes its reference suspect."""
+OF = "FROM tally WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"
+"""Rows of one environment or of all, of one agent or of all."""
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
 """Part that a rollout has in the contrast: compared, left out for its reference, for its simulated user, or without a
 verdict."""
+
+
+class OutcomeTally:
+    """Counts rollouts that have a verdict.
+
+    A log may have as many tasks as rollouts, and an interval over tasks needs the rate of each. So sums by task are
+    on disk, and only the rates of one environment come back, as an array.
+    """
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)  # a file that SQLite removes
+        self._database.executescript("""
+        PRAGMA journal_mode = OFF;
+        CREATE TABLE tally (
+            environment TEXT, task TEXT, agent TEXT, rollouts INTEGER, passed INTEGER, reward REAL,
+            PRIMARY KEY (environment, task, agent)
+        );
+        BEGIN""")
+
+    def add(self, rollout: Rollout) -> None:
+        """Count a rollout in; one without a verdict is none."""
+        if rollout.outcome != "error":
+            reward = rollout.score.reward if rollout.score else 0.0
+            row = (rollout.environment, rollout.task.id, rollout.policy, rollout.outcome == "passed", reward)
+            addition = """
+            INSERT INTO tally VALUES (?1, ?2, ?3, 1, ?4, ?5)
+            ON CONFLICT DO UPDATE SET rollouts = rollouts + 1, passed = passed + ?4, reward = reward + ?5"""
+            self._database.execute(addition, row)
+
+    def unpassed(self, environment: str, task: str) -> str | None:
+        """Explain why a task that nobody passes is suspect; None where somebody does or too few have tried."""
+        query = "SELECT sum(rollouts), sum(passed), count(*) FROM tally WHERE environment = ? AND task = ?"
+        count, passed, agents = self._database.execute(query, (environment, task)).fetchone()
+        if passed or agents < 2 or count < TRIED:
+            return None
+        return f"none of {count} rollouts of {agents} agents passes the task"
+
+    def agents(self) -> list[str]:
+        """List the agents of the rollouts, in the order in which they came."""
+        query = "SELECT agent FROM tally GROUP BY agent ORDER BY min(rowid)"
+        return [name for (name,) in self._database.execute(query)]
+
+    def environments(self, agent: str | None = None) -> Iterator[tuple[str, tuple[int, ...], tuple[float, ...]]]:
+        """By environment, in the order in which they came, and all together where they are several; of one agent, or of
+        all: how many rollouts, tasks and passed rollouts; the pass rate over tasks with its 95% interval, and the mean
+        reward over tasks."""
+        query = f"SELECT environment {OF} GROUP BY environment ORDER BY min(rowid)"
+        names: list[str | None] = [name for (name,) in self._database.execute(query, (None, agent))]
+        for name in names + ([None] if len(names) > 1 else []):
+            ratios = "CAST(sum(passed) AS REAL) / sum(rollouts), sum(reward) / sum(rollouts)"
+            rows = self._database.execute(f"SELECT {ratios} {OF} GROUP BY task ORDER BY min(rowid)", (name, agent))
+            tasks = np.fromiter(rows, dtype=[("rate", float), ("reward", float)])
+            rates, rewards = np.ascontiguousarray(tasks["rate"]), np.ascontiguousarray(tasks["reward"])
+            low, high = Bootstrap(len(rates), 2000, 0.95, 0).interval(rates)
+            totals = self._database.execute(f"SELECT sum(rollouts), sum(passed) {OF}", (name, agent))
+            rollouts, passed = totals.fetchone()
+            yield name or "all", (rollouts, len(rates), passed), (mean(rates), low, high, mean(rewards))
+
+    def difference(self, first: str, second: str) -> tuple[int, float, float, float] | None:
+        """Over the tasks that both agents played: how many there are, and the pass rate of the first minus that of the
+        second with its 95% interval, paired by task; None where there is no such task."""
+        query = """
+        SELECT CAST(a.passed AS REAL) / a.rollouts, CAST(b.passed AS REAL) / b.rollouts FROM tally a JOIN tally b
+        ON a.environment = b.environment AND a.task = b.task WHERE a.agent = ? AND b.agent = ? ORDER BY a.rowid"""
+        rows = self._database.execute(query, (first, second))
+        rates = np.fromiter(rows, dtype=[("first", float), ("second", float)])
+        if not len(rates):
+            return None
+        differences = np.ascontiguousarray(rates["first"] - rates["second"])
+        low, high = Bootstrap(len(differences), 2000, 0.95, 0).interval(differences)
+        return len(differences), mean(differences), low, high
+
+    def repeated(self) -> tuple[int, float] | None:
+        """Return how often every task was played and the share of tasks of which every trial passed; None unless all
+        were played equally often and more than once."""
+        query = """
+        SELECT min(trials), max(trials), avg(passed = trials)
+        FROM (SELECT sum(rollouts) AS trials, sum(passed) AS passed FROM tally GROUP BY environment, task)"""
+        least, most, share = self._database.execute(query).fetchone()
+        return (least, share) if least is not None and least == most > 1 else None
 
 
 class RolloutCause(Record):
@@ -92,41 +187,35 @@ class Explained(Record):
 
 @dataclass(frozen=True)
 class Explanations:
-    """All rollouts of logs, explained, in their order; the settings of their environments; the tally of their outcomes;
-    what their tools do; and what rollouts without a reference need, None where they are too few."""
+    """All rollouts of logs, explained, in their order; the tally of their outcomes; what their tools do; and what
+    rollouts without a reference need, None where they are too few."""
 
     rollouts: Spool[Explained]
-    settings: dict[str, Setting]
     outcomes: OutcomeTally
     toolbox: Toolbox
     needs: Needs | None
 
 
 def refer(logs: Logs, worlds: Worlds) -> Logs:
-    """Give rollouts that came without a reference that of their benchmark, where the world of their task opens."""
+    """Give rollouts that came without a reference that of their benchmark, where the world of their task opens; and
+    put a reference's values in place of those that reading has dropped, without which no world would take the calls."""
     if all(rollout.reference for rollout in logs.rollouts):
         return logs
     rollouts = Spool(Rollout)
     for rollout in logs.rollouts:
         # A rollout without a verdict is not explained, and its task may be no whole one.
         reference = rollout.reference or (worlds.reference(rollout) if rollout.outcome != "error" else [])
-        messages = [*_restored(rollout.messages, reference)]
+        originals = {k: v for message in reference for _, arguments in calls_of(message) for k, v in arguments.items()}
+        messages = list[Message]()
+        for message in rollout.messages:
+            calls = []
+            for call, (_, arguments) in zip(message.get("tool_calls") or [], calls_of(message), strict=True):
+                values = {k: originals.get(k, v) if v == DROPPED else v for k, v in arguments.items()}
+                function = {**call["function"], "arguments": values}
+                calls.append({**call, "function": function} if values != arguments else call)
+            messages.append({**message, "tool_calls": calls} if calls else message)
         rollouts.add(rollout.model_copy(update={"reference": reference, "messages": messages}))
     return replace(logs, rollouts=rollouts)
-
-
-def _restored(messages: Iterable[Message], reference: Iterable[Message]) -> Iterator[Message]:
-    """Messages with a reference's values in place of those that reading has dropped, without which no world would take
-    the calls."""
-    pairs = [pair for message in reference for _, arguments in calls_of(message) for pair in arguments.items()]
-    for message in messages:
-        calls = []
-        for call, (_, arguments) in zip(message.get("tool_calls") or [], calls_of(message), strict=True):
-            values = {k: dict(pairs).get(k, v) if v == DROPPED else v for k, v in arguments.items()}
-            calls.append(
-                {**call, "function": {**call["function"], "arguments": values}} if values != arguments else call
-            )
-        yield {**message, "tool_calls": calls} if calls else message
 
 
 def explain_logs(
@@ -149,13 +238,16 @@ def explain_logs(
     for rollout in logs.rollouts:
         outcomes.add(rollout)
         if rollout.environment not in settings:
-            policy = logs.policies.get(rollout.environment) or _instructions(rollout)
+            first = rollout.messages[0] if rollout.messages else {"role": ""}
+            instructions = str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
+            policy = logs.policies.get(rollout.environment) or instructions
             settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set(), clauses)
-        setting = settings[rollout.environment]
-        due.setdefault(rollout.environment, set()).update(_tools(rollout.reference))
+        setting, expected = settings[rollout.environment], _tools(rollout.reference)
+        due.setdefault(rollout.environment, set()).update(expected)
         if rollout.outcome == "passed":
-            setting.idle.update(tools := _tools(rollout.messages))
-            handovers = {tool for tool in tools - _tools(rollout.reference) if toolbox.kind(tool) == "handover"}
+            tools = _tools(rollout.messages)
+            setting.idle.update(tools)
+            handovers = {tool for tool in tools - expected if toolbox.kind(tool) == "handover"}
             setting.needless.update(handovers if rollout.reference else ())
         if setting.policy:
             setting.book.add(acts_of(rollout.messages, toolbox))
@@ -164,7 +256,7 @@ def explain_logs(
     spool, needs = Spool(Explained), learn_needs(logs.rollouts, toolbox)
     for rollout in logs.rollouts:
         spool.add(_explained(Case(rollout, settings[rollout.environment]), worlds, needs))
-    return Explanations(_agreed(spool, outcomes), settings, outcomes, toolbox, needs)
+    return Explanations(_agreed(spool, outcomes), outcomes, toolbox, needs)
 
 
 def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine | None) -> dict[str, set[str]]:
@@ -191,6 +283,21 @@ def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine 
     return needs
 
 
+def read_kinds(path: Path) -> dict[str, Kind]:
+    """Read what tools do from a file that maps their names to kinds.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    remedy = f"write one line a tool, such as `get_order: read`, with {', '.join(get_args(Kind))}"
+    return read_yaml(path, dict[str, Kind], remedy)
+
+
+def _tools(messages: Iterable[Message]) -> set[str]:
+    """The tools that the assistant calls."""
+    return {tool for message in messages if message["role"] == "assistant" for tool, _ in calls_of(message)}
+
+
 def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:
     """Rows with the consensus of agents: the reference of a task is suspect that none of them passes, where all of them
     differ from it in one thing alike, or one of them in nothing."""
@@ -211,44 +318,8 @@ def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:
     return agreed if common else rows
 
 
-def read_kinds(path: Path) -> dict[str, Kind]:
-    """Read what tools do from a file that maps their names to kinds.
-
-    Raises:
-        UserError: it is no such file.
-    """
-    remedy = f"write one line a tool, such as `get_order: read`, with {', '.join(get_args(Kind))}"
-    kinds = read_yaml(path, object, remedy)
-    if not isinstance(kinds, dict) or not all(kind in get_args(Kind) for kind in kinds.values()):
-        raise UserError(f"{path} does not map tools to kinds", remedy)
-    return kinds
-
-
-def _tools(messages: Iterable[Message]) -> set[str]:
-    """The tools that the assistant calls."""
-    return {tool for message in messages if message["role"] == "assistant" for tool, _ in calls_of(message)}
-
-
-def _instructions(rollout: Rollout) -> str:
-    """Return the text of the first message where it is the system's or the developer's, else ""."""
-    first = rollout.messages[0] if rollout.messages else {"role": ""}
-    return str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
-
-
-def _repaired(case: Case, worlds: Worlds | None) -> tuple[Repair, str]:
-    """The repair of a rollout, and why its world could not say whether it is needed: a benchmark may know no such call,
-    and its worker may die."""
-    rollout, toolbox, idle = case.rollout, case.setting.toolbox, case.setting.idle
-    if worlds is None:
-        return find_repair(rollout, toolbox, None, idle), ""
-    try:
-        return find_repair(rollout, toolbox, worlds.of(rollout), idle), worlds.trouble
-    except (UserError, InfrastructureError) as trouble:
-        return find_repair(rollout, toolbox, None, idle), str(trouble)
-
-
 def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explained:
-    rollout = case.rollout
+    rollout, setting = case.rollout, case.setting
     row = Explained(
         rollout=rollout.id,
         environment=rollout.environment,
@@ -260,30 +331,42 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explai
     )
     if rollout.outcome == "error":
         evidence = rollout.error or "infrastructure: no reason is recorded"
-        return row.model_copy(update={"primary": _record(Cause("infrastructure", 0, evidence))})
-    repair, unproven = _repaired(case, worlds)
+        primary = RolloutCause(cause=INFRASTRUCTURE, message=0, evidence=evidence, confidence="high")
+        return row.model_copy(update={"primary": primary})
+    try:
+        world, unproven = worlds.of(rollout) if worlds else None, worlds.trouble if worlds else ""
+        repair = find_repair(rollout, setting.toolbox, world, setting.idle)
+    except (UserError, InfrastructureError) as trouble:
+        # A benchmark may know no such call, and its worker may die.
+        repair, unproven = find_repair(rollout, setting.toolbox, None, setting.idle), str(trouble)
     explanation = explain(case, repair)
-    suspicions = [*explanation.suspicions]
-    findings = needs.findings(rollout) if needs else {}
-    kinds = {cause.kind for cause in explanation.causes}
+    reasons, findings = [*explanation.causes], needs.findings(rollout) if needs else {}
+    kinds = {cause.kind for cause in reasons}
     lacks = [
         Cause(kind, finding.message, finding.evidence, "medium", False)
         for kind, finding in findings.items()
         if finding.lacking
     ]
-    causes = [_record(cause) for cause in (*explanation.causes, *(c for c in lacks if c.kind not in kinds))]
-    of_agent = {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
+    reasons += [cause for cause in lacks if cause.kind not in kinds]
+    causes = [
+        RolloutCause(cause=cause.kind, message=cause.message, evidence=cause.evidence, confidence=cause.confidence)
+        for cause in reasons
+    ]
+    of_agent = [cause for cause in causes if KINDS[cause.cause].of_agent]
     failed = rollout.outcome == "failed"
-    spoilt = failed and explanation.spoilt is not None and explanation.spoilt.kind == SIMULATOR
-    standing: Standing = "suspect" if suspicions else "spoilt" if spoilt else "contrasted"
+    standing: Standing = "contrasted"
+    if explanation.suspicions:
+        standing = "suspect"
+    elif failed and [cause.kind for cause in explanation.causes[:1]] == [SIMULATOR]:
+        standing = "spoilt"  # a failure that begins with the simulated user says nothing of the agent
     return row.model_copy(
         update={
             "standing": standing,
             "primary": causes[0] if causes and failed else None,
-            "secondary": causes[1:] if failed else [cause for cause in causes if KINDS[cause.cause].of_agent],
-            "suspicions": suspicions,
-            "occasions": sorted(_occasions(case.story) | findings.keys() | of_agent),
-            "tools": sorted({tool for cause in (*explanation.of_agent, *lacks) for tool in cause.tools}),
+            "secondary": causes[1:] if failed else of_agent,
+            "suspicions": [*explanation.suspicions],
+            "occasions": sorted(_occasions(case.story) | findings.keys() | {cause.cause for cause in of_agent}),
+            "tools": sorted({tool for cause in explanation.causes if cause.of_agent for tool in cause.tools}),
             "ended_by": explanation.ended_by,
             "repairs": [*_repair_steps(repair, explanation, case.story.last)],
             "unproven": unproven.partition("\n")[0],
@@ -296,20 +379,17 @@ def _repair_steps(repair: Repair, explanation: Explanation, case_end: int) -> It
     causes = {id(edit): cause for edit, cause in explanation.steps}
     for edit in (*repair.edits, *(edit for edit in repair.differences if edit not in repair.edits)):
         cause, call = causes.get(id(edit)), repair.calls[edit.places[0]] if edit.places else None
+        place = call.message if call else case_end
         yield RepairStep(
             step=str(edit.goal or call or edit.text or "end the dialogue"),
             kind=edit.kind,
             needed=edit in repair.edits,
             proven=repair.proven,
-            message=cause.message if cause else call.message if call else case_end,
+            message=cause.message if cause else place,
             evidence=cause.evidence if cause else "",
             cause=cause.kind if cause else "",
             arguments=call.differing(edit.goal) if call and edit.goal and edit.kind == "replace" else [],
         )
-
-
-def _record(cause: Cause) -> RolloutCause:
-    return RolloutCause(cause=cause.kind, message=cause.message, evidence=cause.evidence, confidence=cause.confidence)
 
 
 def _occasions(story: Story) -> set[str]:

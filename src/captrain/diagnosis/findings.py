@@ -2,9 +2,11 @@
 to fix.
 
 Rollouts are counted as they go by; what the order of calls and the comparison of trials need of each lies in a database
-that SQLite holds on disk.
+that SQLite holds on disk. Calls are those of the agent and those of a user that has tools of its own. Texts of several
+words are no values: two wordings of one thing are no difference.
 """
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,43 +16,62 @@ from itertools import groupby, takewhile
 from captrain.capabilities import (
     EVERY,
     LEVEL,
+    OF_USER,
+    Act,
     Association,
     Call,
     Key,
     Needs,
+    Story,
     Tally,
     Toolbox,
+    Traits,
+    differing,
     fisher,
     has_solution,
     holm,
+    is_value,
     name_of,
+    number_of,
     order_traits,
     place_of,
     prompt_line,
+    same,
     sourced_calls,
     text_of,
 )
 from captrain.contract import calls_of
-from captrain.diagnosis.explained import Explained, RepairStep
-from captrain.diagnosis.features import (
-    STEP,
-    WORD,
-    Fault,
-    reference_traits,
-    task_traits,
-)
+from captrain.diagnosis.explained import Explained
 from captrain.records import Message, Record, Rollout
 
 FIXES = 3
 """Steps or decisions that the report names first."""
 QUOTED = 240
 """Characters quoted of a message."""
+MANY = 3
+"""Changes of a reference that are not told apart from more."""
+NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
+"""Fields that the data of an imported task holds beside its own fields."""
+REFERENCED: Key = ("referenced",)
 REFERENCE: Key = ("suspect", "a suspect reference")
+WORD, STEP = "task id", "its reference has"
+"""Names of values of which a task may have several."""
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
 """The kind of feature that stands for a repair."""
 SUBJECTS = {"say": "what was asked", "end": "the end"}
 """Subjects of repairs that are of no tool."""
 END = "(end)"
+
+
+class Fault(Record):
+    """A step whose repair may turn a failure into a pass, by the key of its feature, where it shows, and whether replay
+    has proven it."""
+
+    key: Key
+    message: int
+    evidence: str
+    proven: bool = False
+    quote: str = ""
 
 
 class Played(Record):
@@ -61,7 +82,7 @@ class Played(Record):
     calls: list[Call]
     faults: list[Fault]
     cause: str | None
-    values: list[tuple[str, ...]]
+    values: list[Key]
 
 
 @dataclass
@@ -115,34 +136,35 @@ class Collection:
         self._toolbox, self._needs = toolbox, needs
         self._steps, self._tasks, self._order = Tally(), Tally(), Tally()
         self._database = sqlite3.connect("", isolation_level=None)  # a file that SQLite removes
-        self._database.execute("PRAGMA journal_mode = OFF")
-        self._database.execute("CREATE TABLE played (task TEXT, failed INTEGER, counted INTEGER, content TEXT)")
-        self._database.execute("BEGIN")
+        self._database.executescript("""
+        PRAGMA journal_mode = OFF;
+        CREATE TABLE played (task TEXT, failed INTEGER, counted INTEGER, content TEXT);
+        BEGIN""")
 
-    def add(self, row: Explained, rollout: Rollout, *, counts: bool) -> None:
-        """Take a rollout in; one of a suspect reference that does not count speaks for that alone."""
-        calls, tasks, failed = (
-            sourced_calls(rollout, self._toolbox),
-            task_traits(rollout, self._toolbox),
-            row.outcome == "failed",
-        )
-        steps, faults = reference_traits(rollout, self._toolbox)
-        for tally, traits in ((self._steps, steps), (self._tasks, tasks), (self._order, order_traits(calls))):
-            if counts:
-                tally.add(traits, failed)
-        repairs = _faults_of(row)
-        lacks = self._needs.of(rollout)[0] if self._needs and not has_solution(rollout) else []
-        causes = [_fault_of(lack.need.association, lack.message, lack.need.evidence) for lack in lacks] or [
-            Fault(key=("cause", cause.cause), message=cause.message, evidence=cause.evidence)
-            for cause in row.causes[:1]
-        ]
-        if not counts:
-            repairs = [Fault(key=REFERENCE, message=len(rollout.messages), evidence="; ".join(row.suspicions))]
+    def add(self, row: Explained, rollout: Rollout) -> None:
+        """Take a rollout in; one of a suspect reference speaks for that alone."""
+        calls, story = sourced_calls(rollout, self._toolbox), Story(rollout, self._toolbox)
+        failed, counts = row.outcome == "failed", row.standing != "suspect"
+        tasks = _task_traits(rollout, story)
+        steps, faults = reference_traits(rollout, story)
+        if counts:
+            self._steps.add(steps, failed)
+            self._tasks.add(tasks, failed)
+            self._order.add(order_traits(calls), failed)
+            faults = _needed_faults(row) or faults
+        else:
+            faults = [Fault(key=REFERENCE, message=len(rollout.messages), evidence="; ".join(row.suspicions))]
+        if not faults and self._needs and not has_solution(rollout):
+            lacks = self._needs.of(rollout)[0]
+            faults = [_fault_of(lack.need.association, lack.message, lack.need.evidence) for lack in lacks]
+        if not faults and row.causes:
+            cause = row.causes[0]
+            faults = [Fault(key=("cause", cause.cause), message=cause.message, evidence=cause.evidence)]
         quoted = [
             fault.model_copy(update={"quote": quote_of(rollout.messages[fault.message])})
             if fault.message < len(rollout.messages)
             else fault
-            for fault in repairs or faults or causes
+            for fault in faults
         ]
         cause, values = row.primary.cause if row.primary else None, [*tasks.holding]
         content = Played(place=row.place, calls=calls, faults=quoted, cause=cause, values=values).model_dump_json()
@@ -152,10 +174,12 @@ class Collection:
     def findings(self) -> Findings:
         """Test what was counted, and name what to fix first."""
         order = self._order.associations()
+        sure = [row for row in reversed(order) if row.p_holm <= LEVEL]
         examples, fixes = dict[Key, str](), dict[Key, Fix]()
-        for record in self._read("WHERE failed ORDER BY rowid"):
+        for (content,) in self._database.execute("SELECT content FROM played WHERE failed ORDER BY rowid"):
+            record = Played.model_validate_json(content)
             traits, faults = order_traits(record.calls), record.faults
-            for row in [row for row in reversed(order) if row.p_holm <= LEVEL and traits.shows(row) and record.calls]:
+            for row in [row for row in sure if traits.shows(row) and record.calls]:
                 call = place_of(row.key, record.calls)
                 examples.setdefault(row.key, f"{record.place}, message {call.message}: {call}")
                 if not record.faults or record.faults[0].key[0] == "cause":
@@ -180,10 +204,6 @@ class Collection:
         parted = sorted(partings.items(), key=lambda item: (-item[1], item[0]))
         return Findings(self._steps.associations(), self._tasks.associations(), order, examples, parted, mixed, first)
 
-    def _read(self, condition: str) -> Iterator[Played]:
-        for (content,) in self._database.execute(f"SELECT content FROM played {condition}"):
-            yield Played.model_validate_json(content)
-
     def _kinds(self, fix: Fix) -> list[tuple[str, int]]:
         """The values of the task that more of these failures have than of all other rollouts, the surest first."""
         rows, features = list[tuple[float, Key, int]](), self._tasks.features
@@ -203,41 +223,116 @@ class Collection:
         return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
 
 
+def reference_traits(rollout: Rollout, story: Story) -> tuple[Traits, list[Fault]]:
+    """Compare a rollout with its reference: steps that are not made, or made otherwise, and changes that it does not
+    have, as traits; and those of them that change something, as faults. Where the state at the end is not judged, a
+    further change is no fault."""
+    traits, faults, bases = Traits(), list[Fault](), {"beyond": REFERENCED, "told": ("informs",)}
+    user_calls = [(call["name"], call["arguments"]) for call in rollout.task.data.get("user_calls") or []]
+    if not story.has_reference and not user_calls:
+        return traits, faults
+
+    def add(key: Key, message: int, evidence: str) -> None:
+        faults.append(Fault(key=key, message=message, evidence=evidence))
+        traits.hold(key, bases.get(key[0], ("goal", key[1])))
+
+    for goal in _unmade(story):
+        traits.hold(("made", goal.tool), ("goal", goal.tool))
+    traits.bases |= {REFERENCED, *(("goal", act.tool) for act in story.expected)}
+    for pair in story.pairs:
+        goal, write = pair.goal, pair.write
+        wrong = [name for name in differing(goal, write) if is_value(goal.arguments[name])] if write else []
+        evidence = f"the reference has {goal}"
+        if write is None:
+            add(("made", goal.tool), story.last, evidence)
+        elif write.tool != goal.tool or wrong:
+            kind = "equal" if write.tool == goal.tool else "instead"
+            add((kind, goal.tool, *wrong[:1]), write.message, evidence)
+    for act in story.extras if "db" in (rollout.task.data.get("graded") or ["db"]) else ():
+        add(("beyond", act.tool), act.message, f"the reference has no {act}")
+    calls = [call for message in rollout.messages if message["role"] == "user" for call in calls_of(message)]
+    for tool, arguments in user_calls:
+        traits.bases.add(("goal", tool + OF_USER))
+        if not any(name == tool and same(arguments, actual) for name, actual in calls):
+            add(("made", tool + OF_USER), story.last, f"the user never made {tool}")
+    traits.bases |= {("informs",)} if story.informs else set()
+    for value in [value for value in story.informs if story.first_telling(value) is None][:1]:
+        add(("told", "what was asked"), story.last, f"{value} was not told")
+    return traits, faults
+
+
+def _unmade(story: Story) -> Iterator[Act]:
+    """The look-ups and hand-overs of a reference that the rollout has none of.
+
+    Each is compared with the calls that share a value with it, the fewest such: where there are thousands, comparing
+    each with each takes minutes.
+    """
+    index: dict[tuple[str, str, object], list[Act]] = {}
+    for act in story.acts:
+        for name, value in act.arguments.items():
+            if isinstance(value, str | int | float):
+                index.setdefault((act.tool, name, number_of(value)), []).append(act)
+    for goal in story.expected:
+        groups = [
+            index.get((goal.tool, name, number_of(value)), [])
+            for name, value in goal.arguments.items()
+            if isinstance(value, str | int | float) and (goal.compared is None or name in goal.compared)
+        ]
+        peers = min(groups, key=len) if groups else [act for act in story.acts if act.tool == goal.tool]
+        if goal.kind != "write" and all(differing(goal, act) for act in peers):
+            yield goal
+
+
+def _task_traits(rollout: Rollout, story: Story) -> Traits:
+    """Attributes of the task: environment, its own fields, the words of its id, the calls of its reference."""
+    traits, data = Traits(), {"environment": rollout.environment, **rollout.task.data}
+    for name, value in data.items():
+        if name not in NOT_OF_TASK and not isinstance(value, dict) and is_value(value):
+            traits.hold(("value", name, text_of(value)), ("field", name))
+    for word in re.findall(r"[A-Za-z][A-Za-z_]{2,}", rollout.task.id):
+        traits.hold(("value", WORD, word.strip("_")), EVERY)
+    user_calls = [call["name"] + OF_USER for call in rollout.task.data.get("user_calls") or []]
+    changes = sum(act.kind != "read" for act in story.expected) + len(user_calls)
+    if rollout.reference or user_calls:
+        count = str(changes) if changes < MANY else f"{MANY} or more"
+        traits.hold(("value", "changes in its reference", count), REFERENCED)
+    for step in [*(act.tool for act in story.expected), *user_calls]:
+        traits.hold(("value", STEP, step), REFERENCED)
+    return traits
+
+
 def _fault_of(row: Association, message: int, evidence: str) -> Fault:
     """A fault by what goes with failing."""
     return Fault(key=("order", row.name, "" if row.holds else prompt_line(row.key)), message=message, evidence=evidence)
 
 
-def _faults_of(row: Explained) -> list[Fault]:
+def _needed_faults(row: Explained) -> list[Fault]:
     """The needed repairs of a rollout; a call to be dropped and one to be made for the same reason are one decision."""
     repairs, faults = [repair for repair in row.repairs if repair.needed], list[Fault]()
-    reasons = {kind: {_reason(repair) for repair in repairs if repair.kind == kind} for kind in ("insert", "drop")}
-    swaps = {reason for reason in reasons["insert"] & reasons["drop"] if reason[1]}
+    reasons = {kind: {(r.message, r.evidence) for r in repairs if r.kind == kind} for kind in ("insert", "drop")}
     for repair in repairs:
-        is_swap = _reason(repair) in swaps
+        reason = repair.message, repair.evidence
+        is_swap = reason in reasons["insert"] & reasons["drop"] and bool(repair.evidence)
         if is_swap and repair.kind == "drop":
             continue
         subject = SUBJECTS.get(repair.kind) or repair.step.partition("(")[0]
-        step = ("instead" if is_swap else EDITS[repair.kind], subject)
-        names = [" and ".join(repair.arguments) if len(repair.arguments) in (1, 2) else "set of arguments"]
-        key = (*step, *(names if repair.kind == "replace" else []))
+        key = ("instead" if is_swap else EDITS[repair.kind], subject)
+        if repair.kind == "replace":
+            key += (" and ".join(repair.arguments) if len(repair.arguments) in (1, 2) else "set of arguments",)
         faults.append(Fault(key=key, message=repair.message, evidence=repair.evidence, proven=repair.proven))
     return faults
 
 
-def _reason(repair: RepairStep) -> tuple[int, str]:
-    return repair.message, repair.evidence
-
-
 def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[str, str]:
     """The first calls at which a failed trial parts from the passed one that it goes along with longest."""
-    lengths = [
-        sum(
-            1
-            for _ in takewhile(lambda pair: _identity(pair[0]) == _identity(pair[1]), zip(trial, failed, strict=False))
-        )
-        for trial in passed
-    ]
+
+    def identity(call: Call) -> tuple[str, list[tuple[str, str]]]:
+        return call.step, [(name, value) for name, value in call.values.items() if not value.startswith("~")]
+
+    lengths = list[int]()
+    for trial in passed:
+        pairs = zip(map(identity, trial), map(identity, failed), strict=False)
+        lengths.append(len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]))
     length = max(lengths)
     trial = passed[lengths.index(length)]
     steps = [calls[length].step if length < len(calls) else END for calls in (trial, failed)]
@@ -245,7 +340,3 @@ def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[
         return steps[0], steps[1]
     names = [name for name, value in trial[length].values.items() if failed[length].values.get(name) != value]
     return steps[0], f"{steps[1]} with another {' and '.join(names[:2]) or 'set of arguments'}"
-
-
-def _identity(call: Call) -> tuple[str, list[tuple[str, str]]]:
-    return call.step, [(name, value) for name, value in call.values.items() if not value.startswith("~")]

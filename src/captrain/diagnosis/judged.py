@@ -5,14 +5,12 @@ from elsewhere. What it will cost is said before anything is asked, and a budget
 is kept, and a second run asks only for the rest.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from captrain.capabilities import (
     Analyst,
-    SelectionAccount,
     label_runs,
     measure_agreement,
     select,
@@ -20,13 +18,13 @@ from captrain.capabilities import (
     text_of,
 )
 from captrain.config import Component, ModelAccess, Selection, build
-from captrain.diagnosis.cost import PER_TOKEN, AskingCost, priced
 from captrain.diagnosis.diagnosis import FEW
 from captrain.diagnosis.explained import explain_logs
-from captrain.diagnosis.figures import draw_candidates
+from captrain.diagnosis.report import draw_candidates
+from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.execution import user_outputs
 from captrain.interop import Logs
-from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, publish, publish_json
+from captrain.records import JsonObject, Rollout, publish, publish_json
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 CHARACTERS = 16000
@@ -37,19 +35,6 @@ RULES = 4000
 """Characters of a question beside its rollouts, about."""
 ANSWER = 400
 """Tokens of an answer, about."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Outcome of an analyst's reading of logs: candidates, labels of all runs, account of the selection, how far the
-    labels can be relied on, what was asked, and why nothing can be concluded, "" where enough was read."""
-
-    candidates: list[Capability]
-    labels: list[RolloutLabels]
-    report: SelectionAccount
-    agreement: JsonObject
-    usage: JsonObject
-    shortage: str
 
 
 def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
@@ -63,70 +48,51 @@ def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
     discovery = runs * (RULES + EXCERPTS * mean)
     questions = runs * (len(sizes) + 1) + 1
     read = int((discovery + runs * (sum(sizes) + RULES * len(sizes))) / PER_TOKEN)
-    return priced(questions, read, questions * ANSWER, access)
-
-
-def load_analyst(model: str, access: ModelAccess) -> Analyst:
-    """The pipeline's analyst with its settings, behind the endpoint that the environment names."""
-    settings = {"_target_": ANALYST, "name": model, "temperature": 1.0, "max_tokens": 4096, "characters": CHARACTERS}
-    return build(Component.model_validate(settings), Analyst, access=access)
+    return AskingCost(questions, read, questions * ANSWER, access)
 
 
 def judge(
-    logs: Logs,
-    analyst: Analyst,
-    selection: Selection,
-    *,
-    runs: int,
-    count: int,
-    seed: int,
-    keep_suspects: bool = False,
-) -> Judged:
-    """Let the analyst propose capabilities and label rollouts, blind to their outcome, and select. Rollouts without a
-    verdict are left out, and unless they are kept, those whose reference is suspect.
+    logs: Logs, model: str, access: ModelAccess, selection: Selection, out: Path, *, runs: int, count: int, seed: int
+) -> list[Table | str]:
+    """Let the pipeline's analyst, behind the endpoint that the environment names, propose capabilities and label
+    rollouts, blind to their outcome, and select. Rollouts without a verdict are left out, and those whose reference is
+    suspect. Writes selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl,
+    tools.json and figures/.
+
+    Returns:
+        What the screen shows: the ranking, the causes nearest to each candidate, what was asked, what is amiss.
 
     Raises:
         UserError: all rollouts have one outcome, a budget is reached, or the endpoint cannot be asked.
     """
+    settings = {"_target_": ANALYST, "name": model, "temperature": 1.0, "max_tokens": 4096, "characters": CHARACTERS}
+    analyst = build(Component.model_validate(settings), Analyst, access=access)
     rows = zip(explain_logs(logs).rollouts, logs.rollouts, strict=True)
-    left_out = ("error",) if keep_suspects else ("error", "suspect")
-    rollouts: list[Rollout] = [rollout for row, rollout in rows if row.standing not in left_out]
+    rollouts: list[Rollout] = [rollout for row, rollout in rows if row.standing not in ("error", "suspect")]
     candidates, labels = label_runs(analyst, rollouts, logs.tools, runs, seed)
     report = select(labels, candidates, selection, count, seed).report
     agreement = measure_agreement(analyst, labels, rollouts, logs.tools)
-    passed, failed = report["rollouts"]["passed"], report["rollouts"]["failed"]
-    shortage = f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed to conclude anything"
     usage: JsonObject = getattr(analyst, "usage", {})
-    return Judged(candidates, labels, report, agreement, usage, shortage if min(passed, failed) < FEW else "")
-
-
-def judged_summary(judgement: Judged, access: ModelAccess) -> list[Table | str]:
-    """Summarize for the screen: the ranking, the causes nearest to each candidate, what was asked, what is amiss."""
-    nearest = judgement.agreement.get("programmatic", {}).get("candidates", {})
-    lines = [
-        f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}"
-        for slug, entry in nearest.items()
-        if entry["best"] is not None and entry["kappa"] is not None
-    ]
-    usage = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in judgement.usage.items())
-    answers, prompt_tokens, completion_tokens = (
-        judgement.usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens")
-    )
-    cost = priced(answers, prompt_tokens, completion_tokens, access)
-    usage += "" if cost.money is None else f"; at these prices {cost.money:.2f} in money"
-    shortage = [f"nothing can be concluded: {judgement.shortage}"] if judgement.shortage else []
-    return [selection_table(judgement.report), *lines, *([f"asked: {usage}"] if usage else []), *shortage]
-
-
-def publish_judged(judgement: Judged, logs: Logs, out: Path) -> None:
-    """Write selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl, tools.json and
-    figures/."""
     with user_outputs(out) as aside:
         publish(aside / "rollouts.jsonl", logs.rollouts)
         publish_json(aside / "tools.json", logs.known_tools)
-        publish_json(aside / "selection.json", judgement.report)
-        publish(aside / "candidates.jsonl", judgement.candidates)
-        publish(aside / "labels.jsonl", judgement.labels)
-        publish_json(aside / "agreement.json", judgement.agreement)
-        publish_json(aside / "asked.json", judgement.usage)
-        draw_candidates(judgement.report, aside)
+        publish_json(aside / "selection.json", report)
+        publish(aside / "candidates.jsonl", candidates)
+        publish(aside / "labels.jsonl", labels)
+        publish_json(aside / "agreement.json", agreement)
+        publish_json(aside / "asked.json", usage)
+        draw_candidates(report, aside)
+    lines: list[Table | str] = [selection_table(report)]
+    for slug, entry in agreement.get("programmatic", {}).get("candidates", {}).items():
+        if entry["best"] is not None and entry["kappa"] is not None:
+            lines.append(f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}")
+    if usage:
+        counts = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in usage.items())
+        answers, prompt, completion = (usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens"))
+        money = AskingCost(answers, prompt, completion, access).money
+        lines.append(f"asked: {counts}{f'; at these prices {money}' if money else ''}")
+    passed, failed = report["rollouts"]["passed"], report["rollouts"]["failed"]
+    if min(passed, failed) < FEW:
+        counts = f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed"
+        lines.append(f"nothing can be concluded: {counts} to conclude anything")
+    return lines

@@ -5,6 +5,7 @@
 18
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,17 +56,10 @@ class NotebookDiagnosis:
     def causes(self) -> pd.DataFrame:
         """A row for each cause, the most frequent first: `failures` it is primary to, their `share`, `secondary` in
         how many others, `passed` rollouts with it, whether it is `of_agent`."""
-        account = self.diagnosis.account
+        failures = self.diagnosis.account.failures or math.nan
         rows = [
-            {
-                "cause": kind,
-                "failures": tally.primary,
-                "share": tally.primary / account.failures if account.failures else float("nan"),
-                "secondary": tally.secondary,
-                "passed": tally.passed,
-                "of_agent": KINDS[kind].of_agent,
-            }
-            for kind, tally in rules.shares(account)
+            (kind, tally.primary, tally.primary / failures, tally.secondary, tally.passed, KINDS[kind].of_agent)
+            for kind, tally in self.diagnosis.account.shares
         ]
         columns = ["cause", "failures", "share", "secondary", "passed", "of_agent"]
         return pd.DataFrame(rows, columns=columns).set_index("cause")
@@ -74,24 +68,19 @@ class NotebookDiagnosis:
     def failures(self) -> pd.DataFrame:
         """A row for each failed rollout: `agent`, `task`, `trial`, `cause` (None: unexplained), `message`, `evidence`,
         `confidence`, `secondary` causes, `suspicions` of its reference."""
+        names = ["cause", "message", "evidence", "confidence"]
         rows = [
-            {
-                "rollout": row.rollout,
-                "agent": row.agent,
-                "task": row.task,
-                "trial": row.trial,
-                "cause": row.primary.cause if row.primary else None,
-                "message": row.primary.message if row.primary else None,
-                "evidence": row.primary.evidence if row.primary else None,
-                "confidence": row.primary.confidence if row.primary else None,
-                "secondary": [cause.cause for cause in row.secondary],
-                "suspicions": row.suspicions,
-            }
+            (
+                *(row.rollout, row.agent, row.task, row.trial),
+                *(getattr(row.primary, name, None) for name in names),
+                [cause.cause for cause in row.secondary],
+                row.suspicions,
+            )
             for row in self.rollouts
             if row.outcome == "failed"
         ]
-        names = ("rollout", "agent", "task", "trial", "cause", "message", "evidence", "confidence", "secondary")
-        return pd.DataFrame(rows, columns=[*names, "suspicions"]).set_index("rollout")
+        columns = ["rollout", "agent", "task", "trial", *names, "secondary", "suspicions"]
+        return pd.DataFrame(rows, columns=columns).set_index("rollout")
 
     @property
     def suspects(self) -> pd.DataFrame:
@@ -127,7 +116,6 @@ def diagnose(
     agreement: int = 8,
     count: int = 4,
     seed: int = 0,
-    keep_suspects: bool = False,
 ) -> NotebookDiagnosis:
     """Diagnose why rollouts failed and what the agent lacks; settings as of `captrain diagnose`.
 
@@ -140,18 +128,15 @@ def diagnose(
         agreement: labelling runs, of 10, that must agree.
         count: causes selected at most.
         seed: of the resamples.
-        keep_suspects: contrast rollouts of suspect references, too.
 
     Raises:
         UserError: nothing in the logs can be read.
     """
-    source = _read(logs, Path(scores) if scores else None)
     selection = Selection(
         delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
     )
-    return NotebookDiagnosis(
-        rules.diagnose(source, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
-    )
+    source = _read(logs, Path(scores) if scores else None)
+    return NotebookDiagnosis(rules.diagnose(source, selection, runs=RUNS, count=count, seed=seed))
 
 
 def _read(logs: LogPaths | LogRows, scores: Path | None) -> Logs:

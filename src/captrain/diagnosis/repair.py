@@ -65,47 +65,38 @@ def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: C
         InfrastructureError: the world's worker failed.
     """
     calls, replay = calls_in(rollout.messages, toolbox), logged_replay(rollout)
-    if world is None:
-        goals = calls_in(rollout.reference, toolbox)
-        steps: list[JsonObject] = rollout.task.data.get("user_calls") or []
-        goals += [Call(step["name"], step["arguments"], "user", kind=toolbox.kind(step["name"])) for step in steps]
-        informs = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
-        edits = [edit for edit in _differences(calls, goals, informs, replay) if _counts(edit, rollout, calls, idle)]
-        # Without a reference nothing is missing and nothing is extra.
-        edits = edits if rollout.reference else []
-        return Repair((*calls,), (*goals,), (*edits,), (*edits,))
-    return _Search(world, replay, calls, toolbox).repair()
+    if world is not None:
+        return _Search(world, replay, calls, toolbox).repair()
+    goals = calls_in(rollout.reference, toolbox)
+    steps: list[JsonObject] = rollout.task.data.get("user_calls") or []
+    goals += [Call(step["name"], step["arguments"], "user", kind=toolbox.kind(step["name"])) for step in steps]
+    informs = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
+    # Without a reference nothing is missing and nothing is extra.
+    edits = _differences(calls, goals, informs, replay) if rollout.reference else []
+    edits = [edit for edit in edits if _counts(edit, rollout, calls, idle)]
+    return Repair((*calls,), (*goals,), (*edits,), (*edits,))
 
 
 def _counts(edit: Edit, rollout: Rollout, calls: Sequence[Call], idle: Collection[str]) -> bool:
     """Tell whether a difference may have cost the reward, where no replay can say: a change too many does where all
     changes are compared, and words do where they are values."""
-    graded = rollout.task.data.get("graded") or []
-    call = calls[edit.places[0]] if edit.places else None
+    graded = rollout.task.data.get("graded") or ["db"]
     if edit.kind == "drop":
-        is_compared = (not graded or "db" in graded) and call is not None and call.tool not in idle
-        return call is not None and is_compared and not _is_inward(call, rollout)
-    if edit.kind == "replace" and call is not None and edit.goal is not None:
-        return not all(is_prose(edit.goal.arguments[name]) for name in call.differing(edit.goal))
-    return edit.kind != "end" or bool(rollout.reference)
-
-
-def _is_inward(call: Call, rollout: Rollout) -> bool:
-    """A call is mostly of what neither a user nor a result ever named: a note or a step of the agent's harness."""
-    texts = [text_of(m.get("content") or "") for m in rollout.messages if m["role"] != "assistant"]
-    values = [*leaves(call.arguments)]
-    return 2 * sum(any(says(text, value) for text in texts) for value in values) < len(values)
+        # A call mostly of what neither a user nor a result ever named is a note or a step of the agent's harness.
+        call, texts = calls[edit.places[0]], [text_of(m.get("content") or "") for m in rollout.messages]
+        texts = [text for text, m in zip(texts, rollout.messages, strict=True) if m["role"] != "assistant"]
+        values = [*leaves(call.arguments)]
+        is_inward = 2 * sum(any(says(text, value) for text in texts) for value in values) < len(values)
+        return "db" in graded and call.tool not in idle and not is_inward
+    if edit.kind == "replace" and edit.goal is not None:
+        return not all(is_prose(edit.goal.arguments[name]) for name in calls[edit.places[0]].differing(edit.goal))
+    return True
 
 
 def _played(calls: Sequence[Call], replayed: Replayed) -> Iterator[Call]:
     """Calls with what their replay led to; those of a rollout keep the result that the log has."""
     for call, result, failed, changed in zip(calls, replayed.results, replayed.failed, replayed.changed, strict=True):
         yield replace(call, failed=failed, changed=changed, result=call.result or result)
-
-
-def _tells(call: Call) -> bool:
-    """A call returned values that it was not given."""
-    return bool({*leaves(result_of({"role": "tool", "content": call.result}))} - {*leaves(call.arguments)})
 
 
 class _Search:
@@ -119,8 +110,11 @@ class _Search:
         goals = [Call(step.tool, step.arguments, step.by, kind=toolbox.kind(step.tool)) for step in world.reference]
         steps = [*_played(calls, logged), *_played(goals, ideal)]
         changing = {step.tool for step in steps if step.changed}
-        silent = {step.tool for step in steps if step.kind == "write" and not step.failed and _tells(step)} - changing
-        kinds = {**dict.fromkeys(silent, "read"), **world.kinds}
+        # Calls that change nothing and return values that they were not given are look-ups.
+        silent = [step for step in steps if step.kind == "write" and not step.failed and step.tool not in changing]
+        returns = [({*leaves(result_of({"role": "tool", "content": step.result}))}, step) for step in silent]
+        lookups = [step.tool for values, step in returns if values - {*leaves(step.arguments)}]
+        kinds = {**dict.fromkeys(lookups, "read"), **world.kinds}
         steps = [replace(step, kind=kinds.get(step.tool, step.kind)) for step in steps]
         self._calls, self._goals = steps[: len(calls)], steps[len(calls) :]
 
@@ -166,21 +160,20 @@ class _Search:
         return remainder
 
     def _passes_with(self, edits: Sequence[Edit]) -> bool:
-        return self._world.play([self._edited(edits)])[0].passed
-
-    def _edited(self, edits: Sequence[Edit]) -> Replay:
+        """Play the rollout with these edits."""
         dropped = {place for edit in edits if edit.kind == "drop" for place in edit.places}
         replaced = {edit.places[0]: edit.goal for edit in edits if edit.kind == "replace"}
+        inserted = [edit for edit in edits if edit.kind == "insert"]
         calls: list[Call] = []
-        for place in range(len(self._calls) + 1):
-            calls += [edit.goal for edit in edits if edit.kind == "insert" and edit.goal and edit.place == place]
-            if place < len(self._calls) and place not in dropped:
-                calls.append(replaced.get(place) or self._calls[place])
-        calls += [edit.goal for edit in edits if edit.kind == "insert" and edit.goal and edit.place is None]
-        texts = tuple(edit.text for edit in edits if edit.kind == "say")
+        for place, call in enumerate(self._calls):
+            calls += [edit.goal for edit in inserted if edit.goal and edit.place == place]
+            calls += [replaced.get(place) or call] if place not in dropped else []
+        calls += [edit.goal for edit in inserted if edit.goal and edit.place == len(self._calls)]
+        calls += [edit.goal for edit in inserted if edit.goal and edit.place is None]
+        texts = (*self._replay.texts, *(edit.text for edit in edits if edit.kind == "say"))
         is_ended = self._replay.ended or any(edit.kind == "end" for edit in edits)
         steps = tuple(ReplayCall(call.tool, call.arguments, call.by) for call in calls)
-        return Replay(steps, (*self._replay.texts, *texts), is_ended)
+        return self._world.play([Replay(steps, texts, is_ended)])[0].passed
 
 
 def _differences(
@@ -208,13 +201,12 @@ def _differences(
             repeats.setdefault(json.dumps([call.by, call.tool, call.arguments], sort_keys=True), []).append(place)
     edits += [Edit("drop", places=tuple(places)) for places in repeats.values()]
     speech = "\n".join(replay.texts).lower().replace(",", "")
-    edits += [Edit("say", text=word) for word in owed if not _is_told(word.lower().replace(",", ""), speech)]
+    for word in owed:
+        # Short words are part of many others.
+        text = word.lower().replace(",", "")
+        if not (text in speech if len(text) > 2 else says(speech, text)):
+            edits.append(Edit("say", text=word))
     return edits if replay.ended else [*edits, Edit("end")]
-
-
-def _is_told(word: str, speech: str) -> bool:
-    """Short words are part of many others."""
-    return word in speech if len(word) > 2 else says(speech, word)
 
 
 def _aligned(goals: Sequence[Call], places: Sequence[int], calls: Sequence[Call]) -> dict[int, int]:

@@ -1,36 +1,59 @@
 """A diagnosis as files and as what the command prints.
 
 What to fix comes first, then what explains the failures, and the contrast; where nothing can be concluded, nothing is
-called selected. The report itself is in `captrain.diagnosis.markdown`, its tables in `captrain.diagnosis.tables`.
+called selected. `report.md` and `report.html` say the same and hold no script; the page has dialogues beside their
+references. Both list the first `LIST_LENGTH` failures; equal diagnoses give equal bytes.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 
+import jinja2
+from markupsafe import Markup
 from rich.table import Table
 
+from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association, SelectionAccount
+from captrain.comparison import wilson
+from captrain.contract import calls_of
 from captrain.diagnosis.advice import Advice, advise
-from captrain.diagnosis.diagnosis import Diagnosis
-from captrain.diagnosis.figures import draw_candidates
-from captrain.diagnosis.markdown import report_text
-from captrain.diagnosis.page import publish_page
-from captrain.diagnosis.suspects import Suspect
-from captrain.diagnosis.tables import tables
-from captrain.execution import user_outputs
-from captrain.records import publish, publish_json, publish_text
+from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
+from captrain.diagnosis.explained import Explained
+from captrain.diagnosis.findings import quote_of
+from captrain.execution import DRAWING, has_package, user_outputs
+from captrain.records import JsonObject, Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
+
+ROWS = 12
+"""Rows of a table of features."""
+UNEXPLAINED = "unexplained"
+LONGEST = 4000
+"""Characters of a message on the page."""
+
+
+class Suspect(Record):
+    """A rollout whose reference is suspect: which, of which task and trial, how it ended, and the reasons."""
+
+    rollout: str
+    task: str
+    trial: int
+    outcome: str
+    reasons: list[str]
 
 
 def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Table | str]:
     """Summarize for the screen: counts, what to fix first, the causes and their shares, the ranking, what is amiss."""
-    account = diagnosis.account
-    standings = account.standings
+    account, standings = diagnosis.account, diagnosis.account.standings
     lines: list[Table | str] = [
         f"{len(diagnosis.logs.rollouts)} rollouts read, {diagnosis.logs.unread} entries not readable; "
         f"{account.failures} failed, unexplained: {account.unexplained} of {account.failures}",
         f"contrasted: {account.passed} passed, {account.failed} failed; left out: {standings['suspect']} of suspect "
-        f"references{' (kept)' if diagnosis.keeps_suspects else ''}, "
-        f"{standings['spoilt'] + standings['error']} as faults of infrastructure or simulator",
+        f"references, {standings['spoilt'] + standings['error']} as faults of infrastructure or simulator",
     ]
     fixes = [entry for entry in advice if entry.facts]
     lines += ["What to fix first" if fixes else "What to do next"] if advice else []
@@ -38,7 +61,12 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         lines.append(f"{number}. {entry.subject}{f', {entry.facts}' if entry.facts else ''}")
         lines += [f"   {entry.example}"] if entry.example else []
         lines += [f"   -> {action}" for action in entry.action.split("; ")]
-    lines += [table.rich() for table in tables(diagnosis) if table.brief]
+    for table in tables(diagnosis):
+        if table.brief:
+            columns = Table(*table.brief, title=table.title, title_justify="left")
+            for row in table.rows:
+                columns.add_row(*(row[table.columns.index(name)] for name in table.brief))
+            lines.append(columns)
     if diagnosis.shortage:
         lines.append(f"nothing can be concluded: {diagnosis.shortage}")
     if account.unreferenced and account.failures:
@@ -56,33 +84,254 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
         UserError: a file would be replaced that captrain did not write.
     """
     with user_outputs(out, ["report.md", "report.html"]) as aside:
-        entries = advise(diagnosis, out) if advice is None else advice
-        paths = [path.relative_to(aside) for path in _publish_files(diagnosis, entries, aside)]
+        advice, labels = advise(diagnosis, out) if advice is None else advice, diagnosis.labels
+        rows = diagnosis.explanations.rollouts
+        suspects = (
+            Suspect(rollout=row.rollout, task=row.task, trial=row.trial, outcome=row.outcome, reasons=row.suspicions)
+            for row in rows
+            if row.suspicions
+        )
+        _publish_reports(diagnosis, advice, aside)
+        publish(aside / "rollouts.jsonl", diagnosis.logs.rollouts)
+        publish_json(aside / "tools.json", diagnosis.logs.known_tools)
+        publish(aside / "causes.jsonl", rows)
+        publish(aside / "suspects.jsonl", suspects)
+        publish(aside / "candidates.jsonl", labels.candidates if labels else [])
+        publish(aside / "labels.jsonl", labels.rows if labels else [])
+        publish_json(aside / "advice.json", [asdict(entry) for entry in advice])
+        if diagnosis.report is not None:
+            publish_json(aside / "selection.json", diagnosis.report)
+            draw_candidates(diagnosis.report, aside)
+        paths = [path.relative_to(aside) for path in sorted(aside.rglob("*")) if path.is_file()]
     return [out / path for path in paths]
 
 
-def _publish_files(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> list[Path]:
-    labels = diagnosis.labels
-    publish_text(out / "report.md", report_text(diagnosis, advice))
-    publish(out / "rollouts.jsonl", diagnosis.logs.rollouts)
-    publish_json(out / "tools.json", diagnosis.logs.known_tools)
-    publish(out / "causes.jsonl", diagnosis.explanations.rollouts)
-    publish(out / "suspects.jsonl", _suspects(diagnosis))
-    publish(out / "candidates.jsonl", labels.candidates if labels else [])
-    publish(out / "labels.jsonl", labels.rows if labels else [])
-    publish_json(out / "advice.json", [asdict(entry) for entry in advice])
-    names = ("report.md", "rollouts.jsonl", "causes.jsonl", "suspects.jsonl", "candidates.jsonl", "labels.jsonl")
-    paths = [out / name for name in (*names, "tools.json", "advice.json")]
-    paths.append(publish_page(diagnosis, advice, out))
-    if diagnosis.report is not None:
-        publish_json(out / "selection.json", diagnosis.report)
-        paths += [out / "selection.json", *draw_candidates(diagnosis.report, out)]
-    return paths
+def draw_candidates(report: SelectionAccount, out: Path) -> None:
+    """Draw gap and coverage of each candidate into figures/; nothing in the light installation."""
+    if has_package(DRAWING):
+        from captrain.reporting import capabilities, render
+
+        render({"capabilities": partial(capabilities, report)}, out / "figures")
 
 
-def _suspects(diagnosis: Diagnosis) -> Iterator[Suspect]:
-    for row in diagnosis.explanations.rollouts:
-        if row.suspicions:
-            yield Suspect(
-                rollout=row.rollout, task=row.task, trial=row.trial, outcome=row.outcome, reasons=row.suspicions
-            )
+def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> None:
+    """Write report.md and report.html."""
+    account, logs = diagnosis.account, diagnosis.logs
+    failures, count, reported = list[JsonObject](), 0, 0
+    for row, rollout in zip(diagnosis.explanations.rollouts, logs.rollouts, strict=True):
+        if row.outcome == "failed":
+            # Spoilt rollouts are on the page, and in report.md among those left out.
+            count, reported = count + 1, reported + (row.standing != "spoilt")
+            is_reported = row.standing != "spoilt" and reported <= LIST_LENGTH
+            if count <= LIST_LENGTH or is_reported:
+                failures.append({**_failure(row, rollout), "is_reported": is_reported})
+    groups: dict[str, list[JsonObject]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
+    for failure in failures[:LIST_LENGTH]:
+        groups[counted_cause(failure["row"]) or UNEXPLAINED].append(failure)
+    names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in KINDS.items()}
+    content = {
+        "account": account,
+        "logs": logs,
+        "shortage": diagnosis.shortage,
+        "fixes": [entry for entry in advice if entry.facts],
+        "advice": [entry for entry in advice if not entry.facts],
+        "tables": tables(diagnosis),
+        "selected": diagnosis.report and diagnosis.report["thresholds"],
+        "has_figure": has_package(DRAWING),
+        "suspects": account.left_out.get("suspect", []),
+        "faults": account.standings["error"] + account.standings["spoilt"],
+        "spoilt": (account.left_out.get("error", []) + account.left_out.get("spoilt", []))[:LIST_LENGTH],
+        "reasons": Counter((entry.source, entry.reason) for entry in logs.skipped),
+        "sources": [
+            {name.replace("_", " "): _plain(value) for name, value in source.items() if value not in (None, "", {})}
+            for source in logs.sources
+        ],
+        "failures": failures,
+        "groups": [(kind, names[kind], entries) for kind, entries in groups.items() if entries],
+        "more": max(0, count - LIST_LENGTH),
+        "reported": reported,
+        "limit": LIST_LENGTH,
+        "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text()),
+        "version": version("captrain"),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("captrain", "diagnosis"),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["words"] = words
+    publish_text(out / "report.html", environment.get_template("page.html.j2").render(content))
+    text = environment.get_template("report.md.j2").render(content)
+    publish_text(out / "report.md", re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+
+
+def _failure(row: Explained, rollout: Rollout) -> JsonObject:
+    """Collect what is shown of a failed rollout: its messages beside those of its reference."""
+    reasons: dict[int, list[str]] = {}
+    for cause in row.causes:
+        reasons.setdefault(cause.message, []).append(f"{KINDS[cause.cause].name}: {cause.evidence}")
+    messages, caller = list[JsonObject](), ""
+    for index, message in enumerate(rollout.messages):
+        # A tool that answers the user is the user's own.
+        caller = caller if message["role"] == "tool" else message["role"]
+        is_of_user = message["role"] == "tool" and caller == "user"
+        role = "tool of the user" if is_of_user else message["role"]
+        messages.append({**_shown(message), "role": role, "reason": "; ".join(reasons.get(index, []))})
+    steps = [{"function": step} for step in rollout.task.data.get("user_calls") or []]
+    of_user = [{"role": "user", "content": "By the user:", "tool_calls": steps}] if steps else []
+    reference = [_shown(message) for message in (*rollout.reference, *of_user)]
+    place = row.primary.message if row.primary else len(messages)
+    return {
+        "row": row,
+        "quote": quote_of(rollout.messages[place]) if place < len(messages) else "",
+        "messages": messages,
+        "reference": [message for message in reference if message["text"] or message["calls"]],
+    }
+
+
+def _shown(message: Message) -> JsonObject:
+    """Take words and calls of a message, one line each."""
+    text = str(message.get("content") or "")
+    calls = [
+        f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls_of(message)
+    ]
+    return {"text": text if len(text) <= LONGEST else text[:LONGEST] + " …", "calls": calls}
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if item is not None) + ")"
+    return words(str(value))
+
+
+def words(text: str) -> str:
+    """Text of the logs in one line of the page: no markup, no sign that a terminal obeys. An underscore within
+    a word is none, and identifiers are full of them."""
+    return re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(" ".join(text.split())))
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table with a title; `brief` are the columns that a terminal shows, none where it does not show the table;
+    `notes` are lines below; `links` the part of the page that each row leads to, "" for none."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    brief: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+def tables(diagnosis: Diagnosis) -> list[ReportTable]:
+    """The tables that have rows, in the order of the report."""
+    candidates = [*_causes(diagnosis), _ranking(diagnosis), *_features(diagnosis), _outcomes(diagnosis)]
+    return [table for table in candidates if table.rows]
+
+
+def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
+    """Tabulate causes of failures, of all rollouts and, where there are several agents, of each: never pooled."""
+    account, rows, links = diagnosis.account, list[tuple[str, ...]](), list[str]()
+    for kind, tally in account.shares:
+        share = f"{tally.primary / account.failures:.2f}" if account.failures else "-"
+        example = tally.example.place if tally.example else ""
+        message = f", message {tally.example.primary.message}" if tally.example and tally.example.primary else ""
+        name = kind if KINDS[kind].of_agent else f"({kind})"
+        rows.append((name, str(tally.primary), share, str(tally.secondary), str(tally.passed), example + message))
+        links.append(f"cause-{kind}" if tally.primary else "")
+    if account.unexplained and rows:
+        share = f"{account.unexplained / account.failures:.2f}"
+        rows.append(("unexplained", str(account.unexplained), share, "", "", ""))
+    columns = ("cause", "failures", "share", "also in", "passed with it", "for example")
+    yield ReportTable("Why rollouts failed", columns, rows, columns, links=(*links, "cause-unexplained"))
+    if len(agents := diagnosis.agents) > 1:
+        columns = ("cause", *(f"{agent} ({entry.failures} failed)" for agent, entry in agents.items()))
+        tallies = [(kind, [entry.causes.get(kind) for entry in agents.values()]) for kind, _ in account.shares]
+        rows = [(kind, *(str(tally.primary if tally else 0) for tally in row)) for kind, row in tallies]
+        rows.append(("unexplained", *(str(entry.unexplained) for entry in agents.values())))
+        yield ReportTable("Agents: failures by their primary cause", columns, rows, columns)
+
+
+def _ranking(diagnosis: Diagnosis) -> ReportTable:
+    """Tabulate the causes in the order of the selection, with the numbers that decide."""
+    rows, labels, report, ranking = list[tuple[str, ...]](), diagnosis.labels, diagnosis.report, "product"
+    if labels and report:
+        ranking = report["thresholds"].get("ranking", ranking)
+        names = [candidate.id for candidate in labels.candidates]
+        for entry in report["candidates"]:
+            among = list[str]()
+            for failed in (True, False):
+                row = names.index(entry["id"])
+                lacking, present = (labels.verdicts.count(row, code, failed) for code in (LACKING, PRESENT))
+                among.append(f"{lacking} of {lacking + present}")
+            keys = ("gap", "gap_low", "gap_high", "coverage")
+            gap, low, high, coverage = ("-" if entry[key] is None else f"{entry[key]:.2f}" for key in keys)
+            runs, selected = f"{entry['runs_retained']}/{entry['runs']}", "yes" if entry["selected"] else "no"
+            rows.append((entry["id"], gap, f"{low} to {high}", coverage, *among, runs, selected, entry["reason"]))
+    brief = ("cause", "gap", "95% interval", "coverage", "runs", "selected")
+    columns = (*brief[:4], "among failed", "among passed", *brief[4:], "reason")
+    order = {"product": "coverage x gap", "mean_gap": "mean gap of the runs"}.get(ranking, ranking)
+    return ReportTable(f"Causes by {order}", columns, rows, () if diagnosis.shortage else brief)
+
+
+def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
+    """Tabulate what goes with failing: steps of references, kinds of task, order of calls; and where trials part."""
+    findings = diagnosis.findings
+    # Steps that more of the failed rollouts lack, or differ in: the most failures first.
+    steps = [entry for entry in findings.steps if entry.excess > 0 and entry.holds]
+    steps.sort(key=lambda entry: -entry.failed[0] * entry.excess)
+    columns = ("step of the reference", "failed", "passed", "p", "p, Holm")
+    yield ReportTable("Steps that failed rollouts lack", columns, [_counts(entry) for entry in steps[:ROWS]])
+    # Values of the task by how far their pass rates are from the others'.
+    rows = list[tuple[str, ...]]()
+    for entry in [entry for entry in findings.tasks if entry.p == entry.p][:ROWS]:
+        passed, count, rollouts = entry.passed[0], entry.passed[0] + entry.failed[0], entry.passed[1] + entry.failed[1]
+        low, high = wilson(passed, count)
+        elsewhere = f"{entry.passed[1] - passed} of {rollouts - count}"
+        rate = f"{passed} of {count}", f"{passed / count:.2f}", f"{low:.2f} to {high:.2f}", elsewhere
+        rows.append((entry.name, *rate, *_counts(entry)[3:], _alike(entry)))
+    columns = ("kind of task", "passed", "pass rate", "95% interval", "passed elsewhere", *columns[3:])
+    yield ReportTable("Kinds of task", (*columns, "the same rollouts"), rows)
+    # Orders of calls that go with failing after the correction, with what is the same in all rollouts.
+    tested = [entry for entry in findings.order if entry.p == entry.p]
+    sure = [entry for entry in tested if entry.p_holm <= LEVEL][:ROWS]
+    rows = [(*_counts(entry), _alike(entry), findings.examples.get(entry.key, "")) for entry in sure]
+    columns = ("in the order of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
+    note = f"{len(tested)} features could have shown something; those with p, Holm of {LEVEL:g} at most are listed"
+    yield ReportTable("Calls that go with failing", columns, rows, notes=(note,))
+    rows = [(*calls, str(count)) for calls, count in findings.partings[:ROWS]]
+    note = f"{findings.mixed} tasks have passed and failed trials; a failed one is held against the passed one it goes "
+    columns = ("the passed trial calls", "the failed trial calls", "tasks")
+    yield ReportTable("Where trials of one task part", columns, rows, notes=(note + "along with longest",))
+
+
+def _counts(entry: Association) -> tuple[str, ...]:
+    """Name and counts of a feature, and its p-values; what was not tested is a dash."""
+    counts = (f"{part} of {whole}" for part, whole in (entry.failed, entry.passed))
+    return entry.name, *counts, *("-" if p != p else f"{p:.2g}" for p in (entry.p, entry.p_holm))
+
+
+def _alike(entry: Association) -> str:
+    """Other names of the same rollouts."""
+    return ", ".join(entry.also[:2]) + (f" and {len(entry.also) - 2} more" if len(entry.also) > 2 else "")
+
+
+def _outcomes(diagnosis: Diagnosis) -> ReportTable:
+    """Rollouts and pass rates by environment and agent. Those of logs are of every rollout that has a verdict, faults
+    of the simulated user included: the contrast leaves them out, the rate must not."""
+    tally, rows, notes = diagnosis.explanations.outcomes, list[tuple[str, ...]](), list[str]()
+    agents = tally.agents()
+    is_plural = len(agents) > 1
+    for agent in agents if is_plural else [None]:
+        for environment, counts, (rate, low, high, reward) in tally.environments(agent):
+            rates = (f"{rate:.3f}", f"{low:.3f} to {high:.3f}", f"{reward:.3f}")
+            rows.append((environment, *([agent] if agent else []), *map(str, counts), *rates))
+    if not is_plural and (repeated := tally.repeated()):
+        notes.append(f"pass^{repeated[0]} (all trials of a task pass): {repeated[1]:.3f}.")
+    for first, second in combinations(agents, 2):
+        if difference := tally.difference(first, second):
+            tasks, mean, low, high = difference
+            notes.append(f"{first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {tasks} tasks of both")
+    columns = ("environment", *(["agent"] if is_plural else []), "rollouts", "tasks", "passed", "pass rate")
+    return ReportTable("Outcomes", (*columns, "95% interval over tasks", "mean reward"), rows, notes=tuple(notes))

@@ -9,6 +9,7 @@ those that an environment must not repeat.
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,6 @@ from captrain.config import (
     shipped,
 )
 from captrain.contract import Target, calls_of
-from captrain.diagnosis.cost import PER_TOKEN, AskingCost, priced
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.environments import (
     EMBEDDED,
@@ -42,21 +42,58 @@ from captrain.environments import (
 )
 from captrain.errors import UserError
 from captrain.execution import user_outputs
-from captrain.policies import Policy
 from captrain.records import Capability, JsonObject, Message, Rollout, digest, load, read_json
 from captrain.rollouts import PolicySource
 
 MOST = 1000
 """Tasks that are held out: of each all runs of words are in memory."""
+Writer = Literal["program", "model"]
+SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
+PROGRAM = "captrain.environments.templates.TemplateSynthesizer"
+CHARACTERS, LONGEST = 24000, 16000
+"""Most characters of all examples together, and of the system prompt; and most tokens of an answer, which holds a
+whole file."""
+PER_TOKEN = 4
+"""Characters of a token, about."""
+RULES = 9000
+"""Characters of a question beside what it shows, about."""
 
 
+@dataclass(frozen=True)
+class AskingCost:
+    """About what asking will take: questions, tokens read and written, and money where prices are known; `most`: it is
+    the most that it can take."""
+
+    questions: int
+    prompt_tokens: int
+    completion_tokens: int
+    access: ModelAccess
+    most: bool = False
+
+    @property
+    def money(self) -> str:
+        """The money that it takes, "" where prices are not known."""
+        if self.access.input_price is None or self.access.output_price is None:
+            return ""
+        prompt, completion = (
+            self.prompt_tokens * self.access.input_price,
+            self.completion_tokens * self.access.output_price,
+        )
+        return f"{(prompt + completion) / 1e6:.2f} in money"
+
+    def __str__(self) -> str:
+        price = f", {self.money}" if self.money else ""
+        return (
+            f"{'at most' if self.most else 'about'} {self.questions} questions, {self.prompt_tokens} tokens read and "
+            f"{self.completion_tokens} written{price}; answers on disk cost nothing"
+        )
+
+
+@dataclass
 class LoggedEpisode:
     """User messages that open a logged task. A system prompt is no task's own."""
 
-    def __init__(self, rollout: Rollout) -> None:
-        roles = [message["role"] for message in rollout.messages]
-        end = roles.index("assistant") if "assistant" in roles else len(roles)
-        self.messages: list[Message] = [message for message in rollout.messages[:end] if message["role"] == "user"]
+    messages: list[Message]
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """Nothing goes on from a log.
@@ -95,7 +132,8 @@ class LoggedTasks:
 
     def open(self, task: JsonObject) -> LoggedEpisode:
         """Open a task at what was asked first."""
-        return LoggedEpisode(self._rollouts[task["id"]])
+        opening = takewhile(lambda message: message["role"] != "assistant", self._rollouts[task["id"]].messages)
+        return LoggedEpisode([message for message in opening if message["role"] == "user"])
 
     def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
         """Nothing is judged here.
@@ -108,16 +146,6 @@ class LoggedTasks:
     def reference(self, task: JsonObject) -> list[Message]:
         """The solution that came with the log."""
         return self._rollouts[task["id"]].reference
-
-
-Writer = Literal["program", "model"]
-SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
-PROGRAM = "captrain.environments.templates.TemplateSynthesizer"
-CHARACTERS, LONGEST = 24000, 16000
-"""Most characters of all examples together, and of the system prompt; and most tokens of an answer, which holds a
-whole file."""
-RULES = 9000
-"""Characters of a question beside what it shows, about."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +168,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class SynthesisOrder:
-    """Order of an environment: the settings, the brief, what the environment is held against, and who writes it; the
-    language model that does, "" where it is a program."""
+    """Order of an environment: the settings, the brief, what the environment is held against, and who writes it."""
 
     spec: Spec
     brief: Brief
     standard: Standard
     synthesizer: Synthesizer
-    model: str
 
 
 def read_evidence(diagnosis: Path, tools: Path | None = None) -> Evidence:
@@ -168,38 +194,9 @@ def read_evidence(diagnosis: Path, tools: Path | None = None) -> Evidence:
     if not all(isinstance((tool.get("function") or {}).get("name"), str) for tool in schemas):
         raise UserError(f"{tools or diagnosis / 'tools.json'} is no list of schemas", remedy)
     rollouts = load(diagnosis / "rollouts.jsonl", Rollout)
-    project = find_project(Path.cwd())
-    return Evidence({entry.id: entry for entry in capabilities}, rollouts, _called(rollouts), schemas, project)
-
-
-def diagnosed_evidence(diagnosis: Diagnosis) -> Evidence:
-    """Take the evidence from a diagnosis that lies in no folder yet; of its rollouts the examples alone."""
-    labels, logs = diagnosis.labels, diagnosis.logs
-    candidates = labels.candidates if labels else []
-    rollouts = [rollout for entries in labels.examples.values() for rollout, _ in entries] if labels else []
-    tool_names = frozenset(tool["function"]["name"] for tool in logs.tools)
-    project = find_project(Path.cwd())
-    return Evidence({entry.id: entry for entry in candidates}, rollouts, tool_names, logs.known_tools, project)
-
-
-def possible_writers(evidence: Evidence) -> dict[str, Writer]:
-    """Return who could write an environment for each capability: a program, or else a language model; those that
-    neither could are left out. What is wrong with the project around is not said here."""
-    writers: dict[str, Writer] = {}
-    try:
-        spec = _configuration(evidence.project)
-        benchmark = _benchmark(evidence, spec, is_program=True)
-    except Exception:  # a project's benchmark may be any code
-        spec, benchmark = None, None
-    program = _synthesizer("", ModelAccess())
-    for name, capability in evidence.capabilities.items():
-        if benchmark is not None or not evidence.without_schema(evidence.tools):
-            writers[name] = "model"
-        if spec is not None and benchmark is not None:
-            with suppress(NoTemplate):
-                program.synthesize(make_brief(capability, benchmark.tools, evidence.rollouts, spec.benchmark), [])
-                writers[name] = "program"
-    return writers
+    messages = (message for rollout in rollouts for message in rollout.messages if message["role"] == "assistant")
+    names = frozenset(name for message in messages for name, _ in calls_of(message))
+    return Evidence({entry.id: entry for entry in capabilities}, rollouts, names, schemas, find_project(Path.cwd()))
 
 
 def read_project_evidence(project: Path) -> Evidence:
@@ -208,19 +205,38 @@ def read_project_evidence(project: Path) -> Evidence:
     Raises:
         UserError: it has none yet.
     """
-    selected, rollouts = (
-        project / "results/capabilities/capabilities.jsonl",
-        project / "artifacts/rollouts/discovery.jsonl",
-    )
+    selected = project / "results/capabilities/capabilities.jsonl"
+    rollouts = project / "artifacts/rollouts/discovery.jsonl"
     if not selected.is_file() or not rollouts.is_file():
         raise UserError("the project has no capabilities yet", "run `dvc repro capabilities`, or name --diagnosis DIR")
     capabilities = {entry.id: entry for entry in load(selected, Capability)}
     return Evidence(capabilities, load(rollouts, Rollout), frozenset(), [], project, is_of_project=True)
 
 
-def _called(rollouts: Sequence[Rollout]) -> frozenset[str]:
-    messages = (message for rollout in rollouts for message in rollout.messages if message["role"] == "assistant")
-    return frozenset(name for message in messages for name, _ in calls_of(message))
+def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
+    """Return who could write an environment for each candidate of a diagnosis that lies in no folder yet: a program, or
+    else a language model; those that neither could are left out. What is wrong with the project around is not said
+    here."""
+    writers: dict[str, Writer] = {}
+    if (labels := diagnosis.labels) is None:
+        return writers
+    rollouts = [rollout for entries in labels.examples.values() for rollout in entries]
+    names = frozenset(tool["function"]["name"] for tool in diagnosis.logs.tools)
+    evidence = Evidence({}, rollouts, names, diagnosis.logs.known_tools, find_project(Path.cwd()))
+    try:
+        spec = _configuration(evidence.project)
+        benchmark = _benchmark(evidence, spec, is_program=True)
+    except Exception:  # a project's benchmark may be any code
+        spec, benchmark = None, None
+    program = _synthesizer("", ModelAccess())
+    for capability in labels.candidates:
+        if benchmark is not None or not evidence.without_schema(evidence.tools):
+            writers[capability.id] = "model"
+        if spec is not None and benchmark is not None:
+            with suppress(NoTemplate):
+                program.synthesize(make_brief(capability, benchmark.tools, rollouts, spec.benchmark), [])
+                writers[capability.id] = "program"
+    return writers
 
 
 def order_synthesis(
@@ -245,22 +261,22 @@ def order_synthesis(
     if sandbox:
         spec = spec.model_copy(update={"machine": spec.machine.model_copy(update={"sandbox": sandbox})})
     benchmark = _benchmark(evidence, spec, is_program=not model)
+    remedy = "or be in the project of the benchmark that the logs are of"
     if benchmark is None and (unknown := evidence.without_schema(evidence.tools)):
         raise UserError(
             f"the schema of {unknown[0]} is not known, nor are those of {len(unknown) - 1} other tools in these logs",
-            "name a file of schemas by --tools, or be in the project of the benchmark that the logs are of",
+            f"name a file of schemas by --tools, {remedy}",
         )
     if benchmark is None and not model:
         raise UserError(
             "there is no benchmark here that an environment could be derived from, and no language model is named",
-            "name a model by --model, or be in the project of the benchmark that the logs are of",
+            f"name a model by --model, {remedy}",
         )
-    target = benchmark or _target_of_logs(evidence)
-    tests = spec.evaluation.tasks if benchmark else target.size("test") or 0
-    standard = make_standard(target, tests, spec.environments)
-    component = spec.benchmark if benchmark else None
-    brief = make_brief(capability, target.tools, evidence.rollouts, component)
-    return SynthesisOrder(spec, brief, standard, _synthesizer(model, access), model)
+    logged = LoggedTasks(evidence.rollouts, evidence.tools)
+    target = benchmark or Target(logged, "the logs", digest([rollout.id for rollout in evidence.rollouts]))
+    standard = make_standard(target, spec.evaluation.tasks if benchmark else logged.size("test"), spec.environments)
+    brief = make_brief(capability, target.tools, evidence.rollouts, spec.benchmark if benchmark else None)
+    return SynthesisOrder(spec, brief, standard, _synthesizer(model, access))
 
 
 def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:
@@ -270,32 +286,29 @@ def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:
     length = min(2 * CHARACTERS, sum(map(len, texts))) + len(str(order.brief.tools))
     rounds = order.standard.bounds.rounds
     read = rounds * ((RULES + length) // PER_TOKEN) + (rounds - 1) * LONGEST
-    return priced(rounds, read, rounds * LONGEST, access, most=True)
+    return AskingCost(rounds, read, rounds * LONGEST, access, most=True)
 
 
-def synthesize_ordered(order: SynthesisOrder, base: Path | None) -> SynthesisResult:
-    """Synthesize it, and examine every attempt.
+def synthesize_ordered(order: SynthesisOrder, base: Path | None, out: Path) -> tuple[SynthesisResult, Path]:
+    """Synthesize it, examine every attempt, and write environment, passport and page.
 
     Args:
         order: what, and by whom.
         base: the project's base, to be played in it; None leaves the checks on it out.
+        out: the folder.
+
+    Returns:
+        The outcome, and the environment's path, which lies in `rejected/` where it did not earn its passport.
 
     Raises:
         UserError: as `captrain.environments.synthesize`.
     """
-    policy: PolicySource | Policy | None = None
-    if base is not None:
-        policy = PolicySource(order.spec.exploring(), base, order.spec.machine)
-    return synthesize(order.brief, order.synthesizer, policy, order.standard, order.spec.machine, order.spec.seed)
-
-
-def publish_synthesis(result: SynthesisResult, out: Path) -> Path:
-    """Write environment, passport and page; returns the environment's path, which lies in `rejected/` where it did not
-    earn its passport."""
+    policy = PolicySource(order.spec.exploring(), base, order.spec.machine) if base is not None else None
+    result = synthesize(order.brief, order.synthesizer, policy, order.standard, order.spec.machine, order.spec.seed)
     with user_outputs(out) as aside:
         publish_environments([result], aside, aside, required=False)
     name = f"{result.capability.id}.py"
-    return out / name if result.passed else out / "rejected" / name
+    return result, out / name if result.passed else out / "rejected" / name
 
 
 def _configuration(project: Path | None) -> Spec:
@@ -310,30 +323,19 @@ def _benchmark(evidence: Evidence, spec: Spec, *, is_program: bool) -> Target | 
     be derived from it.
 
     Raises:
-        UserError: a program is to derive one from the project's benchmark, and cannot.
+        UserError: the project's own benchmark does not load, or a program is to derive one from it, and cannot.
     """
     if evidence.project is None:
         return None
-    if evidence.is_of_project:
-        if is_program:
-            _require_derivable(spec)
-        return load_benchmark(spec.benchmark, spec.machine)
     try:
-        _require_derivable(spec)
+        if spec.benchmark.target != EMBEDDED and (is_program or not evidence.is_of_project):
+            derivable(spec.benchmark)
         benchmark = load_benchmark(spec.benchmark, spec.machine)
     except UserError:
+        if evidence.is_of_project:
+            raise
         return None
     return None if evidence.without_schema(benchmark.tools) else benchmark
-
-
-def _require_derivable(spec: Spec) -> None:
-    if spec.benchmark.target != EMBEDDED:
-        derivable(spec.benchmark)
-
-
-def _target_of_logs(evidence: Evidence) -> Target:
-    tasks = LoggedTasks(evidence.rollouts, evidence.tools)
-    return Target(tasks, "the logs", digest([rollout.id for rollout in evidence.rollouts]))
 
 
 def _synthesizer(model: str, access: ModelAccess) -> Synthesizer:
