@@ -71,9 +71,9 @@ def verify(
     """
     root = project_root()
     if deep:
-        integrity = reporting.check_integrity(root)
-        print_all(*integrity.damages, f"{integrity.files} files hashed, {len(integrity.damages)} damaged", "")
-        if integrity.damages:
+        files, damages = reporting.check_integrity(root)
+        print_all(*damages, f"{files} files hashed, {len(damages)} damaged", "")
+        if damages:
             raise typer.Exit(1)
     verification, table = reporting.verify(root), Table.grid(padding=(0, 2))
     rows = [
@@ -101,7 +101,7 @@ def verify(
 
 
 def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
-    """List jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
+    """List jobs on the cluster: state, node, elapsed, last line, reason; of one, its log."""
     if id:
         print(plain(execution.job_log(project_root(), id)), end="")
     else:
