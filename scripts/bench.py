@@ -34,11 +34,12 @@ from transformers.utils import logging as hf_logging
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk, build_model, build_tokenizer
-from captrain.config import Spec, build, compose_spec
+from captrain.agents import LocalPolicy, Play
+from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk
 from captrain.contract import Target, tool_call
-from captrain.policies import LocalPolicy, Play
 from captrain.records import JsonObject, Message, Task
+from captrain.run import Spec, build, compose_spec
+from captrain.training import build_model, build_tokenizer
 
 ROLLOUTS = 256
 GROUPS = (8, 1)

@@ -30,11 +30,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from captrain.benchmarks import make_base
-from captrain.config import compose_spec
-from captrain.execution import entry_point
 from captrain.models import barrier
-from captrain.training import capability_jobs, train
+from captrain.run import compose_spec, entry_point
+from captrain.training import capability_jobs, make_base, train
 
 BASE = Path("artifacts/base")
 ENVIRONMENTS = Path("results/environments")

@@ -25,11 +25,10 @@ from captrain.comparison import (
     trace_ledger,
     write_table,
 )
-from captrain.config import Spec, load_spec
-from captrain.execution import entry_point, launch
 from captrain.ledger import budget
 from captrain.models import Adapter
 from captrain.records import JsonObject
+from captrain.run import Spec, entry_point, launch, load_spec
 from captrain.training import LIBRARIES, teach_solutions
 
 DOSES = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import study_figures
 
-from captrain.execution import entry_point
 from captrain.reporting import figures
+from captrain.run import entry_point
 
 RESULTS = Path("results")
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from captrain.agents import collect, load_policy
 from captrain.benchmarks import load_benchmark
-from captrain.config import Spec
 from captrain.models import Adapter
-from captrain.policies import load_policy
-from captrain.rollouts import collect
+from captrain.run import Spec
 
 FIRST, TRIALS = 20_000, 2
 """The number of the first task that judges, and how often each is played."""

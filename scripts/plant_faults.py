@@ -31,9 +31,9 @@ from captrain.benchmarks import (
     open_worlds,
 )
 from captrain.capabilities import kind_of
-from captrain.config import compose_spec
 from captrain.contract import Target, calls_of, tool_call
 from captrain.records import JsonObject, Message, Rollout, Task, publish_text, read_json
+from captrain.run import compose_spec
 
 ROOT = Path(__file__).parents[1]
 SEED = 33

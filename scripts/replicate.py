@@ -36,10 +36,9 @@ from captrain.comparison import (
     versus,
     write_table,
 )
-from captrain.config import Choice
 from captrain.errors import UserError
-from captrain.execution import entry_point
 from captrain.records import require_file_name
+from captrain.run import Choice, entry_point
 
 WORDS = ("experiment", "method", "learns from", "reading")
 """Columns of the printed table that are no numbers."""

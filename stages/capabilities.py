@@ -4,10 +4,9 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import select, stability_table
-from captrain.config import load_spec
 from captrain.diagnosis import needed_causes
-from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, RolloutLabels, load, publish, publish_json, publish_text
+from captrain.run import entry_point, load_spec
 
 
 @entry_point

@@ -5,9 +5,8 @@ from pathlib import Path
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import Analyst
 from captrain.comparison import measure_causality, publish_causality
-from captrain.config import build, load_spec
-from captrain.execution import entry_point
 from captrain.records import publish, publish_json
+from captrain.run import build, entry_point, load_spec
 
 
 @entry_point

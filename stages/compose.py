@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config import compose_spec, load_choice, publish_spec
-from captrain.execution import entry_point
+from captrain.run import compose_spec, entry_point, load_choice, publish_spec
 
 
 @entry_point

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from captrain.comparison import publish_controls, run_controls
-from captrain.config import load_spec
-from captrain.execution import entry_point
+from captrain.run import entry_point, load_spec
 
 
 @entry_point

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
+from captrain.agents import PolicySource
 from captrain.benchmarks import load_benchmark
-from captrain.config import build, load_spec
 from captrain.environments import Synthesizer, make_brief, make_standard, publish_environments, synthesize_each
-from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, load
-from captrain.rollouts import PolicySource
+from captrain.run import build, entry_point, load_spec
 
 
 @entry_point

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from captrain.comparison import evaluate_project, publish_evaluation
-from captrain.config import load_spec
-from captrain.execution import entry_point
 from captrain.records import publish
+from captrain.run import entry_point, load_spec
 
 
 @entry_point

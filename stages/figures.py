@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from captrain.execution import entry_point
 from captrain.reporting import draw
+from captrain.run import entry_point
 
 
 @entry_point

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.capabilities import Analyst, label_runs, measure_agreement
-from captrain.config import build, load_spec
-from captrain.execution import entry_point
 from captrain.records import Rollout, load, publish, publish_json
+from captrain.run import build, entry_point, load_spec
 
 
 @entry_point

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config import load_spec
-from captrain.execution import entry_point
+from captrain.run import entry_point, load_spec
 from captrain.training import MERGING_COLUMNS, merge_all, publish_adapters
 
 

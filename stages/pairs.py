@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import build, load_spec
 from captrain.environments import PairEnvironments, Synthesizer, make_standard, publish_pairs, synthesize_pairs
-from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, RolloutLabels, load
+from captrain.run import build, entry_point, load_spec
 
 
 @entry_point

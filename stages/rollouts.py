@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
+from captrain.agents import PolicySource, RolloutBatch, collect_batch, count_outcomes, summarise_rollouts
 from captrain.benchmarks import load_benchmark
-from captrain.config import load_spec
-from captrain.execution import entry_point
 from captrain.ledger import ledger_entry
 from captrain.records import publish, publish_json
-from captrain.rollouts import PolicySource, RolloutBatch, collect_batch, count_outcomes, summarise_rollouts
+from captrain.run import entry_point, load_spec
 
 
 @entry_point

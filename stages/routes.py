@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from captrain.config import load_spec
-from captrain.execution import entry_point
 from captrain.routing import publish_routes, route_all
+from captrain.run import entry_point, load_spec
 
 
 @entry_point

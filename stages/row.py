@@ -4,8 +4,7 @@ import sys
 from functools import partial
 from importlib import import_module
 
-from captrain.config import load_spec
-from captrain.execution import entry_point
+from captrain.run import entry_point, load_spec
 
 NAME = sys.argv[1]
 

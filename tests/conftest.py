@@ -96,9 +96,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Qwen3 with random weights and the embedded base's tokenizer."""
     import torch
 
-    from captrain.benchmarks.base.tokenizer import build_tokenizer
-    from captrain.benchmarks.base.training import build_model
-    from captrain.config import Base
+    from captrain.run import Base
+    from captrain.training.base.tokenizer import build_tokenizer
+    from captrain.training.base.training import build_model
 
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()

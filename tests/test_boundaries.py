@@ -11,14 +11,13 @@ import pytest
 from support.finished import Captrain
 from support.waiting import PATIENCE
 
-from captrain.config import compose_spec
 from captrain.errors import UserError
-from captrain.execution import require_apart
 from captrain.interop import export_rollouts
 from captrain.interop.logs.spans import read_scores
 from captrain.models import Endpoint
 from captrain.planning.doctor import _answer as endpoint_finding
 from captrain.projects import benchmark, check_benchmark, examination
+from captrain.run import compose_spec, require_apart
 
 
 def test_a_trace_has_one_score(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 from captrain.cli.app import app
 from captrain.comparison import baselines
-from captrain.config import compose_spec
+from captrain.run import compose_spec
 
 RUN = (
     ".venv/bin/captrain diagnose",
@@ -43,7 +43,7 @@ RUN = (
 )
 """Beginnings of the commands that are run here."""
 COVERED = {
-    "captrain jobs": "tests/execution/test_slurm.py::test_jobs_are_shown_with_what_they_do_say_and_wait_for",
+    "captrain jobs": "tests/run/test_slurm.py::test_jobs_are_shown_with_what_they_do_say_and_wait_for",
     "captrain serve": "tests/serving/test_server.py::"
     "test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_what_it_has_begun",
     "captrain synthesize": "tests/diagnosis/test_synthesis.py::"

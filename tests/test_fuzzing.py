@@ -27,8 +27,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.finished import Captrain
 
-from captrain.config import Selection, compose_spec, load_choice, load_spec
-from captrain.config.compose import compose_data
+from captrain.agents.openai import reply_message
 from captrain.contract import calls_of
 from captrain.diagnosis import (
     diagnose,
@@ -43,8 +42,9 @@ from captrain.models import ContextLengthExceeded, Endpoint
 from captrain.planning import Node, make_plan, plan_tables
 from captrain.planning.doctor import _answer as listed_models
 from captrain.planning.doctor import _tool_call as tool_call
-from captrain.policies.openai import reply_message
 from captrain.records import Passport, Rollout, load, parse_yaml, read_json, read_table
+from captrain.run import Selection, compose_spec, load_choice, load_spec
+from captrain.run.compose import compose_data
 
 EXAMPLES = int(os.environ.get("CAPTRAIN_FUZZ", "30"))
 FUZZ = settings(
@@ -253,7 +253,7 @@ VALUES = st.one_of(
     st.text(max_size=12), st.integers(-(10**40), 10**40).map(str), st.floats().map(str),
     st.sampled_from(["", "null", "[", "{a: b", "${x}", "${oc.env:HOME}", "${oc.env:NOPE}", "${seed}", "9" * 5000,
                      "!!python/object/apply:os.system [id]", "[" * 300, "{_target_: os.getcwd}", "os.system",
-                     "captrain.policies.local.LocalPolicy", "range(1,3)", "\x1b[31m", "\ud800", "x" * 10_000]),
+                     "captrain.agents.local.LocalPolicy", "range(1,3)", "\x1b[31m", "\ud800", "x" * 10_000]),
 )  # fmt: skip
 MISTAKES = [
     "trainer.checkpoint_every=" + "9" * 5000,  # an error of Python's own

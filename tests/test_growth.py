@@ -28,13 +28,13 @@ from captrain.capabilities import selection as selection_rule
 from captrain.capabilities.alignment import says
 from captrain.capabilities.finders import Vocabulary
 from captrain.comparison import Bootstrap, statistics
-from captrain.config import Selection
 from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.interop import read_logs
 from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument
 from captrain.records import JsonObject, Rollout, Spool, Task, Usage, publish
 from captrain.reporting.pages import build, rollouts
+from captrain.run import Selection
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "tests/logs/library.json"

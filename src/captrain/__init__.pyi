@@ -1,3 +1,4 @@
+from .agents.collection import play as play
 from .diagnosis.notebook import NotebookDiagnosis as NotebookDiagnosis
 from .diagnosis.notebook import diagnose as diagnose
 from .reporting.loaders import load_adapters as load_adapters
@@ -15,7 +16,6 @@ from .reporting.loaders import load_rollouts as load_rollouts
 from .reporting.loaders import load_routes as load_routes
 from .reporting.loaders import load_selection as load_selection
 from .reporting.loaders import load_spec as load_spec
-from .rollouts.collection import play as play
 
 __all__: list[str]
 __version__: str

@@ -3,7 +3,7 @@
 A `UserError` is something the person at the keyboard can mend: it says what is wrong, where, and the remedy, and
 entry points print it without a traceback. An `InfrastructureError` is a fault of the machinery around a rollout
 (a worker, a server, a grader): the rollout becomes an `error`, is retried and reported, and is never scored.
-Everything else is a bug and propagates, up to the entry point (`captrain.execution.boundary`).
+Everything else is a bug and propagates, up to the entry point (`captrain.run.boundary`).
 """
 
 

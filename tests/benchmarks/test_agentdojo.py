@@ -11,13 +11,13 @@ from support.installations import interpreter
 from support.planted import selected_causes, slipping
 from support.scripted import CONF, SPLITS, every, make_benchmark, play_hostile_calls
 
+from captrain.agents.collection import collect
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.pool import WORKERS
-from captrain.config import compose_spec
 from captrain.contract import IDLE, Target, tool_call
 from captrain.planning.assumptions import split_sizes
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Task
-from captrain.rollouts.collection import collect
+from captrain.run import compose_spec
 
 PYTHON = interpreter("agentdojo")
 SIZES = {"workspace": 40, "travel": 20, "banking": 16, "slack": 21}

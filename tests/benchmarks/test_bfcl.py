@@ -11,10 +11,10 @@ from support.installations import interpreter
 from support.planted import selected_causes, slipping
 from support.scripted import every, make_benchmark, play_hostile_calls
 
+from captrain.agents.collection import collect
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import installing
 from captrain.contract import Target
-from captrain.policies.scripted import ScriptedPolicy
-from captrain.rollouts.collection import collect
 
 PYTHON = interpreter("bfcl")
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")

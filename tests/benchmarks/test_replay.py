@@ -11,11 +11,11 @@ from support.installations import data_beside, interpreter
 from support.needs import SHARED
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, ServiceDesk, World, Worlds, logged_replay, open_worlds
-from captrain.config import Installation, Machine, compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.records import JsonObject, Message, Rollout, Score, Task
+from captrain.run import Installation, Machine, compose_spec
 
 ROOT = Path(__file__).parents[2]
 DESK_LOG = ROOT / "docs/examples/servicedesk.jsonl"

@@ -12,9 +12,9 @@ import pytest
 
 from captrain.benchmarks import servicedesk
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config.components import Component
 from captrain.contract import Target, tool_call
 from captrain.records import Message, Score, Task, digest
+from captrain.run.components import Component
 
 MIXES = list(servicedesk.MIXES)
 SPLITS = ("discovery", "training", "test")

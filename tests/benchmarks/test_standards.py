@@ -16,20 +16,20 @@ from support.recorded import record
 from support.taught import teach
 from support.training import GRPO, inside, moved
 
+from captrain.agents.collection import collect
+from captrain.agents.policy import Play
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.installing import MARK
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.config import Component, Machine, Selection, compose_spec
 from captrain.contract import Target, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import logs_of_rollouts
 from captrain.planning.feasibility import UNAIDED
-from captrain.policies.policy import Play
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.projects import export_environment
 from captrain.records import Message, Task
-from captrain.rollouts.collection import collect
+from captrain.run import Component, Machine, Selection, compose_spec
 from captrain.training.jobs import Job, TrainingEnvironment
 from captrain.training.runs import train
 
@@ -350,7 +350,7 @@ def test_grpo_trains_on_an_environment_that_is_none_of_captrains(
     job = Job(
         name="target", base=base, rollouts=16, seed=0, machine=machine,
         environments=(TrainingEnvironment("target", benchmark),),
-        policy=Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **sampling}),
+        policy=Component.model_validate({"_target_": "captrain.agents.local.LocalPolicy", **sampling}),
         trainer=Component.model_validate(recipe),
     )  # fmt: skip
     with inside(tmp_path / "work") as work:

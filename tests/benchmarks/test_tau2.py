@@ -15,16 +15,16 @@ from support.installations import data_beside, interpreter
 from support.planted import selected_causes
 from support.waiting import PATIENCE
 
+from captrain.agents.collection import collect, floor_scores
+from captrain.agents.policy import Play
+from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
-from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.policies.policy import Play
-from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Message, Score, Task
-from captrain.rollouts.collection import collect, floor_scores
+from captrain.run import compose_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 TILL = Path(__file__).parents[1] / "workers" / "contract_worker.py"

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from captrain.agents.collection import collect, floor_scores
+from captrain.agents.policy import Play
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import Replay, Worlds, logged_replay, open_worlds
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS
@@ -22,13 +25,10 @@ from captrain.benchmarks.spoken import MilestoneWorld
 from captrain.benchmarks.toolsandbox import family, split_families
 from captrain.benchmarks.worlds import MOST_POOLS
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.policies.policy import Play
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Message, Rollout, Score, Task, digest
-from captrain.rollouts.collection import collect, floor_scores
+from captrain.run import compose_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 PYTHON = os.environ.get("CAPTRAIN_TOOLSANDBOX_PYTHON", "")

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
+from captrain.agents.collection import collect, pass_rate
+from captrain.agents.policy import Play
+from captrain.agents.scripted import Script, ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool, Session
 from captrain.benchmarks.simulation import SimulatedEpisode
-from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import ledger_entry
-from captrain.policies.policy import Play
-from captrain.policies.scripted import Script, ScriptedPolicy
 from captrain.records import Message, Rollout
-from captrain.rollouts.collection import collect, pass_rate
+from captrain.run import compose_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 WORKER = Path(__file__).parents[1] / "workers" / "contract_worker.py"

@@ -24,7 +24,6 @@ from support.answering import KINDS, Answering, Body
 from support.obeying import ORDER, lured, obeying
 from support.waiting import PATIENCE, until
 
-from captrain.benchmarks.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.agreement import against_programmatic, fleiss_kappa, krippendorff_alpha, measure_agreement
 from captrain.capabilities.analyst import LabelRequest
@@ -34,11 +33,12 @@ from captrain.capabilities.openai import OpenAIAnalyst
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.rule import stability_table
 from captrain.capabilities.selection import select
-from captrain.config import Component, Selection, compose_spec, publish_spec
-from captrain.config.machine import ModelAccess
 from captrain.contract import Target, calls_of, tool_call
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish
+from captrain.run import Component, Selection, compose_spec, publish_spec
+from captrain.run.machine import ModelAccess
+from captrain.training.base.demonstrations import SHORTCUTS, take_shortcuts
 
 ROOT = Path(__file__).parents[2]
 NAMES = {

@@ -16,7 +16,6 @@ import pytest
 from support.needs import further
 from support.stages import stage
 
-from captrain.benchmarks.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.alignment import kind_of
 from captrain.capabilities.analyst import LabelRequest
@@ -25,7 +24,6 @@ from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.registry import KINDS
 from captrain.capabilities.rule import CandidateAccount, SelectionAccount, replay
 from captrain.capabilities.selection import Selection, select
-from captrain.config import Component, compose_spec, publish_spec, spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
 from captrain.records import (
@@ -43,6 +41,8 @@ from captrain.records import (
 )
 from captrain.reporting import figures, loaders
 from captrain.reporting.pages.rollouts import majority_lacks
+from captrain.run import Component, compose_spec, publish_spec, spec
+from captrain.training.base.demonstrations import SHORTCUTS, take_shortcuts
 
 ROOT = Path(__file__).parents[2]
 CAUSE_OF = {

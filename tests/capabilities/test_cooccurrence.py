@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from support.needs import further
 
+from captrain.agents.collection import collect
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.verdicts import count_pairs, demands, needs
-from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.loading import load_environment, read_passports
 from captrain.environments.publication import publish_pairs
@@ -25,9 +26,8 @@ from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import combine, examine, make_brief, synthesize_pairs
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import DEFICITS, PAIRS, TemplateSynthesizer
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Score, Task, Verdict, publish
-from captrain.rollouts.collection import collect
+from captrain.run import compose_spec, publish_spec
 
 ROOT = Path(__file__).parents[2]
 SMOKE = compose_spec("smoke", 0, ["pairs.count=2", "evaluation.tasks=20"], ROOT / "conf")

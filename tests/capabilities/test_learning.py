@@ -15,13 +15,13 @@ from captrain.benchmarks import open_worlds
 from captrain.benchmarks.spoken import ContractWorld
 from captrain.capabilities import ProgrammaticAnalyst, Toolbox, label_runs, learn_toolbox, select
 from captrain.capabilities.learning import PASSES, VARIED
-from captrain.config import Component, Selection
 from captrain.contract import Target, tool_call
 from captrain.diagnosis import needed_causes
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import derive
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import Capability, JsonObject, Message, Rollout, Score, Task
+from captrain.run import Component, Selection
 
 RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200, ranking="product")
 HABITS = cellar.Demonstrations.habits

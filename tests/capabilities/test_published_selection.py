@@ -11,8 +11,8 @@ from support.published_labels import CANDIDATES, COUNTS, FAILED, PASSED, publish
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.rule import CandidateAccount, mean_gap, replay
 from captrain.capabilities.selection import select
-from captrain.config import Selection
 from captrain.records import Capability, Label, Message, Rollout, Score, Task
+from captrain.run import Selection
 
 PUBLISHED = Selection(
     delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200, ranking="mean_gap"

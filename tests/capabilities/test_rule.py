@@ -8,8 +8,8 @@ from rich.console import Console
 
 from captrain.capabilities.rule import Contrast, Limits, RunRates, SelectionAccount, decide, replay, stability_table
 from captrain.capabilities.selection import select, selection_table
-from captrain.config import Selection
 from captrain.records import Capability, Label, RolloutLabels
+from captrain.run import Selection
 
 LIMITS = Limits(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, count=2)
 RETAINED, NARROW = RunRates(gap=0.2, coverage=0.1), RunRates(gap=0.1, coverage=0.1)

@@ -13,10 +13,11 @@ import pytest
 from support.needs import further
 from support.stages import run_here
 
+from captrain.agents.collection import collect, pass_rate
+from captrain.agents.policy import load_policy
 from captrain.benchmarks import servicedesk as desk
 from captrain.comparison.baselines.adp import demonstrations, teach_trajectories, write_generic
 from captrain.comparison.baselines.sft import Lesson
-from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
 from captrain.interop.trajectories import (
@@ -33,9 +34,8 @@ from captrain.interop.trajectories import (
 from captrain.ledger import LedgerEntry
 from captrain.models.chat import parse_text
 from captrain.models.lora import Adapter, adapter_digest
-from captrain.policies.policy import load_policy
 from captrain.records import Message, Task, load
-from captrain.rollouts.collection import collect, pass_rate
+from captrain.run import Spec, compose_spec, publish_spec
 from captrain.training.jobs import Learner
 from captrain.training.sft import TOO_LONG, Demonstration, FineTuned
 

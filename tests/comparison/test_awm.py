@@ -15,7 +15,6 @@ from captrain.benchmarks import servicedesk as desk
 from captrain.comparison.baselines import scenarios, untargeted
 from captrain.comparison.baselines.scenarios import published_scenarios, text_of
 from captrain.comparison.baselines.untargeted import narrowed_desk, untargeted_environments
-from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import load_file, tool_call
 from captrain.environments.loading import load_environment
 from captrain.errors import UserError
@@ -23,6 +22,7 @@ from captrain.ledger import LedgerEntry
 from captrain.models.lora import adapter_digest
 from captrain.records import load as load_records
 from captrain.records import publish
+from captrain.run import Spec, compose_spec, publish_spec
 
 ROOT = Path(__file__).parents[2]
 FEW = ["baselines.awm.run=true", "baselines.awm.environments=2", "environments.seeds=25", "evaluation.tasks=20"]

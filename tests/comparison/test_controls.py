@@ -17,10 +17,11 @@ import pytest
 from support.needs import further
 from support.results import account
 
+from captrain.agents.collection import collect
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities import SelectionAccount
 from captrain.comparison.baselines.controls import NAMES, Workshop, choices, control_routes, publish_routes, rankings
-from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file
 from captrain.environments.loading import read_passports
 from captrain.environments.subject import make_standard
@@ -28,13 +29,12 @@ from captrain.environments.synthesis import DRAFTS, examine, make_passport
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import CONTROLS, DEFICITS, TemplateSynthesizer
 from captrain.ledger import LedgerEntry
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Rollout, load, publish, publish_json, publish_text
-from captrain.rollouts.collection import collect
 from captrain.routing.compositions import members
 from captrain.routing.gains import COLUMNS
 from captrain.routing.router import AskedModel
 from captrain.routing.routes import RoutingEvidence, route_tasks
+from captrain.run import compose_spec, publish_spec
 from captrain.training.recipe import capability_jobs
 
 pytestmark = pytest.mark.usefixtures("vouched")

@@ -9,10 +9,10 @@ from support.training import ROOT, inside
 
 from captrain.benchmarks import load_benchmark
 from captrain.comparison.baselines.sft import FAILURES_SFT
-from captrain.config import Spec, compose_spec, publish_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Rollout, Score, Split, load, publish
+from captrain.run import Spec, compose_spec, publish_spec
 from captrain.training.sft import FineTuned
 
 SMALL = [

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from support.answering import Answering, refuses, says
 
-from captrain.benchmarks.base.demonstrations import GUIDANCE
 from captrain.benchmarks.loading import load_benchmark
 from captrain.comparison.baselines import gepa
 from captrain.comparison.baselines.gepa import GEPAResult, optimise, publish_gepa
 from captrain.comparison.baselines.reflection import Reflection, Walk, feedback
-from captrain.config import Spec, compose_spec, publish_spec
-from captrain.config.components import Component
 from captrain.contract import tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry
 from captrain.projects.pipeline import shipped_stages
 from captrain.records import Message, Rollout, Task, digest, load
+from captrain.run import Spec, compose_spec, publish_spec
+from captrain.run.components import Component
+from captrain.training.base.demonstrations import GUIDANCE
 
 ROOT = Path(__file__).parents[2]
 BUDGET = 640
@@ -250,7 +250,7 @@ def test_a_proposer_that_raises_fails_the_stage_and_burns_no_budget(
 
 def test_a_policy_without_guidance_and_a_budget_too_small_are_refused() -> None:
     with pytest.raises(UserError, match="ScriptedPolicy takes no guidance"):
-        found(run_of(policy="captrain.policies.scripted.ScriptedPolicy"))
+        found(run_of(policy="captrain.agents.scripted.ScriptedPolicy"))
     with pytest.raises(UserError, match=r"baselines.gepa.validation = 20 is more than the 19 rollouts"):
         found(budget=19)
 
@@ -311,7 +311,7 @@ def test_a_served_policy_is_prompted_too(monkeypatch: pytest.MonkeyPatch) -> Non
         return says("", ("transfer_to_human", "{}")) if told else says("Hm.")
 
     served = {"name": "m", "temperature": 0.0, "max_turns": 2, "max_tokens": 9, "retries": 0}
-    run = run_of("benchmark.mix=rare", policy="captrain.policies.openai.OpenAIPolicy", **served)
+    run = run_of("benchmark.mix=rare", policy="captrain.agents.openai.OpenAIPolicy", **served)
     with Answering(acts) as server:
         server.use(monkeypatch)
         one = found(run, budget=200)
@@ -320,7 +320,7 @@ def test_a_served_policy_is_prompted_too(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_embedded_model_is_prompted_too(tiny: Path) -> None:
     settings = {"temperature": 1.0, "max_turns": 2, "max_tokens": 4}
-    run = run_of("baselines.gepa.validation=8", policy="captrain.policies.local.LocalPolicy", **settings)
+    run = run_of("baselines.gepa.validation=8", policy="captrain.agents.local.LocalPolicy", **settings)
     one = found(run, budget=90, base=tiny)
     assert spent(one) == 90 and one.best.lines == () and one.best.pass_rate < 1.0
 

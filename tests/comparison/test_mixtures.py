@@ -13,11 +13,11 @@ from support.stages import stage
 from support.training import ROOT, inside, interrupted, job, kill, passport, project, published
 
 from captrain.comparison.baselines.grpo import MIXED, SINGLE, baseline_job
-from captrain.config import Spec, compose_spec
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Task, publish
+from captrain.run import Spec, compose_spec
 from captrain.training.checkpoints import last_checkpoint
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train

@@ -20,7 +20,6 @@ from captrain.comparison import (
 )
 from captrain.comparison.baselines.registry import row_file, row_modules
 from captrain.comparison.tables import Evaluation
-from captrain.config import Spec, compose_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.planning import Node
@@ -28,6 +27,7 @@ from captrain.planning.estimate import Estimate
 from captrain.projects.pipeline import shipped_stages
 from captrain.records import publish_text
 from captrain.reporting.figures import training
+from captrain.run import Spec, compose_spec
 
 ROOT = Path(__file__).parents[2]
 room = import_module("captrain.comparison.baselines")  # the comparison has a function of that name

@@ -11,11 +11,11 @@ from support.training import POLICY, ROOT, inside
 from captrain.comparison.baselines import rejection_sft
 from captrain.comparison.baselines.rejection_sft import refine
 from captrain.comparison.baselines.sft import Lesson
-from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
 from captrain.models.lora import adapter_digest
 from captrain.records import Task
+from captrain.run import Spec, compose_spec
 from captrain.training import Trained
 
 

@@ -22,10 +22,10 @@ from support.warm import EXECUTABLE, warm_commands
 from captrain.comparison.differences import differences_over_seeds, rates_over_seeds, versus
 from captrain.comparison.points import Point, write_table
 from captrain.comparison.tables import evaluate, publish_evaluation
-from captrain.config import Choice
-from captrain.execution.entry import TIMES, timed
 from captrain.ledger import LedgerEntry
 from captrain.records import publish_json, publish_text
+from captrain.run import Choice
+from captrain.run.entry import TIMES, timed
 
 FAMILIES = ["missing_lookup", "wrong_record", "missing_write", "wrong_argument"]
 

@@ -9,8 +9,8 @@ from support.training import ROOT
 
 from captrain.capabilities import SelectionAccount, select, undecided
 from captrain.comparison.baselines.rounds import Evidence, contrast, rediscovery_table
-from captrain.config import Component, Spec, compose_spec
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Score, Task
+from captrain.run import Component, Spec, compose_spec
 from captrain.training.jobs import TrainingEnvironment
 
 BENCHMARK = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": "mixed"})

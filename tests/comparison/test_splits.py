@@ -8,9 +8,9 @@ from support.outcomes import SMALL, outcomes_of, routes_of, run
 
 from captrain.benchmarks import evaluation_tasks, load_benchmark, overlapping_tasks
 from captrain.comparison.tables import mark_overlap
-from captrain.config import Component, Evaluation
 from captrain.contract import load_file
 from captrain.errors import UserError
+from captrain.run import Component, Evaluation
 
 SIZED = """class Environment:
     def size(self, split):

@@ -20,9 +20,8 @@ from support.warm import EXECUTABLE, warm_commands
 from captrain.comparison import point_rows
 from captrain.comparison.points import LOCKS, Point, run
 from captrain.comparison.sweep import point_of
-from captrain.config import Choice
-from captrain.execution import exclusive
 from captrain.records import publish_text
+from captrain.run import Choice, exclusive
 
 STUDIES = load_script("study_figures").STUDIES
 CONF = Path(__file__).parents[2] / "conf"

@@ -7,11 +7,11 @@ from support.training import ROOT
 
 from captrain.comparison import baselines, is_supervised, supervision
 from captrain.comparison.baselines.grpo import SOLUTIONS_GRPO, WARM_GRPO
-from captrain.config import Spec, compose_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models import Adapter
 from captrain.records import publish, publish_json
+from captrain.run import Spec, compose_spec
 
 TRACE = [
     LedgerEntry(stage="rollouts", purpose="diagnosis", method="trace", rollouts=24),

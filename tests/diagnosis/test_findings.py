@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from captrain.benchmarks import Replay, ReplayCall, Replayed, installing
 from captrain.cli.app import app
 from captrain.cli.logs import benchmark_of_project
-from captrain.config import Selection
 from captrain.contract import tool_call
 from captrain.diagnosis import Diagnosis, advise
 from captrain.diagnosis import diagnose as explain
@@ -23,6 +22,7 @@ from captrain.diagnosis.findings import Collection
 from captrain.interop import read_logs
 from captrain.projects import init_project
 from captrain.records import Rollout, Score, Task
+from captrain.run import Selection
 
 Chat = dict[str, Any]
 CALLS = {

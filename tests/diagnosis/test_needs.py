@@ -7,11 +7,11 @@ from pathlib import Path
 
 from support.domains import cellar
 
-from captrain.config import Selection
 from captrain.contract import Target
 from captrain.diagnosis import Diagnosis, advise, diagnose
 from captrain.interop import read_logs
 from captrain.records import JsonObject, Message
+from captrain.run import Selection
 
 SELECTION = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
 

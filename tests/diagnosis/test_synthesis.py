@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from captrain.benchmarks.servicedesk import TOOLS
 from captrain.cli.app import app
-from captrain.config import compose_spec
 from captrain.contract import load_file
 from captrain.errors import UserError
 from captrain.records import Passport, read_json
+from captrain.run import compose_spec
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs/examples/servicedesk.jsonl"

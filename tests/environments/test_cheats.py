@@ -9,13 +9,13 @@ from support.hostile import PAGE
 from support.needs import further
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import compose_spec
 from captrain.contract import load_file
 from captrain.environments.knowledge import is_known
 from captrain.environments.leakage import normalised
 from captrain.environments.passport import run_checks
 from captrain.environments.subject import Standard, make_standard
 from captrain.records import Check
+from captrain.run import compose_spec
 
 KNOWN = {
     ("617", "builds 612 to 620"): True,

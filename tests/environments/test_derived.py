@@ -7,10 +7,9 @@ from support.domains.copies import copy_domain
 from support.needs import further
 from support.rooms import Rooms
 
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import KINDS
-from captrain.config import Component, ModelAccess, compose_spec
-from captrain.config.machine import Machine
 from captrain.contract import load_file, tool_call
 from captrain.environments.passport import run_checks
 from captrain.environments.subject import make_standard
@@ -20,8 +19,9 @@ from captrain.environments.templates import TemplateSynthesizer, derivable, deri
 from captrain.errors import EnvironmentFault, UserError
 from captrain.planning.estimate import Node
 from captrain.planning.plan import make_plan
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability
+from captrain.run import Component, ModelAccess, compose_spec
+from captrain.run.machine import Machine
 
 CONF = Path(__file__).parents[2] / "conf"
 ROOMS = Component.model_validate({"_target_": "support.rooms.Rooms", "busy": 4})

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from support.needs import further
 
+from captrain.agents.policy import Play
+from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.loading import load_environment, read_passports
 from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks, widening
@@ -26,10 +27,9 @@ from captrain.environments.synthesis import LOADS, SynthesisResult, make_brief, 
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import ANY_OPERATION, DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
-from captrain.policies.policy import Play
-from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task, digest
 from captrain.records import load as load_records
+from captrain.run import compose_spec
 
 SMOKE = compose_spec("smoke", 0, [], Path(__file__).parents[2] / "conf")
 BENCHMARK = load_benchmark(SMOKE.benchmark)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from captrain.comparison.baselines.untargeted import narrowed_desk
-from captrain.config import Machine
 from captrain.contract import load_file
 from captrain.environments import load_environment, read_passports
 from captrain.environments.loading import is_own_text
@@ -16,6 +15,7 @@ from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import CONTROLS, DEFICITS, PAIRS, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Capability, Passport, digest, file_digest, publish_json
+from captrain.run import Machine
 
 BASIC = Machine(workers=1, batch=1, sandbox="basic")
 

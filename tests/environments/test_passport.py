@@ -17,7 +17,6 @@ from support.needs import further
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
-from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.leakage import HeldOutTasks, runs_of
 from captrain.environments.passport import CHECKS, audit, calibrate, failed_tool, run_checks, structure
@@ -28,6 +27,7 @@ from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task
+from captrain.run import compose_spec
 
 HERE = Path(__file__).parents[1]
 CONF = HERE.parent / "conf"
@@ -441,7 +441,7 @@ Captrain = Callable[..., tuple[int, str, str]]
 def project(tmp_path: Path) -> Path:
     """A project in which nothing has run yet."""
     shutil.copytree(CONF, tmp_path / "conf")
-    scripted = "_target_: captrain.policies.scripted.ScriptedPolicy\nskill: 0.5\n"
+    scripted = "_target_: captrain.agents.scripted.ScriptedPolicy\nskill: 0.5\n"
     (tmp_path / "conf/policy/scripted.yaml").write_text(scripted)
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     (tmp_path / "params.yaml").write_text(

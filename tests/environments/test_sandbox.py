@@ -24,6 +24,9 @@ from support.hostile import HASTY, HOSTILE, MISSED, PAGE, STOPPED, VERDICTS, att
 from support.needs import BARE, further
 from support.waiting import until
 
+from captrain.agents.collection import collect
+from captrain.agents.policy import Play
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
 from captrain.environments.sandbox import confined as sandbox
@@ -32,10 +35,7 @@ from captrain.environments.sandbox.confined import LAYERS, LEVELS, active_confin
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.policies.policy import Play
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability
-from captrain.rollouts.collection import collect
 
 strong = pytest.mark.needs("seccomp")
 

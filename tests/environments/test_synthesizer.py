@@ -14,11 +14,8 @@ import pytest
 from support.answering import Answering
 from support.needs import further
 
-from captrain.benchmarks.base.demonstrations import demonstration
-from captrain.benchmarks.base.tokenizer import build_tokenizer
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config import build, compose_spec
-from captrain.config.machine import ModelAccess
 from captrain.contract import Target, load_file
 from captrain.environments.openai import OpenAISynthesizer, complaint, with_schemas
 from captrain.environments.passport import CHECKS
@@ -27,8 +24,11 @@ from captrain.environments.synthesis import SynthesisResult, make_brief, synthes
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.errors import UserError
 from captrain.models.chat import guide
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Check, Message, Passport, Rollout
+from captrain.run import build, compose_spec
+from captrain.run.machine import ModelAccess
+from captrain.training.base.demonstrations import demonstration
+from captrain.training.base.tokenizer import build_tokenizer
 
 HERE = Path(__file__).parents[1]
 ANSWERS = HERE / "answers/environments"

@@ -11,8 +11,8 @@ from support.installations import interpreter
 from support.taught import teach
 from support.training import GRPO, inside, moved
 
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
-from captrain.config import Component, Machine, ModelAccess, Spec, compose_spec
 from captrain.contract import Target
 from captrain.environments import load_environment, publish_environments
 from captrain.environments.loading import WORLDS, is_own_text, world_of
@@ -23,13 +23,13 @@ from captrain.environments.templates import TemplateSynthesizer, derivable
 from captrain.errors import UserError
 from captrain.planning.estimate import Node
 from captrain.planning.plan import make_plan
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Passport, Rollout, Score, read_json
+from captrain.run import Component, Machine, ModelAccess, Spec, compose_spec
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
 
 CONF = Path(__file__).parents[2] / "conf"
-USER = "benchmark.user={_target_: captrain.policies.scripted.ScriptedPolicy}"
+USER = "benchmark.user={_target_: captrain.agents.scripted.ScriptedPolicy}"
 
 
 def composed(*overrides: str) -> Spec:
@@ -149,7 +149,7 @@ def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived:
     places = (place, replace(place, name="again"))  # the first task of each, which is the same
     job = Job(
         name="wrong_argument", base=base, rollouts=8, seed=0, machine=machine, environments=places,
-        policy=Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **policy}),
+        policy=Component.model_validate({"_target_": "captrain.agents.local.LocalPolicy", **policy}),
         trainer=Component.model_validate(recipe),
     )  # fmt: skip
     with inside(tmp_path / "work") as work:

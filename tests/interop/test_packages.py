@@ -23,11 +23,11 @@ from support.rooms import Rooms
 from support.training import passport
 from support.waiting import PATIENCE, until
 
-from captrain.config import Component, ModelAccess
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.projects import export_environment
 from captrain.records import Capability, Check, Passport, publish_json, publish_text
+from captrain.run import Component, ModelAccess
 
 MODULE = f"captrain_{NAME}"
 DRIVERS = Path(__file__).parent / "drivers"

@@ -21,10 +21,10 @@ from support.needs import further
 from support.questions import Verdict, asker, question, verdict
 from support.waiting import PATIENCE, until
 
-from captrain.config.machine import ModelAccess
 from captrain.errors import InfrastructureError, UserError
 from captrain.models import Endpoint, TransientFault
 from captrain.models.answers import Question, StructuredAnswers
+from captrain.run.machine import ModelAccess
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = [{tests!r}]
 import captrain.models.answers
 from support.questions import asker, question
-from captrain.config.machine import ModelAccess
+from captrain.run.machine import ModelAccess
 captrain.models.answers.PAUSE = 0.01
 asker(Path(sys.argv[1]), ModelAccess(concurrency=4)).ask([question(n) for n in range(60)], "labels")
 """

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from captrain.agents.local import LocalPolicy
+from captrain.agents.policy import Play
 from captrain.contract import calls_of, tool_call
 from captrain.models.chat import FORMATS, Chat, dialogue_tokens, parse_text
-from captrain.policies.local import LocalPolicy
-from captrain.policies.policy import Play
 from captrain.records import Message
 
 MINIMAX = """{{- ']~!b[]~b]system\\nHelp.' }}
@@ -186,7 +186,7 @@ class Talk:
 def test_what_was_sampled_stays_as_it_is_over_three_turns(
     family: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import captrain.policies.engine as engine
+    import captrain.agents.engine as engine
 
     folder = shutil.copytree(tiny, tmp_path / "model")
     (folder / "chat_template.jinja").unlink(missing_ok=True)

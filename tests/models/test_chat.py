@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from captrain.benchmarks import servicedesk as desk
-from captrain.benchmarks.base.demonstrations import GUIDANCE, demonstration
-from captrain.benchmarks.base.tokenizer import build_tokenizer
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config.components import Component
 from captrain.contract import tool_call
 from captrain.errors import UserError
 from captrain.models.chat import Chat, dialogue_tokens, guide, parse_text
 from captrain.records import Message
+from captrain.run.components import Component
+from captrain.training.base.demonstrations import GUIDANCE, demonstration
+from captrain.training.base.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")

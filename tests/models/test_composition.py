@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from support.adapters import lora
 
+from captrain.agents.local import LocalPolicy
+from captrain.agents.policy import Play
 from captrain.contract import load_file
 from captrain.errors import UserError
 from captrain.models.lora import (
@@ -19,8 +21,6 @@ from captrain.models.lora import (
     normalised_weights,
     parse_composition,
 )
-from captrain.policies.local import LocalPolicy
-from captrain.policies.policy import Play
 
 SAMPLING: dict[str, Any] = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}
 

@@ -12,12 +12,12 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from captrain.config import Accelerate, Machine
 from captrain.errors import UserError
 from captrain.models import forest as forest_module
 from captrain.models.dense import to_float64
 from captrain.models.forest import Row, make_forest, split_forest
 from captrain.models.passes import IGNORED, SharedPasses, share_beginnings
+from captrain.run import Accelerate, Machine
 
 SIZE: dict[str, Any] = {
     "vocab_size": 50,

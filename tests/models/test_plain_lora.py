@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.adapters import lora
 
+from captrain.agents.local import LocalPolicy, with_adapter
 from captrain.errors import UserError
 from captrain.models.lora import Adapter, compose, read_plain_lora
-from captrain.policies.local import LocalPolicy, with_adapter
 from captrain.serving.endpoint import Server
 
 VARIATIONS: dict[str, dict[str, Any]] = {

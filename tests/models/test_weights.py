@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from captrain.agents.local import LocalPolicy
 from captrain.errors import UserError
 from captrain.models import load_module
-from captrain.policies.local import LocalPolicy
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,9 @@ from support.servers import VLLM_PYTHON
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
-from captrain.config import compose_configuration
 from captrain.environments.sandbox import Confinement
 from captrain.planning import GPU_COMMANDS, Finding, Node, examine_machine, run_on_gpus
+from captrain.run import compose_configuration
 
 ROOT = Path(__file__).parents[2]
 CALL = {"id": "1", "type": "function", "function": {"name": "find_record", "arguments": '{"name": "Ada"}'}}

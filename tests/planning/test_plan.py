@@ -12,11 +12,11 @@ from rich.console import Console
 from support.needs import further
 
 from captrain.comparison import TRACE_STAGES, baselines
-from captrain.config import Spec, compose_configuration
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.planning import assumptions, estimate, plan
 from captrain.records import load
+from captrain.run import Spec, compose_configuration
 
 REPOSITORY = Path(__file__).parents[2]
 PAPER = ("experiment=paper_tau2", "seed=42")
@@ -391,7 +391,7 @@ def test_every_assumption_says_where_it_comes_from(spec: Compose) -> None:
 
 def test_planning_does_not_import_torch() -> None:
     code = (
-        "import sys; from pathlib import Path; from captrain.config import compose_configuration; "
+        "import sys; from pathlib import Path; from captrain.run import compose_configuration; "
         "from captrain.planning import Node, make_plan; "
         f"spec, _ = compose_configuration(['experiment=paper_tau2'], Path({str(REPOSITORY)!r})); "
         "make_plan(spec, Node()); "

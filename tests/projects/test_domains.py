@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.domains.copies import copy_domain
 
-from captrain.config import compose_configuration
 from captrain.planning import Node, make_plan
 from captrain.projects import check_benchmark, init_project
+from captrain.run import compose_configuration
 
 DOMAINS = Path(__file__).parents[1] / "support/domains"
 CLASSES = {"harbour": "Harbour", "telescope": "Telescope", "toll": "Toll"}

@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 from support.exported import NAME, make_project
 
-from captrain.config import compose_spec, publish_spec
 from captrain.models import adapter_digest
 from captrain.records import file_digest, publish_json, publish_text
+from captrain.run import compose_spec, publish_spec
 
 ROOT = Path(__file__).parents[2]
 KEY = "hf_" + "a1B2c3D4e5" * 3

@@ -13,10 +13,10 @@ import yaml
 from support.finished import Captrain
 
 from captrain import __version__ as captrain_version
-from captrain.config import compose_spec, load_spec
 from captrain.errors import UserError
 from captrain.projects.pipeline import remove_cut_off, shipped_stages
 from captrain.records import publish_text
+from captrain.run import compose_spec, load_spec
 
 ROOT = Path(__file__).parents[2]
 STAGES = shipped_stages()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from captrain.benchmarks import train_base
-from captrain.config import Base, Component
 from captrain.models import Chat
 from captrain.projects import init_project
+from captrain.run import Base, Component
+from captrain.training import train_base
 
 SIZE = {"hidden": 16, "layers": 1, "heads": 1, "steps": 2, "batch": 2, "learning_rate": 1e-3, "weight_decay": 0.0}
 

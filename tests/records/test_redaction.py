@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from captrain.comparison import sweep
-from captrain.config import Selection, compose_spec, load_choice
 from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.records import Label, Rollout, RolloutLabels, Score, Task, censored, publish, redacted, refuse_keys
 from captrain.reporting.pages.rollouts import Archive
+from captrain.run import Selection, compose_spec, load_choice
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-abcdefghijklmnop1234567890"

@@ -23,12 +23,12 @@ from support.waiting import PATIENCE
 from captrain.capabilities.rule import replay
 from captrain.capabilities.selection import select
 from captrain.comparison.published import read_published
-from captrain.config import Selection
 from captrain.errors import UserError
 from captrain.records import Capability, Label, RolloutLabels, publish_json, publish_text
 from captrain.reporting import figures
 from captrain.reporting.figures import draw
 from captrain.reporting.style import render
+from captrain.run import Selection
 
 STAGE = Path(__file__).parents[2] / "stages" / "figures.py"
 

@@ -9,7 +9,6 @@ import pytest
 from support.results import account
 
 import captrain
-from captrain.config import Spec, compose_spec, publish_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import (
@@ -25,6 +24,7 @@ from captrain.records import (
     publish_text,
 )
 from captrain.reporting import loaders
+from captrain.run import Spec, compose_spec, publish_spec
 
 ROOT = Path(__file__).parents[2]
 TABLES = {

@@ -18,7 +18,6 @@ from support.results import causal_tables
 from captrain.capabilities.selection import select
 from captrain.cli import app
 from captrain.comparison import published
-from captrain.config import Selection
 from captrain.errors import UserError
 from captrain.records import (
     Capability,
@@ -38,6 +37,7 @@ from captrain.records import (
 )
 from captrain.reporting import tables
 from captrain.reporting.pages import build, rollouts, site
+from captrain.run import Selection
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 STATIC = Path(build.__code__.co_filename).parent / "static"

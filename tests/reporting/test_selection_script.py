@@ -12,8 +12,8 @@ from typing import get_args
 import pytest
 
 from captrain.capabilities.rule import Contrast, Limits, RunRates, decide
-from captrain.config import Ranking
 from captrain.reporting import pages
+from captrain.run import Ranking
 
 SCRIPT = Path(pages.__file__).parent / "static/report.js"
 LIMITS = Limits(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, count=2)

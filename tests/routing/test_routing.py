@@ -13,19 +13,18 @@ import pandas as pd
 import pytest
 from support.needs import further
 
+from captrain.agents.collection import collect
+from captrain.agents.local import LocalPolicy
+from captrain.agents.policy import ClosedQuestion, Play
+from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.servicedesk import DeskEpisode, make_data
-from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import DEFICITS, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.lora import composition_name, parse_composition
-from captrain.policies.local import LocalPolicy
-from captrain.policies.policy import ClosedQuestion, Play
-from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Message, Passport, Rollout, publish, publish_json
-from captrain.rollouts.collection import collect
 from captrain.routing.classifier import ClassifierRouter
 from captrain.routing.compositions import BASE, composition_weights, members, route_of
 from captrain.routing.gains import adapter_gains, routable
@@ -34,6 +33,7 @@ from captrain.routing.retrieval import Neighbours, RetrievalRouter
 from captrain.routing.router import AskedModel, Example, examples, opening, openings
 from captrain.routing.routes import Routes, RoutingEvidence, placebo, random_routes, route_tasks, without_base
 from captrain.routing.sets import SetRouter
+from captrain.run import compose_spec, publish_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 EASY = {"status", "human"}

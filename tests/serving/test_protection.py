@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from support.adapters import save_adapter
 from support.waiting import PATIENCE
 
+from captrain.agents.local import LocalPolicy
 from captrain.errors import UserError
-from captrain.policies.local import LocalPolicy
 from captrain.serving.endpoint import Server
 from captrain.serving.protection import Protection, PunctualProtocol, protection_of
 from captrain.serving.server import application

@@ -17,12 +17,12 @@ from support.finished import Captrain
 from support.servers import policy, real_machine, replicas
 
 from captrain import play
+from captrain.agents.local import LocalPolicy
+from captrain.agents.openai import OpenAIPolicy
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.cli.serve import _routed_agent
-from captrain.config import load_spec
-from captrain.policies.local import LocalPolicy
-from captrain.policies.openai import OpenAIPolicy
 from captrain.routing.router import opening
+from captrain.run import load_spec
 from captrain.serving.endpoint import Server
 from captrain.serving.protection import Protection
 from captrain.serving.routed import HEADER, RoutedEndpoint

@@ -21,11 +21,11 @@ from support.servers import STAND_IN
 from support.stand_in import TokenServer, main, token_routes
 from support.waiting import PATIENCE, until
 
+from captrain.agents.local import LocalPolicy
+from captrain.agents.openai import OpenAIPolicy
+from captrain.agents.policy import Play
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import Target, load_file
-from captrain.policies.local import LocalPolicy
-from captrain.policies.openai import OpenAIPolicy
-from captrain.policies.policy import Play
 from captrain.serving.endpoint import Server
 from captrain.serving.server import application
 

@@ -13,9 +13,9 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from captrain.config import compose
-from captrain.config.shipped import conf_layers
 from captrain.records import JsonObject
+from captrain.run import compose
+from captrain.run.shipped import conf_layers
 
 FileState = tuple[str, int, int]
 Key = tuple[tuple[FileState, ...], tuple[str, ...]]

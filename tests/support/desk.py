@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.config.machine import ModelAccess
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import TemplateSynthesizer
+from captrain.run.machine import ModelAccess
 
 
 class SimulatedDesk(ServiceDesk):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from support.training import passport
 
-from captrain.config import ModelAccess
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.records import Capability, Check, publish_json
+from captrain.run import ModelAccess
 
 NAME = "wrong_record"
 CHECKS = [

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import compose_spec
 from captrain.contract import Target
 from captrain.environments import make_standard
 from captrain.environments.passport import run_checks
 from captrain.environments.sandbox import forkserver
 from captrain.environments.sandbox.confined import active_confinement, load_confined
 from captrain.errors import EnvironmentFault
+from captrain.run import compose_spec
 
 ROOT = Path(__file__).parents[2]
 HOSTILE, BAD = ROOT / "tests/hostile", ROOT / "tests/bad_environments"

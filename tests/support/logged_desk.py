@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from captrain.config import Selection
 from captrain.diagnosis import Explained, diagnose
 from captrain.interop import read_logs
+from captrain.run import Selection
 
 LIMITS = Selection(delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=20)
 POLICY = """The current time is 2024-05-15 15:00:00 EST.

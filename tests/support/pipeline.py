@@ -13,7 +13,7 @@ import yaml
 from support.stages import stage
 from support.training import ROOT
 
-from captrain.config import read_stages, row_of
+from captrain.run import read_stages, row_of
 
 
 def make_project(folder: Path, *overrides: str, experiment: str = "smoke", seed: int = 0) -> Path:

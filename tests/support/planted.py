@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Sequence
 
-from captrain.config import Selection
+from captrain.agents.policy import Play
+from captrain.agents.scripted import Script, by_the_book
 from captrain.contract import IDLE, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.interop import logs_of_rollouts
-from captrain.policies.policy import Play
-from captrain.policies.scripted import Script, by_the_book
 from captrain.records import Message, Rollout
+from captrain.run import Selection
 
 
 def selected_causes(rollouts: Sequence[Rollout]) -> list[str]:

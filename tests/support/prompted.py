@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from captrain.benchmarks.base.demonstrations import GUIDANCE
-from captrain.policies.policy import Play
-from captrain.policies.scripted import ScriptedPolicy
+from captrain.agents.policy import Play
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.records import digest
+from captrain.training.base.demonstrations import GUIDANCE
 
 COPY = tuple(GUIDANCE)[3]
 FRIENDLY = tuple(GUIDANCE)[4]

@@ -6,8 +6,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 from support.waiting import PATIENCE
 
-from captrain.config.machine import ModelAccess
 from captrain.models.answers import Question, StructuredAnswers
+from captrain.run.machine import ModelAccess
 
 
 class Where(BaseModel):

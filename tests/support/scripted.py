@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config import compose_spec
 from captrain.contract import Target
 from captrain.records import Message, Split, Task
+from captrain.run import compose_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -8,12 +8,12 @@ from typing import Any
 
 from support.warm import warm_commands
 
-from captrain.config import compose_spec
-from captrain.config.components import Component
-from captrain.config.machine import VLLM, Machine
-from captrain.policies.policy import load_policy
-from captrain.policies.servers import OwnFleet, Server
-from captrain.policies.vllm import VLLMPolicy
+from captrain.agents.policy import load_policy
+from captrain.agents.servers import OwnFleet, Server
+from captrain.agents.vllm import VLLMPolicy
+from captrain.run import compose_spec
+from captrain.run.components import Component
+from captrain.run.machine import VLLM, Machine
 
 ROOT = Path(__file__).parents[2]
 VLLM_PYTHON = Path(os.environ.get("CAPTRAIN_VLLM", ROOT / ".venv-vllm/bin/python")).expanduser()
@@ -37,7 +37,7 @@ def real_machine() -> Machine:
 
 
 def policy(model: Path, on: Machine | None = None, batch: int | None = None, **settings: Any) -> VLLMPolicy:
-    given = {"_target_": "captrain.policies.vllm.VLLMPolicy", **SETTINGS, **settings}
+    given = {"_target_": "captrain.agents.vllm.VLLMPolicy", **SETTINGS, **settings}
     return load_policy(Component.model_validate(given), model, on or machine(), VLLMPolicy, batch=batch)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from captrain.execution import exclusive
+from captrain.run import exclusive
 
 
 def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

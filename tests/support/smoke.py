@@ -13,8 +13,8 @@ from pathlib import Path
 import yaml
 from support.training import ROOT
 
-from captrain.config import row_of
 from captrain.projects.pipeline import shipped_stages
+from captrain.run import row_of
 
 BIN = Path(sys.executable).parent
 STAGES = [*shipped_stages()]

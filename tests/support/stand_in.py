@@ -21,11 +21,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from captrain.agents import EngineRow, LocalPolicy
 from captrain.errors import UserError
-from captrain.execution import entry_point
 from captrain.models import adapter_config, require_recorded
-from captrain.policies import EngineRow, LocalPolicy
 from captrain.records import JsonObject
+from captrain.run import entry_point
 from captrain.serving.endpoint import Sampler, Sampling, Server, usage
 from captrain.serving.protection import Protected, protection_of
 from captrain.serving.server import BATCH, TOKENS, pair, routes, run_application

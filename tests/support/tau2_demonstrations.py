@@ -8,9 +8,9 @@ from pathlib import Path
 from support.installations import data_beside, interpreter
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import compose_spec
 from captrain.contract import Target
 from captrain.records import Message, Task
+from captrain.run import compose_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 WORDS = re.compile(r"[A-Za-z]+|[^A-Za-z]")
@@ -28,7 +28,7 @@ def tau2_settings(domain: str) -> tuple[str, ...]:
 
 
 class Tau2Demonstrations:
-    """The demonstrations of a domain (see `captrain.benchmarks.base.demonstrations.Demonstrations`)."""
+    """The demonstrations of a domain (see `captrain.training.base.demonstrations.Demonstrations`)."""
 
     def __init__(self, *, domain: str) -> None:
         spec = compose_spec("default", 0, ["benchmark=tau2", *tau2_settings(domain)], CONF)

@@ -23,10 +23,10 @@ def teach(target: Target, solutions: Sequence[tuple[Task, list[Message]]], folde
     """
     from tokenizers import AddedToken
 
-    from captrain.benchmarks.base.tokenizer import build_tokenizer
-    from captrain.benchmarks.base.training import build_model
-    from captrain.config import Base
     from captrain.models import Chat, dialogue_tokens
+    from captrain.run import Base
+    from captrain.training.base.tokenizer import build_tokenizer
+    from captrain.training.base.training import build_model
 
     tokenizer: Any = build_tokenizer()
     dialogues: list[tuple[list[JsonObject], list[Message], list[Message]]] = []

@@ -14,11 +14,11 @@ from support.stages import command_of
 from support.waiting import until
 from support.warm import ADDRESS, start
 
-from captrain.config import compose_spec, publish_spec
-from captrain.config.components import Component
-from captrain.config.machine import Machine
 from captrain.contract import Target
 from captrain.records import Passport, digest, file_digest, publish_json
+from captrain.run import compose_spec, publish_spec
+from captrain.run.components import Component
+from captrain.run.machine import Machine
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ GRPO = {
 
 def job(base: Path, environment: Path, **changes: Any) -> Job:
     sampling = {**POLICY, **changes.pop("policy", {})}
-    policy = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **sampling})
+    policy = Component.model_validate({"_target_": "captrain.agents.local.LocalPolicy", **sampling})
     trainer = Component.model_validate(
         {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
     )
@@ -123,11 +123,11 @@ def kill(folder: Path, name: str, warm: Path, *paths: Path) -> None:
 
 def fine_tuned(base: Path, folder: Path, machine: Machine) -> "FineTuned":
     """An adapter of twelve demonstrations, four an update."""
-    from captrain.policies import load_policy
+    from captrain.agents import load_policy
     from captrain.training.jobs import Learner
     from captrain.training.sft import Demonstration, FineTuning, Settings, fine_tune
 
-    sampling = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **POLICY})
+    sampling = Component.model_validate({"_target_": "captrain.agents.local.LocalPolicy", **POLICY})
     rows = [Demonstration([5 + (7 * row + place) % 40 for place in range(9 + row)], [0] * 4 + [1] * (5 + row))
             for row in range(12)]  # fmt: skip
     settings: Settings = {
@@ -142,8 +142,8 @@ def fine_tuned(base: Path, folder: Path, machine: Machine) -> "FineTuned":
 
 def trainer_of(one: Job) -> Any:
     """TRL's trainer for a job, before its first step."""
-    from captrain.config import build
-    from captrain.policies import LocalPolicy
+    from captrain.agents import LocalPolicy
+    from captrain.run import build
     from captrain.training import recipe
     from captrain.training.grpo import PolicyTrainer
 

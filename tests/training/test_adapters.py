@@ -30,13 +30,13 @@ from support.training import (
 )
 
 from captrain.comparison.baselines.grpo import GRPO_TARGET
-from captrain.config import compose_spec, load_spec
-from captrain.config.machine import Machine
 from captrain.contract import GuardedEpisode, Target, load_file
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.records import Task, load
+from captrain.run import compose_spec, load_spec
+from captrain.run.machine import Machine
 from captrain.training.checkpoints import last_checkpoint
 from captrain.training.jobs import EnvironmentFile, Trained, TrainingEnvironment
 from captrain.training.recipe import capability_jobs
@@ -609,7 +609,7 @@ def test_the_adapter_loads_in_plain_peft_and_acts_as_the_engine_lets_it_act(tiny
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from captrain.policies.local import LocalPolicy
+    from captrain.agents.local import LocalPolicy
 
     plain: Any = AutoModelForCausalLM.from_pretrained(tiny)
     ids = torch.arange(3, 93).view(2, 45)

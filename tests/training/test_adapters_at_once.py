@@ -16,12 +16,11 @@ from support.training import inside
 from support.training import job as letters_job
 from support.waiting import until
 
-from captrain.config import Machine
+from captrain.agents import Play
+from captrain.agents.servers import OwnFleet, fleets
+from captrain.agents.vllm import VLLMPolicy
 from captrain.errors import InfrastructureError, UserError
-from captrain.execution import LENDER, borrowed, launch
-from captrain.policies import Play
-from captrain.policies.servers import OwnFleet, fleets
-from captrain.policies.vllm import VLLMPolicy
+from captrain.run import LENDER, Machine, borrowed, launch
 from captrain.training.jobs import LIBRARIES, Job, Trained
 from captrain.training.runs import train
 
@@ -49,7 +48,7 @@ def jobs(tiny: Path, letters: Letters) -> list[Job]:
     path = letters("letters")
     path.write_text(path.read_text().replace("1 + i % 3", "1"))
     one = letters_job(tiny, path, rollouts=16, trainer={"epochs": 1}, policy={"max_tokens": 4})
-    acting = one.policy.model_copy(update={"target": "captrain.policies.vllm.VLLMPolicy"})
+    acting = one.policy.model_copy(update={"target": "captrain.agents.vllm.VLLMPolicy"})
     return [replace(one, name=name, seed=seed, rollouts=count, policy=acting) for name, (seed, count) in PLANS.items()]
 
 

@@ -20,13 +20,13 @@ from support.training import job as letters_job
 from support.waiting import until
 from support.warm import EXECUTABLE
 
-from captrain.config import compose_spec
-from captrain.config.components import Component, build
-from captrain.config.machine import VLLM, Accelerate, Machine
+from captrain.agents.policy import Play, load_policy
+from captrain.agents.servers import fleets
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.lora import adapter_digest
-from captrain.policies.policy import Play, load_policy
-from captrain.policies.servers import fleets
+from captrain.run import compose_spec
+from captrain.run.components import Component, build
+from captrain.run.machine import VLLM, Accelerate, Machine
 from captrain.training import collectives
 from captrain.training.jobs import Distillation, Job, Learner, Trained
 from captrain.training.processes import configuration
@@ -188,7 +188,7 @@ def test_what_a_process_cannot_mend_reaches_the_caller_as_one_message(
 def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Job, tmp_path: Path) -> None:
     # The embedded server in the place of vLLM. A random model seldom writes as its tokenizer would, so that turns are
     # one: what is written is not read again.
-    sampling = {"_target_": "captrain.policies.vllm.VLLMPolicy", "temperature": 1.0, "max_turns": 1, "max_tokens": 4}
+    sampling = {"_target_": "captrain.agents.vllm.VLLMPolicy", "temperature": 1.0, "max_turns": 1, "max_tokens": 4}
     served = replace(job, policy=Component.model_validate(sampling))
     settings = {"vllm": VLLM(python=sys.executable, command=[STAND_IN], gpus=0)}
     several = trained(served, tmp_path / "two", two("ddp", rows=2).model_copy(update=settings))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from support.training import inside, job, mixture_of, weights
 
+from captrain.agents.local import LocalPolicy, with_adapter
 from captrain.errors import UserError
 from captrain.models import LoraShape, compose, load_module, lora_config, read_plain_lora, save_adapter
 from captrain.models.lora import Adapter, adapter_digest, load_weights
-from captrain.policies.local import LocalPolicy, with_adapter
 from captrain.training.runs import train
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]

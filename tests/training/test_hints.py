@@ -10,12 +10,12 @@ import pytest
 import torch
 from support.training import groups, inside, interrupted, job, moved, targets_of, trainer_of
 
-from captrain.config import build
+from captrain.agents import engine
+from captrain.agents.local import LocalPolicy
+from captrain.agents.policy import Play
 from captrain.contract import Target, load_file
 from captrain.errors import EnvironmentFault, UserError
-from captrain.policies import engine
-from captrain.policies.local import LocalPolicy
-from captrain.policies.policy import Play
+from captrain.run import build
 from captrain.training.checkpoints import last_checkpoint
 from captrain.training.jobs import Trained
 from captrain.training.runs import train
@@ -283,7 +283,7 @@ def test_a_hint_that_is_none_is_the_environments_fault(
 
 
 def test_a_share_beyond_one_is_refused(tiny: Path, hinting: Path) -> None:
-    from captrain.config.components import check
+    from captrain.run.components import check
 
     with pytest.raises(UserError, match="trainer.hints"):
         check("trainer", job(tiny, hinting, trainer={"hints": 1.5}).trainer)

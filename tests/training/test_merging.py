@@ -16,15 +16,15 @@ from support.adapters import lora
 from support.letters import LETTERS
 from support.needs import further
 
-from captrain.config import build, compose_spec, publish_spec
-from captrain.config.components import Component
-from captrain.config.machine import Machine
+from captrain.agents import LocalPolicy
+from captrain.agents.collection import collect
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.lora import Adapter, adapter_digest, lora_factors
-from captrain.policies import LocalPolicy
 from captrain.records import Passport, Task, digest, file_digest, load, publish_json
-from captrain.rollouts.collection import collect
+from captrain.run import build, compose_spec, publish_spec
+from captrain.run.components import Component
+from captrain.run.machine import Machine
 from captrain.training.jobs import Distillation, Trained, training_environments
 from captrain.training.merging import merge
 from captrain.training.runs import train
@@ -239,7 +239,7 @@ def job(tiny: Path, folder: Path, teachers: dict[str, Adapter], **changes: Any) 
     for name in teachers:
         synthesized(folder / "environments", name)
     policy = Component.model_validate({
-        "_target_": "captrain.policies.local.LocalPolicy", **POLICY, **changes.pop("policy", {}),
+        "_target_": "captrain.agents.local.LocalPolicy", **POLICY, **changes.pop("policy", {}),
     })  # fmt: skip
     trainer = Component.model_validate(
         {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
@@ -373,7 +373,7 @@ def test_an_altered_student_or_what_is_missing_of_it_is_refused_once_and_trained
 
 
 def test_what_cannot_be_distilled_is_refused(tiny: Path, inside: Path, teachers: dict[str, Adapter]) -> None:
-    scripted = {"_target_": "captrain.policies.scripted.ScriptedPolicy", "skill": 1.0}
+    scripted = {"_target_": "captrain.agents.scripted.ScriptedPolicy", "skill": 1.0}
     acting = job(tiny, inside, teachers)
     with pytest.raises(UserError, match="distillation: an adapter is trained for a model whose weights are at hand"):
         train(Distillation(**{**vars(acting), "policy": Component.model_validate(scripted)}))

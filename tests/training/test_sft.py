@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.training import fine_tuned
 
-from captrain.config.machine import Machine
+from captrain.run.machine import Machine
 from captrain.training import sft
 
 MACHINE = Machine(workers=1, batch=1)

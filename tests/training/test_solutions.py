@@ -7,18 +7,18 @@ import pytest
 from support.letters import LETTERS
 from support.training import ROOT, inside, passport
 
+from captrain.agents.collection import collect, pass_rate
+from captrain.agents.policy import load_policy
 from captrain.benchmarks import ServiceDesk
 from captrain.comparison.baselines.rounds import Evidence
 from captrain.comparison.baselines.solutions import generalist_lesson, specialist_lessons
-from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
 from captrain.environments import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.lora import Adapter
-from captrain.policies.policy import load_policy
 from captrain.records import Capability, Task, publish_json
-from captrain.rollouts.collection import collect, pass_rate
+from captrain.run import Spec, compose_spec
 from captrain.training.jobs import Learner, training_environments
 from captrain.training.sft import TOO_LONG, FineTuned
 from captrain.training.solutions import FAILED, WRONG, Faults, SolutionLesson, teach_solutions

@@ -10,16 +10,16 @@ from support.servers import machine
 from support.training import inside, job
 from support.waiting import until
 
+from captrain.agents import Play
+from captrain.agents.vllm import VLLMPolicy
 from captrain.errors import UserError
-from captrain.policies import Play
-from captrain.policies.vllm import VLLMPolicy
 from captrain.training.jobs import Job
 from captrain.training.runs import train
 
 
 def served(base: Path, environment: Path, staleness: int, **changes: Any) -> Job:
     one = job(base, environment, trainer={"staleness": staleness, "epochs": 1}, policy={"max_tokens": 4}, **changes)
-    acting = one.policy.model_copy(update={"target": "captrain.policies.vllm.VLLMPolicy"})
+    acting = one.policy.model_copy(update={"target": "captrain.agents.vllm.VLLMPolicy"})
     return replace(one, policy=acting, machine=machine(replicas=1))
 
 

@@ -13,10 +13,10 @@ import pytest
 from support.stages import stage
 from support.training import ROOT, fine_tuned, inside, kill, project, published
 
-from captrain.config import compose_spec
-from captrain.config.machine import Machine
 from captrain.errors import UserError
 from captrain.records import file_digest
+from captrain.run import compose_spec
+from captrain.run.machine import Machine
 from captrain.training import trackers
 
 pytestmark = pytest.mark.usefixtures("vouched")

@@ -11,9 +11,9 @@ import pytest
 from support.scripts import SCRIPTS, load_script
 from support.training import POLICY, ROOT, inside
 
-from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import Target
 from captrain.records import Task
+from captrain.run import Spec, compose_spec, publish_spec
 
 SETTINGS = [(4, 2, 1, 1e-2, "constant", None), (4, 1, 2, 1e-2, "linear", 0.28), (2, 2, 1, 1e-2, "linear", None)]
 

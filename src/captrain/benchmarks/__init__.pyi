@@ -1,15 +1,3 @@
-from .base.demonstrations import GUIDANCE as GUIDANCE
-from .base.demonstrations import KINDS as KINDS
-from .base.demonstrations import SHORTCUTS as SHORTCUTS
-from .base.demonstrations import Demonstrations as Demonstrations
-from .base.demonstrations import take_shortcuts as take_shortcuts
-from .base.tokenizer import build_tokenizer as build_tokenizer
-from .base.training import build_model as build_model
-from .base.training import make_base as make_base
-from .base.training import pretrained_digest as pretrained_digest
-from .base.training import pretrained_folder as pretrained_folder
-from .base.training import train_base as train_base
-from .base.training import warm_start as warm_start
 from .installing import install_benchmark as install_benchmark
 from .installing import made_installation as made_installation
 from .loading import absences as absences

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from captrain.benchmarks.scripted import ScriptedBenchmark
-from captrain.config import Machine
+from captrain.run import Machine
 
 Suite = Literal["workspace", "travel", "banking", "slack"]
 

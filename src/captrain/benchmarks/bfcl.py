@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from captrain.benchmarks.scripted import ScriptedBenchmark
-from captrain.config import Machine
+from captrain.run import Machine
 
 Category = Literal["base", "miss_func", "miss_param", "long_context"]
 

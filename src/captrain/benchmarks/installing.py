@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.config import Installation
 from captrain.errors import UserError
+from captrain.run import Installation
 
 FOLDER = Path(".cache/installations")
 MARK = ".made"

@@ -3,10 +3,10 @@
 import inspect
 from pathlib import Path
 
-from captrain.config import Component, Evaluation, Machine, build, component_class, nested, takes
 from captrain.contract import Environment, Target
 from captrain.errors import UserError
 from captrain.records import Split, Task, digest, file_digest
+from captrain.run import Component, Evaluation, Machine, build, component_class, nested, takes
 
 LOOKED_AT = 10
 """Tasks that are looked at for a reference."""

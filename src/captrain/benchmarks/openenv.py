@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from captrain.benchmarks.standard import StandardEnvironment
-from captrain.config import Machine
+from captrain.run import Machine
 
 
 class OpenEnv(StandardEnvironment):

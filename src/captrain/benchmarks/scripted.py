@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar
 
+from captrain.agents import Policy
 from captrain.benchmarks.pool import workers_code
 from captrain.benchmarks.simulation import WorkerBenchmark, divided
-from captrain.config import Machine
 from captrain.errors import UserError
-from captrain.policies import Policy
 from captrain.records import JsonObject, Message
+from captrain.run import Machine
 
 
 class ScriptedBenchmark(WorkerBenchmark):

@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from captrain.benchmarks.pool import Pool, workers_code
 from captrain.benchmarks.simulation import WorkerBenchmark, divided, pool_of
-from captrain.config import Machine
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message
+from captrain.run import Machine
 
 SPLITS = ("discovery", "training", "test")
 START = 300.0

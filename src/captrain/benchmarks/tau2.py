@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from captrain.agents import Policy
 from captrain.benchmarks.pool import workers_code
 from captrain.benchmarks.simulation import SimulatedEpisode, WorkerBenchmark, divided, identity_of
-from captrain.config import Machine
 from captrain.contract import tool_call
 from captrain.errors import UserError
-from captrain.policies import Policy
 from captrain.records import JsonObject, Message
+from captrain.run import Machine
 
 Domain = Literal["airline", "retail", "mock"]
 

@@ -21,12 +21,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from captrain.agents import Policy
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.scripted import ScriptedBenchmark
 from captrain.benchmarks.simulation import identity_of, pool_of
-from captrain.config import Machine
-from captrain.policies import Policy
 from captrain.records import JsonObject, Message
+from captrain.run import Machine
 
 Category = Literal["single_tool_call", "multiple_tool_call", "multiple_user_turn", "insufficient_information"]
 START = "2026-01-15T10:00:00"

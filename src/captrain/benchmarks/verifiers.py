@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import Field
 
 from captrain.benchmarks.standard import StandardEnvironment
-from captrain.config import Machine
 from captrain.records import JsonObject
+from captrain.run import Machine
 
 
 class Verifiers(StandardEnvironment):

@@ -11,10 +11,10 @@ from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDes
 from captrain.benchmarks.simulation import pool_of
 from captrain.benchmarks.spoken import ContractWorld, MilestoneWorld, SpokenWorld, WorkerDialogues
 from captrain.benchmarks.toolsandbox import START, instant
-from captrain.config import Machine
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, Split, Task
+from captrain.run import Machine
 
 IN_WORKERS = ("tau2", "agentdojo", "bfcl", "toolsandbox")
 """Benchmarks whose workers open worlds."""

@@ -23,10 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.compaction import compact, fenced, line_of, rendered
-from captrain.config import Count, ModelAccess, row_names
 from captrain.contract import calls_of
 from captrain.models import Question, StructuredAnswers
 from captrain.records import Capability, JsonObject, Label, Rollout, Verdict
+from captrain.run import Count, ModelAccess, row_names
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
 RESERVED = {"base", "idle", "trace", "target", *row_names()}

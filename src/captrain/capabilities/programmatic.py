@@ -15,8 +15,8 @@ from captrain.capabilities.finders import Vocabulary
 from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.learnt_needs import learn_needs
 from captrain.capabilities.registry import KINDS
-from captrain.config import ModelAccess
 from captrain.records import Capability, JsonObject, Label, Rollout
+from captrain.run import ModelAccess
 
 
 class ProgrammaticAnalyst:

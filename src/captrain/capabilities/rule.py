@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads no other on Python 3.11
 
-from captrain.config import Ranking
 from captrain.records import read_json
+from captrain.run import Ranking
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,9 +24,9 @@ from captrain.capabilities.rule import (
     decide,
     mean_gap,
 )
-from captrain.config import spec
 from captrain.errors import UserError
 from captrain.records import Capability, Label, RolloutLabels
+from captrain.run import spec
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

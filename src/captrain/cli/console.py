@@ -20,9 +20,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from captrain.config import ModelAccess, find_project
 from captrain.errors import UserError
 from captrain.records import plain
+from captrain.run import ModelAccess, find_project
 
 EndpointVariable = Annotated[str, typer.Option(help="Environment variable that holds the endpoint's base URL.")]
 KeyVariable = Annotated[str, typer.Option(help="Environment variable that holds its key.")]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from captrain import diagnosis, environments, execution, projects
+from captrain import diagnosis, environments, projects
 from captrain.cli.console import (
     ENDPOINT,
     KEY,
@@ -19,6 +19,7 @@ from captrain.cli.console import (
     project_root,
 )
 from captrain.errors import UserError
+from captrain.run import require_folder, user_outputs
 
 Sandbox = Annotated[
     Literal["strong", "strong, one layer", "basic"] | None,
@@ -47,7 +48,7 @@ def synthesize(
 ) -> None:
     """Write an environment that trains a capability which a diagnosis found, with its passport (exit status 1 if it
     earns none)."""
-    execution.require_folder(out)
+    require_folder(out)
     access = model_access(endpoint_env, key_env, tokens, prices)
     evidence = diagnosis.read_evidence(folder, tools) if folder else diagnosis.read_project_evidence(project_root())
     project, base = evidence.project, None
@@ -81,7 +82,7 @@ def validate(
 ) -> None:
     """Make out the passport of any environment file, held against the target (exit status 1 when a check fails)."""
     folder = out or file.parent
-    execution.require_folder(folder)
+    require_folder(folder)
     passport, report = environments.validate_file(file, project_root(), folder, sandbox, calibrate)
     print_all(*report)
     if not passport.passed:
@@ -94,7 +95,7 @@ def export_environment(
     out: Annotated[Path, typer.Option(help="Folder of the package; new or empty.")],
 ) -> None:
     """Export an environment as a package that trains elsewhere: OpenEnv, verifiers or TRL."""
-    execution.require_folder(out)
+    require_folder(out)
     files = projects.export_environment(name, project_root(), to, out)
     print_all(f"{out}: {len(files)} files; {out / 'README.md'} says how it is used")
 
@@ -116,7 +117,7 @@ def push(
         )
     root = project_root()
     if dry_run is not None:
-        with execution.user_outputs(dry_run) as aside:
+        with user_outputs(dry_run) as aside:
             files = projects.write_shipment(kind, root, aside, stage)
         print_all(f"{dry_run}: {len(files)} files, of which nothing was sent")
         return

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from captrain import diagnosis, execution, interop
+from captrain import diagnosis, interop
 from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.cli.console import (
     ENDPOINT,
@@ -17,9 +17,9 @@ from captrain.cli.console import (
     model_access,
     print_all,
 )
-from captrain.config import Machine, Ranking, Selection, compose_configuration, find_project
 from captrain.contract import Target
 from captrain.errors import UserError
+from captrain.run import Machine, Ranking, Selection, compose_configuration, find_project, require_apart, require_folder
 
 RUNS = 10
 """Labelling runs over logs."""
@@ -55,8 +55,8 @@ def diagnose(
     dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
 ) -> None:
     """Diagnose an agent's logs: why its rollouts failed, and what it lacks; causes, a ranking, report.md, figures."""
-    execution.require_folder(out)
-    execution.require_apart(out)
+    require_folder(out)
+    require_apart(out)
     selection = Selection(
         delta=delta,
         coverage=coverage,

@@ -6,9 +6,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from captrain import comparison, config, planning
+from captrain import comparison, planning
 from captrain.cli.console import print_all, project_root
 from captrain.errors import UserError
+from captrain.run import compose_configuration
 
 
 def plan(
@@ -25,7 +26,7 @@ def plan(
     ] = None,
 ) -> None:
     """Say what a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
-    spec, title = config.compose_configuration(settings or [], project_root())
+    spec, title = compose_configuration(settings or [], project_root())
     node = planning.Node(gpus, gpu_memory, throughput, parameters, price)
     work_plan = planning.make_plan(spec, node, title)
     print_all(*planning.plan_tables(work_plan))
@@ -72,7 +73,7 @@ def doctor(
     Starts and downloads nothing, and of an endpoint one short answer is asked, unless --play has the agent play.
     """
     root = project_root()
-    spec, title = config.compose_configuration(settings or [], root)
+    spec, title = compose_configuration(settings or [], root)
     if gpu:
         findings = planning.run_on_gpus(planning.GPU_COMMANDS, root)
     else:

@@ -7,10 +7,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from captrain import comparison, execution, interop, projects, reporting
+from captrain import comparison, interop, projects, reporting
 from captrain.cli.console import print_all, project_root
-from captrain.config import find_project
 from captrain.records import plain
+from captrain.run import find_project, job_log, jobs_table, require_folder
 
 STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
 
@@ -46,7 +46,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder of the logs, or file of the chats.")],
 ) -> None:
     """Export rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
-    execution.require_folder(out if to == "inspect" else out.parent)
+    require_folder(out if to == "inspect" else out.parent)
     print_all(*(str(path) for path in interop.export_rollouts(files, to, out)))
 
 
@@ -56,7 +56,7 @@ def report(
     """Write one page that opens from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
     from captrain.reporting.pages import build
 
-    execution.require_folder(out)
+    require_folder(out)
     pages = build(project_root(), out)
     print_all(f"{out / 'index.html'} ({len(pages)} files)")
 
@@ -103,7 +103,7 @@ def verify(
 def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
     """List jobs on the cluster: state, node, elapsed, last line, reason; of one, its log."""
     if id:
-        print(plain(execution.job_log(project_root(), id)), end="")
+        print(plain(job_log(project_root(), id)), end="")
     else:
-        table = execution.jobs_table(project_root())
+        table = jobs_table(project_root())
         print_all(table if table.row_count else "no job was ever submitted here: machine=slurm submits some")

@@ -66,8 +66,8 @@ def route(
 
 
 def _conversations() -> "ConversationRouter":
-    from captrain.config import load_spec
     from captrain.routing import ConversationRouter
+    from captrain.run import load_spec
 
     root = project_root()
     spec = load_spec(root / "results/spec.yaml")

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pandas as pd
 
+from captrain.agents import LIBRARIES, Policy, check_ranks, collect, floor_scores, load_policy
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.comparison.baselines.registry import acting_stages
 from captrain.comparison.rows import BASE, partial_stages
-from captrain.config import Component, Spec, takes
 from captrain.contract import Target
-from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, compose, parse_composition, require_trained
-from captrain.policies import LIBRARIES, Policy, check_ranks, load_policy
 from captrain.records import Rollout, read_index, read_json, read_table
-from captrain.rollouts import collect, floor_scores
+from captrain.run import Component, Spec, launch, takes
 
 COMPOSITIONS = Path(".cache/compositions")
 COMPOSITION_BATCHES = 4

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from captrain.agents import LIBRARIES
 from captrain.benchmarks import load_benchmark, overlapping_tasks
 from captrain.comparison.arms import Arm, ArmBatch, all_routes, composition_arms, play_arms, play_batch, routed_tasks
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS
@@ -25,13 +26,11 @@ from captrain.comparison.baselines.registry import spending_stages
 from captrain.comparison.rows import ADAPTERS, BASE, GRPO, TRACE, controls_of, label
 from captrain.comparison.statistics import Bootstrap, mean, summarise
 from captrain.comparison.tables import OUTCOMES, Evaluation, evaluate, mark_overlap
-from captrain.config import Spec
 from captrain.environments import read_passports
-from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
-from captrain.policies import LIBRARIES
 from captrain.records import Capability, IndexEntry, JsonObject, Rollout, load, read_index
+from captrain.run import Spec, launch
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
 ROUTE = "chosen"

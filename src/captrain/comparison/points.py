@@ -27,10 +27,9 @@ from captrain.capabilities import read_selection
 from captrain.comparison.differences import versus
 from captrain.comparison.rows import GRPO, supervision
 from captrain.comparison.tables import evaluation_table
-from captrain.config import Choice
 from captrain.errors import UserError
-from captrain.execution import exclusive, times
 from captrain.records import digest, publish_text, read_table
+from captrain.run import Choice, exclusive, times
 
 if TYPE_CHECKING:
     from dvc.stage import PipelineStage

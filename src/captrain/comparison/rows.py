@@ -22,10 +22,10 @@ from captrain.comparison.baselines.baseline import (
     Supervision,
 )
 from captrain.comparison.baselines.registry import acting_stages, baselines
-from captrain.config import repro
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import IndexEntry, Rollout, read_index, read_json
+from captrain.run import repro
 
 ADAPTERS = "adapters"
 """The stage of TRACE's own adapters."""
@@ -107,7 +107,7 @@ def partial_stages(alternatives: bool) -> tuple[str, ...]:
     """List the stages of whose arms those that are not the stage's row play only the tasks that are routed to them.
 
     Args:
-        alternatives: to the configured router are rows of the table, too: see `captrain.config.Evaluation`.
+        alternatives: to the configured router are rows of the table, too: see `captrain.run.Evaluation`.
     """
     return ("compositions", "controls") if alternatives else ("compositions", "controls", "adapters", GENERALIST)
 

@@ -21,10 +21,18 @@ from pathlib import Path
 
 from captrain.comparison import points
 from captrain.comparison.points import LOCKS, Point, TableRow, is_execution, point_rows, write_table
-from captrain.config import Choice, alternatives, conf_layers, load_choice, not_composed, searched_conf
 from captrain.errors import UserError
-from captrain.execution import entry_point, exclusive
 from captrain.records import publish_text, read_yaml, refuse_keys
+from captrain.run import (
+    Choice,
+    alternatives,
+    conf_layers,
+    entry_point,
+    exclusive,
+    load_choice,
+    not_composed,
+    searched_conf,
+)
 
 JOBS = Path(".cache/sweeps")
 """Hydra's own folders, one for each job; nothing in them is a result."""

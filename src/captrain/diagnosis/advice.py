@@ -15,7 +15,7 @@ from captrain.comparison import Design, tasks_needed
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.synthesis import Writer, possible_writers
-from captrain.execution import COMPUTING, has_package
+from captrain.run import COMPUTING, has_package
 
 MARGIN = 0.02
 """Rates of 0 and 1 are taken as this far from them: a test of two certain outcomes needs no power."""

@@ -27,12 +27,12 @@ from captrain.capabilities import (
     has_solution,
     select_by_verdicts,
 )
-from captrain.config import Selection
 from captrain.diagnosis.clauses import Clauses
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs, refer
 from captrain.diagnosis.findings import Collection, Findings
 from captrain.interop import Logs
 from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabels, Spool
+from captrain.run import Selection
 
 FEW = 10
 """Fewer passed or fewer failed rollouts than this conclude nothing: with 9 on a side, the 95% interval of a rate of one

@@ -17,14 +17,13 @@ from captrain.capabilities import (
     selection_table,
     text_of,
 )
-from captrain.config import Component, ModelAccess, Selection, build
 from captrain.diagnosis.diagnosis import FEW
 from captrain.diagnosis.explained import explain_logs
 from captrain.diagnosis.report import draw_candidates
 from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
-from captrain.execution import user_outputs
 from captrain.interop import Logs
 from captrain.records import JsonObject, Rollout, publish, publish_json
+from captrain.run import Component, ModelAccess, Selection, build, user_outputs
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 CHARACTERS = 16000

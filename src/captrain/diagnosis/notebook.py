@@ -15,13 +15,13 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.capabilities import KINDS
-from captrain.config import Selection
 from captrain.diagnosis import diagnosis as rules
 from captrain.diagnosis.advice import advise
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.report import publish_diagnosis
 from captrain.interop import Logs, logs_of_rollouts, logs_of_rows, read_logs
 from captrain.records import Rollout
+from captrain.run import Selection
 
 RUNS = 10
 LogPaths = Path | str | Iterable[Path | str]

@@ -26,8 +26,8 @@ from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.findings import quote_of
-from captrain.execution import DRAWING, has_package, user_outputs
 from captrain.records import JsonObject, Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
+from captrain.run import DRAWING, has_package, user_outputs
 
 ROWS = 12
 """Rows of a table of features."""

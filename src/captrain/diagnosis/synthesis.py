@@ -13,18 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from captrain.agents import PolicySource
 from captrain.benchmarks import load_benchmark
-from captrain.config import (
-    Component,
-    ModelAccess,
-    Spec,
-    alternatives,
-    build,
-    compose_configuration,
-    compose_spec,
-    find_project,
-    shipped,
-)
 from captrain.contract import Target, calls_of
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.environments import (
@@ -41,9 +31,19 @@ from captrain.environments import (
     synthesize,
 )
 from captrain.errors import UserError
-from captrain.execution import user_outputs
 from captrain.records import Capability, JsonObject, Message, Rollout, digest, load, read_json
-from captrain.rollouts import PolicySource
+from captrain.run import (
+    Component,
+    ModelAccess,
+    Spec,
+    alternatives,
+    build,
+    compose_configuration,
+    compose_spec,
+    find_project,
+    shipped,
+    user_outputs,
+)
 
 MOST = 1000
 """Tasks that are held out: of each all runs of words are in memory."""

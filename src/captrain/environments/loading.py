@@ -21,10 +21,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import Component, Machine, nested
 from captrain.contract import Environment, Target, file_fingerprint, load_file
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Passport, digest, read_bytes, read_json
+from captrain.run import Component, Machine, nested
 
 WORLD = "benchmarks/servicedesk.py"
 TEMPLATES = "environments/templates"

@@ -14,12 +14,12 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities import compact, fenced, line_of, rendered
-from captrain.config import Count, ModelAccess
 from captrain.environments.sandbox.forkserver import MODULES
 from captrain.environments.synthesizer import Attempt, Brief, render
 from captrain.ledger import guard_split
 from captrain.models import Question, StructuredAnswers
 from captrain.records import Check, JsonObject
+from captrain.run import Count, ModelAccess
 
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
 HEADER = "# Written by a language model (synthesizer openai, {name}) and read by nobody; do not edit.\n"

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from captrain.config import Environments, Machine
 from captrain.contract import Target, calls_of
 from captrain.environments import knowledge, probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
@@ -20,6 +19,7 @@ from captrain.environments.sandbox.forkserver import MODULES
 from captrain.environments.subject import Standard, Subject, at_least, at_most, finding, limit, mean_at_most, play_agent
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Check, JsonObject, Message, Passport, Rollout, Score, Task, digest, plain, read_bytes
+from captrain.run import Environments, Machine
 
 ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""

@@ -14,17 +14,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
-from captrain.config import compose_spec, load_choice, load_spec
 from captrain.environments.loading import world_of
 from captrain.environments.passport import widening
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import PairEnvironments, SynthesisResult, examine, make_brief, make_passport
 from captrain.environments.synthesizer import Brief, render
 from captrain.errors import UserError
-from captrain.execution import user_outputs
 from captrain.ledger import LedgerEntry
-from captrain.policies import load_policy
 from captrain.records import (
     Capability,
     JsonObject,
@@ -38,6 +36,7 @@ from captrain.records import (
     read_bytes,
     require_file_name,
 )
+from captrain.run import compose_spec, load_choice, load_spec, user_outputs
 
 SOURCE = 1 << 20
 """Bytes that an environment file may have."""

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from captrain.config import Environments, Machine
 from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
 from captrain.environments.loading import reopened
@@ -40,6 +39,7 @@ from captrain.records import (
     first_fault,
     read_bytes,
 )
+from captrain.run import Environments, Machine
 
 T = TypeVar("T")
 

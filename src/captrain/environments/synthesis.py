@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from captrain.agents import Policy, PolicySource, RolloutBatch, collect_batch
 from captrain.capabilities import EXAMPLES, count_pairs
 from captrain.capabilities import needs as lacking_sets
-from captrain.config import Component, Machine
 from captrain.contract import Target
 from captrain.environments.loading import is_own_text, load_own
 from captrain.environments.passport import calibrate, failed_check, run_checks
@@ -25,7 +25,6 @@ from captrain.environments.synthesizer import Attempt, Brief, NoTemplate, Synthe
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry, guard_split, ledger_entry
 from captrain.models import Adapter
-from captrain.policies import Policy
 from captrain.records import (
     Capability,
     Check,
@@ -38,7 +37,7 @@ from captrain.records import (
     publish_json,
     publish_text,
 )
-from captrain.rollouts import PolicySource, RolloutBatch, collect_batch
+from captrain.run import Component, Machine
 
 DRAFTS = Path(".cache/environments")
 PASSED_EXAMPLES = 3

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from jinja2 import BaseLoader, Environment, StrictUndefined
 
-from captrain.config import Component
 from captrain.errors import UserError
 from captrain.records import Capability, JsonObject, Passport, Rollout
+from captrain.run import Component
 
 
 def render(name: str, **values: object) -> str:

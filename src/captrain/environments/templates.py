@@ -32,12 +32,12 @@ from pathlib import Path
 
 from captrain.benchmarks import absences
 from captrain.capabilities import KINDS, Step, Toolbox, acts_of, says, text_of
-from captrain.config import Component, ModelAccess
 from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK, WORLD
 from captrain.environments.passport import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.errors import UserError
 from captrain.records import plain
+from captrain.run import Component, ModelAccess
 
 DEFICITS = ("missing_lookup", "wrong_record", "missing_write", "wrong_argument")
 """Capabilities that the embedded base lacks."""

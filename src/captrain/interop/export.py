@@ -17,8 +17,8 @@ from typing import Literal
 from captrain import __version__
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.execution import user_outputs
 from captrain.records import JsonObject, Message, Rollout, digest, load, place_aside, publish_text
+from captrain.run import user_outputs
 
 Format = Literal["inspect", "openai"]
 NO_TIME = "1970-01-01T00:00:00+00:00"

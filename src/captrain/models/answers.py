@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from captrain.config import ModelAccess
 from captrain.errors import InfrastructureError, UserError
 from captrain.models.endpoint import EXCERPT, ContextLengthExceeded, Endpoint, TransientFault
 from captrain.records import Message, Record, digest, publish_text
+from captrain.run import ModelAccess
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 
-from captrain.config import variable
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, plain, redacted, without
+from captrain.run import variable
 
 if TYPE_CHECKING:
     import openai

@@ -1,7 +1,7 @@
 """Rows of tokens as trees, for training: what rows have in common from their beginning on is computed once.
 
 The rollouts of a group read one prompt and often write the same tokens for a while, as the engine knows, too
-(`captrain.policies.engine`), and all rows of a pass may begin with the same system prompt. In a causal model a token's
+(`captrain.agents.engine`), and all rows of a pass may begin with the same system prompt. In a causal model a token's
 state depends on the tokens before it alone: one node of a tree stands for that token in every row that begins so, and
 attends to its ancestors. Losses and gradients are those of the rows one by one, at a fraction of the positions; nodes
 lie one behind another, without padding. Tokens from which nothing is predicted that is scored have no node.

@@ -33,9 +33,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from captrain.config import REMEDY, alternatives, repro
 from captrain.errors import UserError
-from captrain.execution import code_digest
 from captrain.models.weights import model_source
 from captrain.records import (
     JsonObject,
@@ -46,6 +44,7 @@ from captrain.records import (
     read_json,
     require_regular,
 )
+from captrain.run import REMEDY, alternatives, code_digest, repro
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

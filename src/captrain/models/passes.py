@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captrain.config import Machine
 from captrain.errors import UserError
-from captrain.execution import launch
 from captrain.models.barrier import make_exact
 from captrain.models.dense import Context, Scores, score_states, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
 from captrain.models.weights import DENSE
+from captrain.run import Machine, launch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer

@@ -9,11 +9,11 @@ import math
 from typing import NamedTuple
 
 from captrain.benchmarks import divided
-from captrain.config import Component, Spec
+from captrain.run import Component, Spec
 
-LOCAL = "captrain.policies.local.LocalPolicy"
-SERVED = "captrain.policies.openai.OpenAIPolicy"
-VLLM = "captrain.policies.vllm.VLLMPolicy"
+LOCAL = "captrain.agents.local.LocalPolicy"
+SERVED = "captrain.agents.openai.OpenAIPolicy"
+VLLM = "captrain.agents.vllm.VLLMPolicy"
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
 SERVICEDESK = "captrain.benchmarks.servicedesk.ServiceDesk"

@@ -21,18 +21,17 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from pydantic import BaseModel, ValidationError
 
-from captrain.benchmarks import build_model, build_tokenizer, load_benchmark, made_installation, pretrained_folder
-from captrain.config import Spec, build, nested
+from captrain.agents import RANKS, collect, load_policy, served_rank
+from captrain.benchmarks import load_benchmark, made_installation
 from captrain.environments.sandbox import LEVELS, active_confinement
 from captrain.errors import InfrastructureError, UserError
 from captrain.models import FORMATS, Chat, ContextLengthExceeded, Endpoint, TransientFault, lora_config, trusts_code
 from captrain.planning.assumptions import ANALYST, LOCAL, SERVED, SYNTHESIZER, VLLM
 from captrain.planning.estimate import Estimate, Node
 from captrain.planning.feasibility import problems
-from captrain.policies import RANKS, load_policy, served_rank
 from captrain.records import JsonObject, Message, first_fault
-from captrain.rollouts import collect
-from captrain.training import GRPO
+from captrain.run import Spec, build, nested
+from captrain.training import GRPO, build_model, build_tokenizer, pretrained_folder
 
 PATIENCE = 20.0
 """Seconds that an interpreter, a cluster or an endpoint may take to answer."""

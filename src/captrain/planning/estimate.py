@@ -38,8 +38,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from captrain.agents import SHARDS
 from captrain.comparison import Baseline, baselines
-from captrain.config import Component, Spec, nested
 from captrain.errors import UserError
 from captrain.planning.assumptions import (
     ANALYST,
@@ -69,7 +69,7 @@ from captrain.planning.assumptions import (
     local_rates,
     split_sizes,
 )
-from captrain.rollouts import SHARDS
+from captrain.run import Component, Spec, nested
 
 UNTRAINED = ("base", "rollouts", "labels", "environments", "pairs")
 """Stages that need no adapter: all that run with an endpoint that somebody else runs, through which none is trained."""

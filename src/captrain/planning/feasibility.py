@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from captrain.benchmarks import TOOLS, Demonstrations, StandardEnvironment, absences, in_workers, load_benchmark
+from captrain.benchmarks import TOOLS, StandardEnvironment, absences, in_workers, load_benchmark
 from captrain.comparison import baselines, trained_baselines
-from captrain.config import SLEEP, GrpoSettings, Spec, build, component_class
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
 from captrain.planning.assumptions import LOCAL, USABLE_MEMORY, VLLM, EpisodeCost, split_sizes
 from captrain.planning.estimate import Estimate
+from captrain.run import SLEEP, GrpoSettings, Spec, build, component_class
+from captrain.training import Demonstrations
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
 UNAIDED = ("invalid_call", "premature_stop")

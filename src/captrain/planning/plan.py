@@ -17,9 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.comparison import baselines
-from captrain.config import Spec, compose_configuration, load_choice, row_of
 from captrain.errors import UserError
-from captrain.execution import launch
 from captrain.planning.assumptions import (
     ANALYST,
     CANDIDATES,
@@ -40,6 +38,7 @@ from captrain.planning.assumptions import (
 )
 from captrain.planning.estimate import Estimate, Node, StageCost
 from captrain.planning.feasibility import problems, rounded, warnings
+from captrain.run import Spec, compose_configuration, launch, load_choice, row_of
 
 Basis = list[tuple[str, str, str]]
 """Rows of an estimate's basis: a quantity in words, its value, and where that comes from."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from captrain.config import Component, build
 from captrain.contract import Environment, Overdue, time_limit
 from captrain.errors import UserError
+from captrain.run import Component, build
 
 T = TypeVar("T")
 LIMIT = 10.0

@@ -6,12 +6,12 @@ captrain would have refused to train in.
 
 from pathlib import Path
 
-from captrain.config import Machine, load_spec
 from captrain.contract import Target
 from captrain.environments import derived_from, load_environment, world_of
 from captrain.errors import EnvironmentFault, UserError
 from captrain.interop import Package, Standard, write_package
 from captrain.records import Passport, Split, read_json
+from captrain.run import Machine, load_spec
 
 FOLDERS = ("results/environments", "results/pairs")
 COUNT = 1000

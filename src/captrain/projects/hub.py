@@ -13,11 +13,11 @@ from typing import Literal
 import yaml
 
 from captrain import __version__
-from captrain.config import Machine, load_spec
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.models import Adapter, adapter_config, require_trained
 from captrain.records import file_digest, publish_json, publish_text, read_index, redacted
+from captrain.run import Machine, load_spec
 
 Kind = Literal["adapters", "environments"]
 REPOSITORIES: dict[Kind, str] = {"adapters": "model", "environments": "dataset"}

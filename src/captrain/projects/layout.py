@@ -15,10 +15,10 @@ from typing import Literal
 import yaml
 
 from captrain import __version__
-from captrain.config import find_project, shipped
 from captrain.errors import UserError
 from captrain.projects.pipeline import COMPONENTS, VERSIONS, project_pipeline, stage_digests, versions_text
 from captrain.records import publish_text
+from captrain.run import find_project, shipped
 
 Example = Literal["calendar"]
 IGNORED = "/artifacts/\n/.cache/\n/report/\n/.venv\n__pycache__/\n.pytest_cache/\n.*.tmp\n"

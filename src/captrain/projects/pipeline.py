@@ -17,9 +17,7 @@ from pathlib import Path
 import yaml
 
 from captrain import __version__
-from captrain.config import alternatives, read_stages, row_of, shipped
 from captrain.errors import UserError
-from captrain.execution import code_closure, files_below
 from captrain.records import (
     JsonObject,
     Record,
@@ -30,6 +28,7 @@ from captrain.records import (
     read_text,
     read_yaml,
 )
+from captrain.run import alternatives, code_closure, files_below, read_stages, row_of, shipped
 
 VERSIONS = "captrain.yaml"
 COMPONENTS = "components"
@@ -84,7 +83,7 @@ def stage_code(name: str) -> list[Path]:
 
 def stage_digest(name: str) -> str:
     """Hash the code that a stage runs; of `compose` with the configuration that captrain brings along."""
-    folders = [Path(__file__).parents[1] / "config", shipped("conf")] if name == "compose" else []
+    folders = [Path(__file__).parents[1] / "run", shipped("conf")] if name == "compose" else []
     return file_digest(*stage_code(name), *(path for folder in folders for path in files_below(folder)))
 
 

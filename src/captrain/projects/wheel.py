@@ -2,7 +2,7 @@
 
 They lie at the top of the repository, where readers look for them, and outside of every package; setuptools runs this
 class when it builds (`[tool.setuptools.cmdclass]`), before anything of captrain can be imported. An editable
-installation needs none of it: `captrain.config.shipped` finds the files where they are.
+installation needs none of it: `captrain.run.shipped` finds the files where they are.
 """
 
 from pathlib import Path

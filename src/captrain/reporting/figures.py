@@ -31,7 +31,6 @@ from captrain.comparison import (
     trained_baselines,
     versus,
 )
-from captrain.config import repro
 from captrain.errors import UserError
 from captrain.records import JsonObject, read_table
 from captrain.reporting.causality import causal_rows, causality
@@ -50,6 +49,7 @@ from captrain.reporting.style import (
     render,
     tint,
 )
+from captrain.run import repro
 
 REQUIRED = (
     "evaluation/main.csv",

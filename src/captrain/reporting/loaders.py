@@ -13,11 +13,11 @@ import pandas as pd
 
 from captrain.capabilities import read_selection
 from captrain.comparison import Arms, acting_stages, arm_indices, evaluation_table, published, spending_stages
-from captrain.config import Spec, repro
-from captrain.config import spec as specification
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load, read_json, read_table
+from captrain.run import Spec, repro
+from captrain.run import spec as specification
 
 Root = Path | str
 ROLLOUTS = {

@@ -203,7 +203,7 @@ def results(root: Path) -> RenderableType:
 
 def costs(root: Path) -> RenderableType:
     """Tabulate what each method has spent, and what the stages that it rests on took."""
-    from captrain.execution import times
+    from captrain.run import times
 
     seconds_of = times(root)
     names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")

@@ -27,9 +27,9 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from captrain.config import load_spec
 from captrain.errors import UserError
 from captrain.records import BLOCK, JsonObject, parse_table, parse_yaml, read_json, read_yaml, require_regular
+from captrain.run import load_spec
 
 if TYPE_CHECKING:
     from dvc.repo import Repo

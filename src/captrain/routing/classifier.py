@@ -1,18 +1,18 @@
 """Routing by classification: the base model chooses among the routes of the nearest examples (paper section 3.4).
 
 The routes are put to it as letters, and what it would write next is read off its log-probabilities, through whatever
-policy serves it (`captrain.policies.Scorer`), so that an opening costs one forward pass and no sampling.
+policy serves it (`captrain.agents.Scorer`), so that an opening costs one forward pass and no sampling.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Literal
 
-from captrain.config import Count
-from captrain.policies import ClosedQuestion
+from captrain.agents import ClosedQuestion
 from captrain.routing.compositions import BASE
 from captrain.routing.retrieval import Mass, Neighbours, ShareRouter
 from captrain.routing.router import AskedModel, Example
+from captrain.run import Count
 
 Prompt = Literal["openings", "trajectories"]
 

@@ -102,8 +102,8 @@ def mean_states(model: Path, texts: Sequence[str]) -> NDArray[np.float64]:
     """
     import torch
 
+    from captrain.agents import LocalPolicy
     from captrain.models import load_module
-    from captrain.policies import LocalPolicy
 
     policy = LocalPolicy(model, temperature=1.0, max_turns=1, max_tokens=1)
     chat, module = policy.chat([]), load_module(model, "float64").eval()

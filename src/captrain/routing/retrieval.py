@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from captrain.config import Count
 from captrain.routing.compositions import BASE, members, route_of_shares
 from captrain.routing.router import AskedModel, Example
+from captrain.run import Count
 
 Mass = Annotated[float, Field(gt=0, le=1)]
 """A share that a composition must reach."""

@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from captrain.config import Component, Machine, Spec, fulfils
+from captrain.agents import Policy, Scorer, load_policy
 from captrain.contract import Target, calls_of
 from captrain.errors import UserError
-from captrain.policies import Policy, Scorer, load_policy
 from captrain.records import Message, Rollout, Task
 from captrain.routing.compositions import BASE
+from captrain.run import Component, Machine, Spec, fulfils
 
 OPENINGS = 100
 """Openings of each environment that a router knows."""

@@ -15,7 +15,6 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.benchmarks import evaluation_tasks, load_benchmark
-from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
@@ -38,6 +37,7 @@ from captrain.routing.gate import GateRouter
 from captrain.routing.retrieval import Neighbours, RetrievalRouter, ShareRouter
 from captrain.routing.router import OPENINGS, AskedModel, Example, Router, examples, opening, openings
 from captrain.routing.sets import SetRouter
+from captrain.run import Component, Machine, Spec, build
 
 NEIGHBOURS = 5
 """Neighbours of routers that run for comparison, where the configured one has no such setting."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
+from captrain.agents import EngineRow, LocalPolicy, sample_rows, with_adapter
 from captrain.errors import UserError
 from captrain.models import adapter_digest
-from captrain.policies import EngineRow, LocalPolicy, sample_rows, with_adapter
 from captrain.records import JsonObject, Message, digest
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
 

@@ -18,9 +18,9 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from captrain.agents import LocalPolicy
 from captrain.errors import UserError
 from captrain.models import require_recorded
-from captrain.policies import LocalPolicy
 from captrain.records import JsonObject
 from captrain.serving.endpoint import Server
 from captrain.serving.openai_schemas import (

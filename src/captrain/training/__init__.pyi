@@ -1,3 +1,15 @@
+from .base.demonstrations import GUIDANCE as GUIDANCE
+from .base.demonstrations import KINDS as KINDS
+from .base.demonstrations import SHORTCUTS as SHORTCUTS
+from .base.demonstrations import Demonstrations as Demonstrations
+from .base.demonstrations import take_shortcuts as take_shortcuts
+from .base.tokenizer import build_tokenizer as build_tokenizer
+from .base.training import build_model as build_model
+from .base.training import make_base as make_base
+from .base.training import pretrained_digest as pretrained_digest
+from .base.training import pretrained_folder as pretrained_folder
+from .base.training import train_base as train_base
+from .base.training import warm_start as warm_start
 from .jobs import LIBRARIES as LIBRARIES
 from .jobs import EnvironmentFile as EnvironmentFile
 from .jobs import FineTuned as FineTuned

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from captrain.config import Accelerate
 from captrain.errors import InfrastructureError, UserError
 from captrain.models import save_adapter
+from captrain.run import Accelerate
 
 PATIENCE = 24 * 3600
 """Seconds that processes wait for each other: the rollouts of one may take hours. One that dies is noticed at once."""

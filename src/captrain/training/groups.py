@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from captrain.config import takes
+from captrain.agents import Play, score_of, scored
 from captrain.contract import GuardedEpisode, Target, closing_episodes
 from captrain.environments import audit
 from captrain.errors import EnvironmentFault, UserError
-from captrain.policies import Play
 from captrain.records import Score, Task, digest
-from captrain.rollouts import score_of, scored
+from captrain.run import takes
 from captrain.training import collectives
 from captrain.training.jobs import EnvironmentFile, Job, Learner
 from captrain.training.recipe import GRPO

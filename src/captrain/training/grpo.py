@@ -38,13 +38,12 @@ from transformers.utils import logging as hf_logging
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.config import takes
+from captrain.agents import Play
 from captrain.contract import Target
 from captrain.errors import UserError
-from captrain.execution import launch
 from captrain.models import CHECKPOINTS, adapter_digest, copy_adapter, load_module, lora_config, prepare_trainer
-from captrain.policies import Play
 from captrain.records import JsonObject, publish_text, read_json
+from captrain.run import launch, takes
 from captrain.training import collectives, processes, trackers
 from captrain.training.checkpoints import Checkpoints, last_checkpoint
 from captrain.training.groups import Groups, PlannedRollout, ScoredPlay, advantages

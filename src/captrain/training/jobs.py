@@ -4,18 +4,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
+from captrain.agents import Policy, load_policy
 from captrain.benchmarks import load_benchmark
-from captrain.config import Component, Machine, fulfils
 from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models import CHECKPOINTS, Adapter, Chat, checkpoint_marks, require_recorded
-from captrain.policies import Policy, load_policy
 from captrain.records import JsonObject, Passport
+from captrain.run import Component, Machine, fulfils
 
 LIBRARIES = ("captrain.training.grpo", "trl.trainer.sft_trainer")
-"""Modules that bring what training imports (see `captrain.execution.launch.run`)."""
+"""Modules that bring what training imports (see `captrain.run.launch.run`)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Job:
 
     def plan_identity(self) -> list[object]:
         """Return the JSON fields that decide the result beside policy, trainer and environments, which have identities
-        of their own. A job that is sent away is known by all of its fields (`captrain.execution.fingerprint`)."""
+        of their own. A job that is sent away is known by all of its fields (`captrain.run.fingerprint`)."""
         skipped = [[environment.name, environment.skip] for environment in self.environments]
         start = [self.start.digest] if self.start else []
         return [self.name, self.rollouts, self.seed, skipped, *start, *self.marks]

@@ -24,11 +24,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.execution import code_digest, prepare_torch, run
 from captrain.models import Adapter, adapter_digest, lora_factors, require_trained, save_lora_factors
 from captrain.records import JsonObject, digest, publish_text, read_index
+from captrain.run import Spec, code_digest, prepare_torch, run
 from captrain.training.jobs import Distillation, Trained, training_environments
 from captrain.training.recipe import derived_trainer
 from captrain.training.runs import train

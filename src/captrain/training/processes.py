@@ -28,10 +28,9 @@ from typing import Any
 
 import yaml
 
-from captrain.config import Accelerate, Machine
 from captrain.errors import InfrastructureError, UserError
-from captrain.execution import LENDER, launch, lender_address
 from captrain.records import JsonObject, publish_json, publish_text, read_json
+from captrain.run import LENDER, Accelerate, Machine, launch, lender_address
 from captrain.training import collectives
 
 KEEPER = Path(__file__).parents[1] / "policies" / "keeper.py"

@@ -31,9 +31,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.config import Component, Count, Interval, Level, Rate, Share, Spec, takes
 from captrain.models import LoraShape
 from captrain.records import JsonObject
+from captrain.run import Component, Count, Interval, Level, Rate, Share, Spec, takes
 from captrain.training.jobs import Job, training_environments
 
 Size = Annotated[int, Field(ge=2)]

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from captrain.config import Machine, build
 from captrain.contract import Target
-from captrain.execution import code_digest
 from captrain.records import JsonObject, digest
+from captrain.run import Machine, build, code_digest
 from captrain.training import processes
 from captrain.training.jobs import Distillation, Job, Learner, Trained, learner
 from captrain.training.recipe import GRPO

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from captrain.config import Accelerate, Machine, Spec, build
-from captrain.execution import code_digest
 from captrain.models import Chat, LoraShape, adapter_digest, dialogue_tokens, load_module, lora_config
 from captrain.records import JsonObject, Message, digest, publish_text
+from captrain.run import Accelerate, Machine, Spec, build, code_digest
 from captrain.training import collectives, processes
 from captrain.training.jobs import FineTuned, Learner
 from captrain.training.recipe import GRPO

@@ -24,13 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from captrain.config import Component, Machine, SolutionSource
+from captrain.agents import collect
 from captrain.contract import Target, calls_of
 from captrain.errors import UserError
-from captrain.execution import code_digest
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.records import Message, Task
-from captrain.rollouts import collect
+from captrain.run import Component, Machine, SolutionSource, code_digest
 from captrain.training.jobs import FineTuned, Learner, TrainingEnvironment, learner
 from captrain.training.sft import TOO_LONG, Demonstration, FineTuning, Settings, demonstration_of, fine_tune
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from captrain.errors import UserError
-from captrain.execution import exclusive
 from captrain.ledger import LedgerEntry
 from captrain.models import adapter_digest
 from captrain.records import JsonObject, place_aside, publish, publish_folder, publish_json, publish_text, read_json
+from captrain.run import exclusive
 from captrain.training.jobs import FineTuned, Trained
 
 RESULT = "result.json"

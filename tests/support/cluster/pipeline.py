@@ -13,10 +13,10 @@ from submitit import SlurmExecutor
 from submitit.core.utils import JobPaths
 from support.cluster.work import Chore, chore, refuse
 
-from captrain.config.machine import Machine, Slurm
-from captrain.execution import launch, slurm
-from captrain.execution.entry import entry_point
 from captrain.records import publish_json
+from captrain.run import launch, slurm
+from captrain.run.entry import entry_point
+from captrain.run.machine import Machine, Slurm
 
 MACHINE = Machine(launcher="slurm", slurm=Slurm(memory="100MB", minutes=5, resubmissions=2), workers=1, batch=1)
 

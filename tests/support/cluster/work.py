@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from captrain.errors import EnvironmentFault, UserError
-from captrain.execution import launch
+from captrain.run import launch
 
 
 @dataclass(frozen=True)

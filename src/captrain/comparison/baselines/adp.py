@@ -17,16 +17,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.benchmarks import KINDS, SHORTCUTS, load_benchmark, take_shortcuts
+from captrain.benchmarks import load_benchmark
 from captrain.benchmarks import servicedesk as desk
 from captrain.comparison.baselines.sft import Lesson, SFTBaseline
-from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.execution import code_digest
 from captrain.interop import Inexpressible, atif_document, messages_of, read_trajectories, tools_of
 from captrain.models import Chat
 from captrain.records import JsonObject, digest, file_digest, publish_text
+from captrain.run import Spec, code_digest
 from captrain.training import (
+    KINDS,
+    SHORTCUTS,
     TOO_LONG,
     Demonstration,
     FineTuned,
@@ -36,6 +37,7 @@ from captrain.training import (
     fine_tune,
     fine_tuning_settings,
     learner,
+    take_shortcuts,
 )
 
 WORKSPACES = Path(".cache/adp")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from captrain.config import Spec
 from captrain.ledger import LedgerEntry
 from captrain.records import load
+from captrain.run import Spec
 
 DIAGNOSIS, CALIBRATION = "rollouts", "environments"
 """Stages of TRACE that a baseline may rest on."""

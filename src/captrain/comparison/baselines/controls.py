@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from captrain.agents import Policy, PolicySource
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.capabilities import SelectionAccount, read_selection
-from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.environments import (
     NoTemplate,
@@ -32,9 +32,7 @@ from captrain.environments import (
     read_passports,
     synthesize,
 )
-from captrain.execution import launch
 from captrain.ledger import LedgerEntry
-from captrain.policies import Policy
 from captrain.records import (
     Capability,
     Passport,
@@ -46,7 +44,6 @@ from captrain.records import (
     read_index,
     read_table,
 )
-from captrain.rollouts import PolicySource
 from captrain.routing import (
     AskedModel,
     Router,
@@ -56,6 +53,7 @@ from captrain.routing import (
     openings,
     routable,
 )
+from captrain.run import Component, Machine, Spec, build, launch
 from captrain.training import LIBRARIES, Trained, capability_jobs, publish_adapters, train
 
 STAGE = "controls"

@@ -14,7 +14,7 @@ GEPA's lists of numbers it stands at the mean of its batch, so that it moves non
 Nothing is counted that was not played. In each step of the search, parent and child play the minibatch in a draw of
 that step, the same for both, so that their difference is paired; a candidate is validated once, in draw 0, as all
 others are; draws from 1 on belong to the choice. Lines that are validated are not proposed again, rejected ones may
-be. Every batch has a journal (`captrain.rollouts`): a run that was cut off starts again, finds what it has played, and
+be. Every batch has a journal (`captrain.agents`): a run that was cut off starts again, finds what it has played, and
 ends in the same result. The library's own way to resume does not.
 """
 
@@ -26,18 +26,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tqdm import tqdm
 
-from captrain.benchmarks import GUIDANCE as KNOWN
+from captrain.agents import collect, load_policy
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import line_of
 from captrain.comparison.baselines.baseline import Baseline, Supervision, trace_ledger
 from captrain.comparison.baselines.reflection import Lines, Model, Reflection, Walk
-from captrain.config import Spec, takes
 from captrain.contract import Target
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry, budget, ledger_entry
-from captrain.policies import load_policy
 from captrain.records import JsonObject, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
-from captrain.rollouts import collect
+from captrain.run import Spec, takes
+from captrain.training import GUIDANCE as KNOWN
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch

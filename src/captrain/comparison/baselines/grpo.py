@@ -9,12 +9,11 @@ from pathlib import Path
 
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS, TRACE_STAGES, Baseline, trace_ledger
 from captrain.comparison.baselines.untargeted import untargeted_environments
-from captrain.config import GrpoSettings, Spec, repro
 from captrain.errors import UserError
-from captrain.execution import launch
 from captrain.ledger import LedgerEntry, budget
 from captrain.models import Adapter
 from captrain.records import Capability, JsonObject, load, read_index
+from captrain.run import GrpoSettings, Spec, launch, repro
 from captrain.training import (
     LIBRARIES,
     Job,

@@ -16,10 +16,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities import compact, fenced, line_of, rendered
-from captrain.config import ModelAccess
 from captrain.contract import calls_of
 from captrain.models import Question, StructuredAnswers
 from captrain.records import JsonObject, Message, Rollout
+from captrain.run import ModelAccess
 
 Lines = tuple[str, ...]
 

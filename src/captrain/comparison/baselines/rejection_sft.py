@@ -11,17 +11,16 @@ Every rollout is in a journal, and each fine-tuning in a workspace of its own: w
 from dataclasses import dataclass
 from pathlib import Path
 
+from captrain.agents import collect
 from captrain.benchmarks import load_benchmark
 from captrain.comparison.baselines.baseline import Baseline, trace_ledger
 from captrain.comparison.baselines.sft import Lesson
-from captrain.config import Spec
 from captrain.contract import Target
 from captrain.errors import UserError
-from captrain.execution import code_digest, launch
 from captrain.ledger import budget, ledger_entry
 from captrain.models import Adapter
 from captrain.records import JsonObject, Rollout
-from captrain.rollouts import collect
+from captrain.run import Spec, code_digest, launch
 from captrain.training import (
     Demonstration,
     FineTuned,

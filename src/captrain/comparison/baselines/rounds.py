@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from captrain.agents import PolicySource, RolloutBatch, collect_batch
 from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.capabilities import Analyst, SelectionAccount, fault_of, label_runs, pooled, select, undecided
 from captrain.comparison.baselines.baseline import GENERALIST
-from captrain.config import Spec, build
 from captrain.environments import (
     NoTemplate,
     SynthesisResult,
@@ -36,7 +36,7 @@ from captrain.environments import (
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load
-from captrain.rollouts import PolicySource, RolloutBatch, collect_batch
+from captrain.run import Spec, build
 from captrain.training import TrainingEnvironment, training_environments
 
 REDISCOVERY_COLUMNS = [
@@ -164,7 +164,7 @@ def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: Evidence, n
         number: of the round, from 1 on.
 
     Raises:
-        As `captrain.rollouts.collect_batch` and the analyst.
+        As `captrain.agents.collect_batch` and the analyst.
     """
     target, rounds = load_benchmark(spec.benchmark, spec.machine), spec.baselines.solutions.rounds
     first, last = (spec.rollouts.tasks + rounds.tasks_before(number + following) for following in (0, 1))

@@ -24,12 +24,12 @@ from typing import Annotated, TypeVar
 from pydantic import AliasPath, BaseModel, Field
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import Spec
 from captrain.contract import Target
 from captrain.environments import HeldOutTasks, Standard, Subject, failed_check, make_standard, passport_page, probes
 from captrain.environments.sandbox import MODULES, installed_packages, load_confined
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Check, JsonObject, Message, Passport, load, publish_json, publish_text
+from captrain.run import Spec
 
 LAYOUT = ("gen_tasks", "gen_db", "gen_sample", "gen_spec", "gen_envs", "gen_verifier.pure_code")
 LAYOUT_REMEDY = "give a folder in the layout of the Agent World Model, or leave baselines.awm.source empty"

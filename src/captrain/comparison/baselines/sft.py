@@ -9,11 +9,10 @@ from pathlib import Path
 from captrain.benchmarks import load_benchmark
 from captrain.comparison.baselines.baseline import DIAGNOSIS, Baseline, Supervision
 from captrain.comparison.baselines.untargeted import untargeted_environments
-from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.execution import code_digest, launch
 from captrain.ledger import guard_split
 from captrain.records import Rollout, load
+from captrain.run import Spec, code_digest, launch
 from captrain.training import (
     LIBRARIES,
     SFT_COLUMNS,

@@ -37,12 +37,11 @@ from captrain.comparison.baselines.rounds import (
     extend_environments,
     rediscovery_table,
 )
-from captrain.config import Spec, build
-from captrain.execution import launch
 from captrain.ledger import LedgerEntry
 from captrain.models import Adapter
 from captrain.records import JsonObject, publish, publish_json, publish_text
 from captrain.routing import BASE, OPENINGS, AskedModel, Example, Router, examples, openings
+from captrain.run import Spec, build, launch
 from captrain.training import (
     LIBRARIES,
     SFT_COLUMNS,

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks import servicedesk as desk
-from captrain.config import Awm, Spec
 from captrain.environments import WORLD, Brief, examine, make_passport, make_standard, passport_page
 from captrain.errors import UserError
 from captrain.records import Capability, Passport, publish_json, publish_text
+from captrain.run import Awm, Spec
 from captrain.training import EnvironmentFile, TrainingEnvironment
 
 VERBS = ("cancel", "return", "wrap", "zip")

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
-from captrain.config import repro
 from captrain.errors import UserError
 from captrain.records import JsonObject, read_json, read_table
+from captrain.run import repro
 
 T = TypeVar("T")
 COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep"}

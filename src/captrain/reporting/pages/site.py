@@ -28,7 +28,6 @@ from captrain.comparison import (
     supervision,
     unequal_total,
 )
-from captrain.config import read_stages, row_of
 from captrain.errors import UserError
 from captrain.records import (
     Capability,
@@ -45,6 +44,7 @@ from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
 from captrain.reporting.pages.rollouts import Archive, compact, message_on_page
 from captrain.reporting.rediscovery import of_selected
+from captrain.run import read_stages, row_of
 
 FOLDER = Path(__file__).parent
 GENERATOR = '<meta name="generator" content="captrain report">'

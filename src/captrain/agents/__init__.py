@@ -1,0 +1,5 @@
+"""Agents at work: policies that act, and the rollouts that come of it: token-exact, counted, resumable."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,541 @@
+"""Policy x tasks -> rollouts: token-exact, counted, resumable.
+
+Every finished rollout is appended to a journal outside the pipeline's outputs, named by the fingerprint of all that
+decides the result; a run that was cut off goes on from there and ends in the identical file. An infrastructure error
+is retried, and if it stays, the rollout is an `error`, never a failure. Randomness is named by (seed, task, trial).
+
+For a stage they are collected in this process or, on a cluster, by jobs, each of which takes a shard of the tasks: a
+`RolloutBatch` says which rollouts in a form that can be sent away, so that diagnosis, calibration and evaluation differ
+only in who acts where. Rollouts are the same in any number of shards.
+"""
+
+import fcntl
+import inspect
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Literal, Protocol
+
+from captrain.agents import Play, Policy, load_policy
+from captrain.benchmarks import load_benchmark
+from captrain.contract import Environment, GuardedEpisode, Target, closing_episodes
+from captrain.errors import InfrastructureError
+from captrain.ledger import guard_split
+from captrain.models import Adapter
+from captrain.records import (
+    JsonObject,
+    Purpose,
+    Rollout,
+    Score,
+    Split,
+    Task,
+    Usage,
+    digest,
+    file_digest,
+    line_of,
+    plain,
+    publish_text,
+    redacted,
+    remains,
+)
+from captrain.run import Component, Machine, code_digest, dispatched, launch
+
+JOURNALS = Path(".cache/rollouts")
+OUTAGE = 32
+"""Plays one after another that come to an infrastructure error: what they stand on is down, and no more are begun."""
+AT_ONCE = 16
+"""Plays that are scored at the same time: a grader may take seconds, and its score depends on the record alone."""
+SILENCE = 5.0
+"""Seconds without a finished rollout after which the progress line says so."""
+PURPOSES: dict[Split, Purpose] = {"discovery": "diagnosis", "training": "training", "test": "evaluation"}
+"""Purpose of a rollout by the split that its task is of."""
+SHARDS = 4
+"""Jobs for one batch: each takes several times as long as it takes to come up, and there are seldom more GPUs free."""
+Sample = tuple[Task, int]
+"""A rollout to be: its task and the number of its trial."""
+Identity = tuple[str, str, str, Purpose, int]
+"""Digests of policy, target and adapter, purpose and seed of rollouts."""
+
+
+def play(
+    benchmark: Environment | type[Environment],
+    policy: Policy,
+    *,
+    tasks: int = 20,
+    split: Split = "discovery",
+    trials: int = 1,
+    seed: int = 0,
+) -> list[Rollout]:
+    """Play the first tasks of a benchmark: `captrain.play(CalendarDesk(), policy, tasks=20)`.
+
+    Args:
+        benchmark: of the contract, or its class, which is built with its defaults.
+        policy: who acts.
+        tasks: so many, of the split.
+        split: discovery, training or test.
+        trials: rollouts of each task.
+        seed: of all randomness.
+
+    Returns:
+        Rollouts in the order (task, trial), as `captrain.diagnose` takes them.
+
+    Raises:
+        EnvironmentFault: the benchmark broke its contract.
+        InfrastructureError: most rollouts came to an error.
+    """
+    environment = benchmark() if isinstance(benchmark, type) else benchmark
+    kind = type(environment)
+    source = f"{kind.__module__}:{kind.__qualname__}"
+    target = Target(environment, source, digest(source, file_digest(Path(inspect.getfile(kind)))))
+    purpose, sample = PURPOSES[split], target.tasks(split, tasks)
+    # What else decides its behaviour is not known here: nothing of it is kept for another call.
+    with TemporaryDirectory() as journals:
+        return collect(policy, target, sample, purpose=purpose, seed=seed, trials=trials, journals=Path(journals))
+
+
+def collect(
+    policy: Policy,
+    target: Target,
+    tasks: Sequence[Task],
+    *,
+    purpose: Purpose,
+    seed: int,
+    trials: int = 1,
+    adapter: Adapter | None = None,
+    retries: int = 2,
+    journals: Path = JOURNALS,
+    quiet: bool = False,
+) -> list[Rollout]:
+    """Roll out every task `trials` times.
+
+    Args:
+        policy: who acts.
+        target: where.
+        tasks: of the purpose's own split.
+        purpose: what the rollouts are spent on.
+        seed: run seed.
+        trials: rollouts per task.
+        adapter: None for the base.
+        retries: new attempts at a rollout that ended in an infrastructure error.
+        journals: where half-written runs are kept.
+        quiet: no progress bar.
+
+    Returns:
+        Rollouts in the order (task, trial).
+
+    Raises:
+        UserError: a task of another split.
+        EnvironmentFault: the environment broke its contract; what is whole is kept.
+        InfrastructureError: most rollouts came to an error, which it quotes; what is whole is kept.
+    """
+    guard_split(tasks, purpose)
+    # All that decides every rollout, and with it its name.
+    identity: Identity = policy.digest, target.fingerprint, adapter.digest if adapter else "", purpose, seed
+    samples = [(task, trial) for task in tasks for trial in range(trials)]
+    names = [(task.id, trial) for task, trial in samples]
+    with journal(journals / f"{digest(code_digest(collect), *identity, names)}.jsonl") as (whole, file):
+        rollouts = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
+        missing = [(task, trial) for task, trial in samples if (task.id, trial) not in rollouts]
+        label = f"{target.name}{f' with {adapter.digest}' if adapter else ''}"
+        with ProgressBar(label, len(samples), len(rollouts), quiet) as progress:
+            for rollout in _attempts(policy, target, missing, identity, adapter, retries):
+                rollouts[rollout.task.id, rollout.trial] = rollout
+                file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
+                file.flush()
+                progress.add(rollout)
+    ordered = [rollouts[name] for name in names]
+    errors = [rollout.error or "" for rollout in ordered if rollout.outcome == "error"]
+    if 2 * len(errors) > len(ordered):
+        raise outage(f"{label}: {len(errors)} of {len(ordered)} rollouts", errors)
+    if truncated := [rollout for rollout in ordered if rollout.truncated]:
+        print(
+            f"{label}: {len(truncated)} of {len(ordered)} rollouts ended because the dialogue has outgrown the model, "
+            f"such as {truncated[0].task.id} ({truncated[0].truncated})",
+            file=sys.stderr,
+        )
+    return ordered
+
+
+def _attempts(
+    policy: Policy,
+    target: Target,
+    samples: Sequence[Sample],
+    identity: Identity,
+    adapter: Adapter | None,
+    retries: int,
+) -> Iterator[Rollout]:
+    """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted
+    again, as often as may be, the last time by itself. Raises InfrastructureError after `OUTAGE` such errors on end."""
+    *_, purpose, seed = identity
+    plays, row = dict[int, tuple[Play, GuardedEpisode, Task, int]](), list[str]()
+
+    def score(play: Play) -> Score | None:
+        _, episode, task, _ = plays[id(play)]
+        episode.close()
+        return score_of(target, task, play)
+
+    for attempt in range(retries + 1):
+        retried: list[Sample] = []
+        # One that dies takes with it what its worker holds: the last attempt has no neighbours.
+        is_last = 0 < attempt == retries
+        for together in [[sample] for sample in samples] if is_last else [samples]:
+            plays.clear()
+            for task, trial in together:
+                key = f"{seed}/{task.id}/{trial}"
+                episode = target.open(task, key)
+                play = Play(key, episode, adapter.folder if adapter else "")
+                plays[id(play)] = (play, episode, task, trial)
+            # Others may be open while one is scored: whatever is raised then, all are closed.
+            with closing_episodes([episode for _, episode, *_ in plays.values()]):
+                for play, verdict in scored(policy.play([play for play, *_ in plays.values()]), score):
+                    _, _, task, trial = plays[id(play)]
+                    row = [*row, play.error] if play.error else []
+                    if len(row) >= OUTAGE:
+                        raise outage(f"{target.name}: the last {len(row)} plays", row)
+                    if play.error and attempt < retries:
+                        retried.append((task, trial))
+                        continue
+                    outcome: Literal["passed", "failed", "error"] = "error"
+                    if verdict is not None:
+                        # A model that has no room for the prompt has failed, even where an environment rewards an agent
+                        # that does nothing: it was never asked.
+                        outcome = "passed" if verdict.success and (play.turns or not play.truncated) else "failed"
+                    yield Rollout(
+                        id=digest(*identity, task.id, trial)[:12],
+                        environment=target.name,
+                        task=task,
+                        trial=trial,
+                        purpose=purpose,
+                        policy=policy.digest,
+                        adapter=adapter.digest if adapter else None,
+                        messages=play.messages,
+                        reference=target.reference(task),
+                        token_ids=play.token_ids,
+                        mask=play.mask,
+                        logprobs=play.logprobs,
+                        usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
+                        score=verdict,
+                        outcome=outcome,
+                        error=None if play.error is None else redacted(plain(play.error)),
+                        truncated=play.truncated,
+                        rerendered=play.rerendered,
+                        retries=attempt,
+                    )
+        if not retried:
+            break
+        samples = retried
+
+
+def score_of(target: Target, task: Task, play: Play) -> Score | None:
+    """Score a play; None when infrastructure failed it, or now its grader, which is then its error.
+
+    Raises:
+        EnvironmentFault: the environment raised, or gave no score.
+    """
+    if play.error:
+        return None
+    try:
+        return target.score(task, play.messages)
+    except InfrastructureError as fault:
+        play.error = str(fault)
+        return None
+
+
+def scored(plays: Iterable[Play], score: Callable[[Play], Score | None]) -> Iterator[tuple[Play, Score | None]]:
+    """Score plays as they come, each as soon as it is over; yields them in the order in which they came.
+
+    Raises:
+        Whatever playing or a score raises first, when what is whole by then has been yielded.
+    """
+    queue: deque[tuple[Play, Future[Score | None]]] = deque()
+    failure: BaseException | None = None
+    coming, more = iter(plays), True
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        while more or queue:
+            try:
+                if more:
+                    play = next(coming)
+                    queue.append((play, threads.submit(score, play)))
+            except StopIteration:
+                more = False
+            except BaseException as error:
+                failure, more = error, False
+            while queue and (not more or queue[0][1].done()):
+                play, to_be = queue.popleft()
+                if (error := to_be.exception()) is None:
+                    yield play, to_be.result()
+                else:
+                    failure, more = failure or error, False
+    if failure is not None:
+        raise failure
+
+
+def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
+    """Word what most plays came to: no result, and none that a later stage may build on."""
+    [(words, times)] = Counter(errors).most_common(1)
+    often = "each time" if times == len(errors) else f"{times} times"
+    return InfrastructureError(f"{subject} came to an error, {often}: {redacted(plain(words))}")
+
+
+@contextmanager
+def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
+    """Open a journal for one writer: the whole records in it, and the file to append to. A second process waits.
+
+    A line that was cut off, or does not read, is redone, as is a rollout that ended in an infrastructure error: it is
+    dropped from the file first.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = remains(path, Rollout)
+        whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]
+        if len(whole) < len(lines):
+            again = len(lines) - len(whole)
+            print(f"{path}: {again} of {len(lines)} lines are not whole, or are errors, and are played again")
+            publish_text(path, "".join(map(line_of, whole)))
+        with open(path, "a") as file:
+            yield whole, file
+
+
+class ProgressBar:
+    """A progress bar over rollouts, some of which may be there already, with rate, ETA, the pass rate so far, errors,
+    and for how long none has ended, where that is long."""
+
+    def __init__(self, label: str, total: int, initial: int, quiet: bool) -> None:
+        from tqdm import tqdm
+
+        # The log of a job is read for its bars; elsewhere they are drawn on a terminal alone.
+        hidden = False if dispatched() else quiet or None
+        self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=hidden, mininterval=1.0)
+        self._outcomes, self._truncated = Counter[str](), 0
+        self._last, self._over = time.monotonic(), threading.Event()
+
+    def __enter__(self) -> "ProgressBar":
+        if not self._bar.disable:
+            threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._bar.close()
+
+    def add(self, rollout: Rollout) -> None:
+        """Count one rollout."""
+        self._last = time.monotonic()
+        self._outcomes[rollout.outcome] += 1
+        self._truncated += rollout.truncated != ""
+        self._bar.update()
+        self._bar.set_postfix_str(self._text(), refresh=False)
+
+    def _text(self) -> str:
+        passed, failed, errors = (self._outcomes[name] for name in ("passed", "failed", "error"))
+        parts = [f"pass rate {passed / (passed + failed):.3f}"] if passed + failed else []
+        parts += [f"{self._truncated} truncated"] if self._truncated else []
+        return ", ".join([*parts, f"{errors} errors"] if errors else parts)
+
+    def _watch(self) -> None:
+        """Say each second for how long no rollout has ended: a hang looks like work otherwise."""
+        while not self._over.wait(1.0):
+            if (seconds := time.monotonic() - self._last) >= SILENCE:
+                silence = f"none has ended for {seconds:.0f} s"
+                self._bar.set_postfix_str(", ".join(filter(None, [self._text(), silence])))
+
+
+def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
+    """Compute passed / (passed + failed); None when there is neither. Errors count on no side."""
+    scored = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
+    return sum(scored) / len(scored) if scored else None
+
+
+def summarise_rollouts(rollouts: Sequence[Rollout], target: Target) -> JsonObject:
+    """Summarise rollouts: counts by outcome, pass rate and mean reward, over all and by task kind; what the target says
+    of itself; and the floor: the score of an agent that does nothing on the same tasks."""
+    kinds: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        kinds.setdefault(str(rollout.task.data.get("kind", "")), []).append(rollout)
+    idle = floor_scores(target, [*{rollout.task.id: rollout.task for rollout in rollouts}.values()])
+
+    def rounded(values: Sequence[float]) -> float | None:
+        return round(sum(values) / len(values), 6) if values else None
+
+    def rates(group: Sequence[Rollout]) -> JsonObject:
+        rewards = [rollout.score.reward for rollout in group if rollout.score is not None]
+        floors = [floor for name in dict.fromkeys(r.task.id for r in group) if (floor := idle[name]) is not None]
+        return {
+            "pass_rate": rounded([rollout.outcome == "passed" for rollout in group if rollout.outcome != "error"]),
+            "mean_reward": rounded(rewards),
+            "floor": {
+                "pass_rate": rounded([floor.success for floor in floors]),
+                "mean_reward": rounded([floor.reward for floor in floors]),
+            },
+        }
+
+    return {
+        "outcomes": {name: sum(r.outcome == name for r in rollouts) for name in ("passed", "failed", "error")},
+        **({"truncated": truncated} if (truncated := sum(r.truncated != "" for r in rollouts)) else {}),
+        **({"rerendered_turns": turns} if (turns := sum(r.rerendered for r in rollouts)) else {}),
+        **rates(rollouts),
+        "kinds": {kind: {"rollouts": len(kinds[kind]), **rates(kinds[kind])} for kind in sorted(kinds)},
+        "benchmark": target.about,
+    }
+
+
+def floor_scores(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
+    """Score an agent that does nothing on each task, by the task's id; None where infrastructure failed.
+
+    The floor costs no rollout, and a pass rate means little without it.
+    """
+    scores: dict[str, Score | None] = {}
+    for task in tasks:
+        try:
+            scores[task.id] = target.floor(task)
+        except InfrastructureError as fault:
+            print(f"the floor of {task.id} is not known: {fault}")
+            scores[task.id] = None
+    return scores
+
+
+def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
+    """Say how many rollouts passed, and how many have a turn of as many tokens as the policy allows (`limit`, None
+    where it has none): there it has ended hardly where the model would have."""
+    counts = f"{sum(rollout.outcome == 'passed' for rollout in rollouts)} of {len(rollouts)} passed"
+    if not isinstance(limit, int):
+        return counts
+    cut = sum(any(flag and len([*tokens]) >= limit for flag, tokens in groupby(rollout.mask)) for rollout in rollouts)
+    return (
+        f"{counts}; {cut} have a turn that policy.max_tokens={limit} ended: raise it if that is many" if cut else counts
+    )
+
+
+class TargetSource(Protocol):
+    """Loader of a target that is no benchmark component; `identity()` gives the fields that decide its behaviour."""
+
+    def load(self) -> Target:
+        """Load the target, wherever this is called."""
+        ...
+
+    def identity(self) -> object:
+        """Return the fields that decide its behaviour (see `captrain.run.fingerprint.identity_of`)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """A policy that is built where it first acts, so that it can be sent to a job.
+
+    Args:
+        component: the `policy` section.
+        base: folder that the base stage has left.
+        machine: where it acts.
+    """
+
+    component: Component
+    base: Path
+    machine: Machine
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy, built."""
+        return load_policy(self.component, self.base, self.machine, batch=self.machine.batch)
+
+    def identity(self) -> tuple[object, ...]:
+        """Return the fields that decide its behaviour."""
+        return self.component, self.base
+
+    def __reduce__(self) -> tuple[type["PolicySource"], tuple[object, ...]]:
+        # Without the policy, which may hold a model.
+        return PolicySource, (self.component, self.base, self.machine)
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """Rollouts of one purpose, to be collected.
+
+    Args:
+        name: what a reader calls it.
+        policy: who acts; one that is built already acts here alone.
+        source: where: a benchmark's component, or what else a target is loaded from.
+        tasks: of the purpose's own split.
+        purpose: what the rollouts are spent on.
+        seed: run seed.
+        trials: rollouts per task.
+        adapter: None for the base.
+        retries: new attempts at a rollout that ended in an infrastructure error.
+    """
+
+    name: str
+    policy: PolicySource | Policy
+    source: Component | TargetSource
+    tasks: list[Task]
+    purpose: Purpose
+    seed: int
+    trials: int = 1
+    adapter: Adapter | None = None
+    retries: int = 2
+
+    def identity(self) -> tuple[object, ...]:
+        """Return the fields that decide the rollouts."""
+        adapter = self.adapter.digest if self.adapter else ""
+        return self.policy, self.source, self.tasks, self.purpose, self.seed, self.trials, adapter, self.retries
+
+    def collect(self, target: Target, *, quiet: bool = False) -> list[Rollout]:
+        """Collect it in this process (see `captrain.agents.collection.collect`)."""
+        policy = self.policy.policy if isinstance(self.policy, PolicySource) else self.policy
+        return collect(
+            policy,
+            target,
+            self.tasks,
+            purpose=self.purpose,
+            seed=self.seed,
+            trials=self.trials,
+            adapter=self.adapter,
+            retries=self.retries,
+            quiet=quiet,
+        )
+
+    def shards(self, count: int) -> list["RolloutBatch"]:
+        """Split into at most `count` batches, with the tasks in their order."""
+        size = max(1, -(-len(self.tasks) // count))
+        slices = [self.tasks[start : start + size] for start in range(0, len(self.tasks), size)]
+        return [
+            replace(self, name=f"{self.name} {number} of {len(slices)}", tasks=tasks)
+            for number, tasks in enumerate(slices, start=1)
+        ]
+
+
+def collect_shard(batch: RolloutBatch) -> list[Rollout]:
+    """Collect a batch whose policy is a `PolicySource`, with a target of its own, wherever this is called; no progress
+    bar but in the log of a job.
+
+    Raises:
+        UserError: a task of another split, or the target cannot be loaded here.
+        EnvironmentFault: the environment broke its contract; what is whole is kept.
+    """
+    assert isinstance(batch.policy, PolicySource)
+    source = batch.source
+    target = load_benchmark(source, batch.policy.machine) if isinstance(source, Component) else source.load()
+    return batch.collect(target, quiet=True)
+
+
+def collect_batch(batch: RolloutBatch, target: Target, label: str) -> list[Rollout]:
+    """Collect a batch where its policy acts: here in `target` or, on a cluster, as an array of jobs named by `label`.
+
+    Returns:
+        Rollouts in the order (task, trial).
+
+    Raises:
+        As `collect_shard`, and as `captrain.run.launch.run`.
+    """
+    if not isinstance(batch.policy, PolicySource) or batch.policy.machine.launcher == "local":
+        return batch.collect(target)
+    shards = launch.run(collect_shard, batch.shards(SHARDS), batch.policy.machine, label)
+    return [rollout for rollouts in shards for rollout in rollouts]

@@ -1,0 +1,279 @@
+"""A model in this process: the embedded base, or any Hugging Face causal LM, with LoRA adapters.
+
+Plays are grouped by adapter; each group runs on weights with its adapter merged in (exact for one adapter, and as
+fast as the base).
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from captrain.agents.policy import ClosedQuestion, Play, options, outgrown
+from captrain.errors import UserError
+from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora, trusts_code
+from captrain.records import JsonObject, Message, digest, file_digest, read_json
+from captrain.run import prepare_torch
+
+if TYPE_CHECKING:
+    from captrain.agents.engine import Decoder, EngineRow, State
+
+    Kind = TypeVar("Kind", bound=EngineRow)
+
+LONGEST = 8192
+"""Tokens of the longest dialogue, where the model itself could take more."""
+CHATS = 16
+"""Sets of tools whose renderers are kept: requests to a server may bring another one each."""
+MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+class LocalPolicy:
+    """Batched in-process policy.
+
+    Args:
+        model: folder with the model, in Hugging Face format.
+        batch: rows sampled together; changes speed, never results.
+        temperature: sampling temperature, 0 is greedy.
+        max_turns: assistant turns in one episode.
+        max_tokens: tokens in one assistant turn.
+        guidance: lines appended to the system prompt.
+        precision: float64 makes results independent of the batch; float32 is about half as fast again, and a token
+            in a million may then depend on what is sampled beside it; in bfloat16, for a model that takes its time, one
+            in some hundreds may.
+        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
+        top_k: number of the likeliest tokens, of which one is drawn; None: all tokens.
+        chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
+
+    Raises:
+        UserError: a model file is missing or does not load.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        batch: int = 128,
+        *,
+        temperature: Annotated[float, Field(ge=0)],
+        max_turns: Annotated[int, Field(ge=1)],
+        max_tokens: Annotated[int, Field(ge=1)],
+        guidance: Sequence[str] = (),
+        precision: Literal["float64", "float32", "bfloat16"] = "float64",
+        top_p: Annotated[float, Field(gt=0, lt=1)] | None = None,
+        top_k: Annotated[int, Field(ge=1)] | None = None,
+        chat_template_kwargs: JsonObject | None = None,
+    ) -> None:
+        prepare_torch()
+        self.batch, self.temperature, self.max_turns, self.max_tokens = batch, temperature, max_turns, max_tokens
+        self.guidance, self.precision = list(guidance), precision
+        self.top_p, self.top_k = top_p, top_k
+        weights = sorted(model.glob("*.safetensors"))
+        missing = [name for name in MODEL_FILES if not (model / name).exists()]
+        if missing or not weights:
+            lacking = ", ".join(missing or ["*.safetensors"])
+            raise UserError(f"model {model} lacks {lacking}", "run `dvc repro base` to make it again")
+        templates = [path for path in [model / "chat_template.jinja"] if path.exists()]
+        identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
+        self.config, self.tokenizer, self.state, self.module = load_model(model, identity)
+        self.max_length: int = min(self.config.max_position_embeddings, LONGEST)
+        further = options(top_p=top_p, top_k=top_k, chat_template_kwargs=chat_template_kwargs)
+        self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision, *further.items())
+        self._chats = lru_cache(CHATS)(lambda tools: Chat(self.tokenizer, json.loads(tools), chat_template_kwargs))
+        self._adapter = ""
+        self._decoder: Decoder | None = None
+
+    def chat(self, tools: list[JsonObject]) -> Chat:
+        """Return the dialogue renderer for a set of tools."""
+        return self._chats(json.dumps(tools))
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids of the tokens that end a turn."""
+        return self.chat([]).ends
+
+    def scores(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str = "") -> list[float]:
+        """Score each of some tokens to come next, among these, at temperature 1: log-probabilities."""
+        import torch
+
+        decoder = self.decoder(adapter)
+        decoder.reset()
+        logits = decoder.forward(torch.tensor([prompt[-self.max_length :]]), [0])[0]
+        return logits[list(tokens)].log_softmax(0).tolist()
+
+    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
+        """See `Scorer`."""
+        chat = self.chat([])
+        return [
+            self.scores(chat.prompt(question.messages), [chat.encode(text)[0] for text in question.answers])
+            for question in questions
+        ]
+
+    def decoder(self, adapter: str) -> "Decoder":
+        """Return the engine's fastest decoder of this architecture, with this adapter merged in ("" for the base)."""
+        import torch
+
+        from captrain.agents.engine import DenseDecoder, HuggingFaceDecoder
+
+        if self._decoder is None or adapter != self._adapter:
+            state, dtype = with_adapter(self.state, adapter), getattr(torch, self.precision)
+            if self.module is None:
+                self._decoder = DenseDecoder(self.config, state, self.max_length, dtype)
+            else:
+                module = copy.deepcopy(self.module).to(dtype)
+                module.load_state_dict(state)
+                self._decoder = HuggingFaceDecoder(module, dtype)
+            self._adapter = adapter
+        return self._decoder
+
+    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+        """See `Policy.play`."""
+        for adapter in dict.fromkeys(play.adapter for play in plays):
+            group = [play for play in plays if play.adapter == adapter]
+            for start in range(0, len(group), self.batch):
+                yield from self.play_with(self.decoder(adapter), group[start : start + self.batch])
+
+    def play_with(self, decoder: "Decoder", plays: Sequence[Play]) -> list[Play]:
+        """Play one batch on a given decoder."""
+        from captrain.agents.engine import EngineRow, sample_rows
+
+        rows = [(play, row) for play in plays if play.start() and (row := self.row(play, EngineRow)) is not None]
+        sample_rows(
+            decoder,
+            [row for _, row in rows],
+            ends=self.ends,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            max_length=self.max_length,
+            top_p=self.top_p,
+            top_k=self.top_k,
+        )
+        for play, row in rows:
+            play.truncated = self.truncation(row)
+            play.completion_tokens = sum(row.mask)
+            play.prompt_tokens = len(row.mask) - play.completion_tokens
+            prompt, start = play.token_ids, row.mask.index(1)
+            play.token_ids = prompt + row.ids[start:]
+            play.mask = [0] * len(prompt) + row.mask[start:]
+            play.logprobs = [0.0] * len(prompt) + row.logprobs[start:]
+        return list(plays)
+
+    def truncation(self, row: "EngineRow") -> str:
+        """Say why a dialogue ended before its time, "" where it did not."""
+        return outgrown(self.max_length) if row.truncated else ""
+
+    def row(self, play: Play, kind: "type[Kind]") -> "Kind | None":
+        """Enter the play into the engine; None where its prompt does not fit."""
+        chat = self.chat(play.tools)
+        play.messages = guide(play.messages, self.guidance)
+        play.token_ids = chat.prompt(play.messages)
+        prompt = chat.prompt(with_hint(play.messages, play.hint)) if play.hint else play.token_ids
+        if len(prompt) > self.max_length:
+            play.truncated, play.token_ids = outgrown(self.max_length, len(prompt)), []
+            return None
+
+        def answer(turn: list[int]) -> list[int]:
+            replies = play.advance(chat.parse(turn))
+            return chat.suffix(replies, turn[-1]) if replies and play.turns < self.max_turns else []
+
+        return kind(play.key, prompt, answer)
+
+
+def with_hint(opening: list[Message], hint: str) -> list[Message]:
+    """Add a hint at the end of the system prompt, or of the first message where there is none."""
+    index = next((index for index, message in enumerate(opening) if message["role"] == "system"), 0)
+    hinted = {**opening[index], "content": f"{opening[index]['content']}\n\n{hint}"}
+    return [*opening[:index], hinted, *opening[index + 1 :]]
+
+
+@lru_cache(maxsize=1)
+def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
+    """Load configuration, tokenizer, weights, and the Hugging Face module; None for dense Qwen3 and Llama, which the
+    engine decodes from its weights alone (importing the modelling code costs seconds in every stage).
+
+    The last one stays in memory, because a search through prompts makes a policy of each: nobody writes to it.
+
+    Args:
+        folder: of the model.
+        identity: digest of its files, so that what was altered is read again.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from captrain.agents.engine import DenseDecoder
+
+    remedy = f"a file in it was altered or cut short: delete {folder} and run `dvc repro base`"
+    weights = sorted(folder.glob("*.safetensors"))
+    trust = trusts_code(folder)
+    # Each file by itself first, so that the one that is cut short is named.
+    for name in MODEL_FILES:
+        read_json(folder / name, object, remedy)
+    for path in weights:
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} does not load ({error})", remedy) from error
+    module: Any = None
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        rope = getattr(config, "rope_parameters", None) or {}
+        if (
+            config.model_type in DENSE
+            and rope.get("rope_type") == "default"
+            and not (getattr(config, "use_sliding_window", False) or config.attention_bias)
+            and not getattr(config, "mlp_bias", False)
+        ):
+            state = {name: w for path in weights for name, w in load_file(path).items()}
+            missing = {*DenseDecoder.names(config)} - state.keys()
+        else:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust
+            )
+            module, report = loaded
+            state, missing = dict(module.eval().state_dict()), report["missing_keys"]
+    except Exception as error:
+        raise UserError(f"model {folder} does not load ({error})", remedy) from error
+    if missing:  # random ones would take their place
+        raise UserError(
+            f"config.json of {folder} asks for weights that are not there, {min(missing)} among them", remedy
+        )
+    return config, tokenizer, state, module
+
+
+def with_adapter(state: "State", adapter: str) -> "State":
+    """Add a saved PEFT LoRA adapter to the weights: W + (alpha / r) B A; "" adds none.
+
+    Raises:
+        UserError: the adapter is missing, damaged, or not a plain LoRA adapter of this model.
+    """
+    if not adapter:
+        return state
+    lora = read_plain_lora(Path(adapter))
+    out = dict(state)
+    try:
+        for name, (up, down) in lora.factors.items():
+            module = name.removeprefix("base_model.model.")
+            # In float64, as all that decides a token: sums in float32 differ between CPUs.
+            change = up.double() @ down.double()
+            target, part = expert_place(module, state) or (f"{module}.weight", slice(None))
+            if out[target] is state[target]:
+                out[target] = state[target].double().clone()
+            weight = out[target][part]
+            if change.shape != weight.shape:
+                raise UserError(
+                    f"adapter {adapter} is for another model: {module} is {tuple(weight.shape)}, and its change "
+                    f"{tuple(change.shape)}",
+                    "use it with its own base",
+                )
+            weight += lora.scale * change
+    except KeyError as error:
+        raise UserError(
+            f"adapter {adapter} changes {error}, which the model lacks", "use it with its own base"
+        ) from error
+    return out

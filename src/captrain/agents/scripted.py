@@ -1,0 +1,61 @@
+"""A policy without a model: it plays what a script says, by default the reference solution.
+
+For tests, for looking at an environment, and for measuring what a pipeline costs without a model.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from captrain.agents.policy import Play
+from captrain.errors import InfrastructureError
+from captrain.records import Message, digest
+
+Script = Callable[[Play], Sequence[Message]]
+
+
+class ScriptedPolicy:
+    """Policy that plays a script.
+
+    Args:
+        model: unused; every policy is built with the folder of the base.
+        batch: unused.
+        script: play -> the assistant messages to say, in order; the default is `Play.reference`.
+        skill: probability that a play follows its script; otherwise it says nothing at all.
+    """
+
+    def __init__(
+        self,
+        model: Path | None = None,
+        batch: int = 1,
+        script: Script | None = None,
+        *,
+        skill: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    ) -> None:
+        self.script, self.skill = script, skill
+        self.digest = digest("scripted", skill, script.__qualname__ if script else "reference")
+
+    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+        """See `Policy.play`."""
+        for play in plays:
+            actions: Sequence[Message] = []
+            try:
+                if play.start():
+                    actions = (self.script or by_the_book)(play)
+            except InfrastructureError as fault:
+                play.error = str(fault)
+            if not play.error and random.Random(play.key).random() >= self.skill:
+                actions = [{"role": "assistant", "content": ""}]
+            for action in actions:
+                if not play.advance(action):
+                    break
+            yield play
+
+
+def by_the_book(play: Play) -> list[Message]:
+    """Play the reference solution; the episode must be one of an environment."""
+    episode: Any = play.episode
+    return episode.reference()

@@ -1,0 +1,300 @@
+"""The base behind vLLM servers of our own, with any adapters of it: token in, token out, so that it can be trained.
+
+The servers are child processes of the stage, wherever it runs, and all its workers ask them
+(`captrain.agents.servers`). Adapters are loaded under their content hash, and every answer must come from the
+model that was asked for.
+
+A prompt is sent as token ids. After each turn what answers it is appended, rendered by the chat template on its own:
+what the model has read and written is never rendered or tokenized again, so that it reads in the next turn what it
+wrote in this one, thoughts and odd blanks among it, and the recorded log-probabilities are those of the recorded
+tokens. Tool calls are read here (`captrain.models.chat`), as of a model in this process. How often a server that
+renders dialogues anew would have read other tokens is counted in the play. The server says which tokens it wrote, and
+with which log-probabilities: those of the distribution that it drew from, temperature included, with nothing cut
+off.
+
+A request that a server fails is sent again, after the server has been started again if need be: it holds the whole
+dialogue and its seed, so that nothing of the episode is lost.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from captrain.agents.local import with_hint
+from captrain.agents.openai import OpenAIPolicy
+from captrain.agents.policy import ClosedQuestion, Play, outgrown
+from captrain.agents.servers import Fleet, Replica, Service, fleet_of
+from captrain.errors import UserError
+from captrain.models import (
+    Chat,
+    ContextLengthExceeded,
+    TokenCompletion,
+    TokenScores,
+    TransientFault,
+    adapter_digest,
+    model_source,
+    trusts_code,
+)
+from captrain.records import JsonObject, Message, digest, file_digest
+from captrain.run import Count, Machine, Rate
+
+FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
+"""Arguments by which a server draws from the model's own distribution at the temperature that is asked for, whatever
+the model's files recommend, and gives the log-probabilities of that distribution."""
+
+PAUSE = 0.25
+"""Seconds, twice as many after each further fault of a server that says it is healthy."""
+
+
+class VLLMPolicy(OpenAIPolicy):
+    """The base of this run, served by vLLM.
+
+    Args:
+        model: folder that the base stage has left: the model, or the name of one.
+        machine: how the servers are started, and how many episodes are played at once.
+        temperature: sampling temperature, 0 is greedy.
+        max_turns: assistant turns in one episode.
+        max_tokens: tokens in one assistant turn.
+        guidance: lines appended to the system prompt.
+        dtype: of weights and arithmetic. float32 is for models that are trained in it or above.
+        max_length: tokens of the longest dialogue; None: what the model takes.
+        arguments: further arguments of the servers that decide what they answer, such as --quantization=fp8.
+        retries: further attempts at a request before its episode is given up, and played again later.
+        timeout: seconds for one request.
+        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
+        top_k: number of the likeliest tokens, of which one is drawn; None: all tokens.
+        chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
+
+    Raises:
+        UserError: the folder holds no model.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        batch: int | None = None,
+        machine: Machine | None = None,
+        *,
+        temperature: Annotated[float, Field(ge=0)],
+        max_turns: Annotated[int, Field(ge=1)],
+        max_tokens: Annotated[int, Field(ge=1)],
+        guidance: Sequence[str] = (),
+        dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16",
+        max_length: Count | None = None,
+        arguments: Sequence[str] = (),
+        retries: Annotated[int, Field(ge=0)] = 3,
+        timeout: Rate = 600.0,
+        top_p: Annotated[float, Field(gt=0, lt=1)] | None = None,
+        top_k: Annotated[int, Field(ge=1)] | None = None,
+        chat_template_kwargs: JsonObject | None = None,
+    ) -> None:
+        self.weights = model_source(model)
+        if self.weights.in_hub:
+            identity = f"{self.weights.source}@{self.weights.revision or ''}"
+            name = self.weights.source
+        elif (model / "config.json").exists():
+            identity = file_digest(*sorted(path for path in model.iterdir() if path.is_file()))
+            name = f"base-{identity}"
+        else:
+            raise UserError(f"model {model} lacks config.json", "run `dvc repro base` to make it again")
+        super().__init__(
+            batch=batch or (machine.batch if machine else 64),
+            name=name,
+            temperature=temperature,
+            max_turns=max_turns,
+            max_tokens=max_tokens,
+            guidance=guidance,
+            retries=retries,
+            timeout=timeout,
+            top_p=top_p,
+            top_k=top_k,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        self.retries, self.timeout = retries, timeout
+        self.dtype, self.longest, self.arguments = dtype, max_length, list(arguments)
+        decisive = (temperature, max_turns, max_tokens, self.guidance, dtype, max_length, self.arguments)
+        self.digest = digest("vllm", identity, *decisive, *self.options.items())
+        self._machine = machine
+        self._chats: dict[str, Chat] = {}
+        self._names: dict[str, str] = {}
+        """Names of adapters, by their folders."""
+        self._episode_state = threading.local()
+        """State of the episode that a thread plays: its replica, and the tokens that the model has read and written."""
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        from transformers import AutoTokenizer
+
+        source, revision = self.weights.source, self.weights.revision
+        trust = trusts_code(source, revision)
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust)
+
+    @cached_property
+    def max_length(self) -> int:
+        """Tokens of the longest dialogue that the model takes."""
+        from transformers import AutoConfig
+
+        source, revision = self.weights.source, self.weights.revision
+        config: Any = AutoConfig.from_pretrained(
+            source, revision=revision, trust_remote_code=trusts_code(source, revision)
+        )
+        limit: int = config.max_position_embeddings
+        return min(limit, self.longest or limit)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The servers, shared by all policies that need the same ones, in this process and in the others of its stage.
+
+        Raises:
+            UserError: `machine.vllm` names no interpreter.
+        """
+        if self._machine is None or not self._machine.vllm.python:
+            raise UserError(
+                "policy vllm needs servers, and machine.vllm.python is not set",
+                "install vLLM in an environment of its own and set machine.vllm.python to its interpreter",
+            )
+        machine = self._machine.vllm
+        revision = ("--revision", self.weights.revision) if self.weights.revision else ()
+        limit = ("--max-model-len", str(self.longest)) if self.longest else ()
+        settings = ("--dtype", self.dtype, *limit, *self.arguments, *FAITHFUL, *revision)
+        if machine.gpus > 1:
+            settings += ("--tensor-parallel-size", str(machine.gpus))
+        # The path in full: servers and the check of what they serve compare it as text.
+        source = self.weights.source if self.weights.in_hub else str(Path(self.weights.source).resolve())
+        return fleet_of(Service(machine, source, self.name, settings, self.timeout))
+
+    def close(self) -> None:
+        """Stop the servers; they start again when something is played again."""
+        self.fleet.close()
+
+    @contextmanager
+    def _ready(self, plays: Sequence[Play]) -> Iterator[None]:
+        self.tokenizer  # noqa: B018  (before threads ask for it, as for the longest dialogue)
+        self.max_length  # noqa: B018
+        adapters = {folder: Path(folder).resolve() for folder in {play.adapter for play in plays} if folder}
+        names = {folder: adapter_digest(path) for folder, path in adapters.items()}
+        self._names.update(names)
+        with self.fleet.serving({names[folder]: path for folder, path in adapters.items()}):
+            yield
+
+    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
+        """See `Scorer`.
+
+        Raises:
+            UserError: as `play`, or a server fails each time.
+        """
+        with self._ready(()), ThreadPoolExecutor(self.batch) as threads:
+            try:
+                return list(threads.map(self._scores, questions))
+            except (TransientFault, ContextLengthExceeded) as fault:
+                raise UserError(f"the model was asked a question and did not answer ({fault})", "run again") from None
+
+    def _scores(self, question: ClosedQuestion) -> list[float]:
+        chat = self.chat([])
+        tokens = [chat.encode(answer)[0] for answer in question.answers]
+        extra: JsonObject = {"return_token_ids": True, "return_tokens_as_token_ids": True, "allowed_token_ids": tokens}
+        settings: JsonObject = {"temperature": 1.0, "max_tokens": 1, "seed": 0, "logprobs": len(tokens)}
+        prompt = chat.prompt(question.messages)[1 - self.max_length :]
+        with self.fleet.replica() as replica:
+            completion = self._sent(replica, self.name, prompt, {**settings, "extra_body": extra})
+        [scores] = (completion.choices[0].logprobs or TokenScores()).top_logprobs or [None]
+        if scores is None:
+            raise UserError("the servers of policy vllm do not show log-probabilities", "install vLLM 0.10.2 or later")
+        return [scores[f"token_id:{token}"] for token in tokens]
+
+    def chat(self, tools: list[JsonObject]) -> Chat:
+        """Return the dialogue renderer for a set of tools."""
+        key = digest(tools)
+        if key not in self._chats:
+            self._chats[key] = Chat(self.tokenizer, tools, self.options.get("chat_template_kwargs"))
+        return self._chats[key]
+
+    def _episode(self, play: Play, stop: Event) -> Play:
+        with self.fleet.replica() as self._episode_state.replica:
+            self._episode_state.context = []
+            return super()._episode(play, stop)
+
+    def _answer(self, play: Play) -> Message | None:
+        chat, context = self.chat(play.tools), self._episode_state.context
+        if context:
+            play.rerendered += chat.dialogue(play.messages)[: len(play.token_ids)] != play.token_ids
+            turns = [index for index, message in enumerate(play.messages) if message["role"] == "assistant"]
+            follows = chat.suffix(play.messages[turns[-1] + 1 :], context[-1])
+            prompt = context + follows
+        else:
+            follows = chat.prompt(play.messages)
+            prompt = chat.prompt(with_hint(play.messages, play.hint)) if play.hint else follows
+        space = self.max_length - len(prompt)
+        if space <= 0:
+            play.truncated = outgrown(self.max_length, 0 if context else len(prompt))
+            return None
+        choice = self._continuation(play, prompt, min(self.max_tokens, space)).choices[0]
+        reply, scores = choice.token_ids, choice.logprobs
+        if reply is None or scores is None or len(scores.token_logprobs) != len(reply):
+            raise UserError(
+                "the servers of policy vllm do not show the tokens that they write",
+                "install vLLM 0.10.2 or later in the environment that machine.vllm.python names",
+            )
+        play.prompt_tokens += len(prompt)
+        play.completion_tokens += len(reply)
+        play.token_ids += follows + reply
+        play.mask += [0] * len(follows) + [1] * len(reply)
+        play.logprobs += [0.0] * len(follows) + scores.token_logprobs
+        self._episode_state.context = prompt + reply
+        if not chat.ends.intersection(reply[-1:]) and len(reply) >= space:
+            play.truncated = outgrown(self.max_length)
+            return None
+        return chat.parse(reply)
+
+    def _continuation(self, play: Play, prompt: Sequence[int], tokens: int) -> TokenCompletion:
+        """Ask the play's model for its next tokens, at most so many."""
+        settings: JsonObject = {
+            "temperature": self.temperature,
+            "max_tokens": tokens,
+            "seed": int(digest(play.key, play.turns)[:8], 16) >> 1,
+            "logprobs": 0,
+        }
+        extra: JsonObject = {
+            "return_token_ids": True,
+            "stop_token_ids": sorted(self.chat(play.tools).ends),
+            **{name: value for name, value in self.options.items() if name in ("top_p", "top_k")},
+        }
+        model = self._names[play.adapter] if play.adapter else self.name
+        return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
+
+    def _sent(self, replica: Replica, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
+        """Send one request, again after passing faults.
+
+        Raises:
+            TransientFault: as often as it may be sent it was failed.
+            ContextLengthExceeded: the prompt has outgrown the model.
+            UserError: the server is given up, or refuses it, or another model has answered.
+        """
+        request, faults = digest(model, list(prompt), settings), 0
+        while True:
+            starts = replica.place.starts
+            try:
+                completion = replica.complete(prompt, model=model, **settings)
+                break
+            except TransientFault:
+                faults += 1
+                replica.mend(starts, request)
+                if faults > self.retries:
+                    raise
+                if replica.place.starts == starts:
+                    time.sleep(PAUSE * 2**faults)
+        replica.fruitful = starts
+        if completion.model != model:
+            raise UserError(
+                f"policy vllm asked for {model}, and {completion.model} answered", "see what machine.vllm starts"
+            )
+        return completion

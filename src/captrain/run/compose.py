@@ -1,0 +1,109 @@
+"""The folder conf/: what an experiment, a seed and overrides select in it, as plain data.
+
+A project's conf/ holds what the project changes; what it lacks is in the one that captrain brings along.
+
+Hydra composes; what it would say of a misspelt option is said here first, with what there is to choose from. Nothing is
+known of settings, their types and ranges: they are the schema's (`captrain.run.spec`).
+"""
+
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from captrain.errors import UserError
+from captrain.records import JsonObject
+from captrain.run.components import REMEDY, alternatives, excerpt, nested, takes
+from captrain.run.shipped import conf_layers, searched_conf
+
+_HYDRA = threading.Lock()
+"""Hydra has one folder of configuration in a process: threads that compose wait for each other."""
+
+
+def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> JsonObject:
+    """Compose the configuration as plain data, unchecked but for the names of options.
+
+    Args:
+        experiment: one of conf/experiment/.
+        overrides: see `captrain.run.compose_spec`.
+        conf_dir: of the project; captrain's own comes after it.
+
+    Raises:
+        UserError: an unknown experiment or option, a line that is no key=value, or files that do not compose.
+    """
+    groups: dict[str, set[str]] = {}
+    for layer in conf_layers(conf_dir):
+        for file in layer.glob("*/*.yaml"):
+            groups.setdefault(file.parent.name, set()).add(file.stem)
+    if experiment not in groups["experiment"]:
+        raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, sorted(groups["experiment"])))
+    texts, options, keys = [f"experiment={experiment}", f"seed={seed}"], set[str](), set[str]()
+    for override in overrides:
+        form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
+        if form is None:
+            raise UserError(
+                f"override {excerpt(override)!r} is not of the form key=value",
+                "write, for example, selection.delta=0.1",
+            )
+        key, value = form[2], form[3]
+        if key in ("experiment", "seed"):
+            raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
+        if key.startswith("hydra."):
+            raise UserError(f"there is no setting {excerpt(key)}", f"take it out: {REMEDY}")
+        if key not in groups:
+            # Added where conf/ does not list it: the schema knows whether there is such a setting.
+            texts.append(f"++{key}={value}")
+            keys.add(key)
+        elif value in groups[key]:
+            texts.append(override.strip())
+            options.add(key)
+        else:
+            raise UserError(
+                f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}",
+                alternatives(value, sorted(groups[key])),
+            )
+    data = _merged(conf_dir, texts)
+    # Settings that conf/ gives to a class which an override replaces are dropped. Where benchmark._target_=mine:Desk
+    # names another class, only settings that are overridden, too, stay. Where router=retrieval chooses another option
+    # than the experiment, what the experiment sets of its own goes with that: all that the new class does not take.
+    classes = {key.removesuffix("._target_") for key in keys if re.fullmatch(r"\w+\._target_", key)}
+    for group in {*options, *classes} & data.keys():
+        part = None if group in classes else nested(group, data[group])
+        if group in classes or part is not None:
+            data[group] = {
+                name: value
+                for name, value in data[group].items()
+                if name == "_target_" or f"{group}.{name}" in keys or (part is not None and takes(part, name))
+            }
+    return data
+
+
+def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
+    # Needed by the compose stage only; every other stage imports this module with the schema.
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    OmegaConf.register_new_resolver("max", max, replace=True)
+    try:
+        with _HYDRA, searched_conf(conf_dir) as folder, initialize_config_dir(str(folder), version_base="1.3"):
+            config = hydra_compose("config", overrides)
+        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise not_composed(conf_dir, error) from None
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def not_composed(conf_dir: Path, error: Exception) -> UserError:
+    """Word the error of Hydra, or a library behind it, that does not compose a configuration: one line of some length,
+    without the names of its exceptions."""
+    message = re.sub(r"\b\w+(?:Exception|Error)\b(?: raised while)?:? ?", "", " ".join(str(error).split()))
+    reason = excerpt(message) or "a name in it is null, where settings have names"
+    if isinstance(error, RecursionError):
+        reason = "it is nested too deeply"
+    return UserError(f"the configuration in {conf_dir}/ does not compose: {reason}", REMEDY)

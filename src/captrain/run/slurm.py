@@ -1,0 +1,291 @@
+"""Independent items of work as Slurm jobs: each is sent out once, found again by any later process, and kept.
+
+An item's key is its fingerprint: the digest of everything that decides its result, never of the machine.
+All state lies in `.cache/jobs`, on a file system that every node sees under the same path:
+
+    lock                held while something is sent, so that two pipelines never send the same item
+    results/<key>.pkl   what a finished job came to; whoever has this key next takes it from here
+    <submission>/       what was about to be sent; submitit's files: script, pickles, logs; and what a job failed with
+
+A process that is killed at any moment leaves either nothing sent, or jobs that its successor finds by submitit's files,
+which name them; one that is killed within sbatch itself leaves a job without work, which ends by itself. Two jobs of
+one key, should they ever meet, wait for each other, and the second finds the result. A job that is preempted or meets
+its time limit is queued again and calls its function again: functions go on from what they keep themselves
+(`captrain.training`, `captrain.agents`). A job that dies otherwise (killed, cancelled, out of memory, its node lost)
+is submitted again, a limited number of times: whoever wants jobs to stop ends the pipeline first. What a function
+raises is no death: it reaches the caller as if it had run here.
+"""
+
+import os
+import pickle
+import secrets
+import shutil
+import signal
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from textwrap import shorten
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from captrain.errors import InfrastructureError, UserError
+from captrain.records import digest, publish_bytes, publish_json
+from captrain.run import Slurm
+from captrain.run.fingerprint import fingerprint, identity_of
+from captrain.run.jobs import ALIVE, JOBS, RECORD, Attempt, Submission, states, submissions
+from captrain.run.loans import exclusive
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
+
+GRACE = 5.0
+"""Seconds that a job may be over before its result is seen, on a file system that is slow to say so."""
+ENDING = threading.Event()
+"""Set in a job that Slurm ends, to queue it again or for good: it ends the steps of a job in any order, so that what is
+raised around that moment says nothing of the work."""
+NOTICE = 2.0
+"""Seconds within which all steps of a job have been told that it ends."""
+THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
+
+
+@contextmanager
+def _told_of_the_end() -> Iterator[None]:
+    """Note that Slurm ends this job, beside what submitit does when it is told."""
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        ENDING.set()
+        if callable(previous):
+            previous(number, frame)
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Callable of a job; submitit calls it, and `checkpoint` when the job is preempted or its time is nearly up."""
+
+    function: Callable[[Any], object]
+    item: object
+    key: str
+    folder: Path
+
+    def __call__(self) -> None:
+        """Work, unless the result is there already; leave the result, or what the function raised."""
+        with exclusive(JOBS / "results" / f"{self.key}.lock"), _told_of_the_end():
+            if stored_result(self.key) is not None:
+                print("the result is there already", flush=True)
+                return
+            try:
+                result = self.function(self.item)
+            except Exception as error:
+                account = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
+                print(account, flush=True)
+                if not ENDING.wait(NOTICE):
+                    # The traceback comes along where it is not for the reader to mend.
+                    if not isinstance(error, UserError | InfrastructureError):
+                        error.add_note(account)
+                    try:
+                        failure = pickle.dumps(error)
+                        pickle.loads(failure)
+                    except Exception:
+                        failure = pickle.dumps(RuntimeError(account))
+                    publish_bytes(self.folder / f"{self.key}.failure", failure)
+                # No exception: that would be submitit's to record. Slurm is to know that this job failed.
+                raise SystemExit(1) from None
+            content = pickle.dumps((digest(identity_of(result)), result))
+            publish_bytes(JOBS / "results" / f"{self.key}.pkl", content)
+
+    def checkpoint(self) -> "DelayedSubmission":
+        """Submit the same work again, in the same job."""
+        from submitit.helpers import DelayedSubmission
+
+        ENDING.set()
+        return DelayedSubmission(self)
+
+
+class Dispatch:
+    """Application of a module-level function to every item, each in a job of its own: which items are still out, and
+    what became of the others.
+
+    Args:
+        function: importable, its arguments and results picklable; a second call goes on where a first was cut off.
+        items: independent of each other; dataclasses, models and paths whose content says what they are.
+        slurm: what a job gets.
+        label: name on the progress bar and of the jobs.
+
+    Raises:
+        UserError: Slurm is not here.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any], slurm: Slurm, label: str) -> None:
+        if shutil.which("sbatch") is None:
+            raise UserError("there is no sbatch here", "run this on a machine of the cluster, or choose machine=local")
+        self.function, self.slurm, self.label = function, slurm, label
+        self.order = [fingerprint(function, item) for item in items]
+        self.items = dict(zip(self.order, items, strict=True))
+        self.results: dict[str, Any] = {}
+        self.failures: dict[str, Exception] = {}
+        self.out: dict[str, Attempt] = {}
+        self.deaths: Counter[str] = Counter()
+        self.over: dict[Attempt, float] = {}
+
+    def wait(self) -> list[Any]:
+        """Return the results in the order of the items, when all jobs have come to their ends.
+
+        Raises:
+            UserError: Slurm refuses, or an item's jobs have died too often.
+            Whatever the function raises for the first item that fails, after the others have come to their ends.
+        """
+        with tqdm(total=len(self.items), desc=self.label, unit="job", leave=False, disable=None) as bar:
+            last_look, pause = 0.0, 1.0
+            while pending := self._collect():
+                bar.update(len(self.items) - len(pending) - bar.n)
+                if any(key not in self.out for key in pending):
+                    self._send()
+                    pause = 1.0
+                elif time.monotonic() - last_look > pause:
+                    bar.set_postfix_str(self._look(pending))
+                    last_look, pause = time.monotonic(), min(30.0, 1.2 * pause)
+                else:
+                    time.sleep(0.2)
+        for key in self.order:
+            if key in self.failures:
+                raise self.failures[key]
+        return [self.results[key] for key in self.order]
+
+    def _collect(self) -> list[str]:
+        """Take up what has come back; return the items of which neither a result nor a failure is known."""
+        pending = [key for key in self.items if key not in self.results and key not in self.failures]
+        for key in pending:
+            if (stored := stored_result(key)) is not None:
+                self.results[key] = stored[0]
+            elif key in self.out and (failure := self.out[key].failure()) is not None:
+                self.failures[key] = failure
+        return [key for key in pending if key not in self.results and key not in self.failures]
+
+    def _look(self, pending: Sequence[str]) -> str:
+        """Ask Slurm after the jobs that are out, and give up those that are dead; what to say on the bar."""
+        try:
+            by_job = states([self.out[key].job for key in pending])
+        except InfrastructureError as error:
+            # The jobs do not mind, and their results are files: a controller that restarts is no reason to end.
+            return f"Slurm does not answer: {error}"
+        for key in pending:
+            attempt = self.out[key]
+            state = by_job[attempt.job]
+            if state.name in ALIVE:
+                self.over.pop(attempt, None)
+                continue
+            os.listdir(attempt.folder)  # On NFS, opening a folder is what brings news of it.
+            os.listdir(JOBS / "results")
+            if time.monotonic() - self.over.setdefault(attempt, time.monotonic()) <= GRACE:
+                continue
+            del self.out[key]
+            self.deaths[key] += 1
+            death = f"{self.label} {name_of(self.items[key])}: job {attempt.job} is over without a result "
+            death += f"({state.name.lower()}{f' on {state.node}' if state.node else ''}), and said last: "
+            death += attempt.last_line() or "nothing"
+            if self.deaths[key] <= self.slurm.resubmissions:
+                tqdm.write(f"{death}; it is submitted again")
+                continue
+            limit = f"machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further one"
+            remedy = f"see `captrain jobs {attempt.job}`; change machine.slurm if memory or time was too short, and "
+            self.failures[key] = UserError(f"{death}; {limit}", f"{remedy}run again")
+        counts = Counter(state.name.lower() for state in by_job.values())
+        return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+
+    def _send(self) -> None:
+        """Attach to the job of every item that is not out, or submit it."""
+        with exclusive(JOBS / "lock"):
+            unsent = [key for key in self._collect() if key not in self.out]
+            last: dict[str, Attempt] = {}
+            for submission in submissions():
+                if set(submission.keys) & set(unsent):
+                    last |= {attempt.key: attempt for attempt in submission.attempts()}
+            try:
+                by_job = states([last[key].job for key in unsent if key in last])
+            except InfrastructureError as error:
+                raise UserError(f"Slurm does not answer: {error}", "see that it runs, and run again") from None
+            for key in unsent:
+                if key in last and by_job[last[key].job].name in ALIVE and last[key].failure() is None:
+                    self.out[key] = last[key]
+            if attached := [self.out[key].job for key in unsent if key in self.out]:
+                tqdm.write(f"{self.label}: waiting for jobs that are out already: {shorten(', '.join(attached), 80)}")
+            if new := [key for key in unsent if key not in self.out]:
+                self._submit(new)
+
+    def _submit(self, keys: Sequence[str]) -> None:
+        from submitit import SlurmExecutor
+        from submitit.core.utils import FailedJobError
+
+        submission = Submission(
+            name=f"captrain-{self.label}-{secrets.token_hex(4)}",
+            label=self.label,
+            keys=list(keys),
+            items=[name_of(self.items[key]) for key in keys],
+            at=datetime.now().isoformat(),
+        )
+        folder = JOBS / submission.name
+        publish_json(folder / RECORD, submission)
+        executor = SlurmExecutor(folder, max_num_timeout=self.slurm.requeues)
+        executor.update_parameters(
+            job_name=submission.name,
+            time=self.slurm.minutes,
+            nodes=self.slurm.nodes,
+            ntasks_per_node=1,
+            mem=self.slurm.memory,
+            cpus_per_task=self.slurm.cpus,
+            gpus_per_node=self.slurm.gpus or None,
+            partition=self.slurm.partition or None,
+            setup=[THREADS, *self.slurm.setup],
+            stderr_to_stdout=True,
+            # Since 22.05 srun does not take this over from sbatch.
+            # The work is done on the first node, from where a training starts its processes on all.
+            srun_args=[
+                *(f"--cpus-per-task={self.slurm.cpus}", "--open-mode=append"),
+                *("--nodes=1", "--ntasks=1", "--relative=0"),
+            ],
+            additional_parameters={**self.slurm.options, "requeue": True},
+        )
+        try:
+            jobs = executor.submit_array([Work(self.function, self.items[key], key, folder) for key in keys])
+        except FailedJobError as error:
+            raise UserError(
+                f"sbatch refused {self.label}: {' '.join(str(error).split())}", "correct machine.slurm, and run again"
+            ) from None
+        self.out |= {attempt.key: attempt for attempt in submission.attempts()}
+        message = (
+            f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {jobs[0].job_id.split('_')[0]}"
+        )
+        tqdm.write(f"{message}; it goes on when this process ends, and `captrain jobs` shows it")
+
+
+def stored_result(key: str) -> tuple[object] | None:
+    """Read the result of an item, which may be None itself, if it is there, and the files that it names are what they
+    were."""
+    path = JOBS / "results" / f"{key}.pkl"
+    if not path.exists():
+        return None
+    try:
+        expected, result = pickle.loads(path.read_bytes())
+    except (EOFError, pickle.UnpicklingError):
+        return None
+    return (result,) if digest(identity_of(result)) == expected else None
+
+
+def name_of(item: object) -> str:
+    """Return the name of an item for readers, or else the item itself as text."""
+    return str(getattr(item, "name", item))[:60]

@@ -1,0 +1,370 @@
+"""The configuration: one typed schema, composed once, read by every later stage.
+
+`params.yaml` selects, `conf/` defines, and the first stage derives `results/spec.yaml` from the two; every later
+stage reads that file with `load_spec` and never composes. Because the whole configuration passes through this schema
+before anything runs, a mistake ends here, in one message that names the key and the remedy, and not in the middle
+of a training run.
+"""
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from captrain.errors import UserError
+from captrain.records import publish_text, read_yaml, refuse_keys, refuse_keys_in
+from captrain.run.components import (
+    REMEDY,
+    Component,
+    Count,
+    Interval,
+    Level,
+    Rate,
+    Section,
+    Share,
+    alternatives,
+    check,
+    problem_text,
+    takes,
+)
+from captrain.run.compose import compose_data
+from captrain.run.machine import Machine
+from captrain.run.rows import CONTINUED, Baselines, GrpoSettings, Switch, row_names
+
+
+class Trainer(Component):
+    """A trainer, of which the exact rollout budget needs to know the size of an update."""
+
+    group_size: Annotated[int, Field(ge=2)]
+    groups_per_step: Count
+
+
+class Base(Section):
+    """The tiny base model and its supervised training; or a `pretrained` one, name@digest of a folder below
+    `machine.pretrained`, whose weights the training starts from; or a `model` that is served elsewhere, name or
+    name@revision, in whose place nothing is trained. `demonstrations`: those of a benchmark of the user's own, a
+    component. `products`: the type in which the weights of a pretrained one are multiplied while they are trained; all
+    else is in float32."""
+
+    model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
+    hidden: Count
+    layers: Count
+    heads: Count
+    steps: Count
+    batch: Count
+    learning_rate: Rate
+    weight_decay: Annotated[float, Field(ge=0)]
+    pretrained: Annotated[str, Field(pattern=r"^[\w.-]+@[0-9a-f]{16}$")] | None = None
+    products: Literal["float32", "bfloat16"] = "float32"
+    demonstrations: Component | None = None
+
+
+class Rollouts(Section):
+    """Diagnostic rollouts of the base on the discovery split."""
+
+    tasks: Count
+    trials: Count
+    retries: Annotated[int, Field(ge=0)]
+
+
+class Labels(Section):
+    """Labelling runs over the same rollouts, each on a bootstrap resample of their tasks, or on all of them."""
+
+    runs: Count
+    resample: bool = True
+
+
+Ranking = Literal["product", "gap", "mean_gap", "coverage"]
+"""Orders of the candidates that meet the rule, largest first: pooled coverage x gap, pooled gap, mean over runs of the
+gap, pooled coverage."""
+
+
+class Selection(Section):
+    """Thresholds that a candidate capability must reach to be selected, and the order in which these are kept. `proof`:
+    least share of failures, by its lower bound, that in a replay do not pass without a candidate's repair, which
+    selects it where the contrast does not; null: the contrast alone does, as in the paper."""
+
+    delta: Share
+    coverage: Share
+    agreement: Count
+    confidence: Level
+    floor: Annotated[float, Field(ge=-1, le=1)]
+    resamples: Count
+    ranking: Ranking = "product"
+    proof: Share | None = None
+
+
+class Capabilities(Section):
+    """Number of selected capabilities that are kept."""
+
+    count: Count
+
+
+class Environments(Section):
+    """Synthesized environments and the bounds that their passport checks on the base. `temperature` is the policy's
+    while it calibrates and trains; null: its own. Groups sampled at 0 are constant and teach nothing."""
+
+    seeds: Count
+    groups: Count
+    group_size: Annotated[int, Field(ge=2)]
+    rounds: Count
+    mean_reward: Interval
+    success: Interval
+    constant_groups: Share
+    idle_reward: Share
+    random_reward: Share
+    hacking_reward: Share
+    broken_reward: Share
+    structures: Count
+    transfer: Share
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds that the examination of a file may take which is not our own text."""
+
+
+class Adapters(Section):
+    """Training budget of each adapter."""
+
+    rollouts: Count
+
+
+class Pairs(Section):
+    """Environments that demand two capabilities at once, of those that failed rollouts lack together most often; they
+    cost no rollout. 0: none."""
+
+    count: Annotated[int, Field(ge=0)]
+
+
+class Merging(Section):
+    """One adapter made of TRACE's adapters, by each of the methods."""
+
+    methods: list[Literal["sum", "mean", "ties", "dare", "svd", "core", "distillation"]]
+    density: Annotated[float, Field(gt=0, le=1)]
+    """Share of the weights that TIES and DARE keep."""
+    rollouts: Count
+    """Rollouts of the student in on-policy distillation, beyond those that the adapters have cost."""
+    learning_rate: Rate
+    """Learning rate of on-policy distillation."""
+
+
+class Curve(Section):
+    """Points of one training at which its adapter is evaluated, the end among them; 0: at none but the end."""
+
+    points: Annotated[int, Field(ge=0)]
+
+
+class Evaluation(Section):
+    """The comparison on the test split; or, as the paper has it, on the tasks of all splits, those that were diagnosed
+    and trained on among them, which every row of the table then says.
+
+    `alternatives`: rows of the routers beside `router` and bounds of any, for which every adapter plays every task;
+    without them an adapter of one capability plays the tasks that are routed to it.
+    """
+
+    tasks: Count
+    splits: Literal["test", "all"] = "test"
+    trials: Count
+    alternatives: bool = True
+    resamples: Count
+    confidence: Level
+
+
+class Spec(Section):
+    """The whole configuration of one run."""
+
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)]
+    benchmark: Component
+    base: Base
+    policy: Component
+    rollouts: Rollouts
+    analyst: Component
+    labels: Labels
+    selection: Selection
+    capabilities: Capabilities
+    synthesizer: Component
+    environments: Environments
+    trainer: Trainer
+    adapters: Adapters
+    baselines: Baselines
+    pairs: Pairs
+    merging: Merging
+    controls: Switch
+    router: Component
+    evaluation: Evaluation
+    curve: Curve
+    causality: Switch
+    machine: Machine
+
+    def exploring(self) -> Component:
+        """Return the policy as it calibrates and trains: from the whole distribution, which is what is trained."""
+        changes: dict[str, float | None] = {name: None for name in ("top_p", "top_k") if name in self.policy.settings()}
+        if self.environments.temperature is not None:
+            changes["temperature"] = self.environments.temperature
+        return self.policy.model_copy(update=changes) if changes else self.policy
+
+    @model_validator(mode="after")
+    def _relations(self) -> "Spec":
+        processes, rows = self.machine.accelerate.processes, dict(self.baselines)
+        steps: dict[str, int | None] = {"trainer": self.trainer.groups_per_step}
+        for name, section in rows.items():
+            if isinstance(section, GrpoSettings) and section.run:
+                steps[f"baselines.{name}"] = section.groups_per_step
+        broken = [
+            f"{name}.groups_per_step = {groups} is not a multiple of machine.accelerate.processes = {processes}: set "
+            f"{name}.groups_per_step={-(-groups // processes) * processes}"
+            for name, groups in steps.items()
+            if groups and groups % processes
+        ]
+        broken += [
+            f"baselines.{name}.run needs baselines.{start}.run, from whose adapter it goes on"
+            for name, start in CONTINUED.items()
+            if rows[name].run and not rows[start].run
+        ]
+        broken += [
+            f"baselines.{name} is not a row" for name in sorted({*rows} - {*Baselines.model_fields, *row_names()})
+        ]
+        rounds, width = self.baselines.solutions.rounds, 2 * self.base.heads
+        relations = {
+            f"baselines.solutions.rounds.tasks = {rounds.tasks} cannot be shared among {rounds.count} diagnoses": (
+                rounds.tasks < rounds.count
+            ),
+            f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}": (
+                self.selection.agreement > self.labels.runs
+            ),
+            f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {width}": (
+                self.base.hidden % width > 0
+            ),
+            "base.pretrained is trained further and base.model is not trained: one of them is the base": (
+                self.base.pretrained is not None and self.base.model is not None
+            ),
+            "causality.run needs evaluation.alternatives: each adapter on every task": (
+                self.causality.run and not self.evaluation.alternatives
+            ),
+        }
+        broken += [text for text, is_broken in relations.items() if is_broken]
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
+
+class Choice(Section):
+    """Selection of params.yaml."""
+
+    experiment: str
+    seed: int
+    overrides: list[str]
+
+
+S = TypeVar("S", bound=Section)
+
+
+def load_choice(path: Path) -> Choice:
+    """Read params.yaml.
+
+    Raises:
+        UserError: the file is missing or not of the form {experiment, seed, overrides}, or an override holds a key.
+    """
+    data = read_yaml(path, object, "restore it from git")
+    choice = _validated(Choice, data, f"{path}: ", "see the comments in params.yaml")
+    refuse_keys(choice.overrides)
+    return choice
+
+
+def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> Spec:
+    """Compose the configuration of an experiment from `conf_dir` and check all of it.
+
+    Args:
+        experiment: one of conf/experiment/.
+        overrides: key=value lines; a key is a setting (selection.delta=0.1), also one of a component that conf/ does
+            not list, or a group (router=classifier). A `+` before it is taken, and has no meaning.
+
+    Raises:
+        UserError: an unknown experiment, option or key, a line that is no key=value, a value of the wrong type or
+            out of range, settings that do not go together, one that holds a key, or a component that does not exist
+            or does not take its settings, or a tracker that is not installed.
+    """
+    refuse_keys(overrides)
+    data = compose_data(experiment, seed, overrides, conf_dir)
+    refuse_keys_in(data)
+    spec = _validated(Spec, data, "", REMEDY)
+    sections = {**dict(spec), "base.demonstrations": spec.base.demonstrations}
+    for name, section in sections.items():
+        if isinstance(section, Component):
+            check(name, section)
+    for tracker in spec.machine.report_to:
+        package = find_spec(tracker)
+        if package is None or package.origin is None:  # a folder of that name
+            raise UserError(
+                f"machine.report_to names {tracker}, which is not installed",
+                f"pip install 'captrain[{tracker}]', or leave it out of machine.report_to",
+            )
+    if spec.base.model is not None or not takes(spec.policy, "endpoint"):
+        return spec
+    # The model that a policy asks at an endpoint is the base: nothing reads another, and none is trained.
+    data = spec.model_dump(by_alias=True)
+    data["base"] |= {"model": spec.policy.settings()["name"], "pretrained": None}
+    return _validated(Spec, data, "policy.name: ", REMEDY)
+
+
+def load_spec(path: Path = Path("results/spec.yaml")) -> Spec:
+    """Read the derived configuration, without composing and without importing any component.
+
+    Raises:
+        UserError: the file is missing, corrupt, or not of the schema.
+    """
+    remedy = "run `dvc repro compose` to derive it again"
+    return _validated(Spec, read_yaml(path, object, remedy), f"{path}: ", remedy)
+
+
+def publish_spec(spec: Spec, path: Path) -> None:
+    """Publish the configuration as YAML, keys in the order of the schema."""
+    text = yaml.safe_dump(spec.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+    publish_text(path, f"# Derived from params.yaml and conf/; change those, not this.\n{text}")
+
+
+def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
+    # Through JSON text, because only there does strict validation take a list for a tuple.
+    try:
+        text = json.dumps(data, default=str, ensure_ascii=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError):
+        # A YAML anchor that holds itself, a key that is a list, half a character.
+        raise UserError(f"{source}a value in it contains itself, or cannot be written as JSON", remedy) from None
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    if unknown := next((problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"), None):
+        # The fields of the section that these keys lead to.
+        section: Any = kind
+        for part in unknown[:-1]:
+            field = getattr(section, "model_fields", {}).get(part)
+            inner = (GrpoSettings,) if section is Baselines else get_args(section)
+            section = field.annotation if field else inner[-1]
+        remedy = alternatives(str(unknown[-1]), section.model_fields)
+    raise UserError(source + "; ".join(problem_text(problem) for problem in problems), remedy)
+
+
+def compose_configuration(settings: Sequence[str], root: Path) -> tuple[Spec, str]:
+    """Compose the configuration that params.yaml selects, with settings on top, and name it.
+
+    Args:
+        settings: key=value, as in `overrides` of params.yaml; experiment=NAME and seed=NUMBER choose others.
+        root: of the project.
+
+    Raises:
+        UserError: it does not compose.
+    """
+    selection = load_choice(root / "params.yaml")
+    pairs = ((key, value) for key, _, value in (setting.partition("=") for setting in settings))
+    replaced = {key: value for key, value in pairs if key in ("experiment", "seed")}
+    if not (seed := replaced.get("seed", str(selection.seed))).isdecimal():
+        raise UserError(f"seed = {seed!r} is not a number", "write, for example, seed=42")
+    overrides = [*selection.overrides, *(text for text in settings if text.partition("=")[0] not in replaced)]
+    experiment = replaced.get("experiment", selection.experiment)
+    title = ", ".join([f"experiment {experiment}", f"seed {seed}", *overrides])
+    return compose_spec(experiment, int(seed), overrides, root / "conf"), title

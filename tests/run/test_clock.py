@@ -1,0 +1,40 @@
+"""Times of stages: noted by the results that were made, apart from them."""
+
+from pathlib import Path
+
+import pytest
+
+from captrain.records import publish_text
+from captrain.run.entry import timed, times
+
+
+def make(text: str) -> None:
+    with timed("routes"):
+        publish_text(Path("results/routes/routes.csv"), text)
+
+
+def test_a_time_is_shown_for_the_results_that_it_belongs_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("one")
+    first = times(Path())["routes"]
+    assert first.wall_s >= 0 and first.cpu_s >= 0
+    publish_text(Path("results/routes/routes.csv"), "another")
+    assert times(Path()) == {}
+    make("two")
+    publish_text(Path("results/routes/routes.csv"), "one")
+    assert times(Path()) == {"routes": first}
+
+
+def test_a_stage_that_fails_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="broke"), timed("routes"):
+        publish_text(Path("results/routes/routes.csv"), "half")
+        raise ValueError("it broke")
+    assert times(Path()) == {}
+
+
+def test_a_stage_that_leaves_one_file_is_timed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with timed("base"):
+        publish_text(Path("results/base.json"), "{}")
+    assert [*times(Path())] == ["base"]

@@ -1,0 +1,190 @@
+"""Work spread over processes: in order, with errors whole, and gone when its starter is gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.waiting import until
+
+from captrain.errors import EnvironmentFault, UserError
+from captrain.records import JsonObject, publish_json
+from captrain.run import LENDER, launch
+from captrain.run.machine import VLLM, Accelerate, Machine, ModelAccess
+from captrain.training import processes
+
+
+def machine(workers: int) -> Machine:
+    return Machine(workers=workers, batch=1)
+
+
+def slow_square(number: int) -> tuple[int, int]:
+    time.sleep(0.2 if number == 0 else 0)
+    return number**2, os.getpid()
+
+
+def refuse(number: int) -> int:
+    if number == 1:
+        raise UserError("one is out of stock", "take two")
+    if number == 2:
+        raise EnvironmentFault("two raised", "mend it")
+    return number
+
+
+def threads_of(_: int) -> tuple[str | None, str | None]:
+    return os.environ.get("OMP_NUM_THREADS"), os.environ.get("MKL_NUM_THREADS")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_the_order_of_the_items_from_so_many_workers(workers: int) -> None:
+    results = launch.run(slow_square, range(6), machine(workers), "squares")
+    assert [square for square, _ in results] == [0, 1, 4, 9, 16, 25]
+    processes = {process for _, process in results}
+    assert processes == {os.getpid()} if workers == 1 else os.getpid() not in processes and len(processes) <= 2
+
+
+def test_nothing_to_do_is_done() -> None:
+    assert launch.run(slow_square, [], machine(2), "squares") == []
+
+
+def test_a_worker_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert launch.run(threads_of, [0, 1], machine(2), "threads") == [("1", "1")] * 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("items", "kind", "problem", "remedy"),
+    [([0, 1, 2], UserError, "one is out of stock", "take two"), ([0, 2], EnvironmentFault, "two raised", "mend it")],
+)
+def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
+    workers: int, items: list[int], kind: type[UserError], problem: str, remedy: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        launch.run(refuse, items, machine(workers), "refusals")
+    assert type(error.value) is kind and (error.value.problem, error.value.remedy) == (problem, remedy)
+    assert str(error.value) == f"{problem}\n  remedy: {remedy}"
+
+
+def die_once(item: tuple[Path, int]) -> int:
+    """Kill the worker that has the second item first, or each that has it where the file is a folder."""
+    path, number = item
+    if number == 1 and not path.is_file():
+        if not path.exists():
+            path.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_a_worker_that_is_killed_ends_no_other_work_and_its_own_is_begun_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.run(die_once, [(tmp_path / "died", number) for number in range(6)], machine(2), "squares") == [
+        0, 1, 4, 9, 16, 25,
+    ]  # fmt: skip
+    assert "a worker process of squares died; what it held is begun again" in capfd.readouterr().err
+
+
+def test_workers_that_die_again_and_again_are_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a worker process of squares died 3 times"):
+        launch.run(die_once, [(tmp_path, number) for number in range(3)], machine(2), "squares")
+
+
+SLEEPERS = """
+import os, pathlib, time
+from captrain.run import LENDER, launch
+from captrain.records import JsonObject, publish_json
+from captrain.training import processes
+from captrain.run.machine import VLLM, Accelerate, Machine, ModelAccess
+
+def sleep(number):
+    pathlib.Path(f"pid-{number}").write_text(str(os.getpid()))
+    time.sleep(3600)
+
+if __name__ == "__main__":
+    launch.run(sleep, [0, 1], Machine(workers=2, batch=1), "sleepers")
+"""
+
+
+def test_only_a_job_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    launch.report_progress(1, 3)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    launch.report_progress(2, 3)
+    launch.report_progress(3, 3, "whole")
+    assert capsys.readouterr().out == "2 of 3\n3 of 3: whole\n"
+
+
+def alive(process: int) -> bool:
+    """Return whether a process runs: a dead one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.needs("proc")
+def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "sleepers.py").write_text(SLEEPERS)
+    running = subprocess.Popen([sys.executable, "sleepers.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    files = [tmp_path / "pid-0", tmp_path / "pid-1"]
+    until(lambda: all(file.exists() and file.read_text() for file in files))
+    workers = [int(file.read_text()) for file in files]
+    assert len({*workers, running.pid}) == 3 and all(alive(worker) for worker in workers)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    until(lambda: not any(alive(worker) for worker in workers))
+
+
+EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(python="python", gpus=2), "asking": ModelAccess(gpus=2)}
+
+
+def layout(machine: Machine) -> tuple[str | None, int, bool]:
+    began = Path(os.environ["BEGAN"])
+    (began / str(os.getpid())).touch()
+    until(lambda: len([*began.iterdir()]) == int(os.environ["AT_ONCE"]))  # each worker has an item
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), launch.places(machine), bool(os.environ.get(LENDER))
+
+
+@pytest.mark.parametrize(
+    ("processes", "items", "devices", "places"),
+    [(1, 4, ["0", "1", "2", "3"], 1), (1, 2, ["0,1", "2,3"], 2), (2, 2, ["0,1", "2,3"], 1), (1, 3, ["0", "1", "2"], 1)],
+)
+def test_trainings_at_once_have_each_gpus_of_their_own_and_all_of_them_where_there_are_few(
+    processes: int, items: int, devices: list[str], places: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    accelerate = Accelerate(processes=processes, strategy="fsdp" if processes > 1 else "none")
+    node = Machine(workers=0, accelerate=accelerate, **EIGHT)
+    assert node.workers == 4 // processes
+    # They borrow the servers of this process.
+    monkeypatch.setenv("BEGAN", str(tmp_path))
+    monkeypatch.setenv("AT_ONCE", str(items))
+    assert sorted(launch.run(layout, [node] * items, node, "layouts")) == [(gpus, places, True) for gpus in devices]
+    monkeypatch.setenv("AT_ONCE", str(items + 1))
+    assert launch.run(layout, [node], node, "layouts") == [(None, 4 // processes, False)]
+
+
+def train(machine: Machine, workspace: Path) -> JsonObject:
+    raise NotImplementedError
+
+
+def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_divides_among(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = list[int]()
+
+    def run(config: Path, order: Path, log: Path, machine: Machine) -> int:
+        ran.append(machine.accelerate.processes)
+        log.write_text("")
+        publish_json(tmp_path / processes.RESULT, {})
+        return 0
+
+    monkeypatch.setattr(processes, "_run", run)
+    for gpus in (8, 16):  # of these two serve and two are the endpoint's
+        node = Machine(workers=0, accelerate=Accelerate(processes=2, strategy="ddp"), **{**EIGHT, "gpus": gpus})
+        processes.fit("divided", node, (10, "portions"), train, tmp_path)
+    assert ran == [2, 10]

@@ -1,0 +1,67 @@
+"""Output of commands for their user: beside what is theirs, and never over it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from captrain.errors import UserError
+from captrain.records import publish_text
+from captrain.run import user_outputs
+
+CHATS = [
+    {"messages": [{"role": "user", "content": f"Task {i}"}, {"role": "assistant", "content": "Done."}], "reward": i % 2}
+    for i in range(4)
+]
+
+
+def chats(folder: Path) -> Path:
+    path = folder / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in CHATS))
+    return path
+
+
+def test_outputs_come_into_place_together_and_again_over_themselves(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    for text in ("first", "second"):
+        with user_outputs(out, ["report.md"]) as aside:
+            publish_text(aside / "report.md", text)
+            publish_text(aside / "figures/a.txt", text)
+        assert (out / "report.md").read_text() == (out / "figures/a.txt").read_text() == text
+    assert sorted(path.name for path in out.iterdir()) == [".captrain-outputs.json", "figures", "report.md"]
+
+
+@pytest.mark.parametrize("place", ["report.md", "figures/a.txt"])
+def test_a_file_of_the_user_is_never_replaced_and_nothing_else_is_put_in_place(tmp_path: Path, place: str) -> None:
+    mine = tmp_path / place
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    refusal = pytest.raises(UserError, match="is there already, and captrain did not write it so")
+    with refusal, user_outputs(tmp_path) as aside:
+        publish_text(aside / "report.md", "captrain's")
+        publish_text(aside / "figures/a.txt", "captrain's")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine] and mine.read_text() == "mine"
+
+
+def test_what_the_user_changed_since_is_the_user_s(tmp_path: Path) -> None:
+    with user_outputs(tmp_path) as aside:
+        publish_text(aside / "report.md", "captrain's")
+    (tmp_path / "report.md").write_text("captrain's, with my notes")
+    with pytest.raises(UserError, match="report.md is there already"), user_outputs(tmp_path, ["report.md"]):
+        raise AssertionError("no work is done for what cannot be put in place")
+
+
+def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), user_outputs(tmp_path / "out") as aside:
+        publish_text(aside / "half.txt", "half")
+        raise ValueError
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_diagnosis_does_not_replace_a_report_that_is_not_captrains(tmp_path: Path, captrain) -> None:
+    (tmp_path / "report.md").write_text("my notes")
+    status, _, err = captrain(tmp_path, "diagnose", str(chats(tmp_path)), "--out", ".")
+    assert status == 2 and "report.md is there already" in err and (tmp_path / "report.md").read_text() == "my notes"
+    (tmp_path / "file").write_text("")
+    status, _, err = captrain(tmp_path, "diagnose", str(chats(tmp_path)), "--out", "file")
+    assert status == 2 and err.splitlines()[0] == "error: file is not a folder"

@@ -1,0 +1,618 @@
+"""Work sent to a real Slurm cluster: once each, found again after any death, and with the results that it has here."""
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.cluster.pipeline import MACHINE
+from support.cluster.slurm import Cluster, running
+from support.cluster.work import Chore, chore, refuse
+from support.stages import command_of
+from support.waiting import PATIENCE, until
+from support.warm import warm_commands
+
+from captrain.agents.collection import PolicySource, RolloutBatch, collect_shard
+from captrain.comparison.arms import Arm, ArmBatch, play_batch
+from captrain.errors import EnvironmentFault, InfrastructureError, UserError
+from captrain.models.lora import Adapter
+from captrain.records import Task, file_digest, publish_json, publish_text
+from captrain.run import compose_spec, jobs, launch, load_spec, publish_spec, slurm
+from captrain.run.components import Component
+from captrain.run.fingerprint import fingerprint, identity_of
+from captrain.run.jobs import ALIVE, JOBS
+from captrain.run.machine import Accelerate, Machine, Slurm
+from captrain.training.base.training import train_base
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+Run = Callable[..., list[Any]]
+SMALL = ["base.steps=60", "adapters.rollouts=40"]
+ENVIRONMENTS = ["wrong_argument", "wrong_record"]
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Slurm cluster of two nodes; without the daemons or root, what needs it is skipped."""
+    with running(tmp_path_factory.mktemp("cluster")) as one:
+        yield one
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty repository, whose jobs find the tests' functions."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    monkeypatch.setattr(slurm, "GRACE", 0.5)
+    return tmp_path
+
+
+@pytest.fixture
+def home(cluster: Cluster, here: Path) -> Iterator[Cluster]:
+    """The cluster, in an empty repository, and empty again afterwards."""
+    yield cluster
+    cluster.clear()
+
+
+def pipeline(*names: str, moment: str = "") -> subprocess.Popen[str]:
+    """Start a pipeline in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "support.cluster.pipeline", *names], env={**os.environ, "MOMENT": moment},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def spoke(one: subprocess.Popen[str]) -> bool:
+    """Return whether a pipeline has sent its jobs, or found them: it speaks first when it has, or else ends."""
+    assert one.stdout is not None
+    return bool(select.select([one.stdout], [], [], 0)[0])
+
+
+def runs() -> list[str]:
+    """The names of the chores that were begun, each as often as it was."""
+    return sorted(Path("runs").read_text().split()) if Path("runs").exists() else []
+
+
+def sent() -> list[str]:
+    """All jobs of this repository that Slurm took."""
+    return [attempt.job for submission in jobs.submissions() for attempt in submission.attempts()]
+
+
+class Background:
+    """A call of launch.run that can be watched while it waits."""
+
+    def __init__(self, function: Any, items: list[Any], machine: Machine, label: str) -> None:
+        self.outcome: Any = None
+        self.thread = threading.Thread(target=self._run, args=(function, items, machine, label), daemon=True)
+        self.thread.start()
+
+    def _run(self, *arguments: Any) -> None:
+        try:
+            self.outcome = launch.run(*arguments)
+        except Exception as error:
+            self.outcome = error
+
+    def result(self) -> Any:
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def shown() -> str:
+    """Print `captrain jobs`."""
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(jobs.jobs_table(Path()))
+    return console.export_text()
+
+
+def row(job: str) -> list[str]:
+    """The cells of a job's row."""
+    [line] = [line for line in shown().splitlines() if f" {job} " in line]
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+@pytest.mark.needs("slurm")
+def test_items_go_out_as_one_array_come_back_in_order_and_are_never_run_twice(home: Cluster) -> None:
+    items = [Chore(name) for name in ("a", "b", "c")]
+    begun = time.monotonic()
+    assert launch.run(chore, items, MACHINE, "chores") == [("A", "1"), ("B", "1"), ("C", "1")]
+    print(f"three jobs took {time.monotonic() - begun:.1f} s")
+    array = sent()[0].partition("_")[0]
+    assert sent() == [f"{array}_0", f"{array}_1", f"{array}_2"]
+    # In another order, with others, and on a machine with other settings: what is there is taken.
+    assert MACHINE.slurm is not None
+    other = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"minutes": 7}), "batch": 9})
+    assert launch.run(chore, [Chore("d"), *reversed(items)], other, "chores") == [
+        ("D", "1"), ("C", "1"), ("B", "1"), ("A", "1")
+    ]  # fmt: skip
+    assert runs() == ["a", "b", "c", "d"] and len(sent()) == 4
+    # One item is a job and no array.
+    assert sent()[3].isdigit() and row(sent()[3])[2] == "finished"
+
+
+@pytest.mark.needs("slurm")
+@pytest.mark.parametrize(
+    ("moment", "submissions"),
+    [
+        ("before sbatch", 2), ("after sbatch, before the job has its work", 2), ("while waiting", 1),
+        ("before publishing", 1),
+    ],
+)  # fmt: skip
+def test_a_pipeline_killed_at_any_moment_finds_its_jobs_again(home: Cluster, moment: str, submissions: int) -> None:
+    if moment == "before publishing":
+        Path("go").touch()
+    assert pipeline("a", "b", moment=moment).wait(PATIENCE) == -signal.SIGKILL
+    assert not Path("done.json").exists()
+    again = pipeline("a", "b")
+    # A job that is over before it is looked for is neither waited for nor written down.
+    until(lambda: spoke(again))
+    Path("go").touch()
+    said, problem = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, problem
+    assert json.loads(Path("done.json").read_text()) == [["A", "1"], ["B", "1"]]
+    assert runs() == ["a", "b"] and len(sent()) == 2
+    assert len(jobs.submissions()) == submissions
+    ours = {submission.name for submission in jobs.submissions()}
+    listed = home.say("squeue", "--noheader", "--array", "--states=all", "--format=%j").split()
+    # One without work ends by itself.
+    assert sum(name in ours for name in listed) == (4 if moment.startswith("after") else 2)
+    assert ("waiting for jobs that are out already" in said) == (submissions == 1 and moment != "before publishing")
+
+
+@pytest.mark.needs("slurm")
+def test_two_pipelines_at_once_share_their_jobs(home: Cluster) -> None:
+    both = [pipeline("a", "b", "c"), pipeline("a", "b", "c")]
+    until(lambda: runs() == ["a", "b", "c"] and all(spoke(one) for one in both))
+    Path("go").touch()
+    assert [one.wait(PATIENCE) for one in both] == [0, 0]
+    said = [one.communicate()[0] for one in both]
+    assert sorted("submitted a, b, c as job" in text for text in said) == [False, True]
+    assert sorted("waiting for jobs that are out already" in text for text in said) == [False, True]
+    assert runs() == ["a", "b", "c"] and len(sent()) == 3
+
+
+@pytest.mark.needs("slurm")
+def test_a_job_that_is_killed_is_submitted_again_and_the_others_are_not(home: Cluster) -> None:
+    waiting = Background(chore, [Chore("a", "go"), Chore("b", "go"), Chore("c", "go"), Chore("d", "go")], MACHINE, "x")
+    until(lambda: runs() == ["a", "b", "c", "d"])
+    first = sent()
+    os.kill(int(Path("pid-a").read_text()), signal.SIGKILL)
+    home.say("scancel", "--signal=KILL", first[1])
+    home.say("scancel", first[2])
+    until(lambda: runs() == ["a", "a", "b", "b", "c", "c", "d"])
+    assert "submitted 2 times" in shown()
+    Path("go").touch()
+    assert [name for name, _ in waiting.result()] == ["A", "B", "C", "D"]
+    assert len(sent()) == 7 and runs().count("d") == 1
+
+
+@pytest.mark.needs("slurm")
+def test_an_item_whose_jobs_keep_dying_is_given_up_and_the_others_come_to_their_ends(home: Cluster) -> None:
+    assert MACHINE.slurm is not None
+    never = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"resubmissions": 0})})
+    waiting = Background(chore, [Chore("a", "never"), Chore("b", "go")], never, "chores")
+    until(lambda: runs() == ["a", "b"])
+    os.kill(int(Path("pid-a").read_text()), signal.SIGKILL)
+    until(lambda: slurm.states([sent()[0]])[sent()[0]].name not in ALIVE)
+    Path("go").touch()
+    with pytest.raises(UserError) as error:
+        waiting.result()
+    said = rf"chores a: job {sent()[0]} is over without a result \(failed on n\d\), and said last: 1 of 5: at a; "
+    assert re.fullmatch(f"{said}machine.slurm.resubmissions = 0 allows no further one", error.value.problem)
+    assert f"captrain jobs {sent()[0]}" in error.value.remedy
+    assert launch.run(chore, [Chore("b", "go")], never, "chores") == [("B", "1")] and runs() == ["a", "b"]
+
+
+@pytest.mark.needs("slurm")
+def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goes_on(home: Cluster) -> None:
+    names = ("told", "requeued", "late")
+    waiting = Background(chore, [Chore(name, "never", once=True) for name in names], MACHINE, "chores")
+    until(lambda: runs() == sorted(names))
+    told, requeued, late = sent()
+    # As a scheduler does it that gives notice; as one that does not; and when the time is nearly up.
+    home.say("scancel", "--signal=USR2", told)
+    home.say("scontrol", "requeue", requeued)
+    home.say("scontrol", "update", f"JobId={late}", "TimeLimit=1")
+    assert [name for name, _ in waiting.result()] == ["TOLD", "REQUEUED", "LATE"]
+    assert runs() == sorted([*names, *names]) and sent() == [told, requeued, late]
+    for job in (told, late):
+        assert jobs.job_log(Path(), job).count("Calling checkpoint method") == 1
+    # What it said before it was queued again is not lost.
+    assert jobs.job_log(Path(), requeued).count(" of 5: at requeued") == 2
+
+
+@pytest.mark.needs("slurm")
+def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Cluster) -> None:
+    Path("go").touch()
+    failing = pipeline("good", "scarce", "fine")
+    _, problem = failing.communicate(timeout=PATIENCE)
+    assert failing.returncode == 2
+    assert problem.splitlines()[-2:] == ["error: one is out of stock", "  remedy: take two"]
+    assert "Traceback" not in problem and runs() == ["fine", "good"]
+    until(lambda: slurm.states([sent()[1]])[sent()[1]].name == "FAILED")
+    with pytest.raises(EnvironmentFault, match="two raised"):
+        launch.run(refuse, [Chore("faulty"), Chore("broken")], MACHINE, "chores")
+    with pytest.raises(ZeroDivisionError, match="three by nothing") as error:
+        launch.run(refuse, [Chore("broken")], MACHINE, "chores")
+    # Where it went wrong is known here too.
+    assert 'raise ZeroDivisionError("three by nothing")' in error.value.__notes__[0]
+    # Both pipelines sent what is broken: nothing that failed is kept.
+    assert len(sent()) == 3 + 2 + 1
+    assert [row(job)[2] for job in (sent()[0], sent()[1])] == ["finished", "failed"]
+    assert row(sent()[1])[-1] == "one is out of stock" and row(sent()[-1])[5] == "ZeroDivisionError: three by nothing"
+    assert "Traceback" not in jobs.job_log(Path(), sent()[1]) and "Traceback" in jobs.job_log(Path(), sent()[-1])
+
+
+@pytest.mark.needs("slurm")
+def test_jobs_are_shown_with_what_they_do_say_and_wait_for(home: Cluster) -> None:
+    assert MACHINE.slurm is not None
+    all_gpus = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"gpus": 2})})
+    waiting = Background(chore, [Chore(name, "go") for name in ("a", "b", "c")], all_gpus, "chores")
+    until(lambda: len(runs()) == 2)
+    until(lambda: row(sent()[2])[2] == "pending" and row(sent()[2])[-1] in ("Resources", "Priority"))
+    job, item, state, node, elapsed, line, reason = row(sent()[0])
+    assert (job, item, state, node) == (sent()[0], "chores a", "running", "n1") and elapsed.startswith("0:")
+    assert (line, reason) == ("1 of 5: at a", "")
+    assert {row(one)[3] for one in sent()} == {"n1", "n2", ""}
+    Path("go").touch()
+    waiting.result()
+    assert [row(one)[2] for one in sent()] == ["finished"] * 3
+    with pytest.raises(UserError, match="there is no job 1 here"):
+        jobs.job_log(Path(), "1")
+
+
+@pytest.mark.needs("slurm")
+def test_a_job_that_slurm_refuses_ends_in_one_message(home: Cluster) -> None:
+    assert MACHINE.slurm is not None
+    wrong = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"partition": "nowhere"})})
+    with pytest.raises(UserError, match="sbatch refused chores: .*invalid partition") as error:
+        launch.run(chore, [Chore("a")], wrong, "chores")
+    assert "machine.slurm" in error.value.remedy
+    assert launch.run(chore, [Chore("a")], MACHINE, "chores") == [("A", "1")]
+
+
+@pytest.mark.needs("slurm")
+def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted(
+    home: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    from support.training import job
+
+    from captrain.training.jobs import TrainingEnvironment
+    from captrain.training.runs import train
+
+    # While `hold` is there, a process stops within its third step; each says what it has scored. A benchmark may, in
+    # this process; an environment from a file is confined.
+    holding = Component.model_validate({"_target_": "support.cluster.holding.Letters"})
+    places = {"environments": (TrainingEnvironment("letters", holding, 2),)}
+    Path("hold").touch()
+    items = [
+        job(tiny, tmp_path / "letters.py", name="long", rollouts=48, **places),
+        job(tiny, tmp_path / "letters.py", name="short", seed=1, rollouts=8, **places),
+    ]
+    machine = Machine(launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30), workers=1, batch=1)
+    waiting = Background(train, items, machine, "adapters")
+    # Of the long one: the short one has a single step.
+    until(lambda: list(Path().glob(".cache/adapters/*/checkpoints/checkpoint-4/history.json")))
+    home.say("scontrol", "requeue", sent()[0])
+    until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
+    Path("hold").unlink()
+    trained = waiting.result()
+    # The two steps that lay in the checkpoint were not played again.
+    processes = Path("scored").read_text().split()
+    assert processes.count(processes[-1]) == 48 - 16 and len(set(processes)) == 3 and len(sent()) == 2
+    (tmp_path / "local").mkdir()
+    os.chdir(tmp_path / "local")
+    alone = launch.run(train, items, Machine(workers=1, batch=1), "adapters")
+    assert [(one.name, one.digest, one.history) for one in trained] == [
+        (one.name, one.digest, one.history) for one in alone
+    ]
+
+
+@pytest.mark.needs("slurm")
+def test_two_nodes_train_one_adapter_to_the_bytes_that_one_node_comes_to(
+    home: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    from support.training import job
+
+    from captrain.training.jobs import TrainingEnvironment
+    from captrain.training.runs import train
+
+    noting = Component.model_validate({"_target_": "support.cluster.holding.Letters"})
+    places = {"environments": (TrainingEnvironment("letters", noting, 2),)}
+    one = job(tiny, tmp_path / "letters.py", rollouts=16, trainer={"epochs": 1}, **places)
+    trained = []
+    for nodes in (2, 1):
+        folder = tmp_path / f"nodes-{nodes}"
+        folder.mkdir()
+        os.chdir(folder)
+        machine = Machine(
+            launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30, nodes=nodes, resubmissions=0), workers=1,
+            batch=1, accelerate=Accelerate(processes=2, strategy="fsdp"),
+        )  # fmt: skip
+        trained += launch.run(train, [replace(one, machine=machine)], machine, "adapters")
+        scored = Path("nodes").read_text().split()
+        # Each process plays its own rollouts, on its own node.
+        assert {name: scored.count(name) for name in scored} == ({"n1": 8, "n2": 8} if nodes == 2 else {"n1": 16})
+    (tmp_path / "here").mkdir()
+    os.chdir(tmp_path / "here")
+    trained.append(train(one))
+    assert len({one.digest for one in trained}) == 1 and all(one.history == trained[0].history for one in trained)
+    assert [one.errors for one in trained] == [0, 0, 0] and trained[0].history[0]["informative"] > 0
+
+
+@pytest.mark.needs("slurm")
+def test_two_nodes_that_are_killed_go_on_from_the_checkpoint_to_the_same_bytes(
+    home: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    from support.training import job
+
+    from captrain.training.jobs import TrainingEnvironment
+    from captrain.training.runs import train
+
+    holding = Component.model_validate({"_target_": "support.cluster.holding.Letters"})
+    places = {"environments": (TrainingEnvironment("letters", holding, 2),)}
+    one = job(tiny, tmp_path / "letters.py", rollouts=24, trainer={"epochs": 1}, **places)
+    machine = Machine(
+        launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30, nodes=2), workers=1,
+        batch=1, accelerate=Accelerate(processes=2, strategy="fsdp"),
+    )  # fmt: skip
+    Path("hold").write_text("8")  # each node has played half of two steps, and is in the third
+    waiting = Background(train, [replace(one, machine=machine)], machine, "adapters")
+    until(lambda: list(Path().glob(".cache/adapters/*/checkpoints*/checkpoint-2/history.json")))
+    home.say("scontrol", "requeue", sent()[0])
+    until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
+    Path("hold").unlink()
+    [killed] = waiting.result()
+    scored = Path("nodes").read_text().split()
+    # What lay in the checkpoint was not played again; the third step may have begun.
+    assert 24 <= len(scored) < 24 + 8 and {*scored} == {"n1", "n2"}
+    (tmp_path / "here").mkdir()
+    os.chdir(tmp_path / "here")
+    whole = train(one)
+    assert (killed.digest, killed.history, killed.errors) == (whole.digest, whole.history, 0)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
+    """A project of experiment smoke with a base of little training, and two environments of this repository."""
+    folder = tmp_path_factory.mktemp("smoke")
+    chosen = compose_spec("smoke", 0, SMALL, ROOT / "conf")
+    publish_spec(chosen, folder / "results/spec.yaml")
+    train_base(chosen.base, chosen.seed, folder / "artifacts/base", lambda batches: batches)
+    for path in sorted((committed / "results/environments").iterdir()):
+        if path.stem.partition(".")[0] in ENVIRONMENTS:
+            publish_text(folder / "results/environments" / path.name, path.read_text())
+    return folder
+
+
+def staged(stage: str, folder: Path) -> str:
+    """Run a stage as the pipeline does; what it said."""
+    done = subprocess.run(
+        [warm_commands() / "python", *command_of(stage, ROOT)], cwd=folder, text=True, timeout=PATIENCE,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def left(folder: Path, stage: str) -> dict[str, bytes]:
+    """All that a stage has left, by path."""
+    places = [folder / "artifacts" / stage, folder / "results" / stage]
+    files = [path for place in places for path in sorted(place.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.needs("slurm")
+def test_diagnosis_and_the_adapters_of_smoke_are_byte_for_byte_the_same_from_jobs(home: Cluster, smoke: Path) -> None:
+    shutil.copytree(smoke, here := Path.cwd(), dirs_exist_ok=True)
+    settings = [*SMALL, "machine=slurm", "machine.slurm.memory=1000MB", "machine.slurm.minutes=30"]
+    publish_spec(compose_spec("smoke", 0, settings, ROOT / "conf"), here / "results/spec.yaml")
+    for stage in ("rollouts", "adapters"):
+        assert "submitted" in staged(stage, here)
+        staged(stage, smoke)
+        assert left(here, stage) == left(smoke, stage) != {}
+    diagnosis, training = jobs.submissions()
+    assert diagnosis.items == [f"discovery {shard} of 4" for shard in (1, 2, 3, 4)]
+    assert training.items == ENVIRONMENTS
+    assert [len(submission.attempts()) for submission in (diagnosis, training)] == [4, 2]
+    journals = [len(list((folder / ".cache/rollouts").glob("*.jsonl"))) for folder in (here, smoke)]
+    assert journals == [4, 1]
+    # Without the stage's outputs, the jobs' results are taken as they are.
+    shutil.rmtree(here / "artifacts/rollouts")
+    assert "submitted" not in staged("rollouts", here) and left(here, "rollouts") == left(smoke, "rollouts")
+
+
+@pytest.mark.needs("slurm")
+def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(home: Cluster, smoke: Path) -> None:
+    from captrain.benchmarks.loading import load_benchmark
+    from captrain.environments.subject import make_standard
+    from captrain.environments.synthesis import SynthesisResult, synthesize
+    from captrain.environments.synthesizer import Brief
+    from captrain.environments.templates import TemplateSynthesizer
+    from captrain.records import Capability
+
+    chosen = load_spec(smoke / "results/spec.yaml")
+    target = load_benchmark(chosen.benchmark, chosen.machine)
+    against = make_standard(target, 5, chosen.environments.model_copy(update={"rounds": 1}))
+    name = "wrong_record"
+    wanted = Brief(Capability(id=name, name=name, description="."), target.tools, [])
+
+    def made(machine: Machine) -> SynthesisResult:
+        policy = PolicySource(chosen.exploring(), smoke / "artifacts/base", machine)
+        return synthesize(wanted, TemplateSynthesizer(), policy, against, machine, 0)
+
+    assert MACHINE.slurm is not None
+    slurm = MACHINE.slurm.model_copy(update={"memory": "1000MB"})
+    away = made(MACHINE.model_copy(update={"slurm": slurm}))
+    assert jobs.submissions()[0].label == "calibration" and len(sent()) == 3
+    assert away.rollouts and away == made(chosen.machine) and len(sent()) == 3
+
+
+@pytest.mark.needs("slurm")
+def test_what_the_controller_does_not_say_is_no_death(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_: Any) -> Any:
+        Path("asked").touch()
+        raise InfrastructureError("connection refused")
+
+    with monkeypatch.context() as patch:
+        waiting = Background(chore, [Chore("a", "go")], MACHINE, "chores")
+        until(lambda: runs() == ["a"])
+        patch.setattr(slurm, "states", silent)
+        until(lambda: Path("asked").exists())
+        [job] = sent()
+        Path("go").touch()
+        assert waiting.result() == [("A", "1")]
+    until(lambda: slurm.states([job])[job].name == "COMPLETED")
+    unheard = str(int(job) + 1)
+    found = slurm.states([job, unheard])
+    assert found[job].node in ("n1", "n2") and found[unheard].name == "GONE"
+
+
+def test_without_slurm_the_message_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    with pytest.raises(UserError, match="there is no sbatch here") as error:
+        launch.run(chore, [Chore("a")], MACHINE, "chores")
+    assert "machine=local" in error.value.remedy
+    assert jobs.jobs_table(here).row_count == 0
+
+
+def test_what_lies_on_disk_is_shown_without_slurm_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    JOBS.mkdir(parents=True)
+    both = jobs.Submission(name="sub", label="chores", keys=["x", "y"], items=["a", "b"], at="2020-01-01T00:00:00")
+    publish_json(JOBS / "sub" / jobs.RECORD, both)
+    for index in range(2):
+        (JOBS / f"sub/7_{index}{jobs.SUBMITTED}").touch()
+    (JOBS / "results").mkdir()
+    (JOBS / "results/x.pkl").touch()
+    (JOBS / "sub/7_1_0_log.out").write_text("begun\nx:  30%|███   | 3/10 [00:01]\rsubmitit INFO of its own\n")
+    assert row("7_0")[1:3] == ["chores a", "finished"]
+    assert row("7_1")[1:6] == ["chores b", "unknown", "", "", "x:  30%|███   | 3/10 [00:01]"]
+    assert "Slurm does not answer" in shown()
+
+
+def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -> None:
+    from captrain.training.jobs import Job, TrainingEnvironment
+    from captrain.training.runs import train
+
+    def item(base: Path, machine: Machine, **changes: Any) -> Job:
+        one = Job(
+            name="a",
+            base=base,
+            policy=Component.model_validate({"_target_": "captrain.x", "heat": 1.0}),
+            trainer=Component.model_validate({"_target_": "captrain.y"}),
+            environments=(TrainingEnvironment("z", Component.model_validate({"_target_": "captrain.z"})),),
+            rollouts=8,
+            seed=0,
+            machine=machine,
+        )
+        return replace(one, **changes)
+
+    (here / "base").mkdir()
+    (here / "base/model").write_text("weights")
+    shutil.copytree(here / "base", here / "moved")
+    small, large = Machine(workers=1, batch=1), Machine(workers=8, batch=64, sandbox="basic")
+    key = fingerprint(train, item(here / "base", small))
+    assert key == fingerprint(train, item(here / "moved", large))
+    hotter = Component.model_validate({"_target_": "captrain.x", "heat": 1.1})
+    for changes in ({"seed": 1}, {"rollouts": 16}, {"policy": hotter}, {"name": "b"}):
+        assert fingerprint(train, item(here / "base", small, **changes)) != key
+    (here / "base/model").write_text("other weights")
+    assert fingerprint(train, item(here / "base", small)) != key
+    assert identity_of(here / "nothing") == "missing"
+
+    chosen = compose_spec("smoke", 0, [], TESTS.parent / "conf")
+    batch = ArmBatch((Arm("base"),), here / "base", chosen)
+    acting, tasks = PolicySource(chosen.policy, here / "base", small), [Task(id="1", split="test", data={})]
+    part = RolloutBatch("a", acting, chosen.benchmark, tasks, "evaluation", 0)
+    assert fingerprint(collect_shard, replace(part, name="b", policy=replace(acting, machine=large))) == fingerprint(
+        collect_shard, part
+    )
+    for changes in ({"seed": 1}, {"trials": 2}, {"tasks": []}, {"adapter": Adapter("somewhere", "abc")}):
+        assert fingerprint(collect_shard, replace(part, **changes)) != fingerprint(collect_shard, part), changes
+    for override, same in (("labels.runs=9", True), ("machine.batch=3", True), ("evaluation.trials=3", False)):
+        other = compose_spec("smoke", 0, [override], TESTS.parent / "conf")
+        assert (fingerprint(play_batch, replace(batch, spec=other)) == fingerprint(play_batch, batch)) == same, override
+
+
+def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from captrain.run import fingerprint
+
+    package = shutil.copytree(fingerprint.PACKAGE, here / "captrain", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fingerprint, "PACKAGE", package)
+
+    def digest(module: str = "training/runs.py") -> str:
+        return file_digest(*fingerprint.code_closure(package / module))
+
+    before = digest()
+    others = ("cli/app.py", "reporting/figures.py", "config/spec.py", "execution/slurm.py", "execution/launch.py")
+    for name in others:
+        (package / name).write_text((package / name).read_text() + "\n")
+        assert digest() == before, name
+    # Imported at the top, within a function, by another; components, which are named and not imported.
+    reached = ("training/runs.py", "training/grpo.py", "models/chat.py", "records/files.py", "policies/engine.py")
+    for name in (*reached, "benchmarks/servicedesk.py"):
+        (package / name).write_text((package / name).read_text() + "\n")
+        assert digest() != before, name
+        before = digest()
+    # And data.
+    before, name = digest("comparison/baselines/rounds.py"), "capabilities/prompts/labelling.md"
+    (package / name).write_text((package / name).read_text() + "\n")
+    assert digest("comparison/baselines/rounds.py") != before
+
+
+def test_a_result_is_made_once_and_is_none_when_its_files_were_altered(here: Path) -> None:
+    (here / "adapter").mkdir()
+    (here / "adapter/weights").write_text("fine")
+    work = slurm.Work(_folder, Chore("a"), "key", JOBS / "sub")
+    assert slurm.stored_result("key") is None
+    work()
+    assert slurm.stored_result("key") == ({"folder": Path("adapter")},)
+    work()
+    assert runs() == ["a"]
+    (here / "adapter/weights").write_text("altered")
+    assert slurm.stored_result("key") is None
+    (JOBS / "results/key.pkl").write_bytes(b"\x80")
+    assert slurm.stored_result("key") is None
+
+
+def _folder(item: Chore) -> dict[str, Path]:
+    chore(item)
+    return {"folder": Path("adapter")}
+
+
+def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(slurm, "ENDING", threading.Event())
+
+    def ended(item: Any) -> None:
+        if item == "told":
+            work.checkpoint()
+        # As submitit's handler does, when Slurm ends the process that asks for the job to be queued again.
+        raise subprocess.CalledProcessError(-signal.SIGTERM, ["scontrol", "requeue"])
+
+    here.joinpath("jobs").mkdir()
+    work = slurm.Work(ended, "told", "told", here / "jobs")
+    with pytest.raises(SystemExit):
+        work()
+    assert not (here / "jobs/told.failure").exists()
+    assert "CalledProcessError" in capsys.readouterr().out
+    monkeypatch.setattr(slurm, "ENDING", threading.Event())
+    with pytest.raises(SystemExit):
+        slurm.Work(ended, "not told", "other", here / "jobs")()
+    assert (here / "jobs/other.failure").exists()
