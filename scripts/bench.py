@@ -34,9 +34,9 @@ from transformers.utils import logging as hf_logging
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.agents import LocalPolicy, Play
+from captrain.agents import LocalPolicy
 from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk
-from captrain.contract import Target, tool_call
+from captrain.contract import Play, Target, tool_call
 from captrain.records import JsonObject, Message, Task
 from captrain.run import Spec, build, compose_spec
 from captrain.training import build_model, build_tokenizer

@@ -16,7 +16,6 @@ import numpy as np
 from judging import passes
 
 from captrain.comparison import (
-    Bootstrap,
     Evidence,
     Lesson,
     generalist_lesson,
@@ -29,6 +28,7 @@ from captrain.ledger import budget
 from captrain.models import Adapter
 from captrain.records import JsonObject
 from captrain.run import Spec, entry_point, launch, load_spec
+from captrain.statistics import Bootstrap
 from captrain.training import LIBRARIES, teach_solutions
 
 DOSES = {

@@ -26,8 +26,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from captrain.comparison import wilson
 from captrain.records import JsonObject
+from captrain.statistics import wilson
 
 Row = JsonObject
 NOT_THE_AGENTS = {"suspect_reference", "user_simulator_fault", "infrastructure"}

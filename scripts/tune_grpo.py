@@ -20,10 +20,11 @@ from judging import TRIALS, passes
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from captrain.comparison import Bootstrap, baseline_job
+from captrain.comparison import baseline_job
 from captrain.models import Adapter
 from captrain.records import JsonObject, publish_text
 from captrain.run import Spec, entry_point, launch, load_spec
+from captrain.statistics import Bootstrap
 from captrain.training import TrainingEnvironment, train, train_base
 
 ROLLOUTS = 3200

@@ -23,11 +23,11 @@ from support.needs import further
 from support.scripts import load_script
 from support.warm import EXECUTABLE, warm_commands
 
+from captrain import statistics
 from captrain.capabilities import select, select_by_verdicts
 from captrain.capabilities import selection as selection_rule
 from captrain.capabilities.alignment import says
 from captrain.capabilities.finders import Vocabulary
-from captrain.comparison import Bootstrap, statistics
 from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.interop import read_logs
 from captrain.interop.logs import document
@@ -35,6 +35,7 @@ from captrain.interop.logs.document import JsonDocument
 from captrain.records import JsonObject, Rollout, Spool, Task, Usage, publish
 from captrain.reporting.pages import build, rollouts
 from captrain.run import Selection
+from captrain.statistics import Bootstrap
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "tests/logs/library.json"
@@ -278,7 +279,6 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
     monkeypatch.setattr(statistics, "CHUNK", 1 << 12)
     for module in ("diagnosis", "report"):
         monkeypatch.setattr(f"captrain.diagnosis.{module}.LIST_LENGTH", 50)
-    monkeypatch.setattr("captrain.diagnosis.report.draw_candidates", lambda *_: [])  # as large for any log
     publish_diagnosis(  # imports what is imported on the way
         diagnose(read_logs([prepared(20, tmp_path / "20")]), LIMITS, runs=10, count=4, seed=0), tmp_path / "out-20"
     )

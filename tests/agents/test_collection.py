@@ -18,10 +18,9 @@ from support.waiting import PATIENCE, until
 from support.warm import ADDRESS, start
 
 from captrain.agents.collection import collect, count_outcomes, pass_rate, summarise_rollouts
-from captrain.agents.policy import Play
 from captrain.agents.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
-from captrain.contract import Target
+from captrain.contract import Play, Target
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.ledger import SPLIT_OF, LedgerEntry, ledger_entry
 from captrain.models.lora import Adapter

@@ -12,8 +12,7 @@ from support.needs import further
 
 from captrain.agents.collection import collect, summarise_rollouts
 from captrain.agents.local import LocalPolicy
-from captrain.agents.policy import Play
-from captrain.contract import Target, load_file
+from captrain.contract import Play, Target, load_file
 from captrain.errors import UserError
 from captrain.records import Rollout
 

@@ -14,9 +14,8 @@ from support.waiting import PATIENCE
 
 from captrain.agents.collection import collect
 from captrain.agents.openai import OpenAIPolicy, reply_message, request_messages
-from captrain.agents.policy import Play
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Target, calls_of
+from captrain.contract import Play, Target, calls_of
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.endpoint import ReplyMessage
 from captrain.records import Message

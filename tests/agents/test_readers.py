@@ -7,11 +7,10 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.agents.collection import collect
-from captrain.agents.policy import Play
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.comparison import evaluate
-from captrain.contract import Target
+from captrain.contract import Play, Target
 from captrain.errors import InfrastructureError
 from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.records import Message, Rollout, load, publish

@@ -16,10 +16,10 @@ from support.waiting import until
 
 from captrain.agents.collection import collect
 from captrain.agents.local import LocalPolicy
-from captrain.agents.policy import ClosedQuestion, Play
+from captrain.agents.policy import ClosedQuestion
 from captrain.agents.servers import Server, fleets
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import Target, load_file
+from captrain.contract import Play, Target, load_file
 from captrain.models.lora import Adapter, compose
 from captrain.records import Rollout
 from captrain.run import Machine, launch

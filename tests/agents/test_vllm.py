@@ -26,10 +26,10 @@ from support.waiting import until
 
 from captrain.agents.collection import collect, summarise_rollouts
 from captrain.agents.local import LocalPolicy
-from captrain.agents.policy import ClosedQuestion, Play
+from captrain.agents.policy import ClosedQuestion
 from captrain.agents.servers import Server, fleets, server_environment
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import Target, load_file
+from captrain.contract import Play, Target, load_file
 from captrain.errors import UserError
 from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores
 from captrain.models.lora import Adapter, adapter_digest, compose

@@ -17,12 +17,11 @@ from support.taught import teach
 from support.training import GRPO, inside, moved
 
 from captrain.agents.collection import collect
-from captrain.agents.policy import Play
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.installing import MARK
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.contract import Target, tool_call
+from captrain.contract import Play, Target, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import logs_of_rollouts

@@ -16,12 +16,11 @@ from support.planted import selected_causes
 from support.waiting import PATIENCE
 
 from captrain.agents.collection import collect, floor_scores
-from captrain.agents.policy import Play
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
-from captrain.contract import Target, tool_call
+from captrain.contract import Play, Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import Message, Score, Task
 from captrain.run import compose_spec

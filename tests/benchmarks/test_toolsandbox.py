@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from captrain.agents.collection import collect, floor_scores
-from captrain.agents.policy import Play
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import Replay, Worlds, logged_replay, open_worlds
 from captrain.benchmarks.loading import load_benchmark
@@ -25,7 +24,7 @@ from captrain.benchmarks.spoken import MilestoneWorld
 from captrain.benchmarks.toolsandbox import family, split_families
 from captrain.benchmarks.worlds import MOST_POOLS
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.contract import Target, tool_call
+from captrain.contract import Play, Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import Message, Rollout, Score, Task, digest
 from captrain.run import compose_spec

@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from captrain.agents.collection import collect, pass_rate
-from captrain.agents.policy import Play
 from captrain.agents.scripted import Script, ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool, Session
 from captrain.benchmarks.simulation import SimulatedEpisode
-from captrain.contract import Target, tool_call
+from captrain.contract import Play, Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import ledger_entry
 from captrain.records import Message, Rollout

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from captrain.capabilities import LabelRequest
 from captrain.comparison import Causality, measure_causality, publish_causality
 from captrain.comparison.causality import Outcomes, causal_tables
-from captrain.comparison.statistics import Bootstrap
 from captrain.errors import UserError
 from captrain.projects.pipeline import shipped_stages
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Score, Task, publish, publish_json
 from captrain.run import compose_spec
+from captrain.statistics import Bootstrap
 
 ROOT = Path(__file__).parents[2]
 COPY, STEPS = (Capability(id=name, name=name.title(), description="Does it.") for name in ("copy", "steps"))

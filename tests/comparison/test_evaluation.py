@@ -15,7 +15,6 @@ from support.outcomes import LEDGER, SMALL, outcomes_of, routes_of, run
 from support.results import make_results
 
 from captrain.comparison.rows import compared_pairs, unequal_total
-from captrain.comparison.statistics import Bootstrap, best_single, oracle, sign_test, summarise
 from captrain.comparison.tables import evaluate, publish_evaluation
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -23,6 +22,7 @@ from captrain.reporting.figures import draw
 from captrain.reporting.loaders import load_kinds
 from captrain.reporting.pages.files import table_of
 from captrain.reporting.tables import table
+from captrain.statistics import Bootstrap, best_single, oracle, sign_test, summarise
 
 
 def drawn(rates: Mapping[str, float], tasks: int, trials: int, seed: int) -> pd.DataFrame:

@@ -11,19 +11,18 @@ from rich.console import Console
 from scipy.stats import beta, norm
 from scipy.stats import t as student
 
-from captrain.comparison.power import (
+from captrain.comparison.power import complete_design, design_tables, read_difficulty
+from captrain.errors import UserError
+from captrain.statistics import (
     MAX_TRIALS,
+    Bootstrap,
     Design,
-    complete_design,
-    design_tables,
     detectable,
-    read_difficulty,
     simulated_power,
+    summarise,
     tasks_needed,
     trials_needed,
 )
-from captrain.comparison.statistics import Bootstrap, summarise
-from captrain.errors import UserError
 
 DESIGN = Design(base=0.4, tasks=120, trials=4, icc=0.6, shared=0.7)
 

@@ -8,10 +8,11 @@ import pytest
 from scipy.stats import binomtest, fisher_exact
 from statsmodels.stats.proportion import proportion_confint, proportion_effectsize
 
-from captrain.capabilities import fisher, holm
-from captrain.comparison.statistics import (
+from captrain.statistics import (
     Bootstrap,
     cohens_h,
+    fisher,
+    holm,
     sign_test,
     summarise,
     task_means,

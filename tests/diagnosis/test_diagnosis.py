@@ -140,7 +140,7 @@ def test_equal_logs_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         diagnose(LIBRARY, "--out", "out")
-    for name in (*FILES, "advice.json", "tools.json", "figures/capabilities.png", "figures/capabilities.pdf"):
+    for name in (*FILES, "advice.json", "tools.json"):
         assert (tmp_path / "a/out" / name).read_bytes() == (tmp_path / "b/out" / name).read_bytes()
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from support.needs import further
 
-from captrain.agents.policy import Play
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Target, load_file, tool_call
+from captrain.contract import Play, Target, load_file, tool_call
 from captrain.environments.loading import load_environment, read_passports
 from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks, widening
 from captrain.environments.publication import publish_environments

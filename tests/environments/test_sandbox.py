@@ -25,10 +25,9 @@ from support.needs import BARE, further
 from support.waiting import until
 
 from captrain.agents.collection import collect
-from captrain.agents.policy import Play
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.servicedesk import ServiceDesk
-from captrain.contract import IDLE, Target, load_file
+from captrain.contract import IDLE, Play, Target, load_file
 from captrain.environments.sandbox import confined as sandbox
 from captrain.environments.sandbox import forkserver
 from captrain.environments.sandbox.confined import LAYERS, LEVELS, active_confinement, load_confined

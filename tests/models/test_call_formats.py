@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from captrain.agents.local import LocalPolicy
-from captrain.agents.policy import Play
-from captrain.contract import calls_of, tool_call
+from captrain.contract import Play, calls_of, tool_call
 from captrain.models.chat import FORMATS, Chat, dialogue_tokens, parse_text
 from captrain.records import Message
 

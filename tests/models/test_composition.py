@@ -9,8 +9,7 @@ import pytest
 from support.adapters import lora
 
 from captrain.agents.local import LocalPolicy
-from captrain.agents.policy import Play
-from captrain.contract import load_file
+from captrain.contract import Play, load_file
 from captrain.errors import UserError
 from captrain.models.lora import (
     Adapter,

@@ -15,11 +15,11 @@ from support.needs import further
 
 from captrain.agents.collection import collect
 from captrain.agents.local import LocalPolicy
-from captrain.agents.policy import ClosedQuestion, Play
+from captrain.agents.policy import ClosedQuestion
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.servicedesk import DeskEpisode, make_data
-from captrain.contract import Target, load_file
+from captrain.contract import Play, Target, load_file
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import DEFICITS, TemplateSynthesizer
 from captrain.errors import UserError

@@ -23,9 +23,8 @@ from support.waiting import PATIENCE, until
 
 from captrain.agents.local import LocalPolicy
 from captrain.agents.openai import OpenAIPolicy
-from captrain.agents.policy import Play
 from captrain.benchmarks.servicedesk import ServiceDesk
-from captrain.contract import Target, load_file
+from captrain.contract import Play, Target, load_file
 from captrain.serving.endpoint import Server
 from captrain.serving.server import application
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from captrain.agents.policy import Play
 from captrain.agents.scripted import Script, by_the_book
-from captrain.contract import IDLE, tool_call
+from captrain.contract import IDLE, Play, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.interop import logs_of_rollouts
 from captrain.records import Message, Rollout

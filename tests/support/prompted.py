@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from captrain.agents.policy import Play
 from captrain.agents.scripted import ScriptedPolicy
+from captrain.contract import Play
 from captrain.records import digest
 from captrain.training.base.demonstrations import GUIDANCE
 

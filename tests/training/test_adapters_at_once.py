@@ -16,9 +16,9 @@ from support.training import inside
 from support.training import job as letters_job
 from support.waiting import until
 
-from captrain.agents import Play
 from captrain.agents.servers import OwnFleet, fleets
 from captrain.agents.vllm import VLLMPolicy
+from captrain.contract import Play
 from captrain.errors import InfrastructureError, UserError
 from captrain.run import LENDER, Machine, borrowed, launch
 from captrain.training.jobs import LIBRARIES, Job, Trained

@@ -20,8 +20,9 @@ from support.training import job as letters_job
 from support.waiting import until
 from support.warm import EXECUTABLE
 
-from captrain.agents.policy import Play, load_policy
+from captrain.agents.policy import load_policy
 from captrain.agents.servers import fleets
+from captrain.contract import Play
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.lora import adapter_digest
 from captrain.run import compose_spec

@@ -12,8 +12,7 @@ from support.training import groups, inside, interrupted, job, moved, targets_of
 
 from captrain.agents import engine
 from captrain.agents.local import LocalPolicy
-from captrain.agents.policy import Play
-from captrain.contract import Target, load_file
+from captrain.contract import Play, Target, load_file
 from captrain.errors import EnvironmentFault, UserError
 from captrain.run import build
 from captrain.training.checkpoints import last_checkpoint

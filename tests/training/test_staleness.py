@@ -10,8 +10,8 @@ from support.servers import machine
 from support.training import inside, job
 from support.waiting import until
 
-from captrain.agents import Play
 from captrain.agents.vllm import VLLMPolicy
+from captrain.contract import Play
 from captrain.errors import UserError
 from captrain.training.jobs import Job
 from captrain.training.runs import train

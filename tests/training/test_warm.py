@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from support.scripts import load_script
 
-from captrain.agents import Play
 from captrain.agents.local import LocalPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.servicedesk import TOOLS
+from captrain.contract import Play
 from captrain.errors import UserError
 from captrain.models import Chat
 from captrain.run import Base, Component

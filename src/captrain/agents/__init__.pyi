@@ -16,8 +16,6 @@ from .local import LocalPolicy as LocalPolicy
 from .local import with_adapter as with_adapter
 from .policy import LIBRARIES as LIBRARIES
 from .policy import ClosedQuestion as ClosedQuestion
-from .policy import Play as Play
-from .policy import Policy as Policy
 from .policy import Scorer as Scorer
 from .policy import load_policy as load_policy
 from .servers import RANKS as RANKS

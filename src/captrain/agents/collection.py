@@ -25,9 +25,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Literal, Protocol
 
-from captrain.agents import Play, Policy, load_policy
+from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Environment, GuardedEpisode, Target, closing_episodes
+from captrain.contract import Environment, GuardedEpisode, Play, Policy, Target, closing_episodes
 from captrain.errors import InfrastructureError
 from captrain.ledger import guard_split
 from captrain.models import Adapter

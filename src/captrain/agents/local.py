@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from captrain.agents.policy import ClosedQuestion, Play, options, outgrown
+from captrain.agents.policy import ClosedQuestion, options, outgrown
+from captrain.contract import Play
 from captrain.errors import UserError
 from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora, trusts_code
 from captrain.records import JsonObject, Message, digest, file_digest, read_json

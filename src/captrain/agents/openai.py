@@ -18,7 +18,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from captrain.agents.policy import Play, options
+from captrain.agents.policy import options
+from captrain.contract import Play
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models import ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
 from captrain.records import JsonObject, Message, digest

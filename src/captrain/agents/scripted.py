@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from captrain.agents.policy import Play
+from captrain.contract import Play
 from captrain.errors import InfrastructureError
 from captrain.records import Message, digest
 

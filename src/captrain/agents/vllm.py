@@ -30,8 +30,9 @@ from pydantic import Field
 
 from captrain.agents.local import with_hint
 from captrain.agents.openai import OpenAIPolicy
-from captrain.agents.policy import ClosedQuestion, Play, outgrown
+from captrain.agents.policy import ClosedQuestion, outgrown
 from captrain.agents.servers import Fleet, Replica, Service, fleet_of
+from captrain.contract import Play
 from captrain.errors import UserError
 from captrain.models import (
     Chat,

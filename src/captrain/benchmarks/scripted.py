@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from captrain.agents import Policy
 from captrain.benchmarks.pool import workers_code
 from captrain.benchmarks.simulation import WorkerBenchmark, divided
+from captrain.contract import Policy
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message
 from captrain.run import Machine

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from captrain.agents import Play, Policy
 from captrain.benchmarks.installing import made_installation
 from captrain.benchmarks.pool import WORKERS, Pool, Session
+from captrain.contract import Play, Policy
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message
 from captrain.run import Machine

@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.agents import Policy
 from captrain.benchmarks.pool import workers_code
 from captrain.benchmarks.simulation import SimulatedEpisode, WorkerBenchmark, divided, identity_of
-from captrain.contract import tool_call
+from captrain.contract import Policy, tool_call
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message
 from captrain.run import Machine

@@ -21,10 +21,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from captrain.agents import Policy
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.scripted import ScriptedBenchmark
 from captrain.benchmarks.simulation import identity_of, pool_of
+from captrain.contract import Policy
 from captrain.records import JsonObject, Message
 from captrain.run import Machine
 

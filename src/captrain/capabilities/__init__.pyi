@@ -70,8 +70,6 @@ from .selection import code_of as code_of
 from .selection import select as select
 from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
-from .significance import fisher as fisher
-from .significance import holm as holm
 from .verdicts import count_pairs as count_pairs
 from .verdicts import demands as demands
 from .verdicts import is_majority as is_majority

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from captrain.capabilities.significance import fisher, holm
+from captrain.statistics import fisher, holm
 
 Key = tuple[str, ...]
 LEVEL = 0.05

@@ -28,7 +28,7 @@ AnalystName = Literal["programmatic", "openai"]
 
 def diagnose(
     files: Annotated[list[Path], typer.Argument(help="Logs of any format that docs/diagnose.md lists.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.md, figures and labels.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.md, report.html and labels.")],
     delta: Annotated[float, typer.Option(min=0, max=1, help="Least gap between failed and passed rollouts.")] = 0.2,
     coverage: Annotated[float, typer.Option(min=0, max=1, help="Least share of failed rollouts that lack it.")] = 0.1,
     agreement: Annotated[int, typer.Option(min=1, max=RUNS, help="Labelling runs, of 10, that must agree.")] = 8,
@@ -54,7 +54,7 @@ def diagnose(
     prices: Prices = None,
     dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
 ) -> None:
-    """Diagnose an agent's logs: why its rollouts failed, and what it lacks; causes, a ranking, report.md, figures."""
+    """Diagnose an agent's logs: why its rollouts failed, and what it lacks; causes, a ranking, reports."""
     require_folder(out)
     require_apart(out)
     selection = Selection(

@@ -36,10 +36,8 @@ from .points import TableRow as TableRow
 from .points import point_rows as point_rows
 from .points import read_rows as read_rows
 from .points import write_table as write_table
-from .power import Design as Design
 from .power import complete_design as complete_design
 from .power import design_tables as design_tables
-from .power import tasks_needed as tasks_needed
 from .published import published_tables as published_tables
 from .published import read_published as read_published
 from .published import reference as reference
@@ -57,11 +55,6 @@ from .rows import is_supervised as is_supervised
 from .rows import label as label
 from .rows import supervision as supervision
 from .rows import unequal_total as unequal_total
-from .statistics import Bootstrap as Bootstrap
-from .statistics import mean as mean
-from .statistics import sign_test as sign_test
-from .statistics import summarise as summarise
-from .statistics import wilson as wilson
 from .tables import OUTCOMES as OUTCOMES
 from .tables import SUMS as SUMS
 from .tables import evaluate as evaluate

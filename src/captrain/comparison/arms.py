@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from captrain.agents import LIBRARIES, Policy, check_ranks, collect, floor_scores, load_policy
+from captrain.agents import LIBRARIES, check_ranks, collect, floor_scores, load_policy
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.comparison.baselines.registry import acting_stages
 from captrain.comparison.rows import BASE, partial_stages
-from captrain.contract import Target
+from captrain.contract import Policy, Target
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, compose, parse_composition, require_trained
 from captrain.records import Rollout, read_index, read_json, read_table

@@ -26,10 +26,10 @@ import pandas as pd
 from captrain.capabilities import Analyst, LabelRequest, fault_of
 from captrain.comparison.baselines.baseline import GENERALIST, specialist_name
 from captrain.comparison.rows import ADAPTERS, BASE, Arms
-from captrain.comparison.statistics import Bootstrap, Floats, Ratio
 from captrain.ledger import guard_split
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load, publish_text, scan
 from captrain.run import Spec
+from captrain.statistics import Bootstrap, Floats, Ratio
 
 LACKING, SOLE, REMAINDER, PASSED = STRATA = ("lacking", "sole", "other", "passed")
 """Rollouts of the base: failed and labelled with the capability; among them those with no other selected one; failed

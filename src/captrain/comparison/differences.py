@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from captrain.capabilities import holm
 from captrain.comparison.baselines.registry import baselines
 from captrain.comparison.rows import GRPO, ORACLE, RANDOM, compared_pairs, supervision
 from captrain.comparison.tables import interpret_difference
+from captrain.statistics import holm
 
 CONFIDENCE = 0.95
 """Level of intervals over seeds."""

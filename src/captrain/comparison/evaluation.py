@@ -24,13 +24,13 @@ from captrain.comparison.arms import Arm, ArmBatch, all_routes, composition_arms
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS
 from captrain.comparison.baselines.registry import spending_stages
 from captrain.comparison.rows import ADAPTERS, BASE, GRPO, TRACE, controls_of, label
-from captrain.comparison.statistics import Bootstrap, mean, summarise
 from captrain.comparison.tables import OUTCOMES, Evaluation, evaluate, mark_overlap
 from captrain.environments import read_passports
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
 from captrain.records import Capability, IndexEntry, JsonObject, Rollout, load, read_index
 from captrain.run import Spec, launch
+from captrain.statistics import Bootstrap, mean, summarise
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
 ROUTE = "chosen"

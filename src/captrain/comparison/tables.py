@@ -3,7 +3,7 @@
 Every arm (the base, each adapter, each baseline) has been played on the same tasks and trials, so every router and
 every bound is read off the same outcomes and costs no further rollouts. An outcome `error` is counted, left out of
 every rate, and never taken for a failure. Methods are compared only at equal totals of rollouts spent. The rows are in
-`captrain.comparison.rows`, the statistics in `captrain.comparison.statistics`; here are the tables and the files.
+`captrain.comparison.rows`, the statistics in `captrain.statistics`; here are the tables and the files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from captrain.capabilities import holm
 from captrain.comparison.baselines.registry import baselines
 from captrain.comparison.rows import (
     ADAPTERS,
@@ -36,21 +35,22 @@ from captrain.comparison.rows import (
     spending,
     supervision,
 )
-from captrain.comparison.statistics import (
+from captrain.errors import UserError
+from captrain.ledger import LedgerEntry
+from captrain.records import JsonObject, Purpose, publish_json, publish_text, read_json, read_table
+from captrain.statistics import (
     Bootstrap,
     MethodOutcomes,
     best_single,
     cohens_h,
     followed,
+    holm,
     mean,
     oracle,
     random_choice,
     sign_test,
     summarise,
 )
-from captrain.errors import UserError
-from captrain.ledger import LedgerEntry
-from captrain.records import JsonObject, Purpose, publish_json, publish_text, read_json, read_table
 
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 EVALUATION_REMEDY = "run `dvc repro evaluation` to make it"

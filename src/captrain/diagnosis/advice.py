@@ -11,11 +11,11 @@ from pathlib import Path
 from shlex import quote
 
 from captrain.capabilities import KINDS, LEVEL, Association, CandidateAccount, name_of, prompt_line
-from captrain.comparison import Design, tasks_needed
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.synthesis import Writer, possible_writers
 from captrain.run import COMPUTING, has_package
+from captrain.statistics import Design, tasks_needed
 
 MARGIN = 0.02
 """Rates of 0 and 1 are taken as this far from them: a test of two certain outcomes needs no power."""

@@ -24,7 +24,6 @@ from captrain.capabilities import (
     learn_needs,
     learn_toolbox,
 )
-from captrain.comparison import Bootstrap, mean
 from captrain.contract import Target, calls_of
 from captrain.diagnosis.case import Case, Cause, Confidence
 from captrain.diagnosis.clauses import Clauses, RecordBook, Setting
@@ -34,6 +33,7 @@ from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml
 from captrain.run import Machine
+from captrain.statistics import Bootstrap, mean
 
 TRIED = 4
 """So many rollouts of a task, of at least two agents, must fail before that alone makes its reference suspect."""

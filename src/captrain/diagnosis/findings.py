@@ -27,9 +27,7 @@ from captrain.capabilities import (
     Toolbox,
     Traits,
     differing,
-    fisher,
     has_solution,
-    holm,
     is_value,
     name_of,
     number_of,
@@ -43,6 +41,7 @@ from captrain.capabilities import (
 from captrain.contract import calls_of
 from captrain.diagnosis.explained import Explained
 from captrain.records import Message, Record, Rollout
+from captrain.statistics import fisher, holm
 
 FIXES = 3
 """Steps or decisions that the report names first."""

@@ -19,7 +19,6 @@ from captrain.capabilities import (
 )
 from captrain.diagnosis.diagnosis import FEW
 from captrain.diagnosis.explained import explain_logs
-from captrain.diagnosis.report import draw_candidates
 from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.interop import Logs
 from captrain.records import JsonObject, Rollout, publish, publish_json
@@ -55,8 +54,8 @@ def judge(
 ) -> list[Table | str]:
     """Let the pipeline's analyst, behind the endpoint that the environment names, propose capabilities and label
     rollouts, blind to their outcome, and select. Rollouts without a verdict are left out, and those whose reference is
-    suspect. Writes selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl,
-    tools.json and figures/.
+    suspect. Writes selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl
+    and tools.json.
 
     Returns:
         What the screen shows: the ranking, the causes nearest to each candidate, what was asked, what is amiss.
@@ -80,7 +79,6 @@ def judge(
         publish(aside / "labels.jsonl", labels)
         publish_json(aside / "agreement.json", agreement)
         publish_json(aside / "asked.json", usage)
-        draw_candidates(report, aside)
     lines: list[Table | str] = [selection_table(report)]
     for slug, entry in agreement.get("programmatic", {}).get("candidates", {}).items():
         if entry["best"] is not None and entry["kappa"] is not None:

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import combinations
@@ -19,15 +18,15 @@ import jinja2
 from markupsafe import Markup
 from rich.table import Table
 
-from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association, SelectionAccount
-from captrain.comparison import wilson
+from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association
 from captrain.contract import calls_of
 from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.findings import quote_of
 from captrain.records import JsonObject, Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
-from captrain.run import DRAWING, has_package, user_outputs
+from captrain.run import user_outputs
+from captrain.statistics import wilson
 
 ROWS = 12
 """Rows of a table of features."""
@@ -77,7 +76,7 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
 
 def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] | None = None) -> list[Path]:
     """Write report.md, report.html, causes.jsonl, suspects.jsonl, advice.json, selection.json, candidates.jsonl,
-    labels.jsonl, rollouts.jsonl, tools.json and figures/; equal logs and an equal name of the folder, which commands
+    labels.jsonl, rollouts.jsonl and tools.json; equal logs and an equal name of the folder, which commands
     in the advice hold, give equal bytes. Returns the files written.
 
     Raises:
@@ -101,17 +100,8 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
         publish_json(aside / "advice.json", [asdict(entry) for entry in advice])
         if diagnosis.report is not None:
             publish_json(aside / "selection.json", diagnosis.report)
-            draw_candidates(diagnosis.report, aside)
         paths = [path.relative_to(aside) for path in sorted(aside.rglob("*")) if path.is_file()]
     return [out / path for path in paths]
-
-
-def draw_candidates(report: SelectionAccount, out: Path) -> None:
-    """Draw gap and coverage of each candidate into figures/; nothing in the light installation."""
-    if has_package(DRAWING):
-        from captrain.reporting import capabilities, render
-
-        render({"capabilities": partial(capabilities, report)}, out / "figures")
 
 
 def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> None:
@@ -137,7 +127,6 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "advice": [entry for entry in advice if not entry.facts],
         "tables": tables(diagnosis),
         "selected": diagnosis.report and diagnosis.report["thresholds"],
-        "has_figure": has_package(DRAWING),
         "suspects": account.left_out.get("suspect", []),
         "faults": account.standings["error"] + account.standings["spoilt"],
         "spoilt": (account.left_out.get("error", []) + account.left_out.get("spoilt", []))[:LIST_LENGTH],

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from captrain.agents import Policy, PolicySource, RolloutBatch, collect_batch
+from captrain.agents import PolicySource, RolloutBatch, collect_batch
 from captrain.capabilities import EXAMPLES, count_pairs
 from captrain.capabilities import needs as lacking_sets
-from captrain.contract import Target
+from captrain.contract import Policy, Target
 from captrain.environments.loading import is_own_text, load_own
 from captrain.environments.passport import calibrate, failed_check, run_checks
 from captrain.environments.subject import Standard

@@ -23,10 +23,11 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
-from captrain.comparison import CONFIDENCE, OUTCOMES, TRACE, WORKSPACES, Arms, Bootstrap, all_routes
+from captrain.comparison import CONFIDENCE, OUTCOMES, TRACE, WORKSPACES, Arms, all_routes
 from captrain.errors import UserError
 from captrain.records import JsonObject, Rollout, digest, parse_table, parse_yaml, read_bytes, scan
 from captrain.reporting.verification import flat
+from captrain.statistics import Bootstrap
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
 VERSIONS, ROLLOUTS = "captrain.yaml", "artifacts/evaluation/rollouts.jsonl"

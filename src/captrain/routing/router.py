@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from captrain.agents import Policy, Scorer, load_policy
-from captrain.contract import Target, calls_of
+from captrain.agents import Scorer, load_policy
+from captrain.contract import Policy, Target, calls_of
 from captrain.errors import UserError
 from captrain.records import Message, Rollout, Task
 from captrain.routing.compositions import BASE

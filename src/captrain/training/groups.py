@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from captrain.agents import Play, score_of, scored
-from captrain.contract import GuardedEpisode, Target, closing_episodes
+from captrain.agents import score_of, scored
+from captrain.contract import GuardedEpisode, Play, Target, closing_episodes
 from captrain.environments import audit
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Score, Task, digest

@@ -38,8 +38,7 @@ from transformers.utils import logging as hf_logging
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.agents import Play
-from captrain.contract import Target
+from captrain.contract import Play, Target
 from captrain.errors import UserError
 from captrain.models import CHECKPOINTS, adapter_digest, copy_adapter, load_module, lora_config, prepare_trainer
 from captrain.records import JsonObject, publish_text, read_json

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
-from captrain.agents import Policy, load_policy
+from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target
+from captrain.contract import Policy, Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from captrain.agents import Policy, PolicySource
+from captrain.agents import PolicySource
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.capabilities import SelectionAccount, read_selection
-from captrain.contract import Target
+from captrain.contract import Policy, Target
 from captrain.environments import (
     NoTemplate,
     Standard,

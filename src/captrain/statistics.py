@@ -1,4 +1,4 @@
-"""Pass rates, intervals, tests and bounds on outcomes: the statistics of the evaluation, free of tables and files.
+"""Statistics of outcomes: pass rates, intervals, tests, bounds, power of a comparison; no tables, no files.
 
 Outcomes of one method are an array (tasks, trials) of 1.0 passed, 0.0 failed, NaN error. An error says nothing about
 the agent: it is left out of every rate. The unit of resampling is the task, because trials of one task are not
@@ -9,19 +9,36 @@ a bootstrap over tasks (clusters); the paired test is the exact sign test over t
 where each task was played once. Many comparisons of one table are one family: Holm (1979) keeps the chance of any
 false one at the level. The effect size is Cohen's h (1988) of two rates.
 
+Power is simulated: two methods play the same tasks, each several times, as in the evaluation. A task's chance to be
+passed is drawn from a beta distribution with the method's rate as mean and `icc` as the share of the variance of
+outcomes that lies between tasks; the two methods' chances on one task are tied by a normal copula of correlation
+`shared`, because a hard task is hard for both. The test is the two-sided paired t on the tasks' differences: on some
+dozens of tasks or more it agrees with the bootstrap over tasks, and it costs nothing to repeat. More trials remove the
+noise within tasks alone; what the methods differ by from task to task stays, so that on few tasks a small difference is
+out of reach at any price.
+
 scipy is imported where it is called, because most readers of a table test nothing.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from math import asin, comb, sqrt
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from captrain.errors import UserError
+
 Floats = NDArray[np.float64]
+MAX_TASKS, MAX_TRIALS = 100_000, 64
+"""Most tasks and trials of a planned comparison."""
+GRID = 512
+"""Equal shares that the distribution of tasks is cut into, by difficulty."""
+STEP = 0.001
+"""Detectable differences are known to this."""
 
 
 @dataclass(frozen=True)
@@ -220,3 +237,180 @@ def cohens_h(first: float, second: float) -> float:
     """Compute Cohen's h of two rates, arcsine-transformed so that one size means the same near 0 or 1 as at a half: .2
     is small, .5 medium, .8 large. Positive where the first is higher; NaN where a rate is."""
     return float(2 * asin(sqrt(first)) - 2 * asin(sqrt(second)))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjust the p-values of one family by Holm's method, in the order given; NaN stays NaN and is no member of the
+    family."""
+    values = np.array(p, dtype=float)
+    order = np.argsort(values)[: np.count_nonzero(~np.isnan(values))]
+    values[order] = np.minimum(1, np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)))
+    return values.tolist()
+
+
+def fisher(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, float]:
+    """Compute Fisher's exact test of two shares, two-sided, as `scipy.stats.fisher_exact` has it, without scipy.
+
+    Args:
+        first: how many of a sample show something, and how many there are.
+        second: the same of the other sample.
+
+    Returns:
+        p, and the least p of any table with these margins: where that is high, nothing could have been found.
+    """
+    successes, total = first[0] + second[0], first[1] + second[1]
+    support = np.arange(max(0, successes - second[1]), min(successes, first[1]) + 1)
+    logs = _log_binomials(first[1], support) + _log_binomials(second[1], successes - support)
+    chances = np.exp(logs - _log_binomials(total, np.array(successes)))
+    # Tables of equal chance come out a rounding apart.
+    p, least = (
+        float(chances[chances <= chance * (1 + 1e-7)].sum())
+        for chance in (chances[first[0] - support[0]], chances.min())
+    )
+    return min(1.0, p), min(1.0, least)
+
+
+def _log_binomials(count: int, sizes: NDArray[np.intp]) -> Floats:
+    table = _log_factorials(count.bit_length())
+    return table[count] - table[sizes] - table[count - sizes]
+
+
+@cache
+def _log_factorials(bits: int) -> Floats:
+    return np.concatenate([[0.0], np.log(np.arange(1, 1 << bits)).cumsum()])
+
+
+@dataclass(frozen=True)
+class Design:
+    """A comparison as it is planned: the second method's rate, tasks, trials of each task and method, what is known of
+    the tasks' difficulty, the test's level, the power that is wanted, and how it is simulated.
+
+    Difficulty is `icc` in [0, 1), the share of the variance of outcomes that lies between tasks, and `shared` in [0,
+    1], how far two methods find the same tasks hard.
+    """
+
+    base: float
+    tasks: int
+    trials: int
+    icc: float
+    shared: float
+    level: float = 0.05
+    power: float = 0.8
+    worlds: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        for name in ("base", "level", "power"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise UserError(f"{name} must lie in (0, 1), got {getattr(self, name)}", f"give another {name}")
+        if not 0.0 <= self.icc < 1.0 or not 0.0 <= self.shared <= 1.0:
+            raise UserError(
+                f"icc must lie in [0, 1) and shared in [0, 1], got {self.icc} and {self.shared}",
+                "give others by --icc and --shared",
+            )
+        if not 2 <= self.tasks <= MAX_TASKS or not 1 <= self.trials <= MAX_TRIALS:
+            raise UserError(
+                f"tasks must be 2 to {MAX_TASKS} and trials 1 to {MAX_TRIALS}, got {self.tasks} and {self.trials}",
+                "plan with others by --tasks and --trials",
+            )
+
+
+@lru_cache(maxsize=4096)
+def simulated_power(design: Design, difference: float) -> float:
+    """Simulate the chance that the test finds the difference.
+
+    Args:
+        design: of the comparison.
+        difference: the first method's rate less the second's, which is `design.base`.
+
+    Raises:
+        UserError: the first method's rate would not be in (0, 1).
+    """
+    from scipy.special import stdtrit
+
+    if not 0.0 < design.base + difference < 1.0:
+        raise UserError(
+            f"base + difference must lie in (0, 1), got {design.base + difference:.3g}", "give a smaller --difference"
+        )
+    # Tasks are alike before they are drawn, so a world is how many of them come to each difference.
+    random = np.random.default_rng(design.seed)
+    worlds = random.multinomial(design.tasks, _differences(design, difference), size=design.worlds)
+    passed = np.arange(-design.trials, design.trials + 1)
+    total, square = worlds @ passed, worlds @ passed**2
+    # Of whole trials, so that a spread of 0 is exactly 0.
+    spread = np.sqrt((design.tasks * square - total**2) / (design.tasks - 1))
+    bound = stdtrit(design.tasks - 1, 1 - design.level / 2)
+    return float((np.abs(total) > bound * spread).mean())
+
+
+def detectable(design: Design) -> float | None:
+    """Find the least gain over the base, to .001, that is found with the power wanted; None where none is."""
+    steps = int((1.0 - design.base) / STEP - 1e-9)
+    least = _first(steps, lambda step: simulated_power(design, step * STEP) >= design.power)
+    return None if least is None else round(least * STEP, 3)
+
+
+def trials_needed(design: Design, difference: float) -> int | None:
+    """Find the least trials of each task with which the difference is found on the design's tasks; None beyond
+    `MAX_TRIALS`, where as a rule no number will do: the methods differ too much from task to task."""
+    return _first(
+        MAX_TRIALS, lambda trials: simulated_power(replace(design, trials=trials), difference) >= design.power
+    )
+
+
+def tasks_needed(design: Design, difference: float) -> int | None:
+    """Find the least tasks with which the difference is found with the design's trials; None beyond `MAX_TASKS`."""
+    return _first(
+        MAX_TASKS, lambda tasks: tasks > 1 and simulated_power(replace(design, tasks=tasks), difference) >= design.power
+    )
+
+
+def _first(most: int, enough: Callable[[int], bool]) -> int | None:
+    """Find the least of 1..most that is enough, by doubling and halving."""
+    low, high = 0, 1
+    while not enough(min(high, most)):
+        if high >= most:
+            return None
+        low, high = high, 2 * high
+    high = min(high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _differences(design: Design, difference: float) -> Floats:
+    """Compute the distribution of one task's difference in passed trials, at -trials, ..., trials."""
+    trials = design.trials
+    first = _outcomes(design.base + difference, design.icc, trials)
+    second = _outcomes(design.base, design.icc, trials)
+    joint = first.T @ _joint_shares(design.shared) @ second / GRID
+    passed = np.arange(trials + 1)
+    shares = np.bincount((passed[:, None] - passed + trials).ravel(), weights=joint.ravel())
+    return shares / shares.sum()
+
+
+@lru_cache(maxsize=64)
+def _outcomes(rate: float, icc: float, trials: int) -> Floats:
+    """Compute the chance of 0, ..., trials passed on a task, in each of GRID equal shares of tasks, hardest first."""
+    from scipy.special import betaincinv, comb
+
+    chance = np.full(GRID, rate)
+    if icc > 0.0:
+        size = 1 / icc - 1
+        chance = betaincinv(rate * size, (1 - rate) * size, (np.arange(GRID) + 0.5) / GRID)
+    passed = np.arange(trials + 1)
+    sequence = np.float_power(chance[:, None], passed) * np.float_power(1 - chance[:, None], trials - passed)
+    return np.asarray(comb(trials, passed) * sequence, dtype=float)
+
+
+@lru_cache(maxsize=8)
+def _joint_shares(shared: float) -> Floats:
+    """Compute the chance that a task of each share of the first method's tasks is of each share of the second's."""
+    from scipy.special import ndtr, ndtri
+
+    if shared == 1.0:
+        return np.eye(GRID)
+    middles, edges = ndtri((np.arange(GRID) + 0.5) / GRID), ndtri(np.arange(GRID + 1) / GRID)
+    return np.diff(ndtr((edges - shared * middles[:, None]) / np.sqrt(1 - shared**2)), axis=1)
