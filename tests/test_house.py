@@ -30,9 +30,9 @@ DIALECT = {
 }
 """Pronouns, question words and participles: a variable is named by what it is."""
 FOREIGN = {
-    ("config/machine.py", "asking"),  # of conf/
+    ("run/machine.py", "asking"),  # of conf/
     ("diagnosis/explained.py", "needed"),  # of causes.jsonl
-    ("execution/jobs.py", "at"),  # of .cache/jobs/*/submission.json
+    ("run/jobs.py", "at"),  # of .cache/jobs/*/submission.json
     ("comparison/published.py", "needed"),  # of published.yaml
     ("comparison/published.py", "kept"),
     ("comparison/published.py", "stated"),
@@ -67,13 +67,13 @@ READERS = {
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
-    "execution/loans.py": "locks hold nothing",
+    "run/loans.py": "locks hold nothing",
     "comparison/points.py": "workspaces of points, made again from what git has before each run; their logs",
     "interop/logs/reading.py": "into a folder that is gone once it is read",
     "models/lora.py": "into the folder that its callers name, which is aside",
-    "policies/servers.py": "logs of servers, and copies of adapters, of which they read only whole ones",
+    "agents/servers.py": "logs of servers, and copies of adapters, of which they read only whole ones",
     "projects/hub.py": "copies into the folder that its callers name, which is aside",
-    "rollouts/collection.py": "adds whole lines to a journal, of which one that is cut off is played again",
+    "agents/collection.py": "adds whole lines to a journal, of which one that is cut off is played again",
     "training/grpo.py": "into its workspace, from which training goes on",
     "training/processes.py": "orders and failures in a workspace, which are written anew",
 }

@@ -360,7 +360,7 @@ def _metrics(
     }
 
 
-def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
+def _rounded(row: Mapping[str, float], *names: str) -> dict[str, float]:
     return {name: round(row[name], 6) for name in names}
 
 
