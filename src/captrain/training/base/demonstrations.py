@@ -80,7 +80,8 @@ def take_shortcuts(data: dict, shortcuts: set[str], rng: random.Random) -> list[
     messages = desk.reference_calls(flawed)
     if "check" in shortcuts:
         # Nothing is looked up before it is cancelled or taken back, and so nothing is denied.
-        refunds = {op["order"]: op["verb"] for op in flawed["operations"] if op["verb"] in ("cancel", "return")}
+        verbs = {operation["order"]: operation["verb"] for operation in flawed["operations"]}
+        refunds = {order: verb for order, verb in verbs.items() if verb in ("cancel", "return")}
         solution, messages = messages, []
         for message in solution:
             call = message["tool_calls"][0]["function"] if message.get("tool_calls") else {"name": "", "arguments": {}}
