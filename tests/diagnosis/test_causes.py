@@ -29,6 +29,7 @@ def desk(tmp_path: Path) -> Desk:
 
 CANCEL_CALL = calls("cancel_reservation", {"reservation_id": "AAA111"}, reservation_id="AAA111")
 HANDOVER = calls("transfer_to_human_agents", "Transfer successful", summary="give up")
+CHAIRS = [{"item_id": "c1", "price": 50}, {"item_id": "c2", "price": 90}]
 CASES: dict[str, tuple[str, list[Message], list[object]]] = {
     "a call without end": (
         "loop",
@@ -91,6 +92,20 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         + says("It is HAT999."),
         [gold("search_direct_flight", origin="A")],
     ),
+    "a value of the user that a record contradicts": (
+        "unverified_claim",
+        user("Book my round trip AAA111 once more.")
+        + record(flight_type="one_way", **RECENT)
+        + calls("book_reservation", {}, user_id="ann_1", flight_type="round_trip"),
+        [READ, gold("book_reservation", user_id="ann_1", flight_type="one_way")],
+    ),
+    "not the dearest": (
+        "wrong_computation",
+        user("Upgrade me to the most expensive chair.")
+        + calls("list_chairs", CHAIRS, room="A")
+        + calls("update_chair", {}, user_id="ann_1", new_item_id="c1"),
+        [gold("list_chairs", room="A"), gold("update_chair", user_id="ann_1", new_item_id="c2")],
+    ),
     "a write that closes the record for the next": (
         "wrong_operation",
         user("New boots and a new address for order W1.")
@@ -108,6 +123,11 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         user("Send order W1 to my other address.")
         + calls("modify_address", {}, order_id="W1", street="123 Main St"),
         [gold("get_order", order_id="W1"), gold("modify_address", order_id="W1", street="9 Elm Rd")],
+    ),
+    "a step again and again in a few words": (
+        "loop",
+        user("Cancel AAA111.") + record(**RECENT) + (says("One moment.") + user("Yes?")) * 8,
+        [READ, CANCEL],
     ),
     "a look-up of an identifier copied with a slip": (
         "wrong_argument",
@@ -144,6 +164,23 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         user("My data is gone.") + record() + says("I see.") + user("And?") + says("I do not know. Bye!"),
         [gold("refuel_data", line_id="L1"), gold("get_data_usage", line_id="L1")],
     ),
+    "a change that the script does not ask for": (
+        "user_simulator_fault",
+        user("Cancel AAA111.") + record(**RECENT) + CANCEL_CALL + says("Done.") + user("And seat 12A on BBB222.")
+        + calls("book_seat", {}, reservation_id="BBB222", seat="12A"),
+        [READ, CANCEL],
+    ),
+    "an answer without a single look-up": (
+        "unverified_claim",
+        user("Cancel AAA111, I am entitled to it.") + says("Why?") + user("I am ill.") + says("It is cancelled."),
+        [READ, CANCEL],
+    ),
+    "a change of a record that was seen and never opened": (
+        "unverified_claim",
+        user("Cancel AAA111.") + profile() + record(**RECENT) + CANCEL_CALL + says("Done.") + user("BBB222 as well.")
+        + calls("cancel_reservation", {}, reservation_id="BBB222"),
+        [READ, CANCEL],
+    ),
     "a call left in the text": ("invalid_call", user("Hello?") + says("<tool_call>{}</tool_call>"), [READ]),
 }  # fmt: skip
 
@@ -179,6 +216,23 @@ def test_a_loop_tells_how_often_and_what_it_repeats_is_no_further_cause(desk: De
     [row] = desk.add(messages, READ, CANCEL, termination_reason="max_steps").explained()
     assert [cause.cause for cause in row.causes] == ["loop"]
     assert "6 times with the same arguments, until max steps" in row.causes[0].evidence
+
+
+def test_short_words_after_each_change_are_a_courtesy(desk: Desk) -> None:
+    bags = [calls("update_reservation_baggages", {}, reservation_id="AAA111", total_baggages=n) for n in range(6)]
+    messages = [message for change in bags for message in user("One more.") + change + says("Done.")]
+    bagged = user("Bags for AAA111.") + record() + messages
+    [row] = desk.add(bagged, READ, CANCEL, termination_reason="max_steps").explained()
+    assert row.cause("loop") is None and row.causes
+
+
+def test_an_address_that_nobody_has_said_is_told_where_no_step_of_a_reference_tells_it(desk: Desk) -> None:
+    move = calls("modify_address", {}, order_id="W1", street="123 Main St")
+    desk.add(user("Send order W1 to my other address.") + move, basis=["COMMUNICATE"])
+    desk.add(user("Send order W1 to 123 Main St.") + move, basis=["COMMUNICATE"])
+    invented, spoken = desk.explained()
+    assert invented.primary is not None and "123 Main St in modify_address" in invented.primary.evidence
+    assert spoken.causes == []
 
 
 SUSPECTS: dict[str, Callable[[Desk], Desk]] = {
@@ -262,6 +316,16 @@ def test_what_the_script_asks_for_and_the_reference_never_does_is_undue_complian
     goal = gold("update_reservation_baggages", reservation_id="BBB222", total_baggages=2)
     [row] = desk.add(messages, READ, goal, script=script).explained()
     assert row.primary is not None and row.cause(kind) is not None, row.causes
+
+
+def test_a_user_who_keeps_the_identifier_of_its_script_to_itself_spoils_the_rollout(desk: Desk) -> None:
+    script = "You are ann_lee_1234 and want to cancel AAA111."
+    denial = user("Cancel my trip.") + says("Your user id, please?") + user("I don't have my user ID right now.")
+    [row] = desk.add(denial + says("Call again, then."), READ, CANCEL, script=script).explained()
+    assert row.standing == "spoilt" and [cause.cause for cause in row.causes] == ["user_simulator_fault"]
+    other = user("Cancel my trip.") + says("Which one?") + user("I don't have the reservation ID right now.")
+    [_, row] = desk.add(other + says("Call again, then."), READ, CANCEL, script=script).explained()
+    assert row.standing == "contrasted"
 
 
 def test_a_reply_that_goes_on_with_the_request_refuses_nothing(desk: Desk) -> None:
@@ -389,6 +453,20 @@ def test_a_tool_that_passed_rollouts_call_and_no_reference_does_is_of_no_account
     assert row.causes == []
 
 
+def test_who_chooses_among_options_without_the_cheapest_was_misled(desk: Desk) -> None:
+    messages = (
+        user("I am ann_1: give me the cheapest chair.")
+        + calls("list_chairs", CHAIRS, room="A")
+        + says("There is c2 for 90 only. Shall I take c2?")
+        + user("Yes, c2 please.")
+        + calls("update_chair", {}, user_id="ann_1", new_item_id="c2")
+        + says("Done.")
+    )
+    goal = gold("update_chair", user_id="ann_1", new_item_id="c1")
+    [row] = desk.add(messages, gold("list_chairs", room="A"), goal).explained()
+    assert [cause.cause for cause in row.causes] == ["wrong_computation"]
+
+
 def test_records_left_unopened_explain_nothing_where_the_one_that_counts_was_opened(desk: Desk) -> None:
     messages = user("Cancel my trip to Rome.") + profile() + record(**RECENT) + says("Good bye.")
     other = gold("get_reservation_details", reservation_id="CCC333")
@@ -465,6 +543,21 @@ def test_what_a_suspect_reference_does_beside_its_fault_may_still_be_left_out(de
     messages = user("Cancel AAA111 and BBB222.") + record() + recent + says("I will see to it.")
     [row] = desk.add(messages, READ, CANCEL, due).explained()
     assert row.standing == "suspect" and [cause.cause for cause in row.causes] == ["missing_write"]
+
+
+def test_an_offer_that_the_tools_refuse_for_what_the_policy_says_is_undue(desk: Desk) -> None:
+    desk.policy = "An order can only be returned if its status is 'delivered'."
+    messages = (
+        user("I want to send the boots back.")
+        + ORDER
+        + says("Shall I return the boots of order W1?")
+        + user("Yes.")
+        + calls("return_order_items", "Error: not delivered", error=True, order_id="W1", items=["b1"])
+        + says("That did not work.")
+    )
+    due = gold("return_order_items", order_id="W2", items=["b2"])
+    [row] = desk.add(messages, gold("get_order", order_id="W2"), due).explained()
+    assert row.cause("undue_compliance") is not None, row.causes
 
 
 def test_what_a_reply_says_of_the_record_that_it_names_refuses_no_other(desk: Desk) -> None:

@@ -12,6 +12,8 @@ anywhere. With a suspect reference only what holds by itself is charged to the a
 
 import json
 import re
+from bisect import bisect
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -49,6 +51,15 @@ CLAIM = re.compile(
 """Words with which a user states what a record would have to show."""
 STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
 """Words of a user on its own standing, such as "gold member"."""
+DENIAL = re.compile(
+    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
+    r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
+)
+"""Words with which a user says that it cannot tell who it is."""
+ACCOUNT = re.compile(r"\b[a-z]+_[a-z]+_\d{3,}\b")
+"""An account's identifier."""
+DETAIL = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w#., -]+")
+"""A value of letters and figures."""
 CODE = re.compile(r"\b(?=[A-Za-z_]*\d)(?=\w*[A-Za-z])[A-Za-z]+_?[A-Za-z_]*\d{3,}\b")
 """An identifier of letters and at least three digits."""
 REASONING = re.compile(r"calculate|compute|convert|estimate|think")
@@ -112,6 +123,9 @@ def explain(case: Case, repair: Repair) -> Explanation:
         # What was still to be done when the user failed is left undone because of it.
         omissions = [cause for edit, cause in steps if edit.kind in ("insert", "say") and cause.message >= slip[0] - 1]
         causes = [cause for cause in causes if cause not in omissions] + [Cause(SIMULATOR, *slip, inherent=False)]
+    if (denial := _withheld(case)) is not None:
+        # For want of it nothing could be looked up, and the dialogue ends as it does.
+        causes = [c for c in causes if RANKS.get(c.kind, 0) == 0 and c.kind != "missing_lookup"] + [denial]
     earliest: dict[str, Cause] = {}
     for cause in sorted(causes, key=lambda cause: (RANKS.get(cause.kind, 0), cause.message)):
         earliest.setdefault(cause.kind, cause)
@@ -126,6 +140,20 @@ def explain(case: Case, repair: Repair) -> Explanation:
         evidence = "its calls, replayed, pass the check: grader or infrastructure failed"
         ordered = [Cause(INFRASTRUCTURE, case.story.last, evidence)]
     return Explanation(tuple(ordered), tuple(against), steps, namer.ended_by)
+
+
+def _withheld(case: Case) -> Cause | None:
+    """The message in which the simulated user says that it has no identifier, though its script gives one that it
+    never says, and nothing was changed for want of it."""
+    codes = sorted(code for code in {*ACCOUNT.findall(case.script)} if not says(case.story.user, code))
+    arguments = [text_of(act.arguments) for act in case.story.acts]
+    if not codes or case.story.writes or any(says(text, code) for text in arguments for code in codes):
+        return None
+    place = next((place for place in case.users() if DENIAL.search(plain(case.text(place)))), None)
+    if place is None:
+        return None
+    evidence = f"the user keeps {codes[0]} of its script to itself: {quoted(case.text(place))}"
+    return Cause(SIMULATOR, place, evidence, "high", False)
 
 
 def _undue_handover(case: Case, repair: Repair) -> Cause | None:
@@ -149,6 +177,8 @@ def _is_needed(cause: Cause, case: Case, repair: Repair) -> bool:
         # A loop that came to an end cost nothing but time; it is open where no log says so, and nobody had a last word.
         is_cut = not case.ending and bool(case.messages) and case.messages[-1]["role"] != "assistant"
         return is_cut or any(edit.kind == "end" for edit in repair.edits)
+    if cause.kind == "fabricated_fact" and cause.tools and repair.goals:
+        return False  # the steps of a repair say which change is wrong, and why
     if cause.kind not in ("undue_compliance", "wrong_argument"):
         return True
     touched = {repair.calls[place].tool for edit in repair.edits for place in edit.places}
@@ -225,11 +255,18 @@ def loops(case: Case) -> Iterator[Cause]:
             end = f", until {case.ending.replace('_', ' ')}" if is_last else ""
             evidence = f"{streak[0]} was called {len(streak)} times in a row with the same arguments{end}"
             yield Cause("loop", streak[1].message, evidence, tools=(streak[0].tool,))
-    texts: dict[str, list[int]] = {}
+    # Short words are a courtesy, unless they follow each other without a new call between.
+    texts, again, previous = dict[str, list[int]](), Counter[str](), -1
+    first = {json.dumps([act.tool, act.arguments], sort_keys=True): act.message for act in reversed(acts)}
+    steps = sorted(first.values())
     for place in case.replies(next((act.message for act in acts if act.kind == "handover"), None)):
-        texts.setdefault(case.text(place).strip(), []).append(place)
+        text = case.text(place).strip()
+        places = texts.setdefault(text, [])
+        again[text] += places[-1:] == [previous] and bisect(steps, previous) == bisect(steps, place)
+        places.append(place)
+        previous = place
     for text, places in texts.items():
-        if len(places) > REPEATS and len(text) >= SHORT:
+        if len(places) > REPEATS and (len(text) >= SHORT or again[text] >= REPEATS):
             yield Cause("loop", places[1], f"the same words {len(places)} times: {quoted(text)}")
 
 
@@ -242,11 +279,21 @@ def undue_compliance(case: Case) -> Iterator[Cause]:
             breach = violation.clause.breach
             message = case.proposal(act) if breach == "undue_compliance" else act.message
             yield Cause(breach, message, str(violation), tools=(act.tool,))
+    # It was put to the user, the tools then refused it for what the policy says of its record, and that concerns
+    # nothing which the reference treats or which was treated otherwise.
+    treated = [act.record for act in (*goals, *case.story.writes)]
+    for act in case.story.acts:
+        proposal = case.proposal(act) if act.kind == "write" and act.failed and act.record else act.message
+        if proposal < act.message and case.asks(proposal) and not any(same(act.record, peer) for peer in treated):
+            for violation in violations([act], case.wishes, case.setting):
+                if violation.clause.breach == "undue_compliance":
+                    yield Cause("undue_compliance", proposal, str(violation), "medium", tools=(act.tool,))
+                    return
 
 
 def unverified_claims(case: Case) -> Iterator[Cause]:
     """A write on the user's word alone: its record was never read, or nothing shows what it makes up for; or a reply
-    that repeats the user's word on its own standing."""
+    that repeats the user's word on its own standing, or that comes without a single look-up, where some are due."""
     for act in case.unread():
         claim = next((i for i in case.users(act.message) if CLAIM.search(plain(case.text(i)))), None)
         if claim is None:
@@ -263,12 +310,21 @@ def unverified_claims(case: Case) -> Iterator[Cause]:
                 evidence = f'{act}, and {clause.reason}; the policy says "{sentence}"'
                 kind = "unverified_claim" if clause.claimed.search(case.wishes) else "undue_compliance"
                 yield Cause(kind, case.proposal(act), evidence, tools=(act.tool,))
-    # What only the user has said of itself, where the reference makes a look-up that would show it, the rollout never
-    # does, and something is not done or told rightly.
+    # Something is not done or told rightly, and nothing was looked up at all, where the reference does so first.
+    speech, informs = "\n".join(case.text(place) for place in case.replies()), case.story.informs
+    untold = [v for v in informs if case.story.first_telling(v) is None or (len(v) < 3 and not says(speech, v))]
+    is_lacking = bool(case.undone or untold)
+    answers = [place for place in case.replies() if place > 2 and case.users(place)]
+    if is_lacking and answers and not case.story.acts and [act.kind for act in case.story.expected[:1]] == ["read"]:
+        if any(CLAIM.search(plain(case.text(place))) for place in case.users(answers[0])):
+            evidence = f"answered on the user's word, without a single look-up: {quoted(case.text(answers[0]))}"
+            yield Cause("unverified_claim", answers[0], evidence)
+        yield Cause("missing_lookup", answers[0], "no look-up was made at all")
+    # Likewise, and what only the user has said of itself is said again, where the reference makes a look-up that would
+    # show it, and the rollout never does.
     unused = _unused_lookup(case)
     results = "\n".join(plain(text_of(act.result)) for act in case.story.acts)
-    is_untold = any(case.story.first_telling(value) is None for value in case.story.informs)
-    for place in case.users() if unused and (case.undone or is_untold) else ():
+    for place in case.users() if unused and is_lacking else ():
         standings = [match.group() for match in STANDING.finditer(plain(case.text(place)))]
         for reply in case.replies():
             words = plain(case.text(reply))
@@ -287,13 +343,15 @@ def _unused_lookup(case: Case) -> str | None:
 
 
 def missing_lookup(case: Case) -> Iterator[Cause]:
-    """The assistant says that it has no means to learn something, and never calls a tool that the reference does."""
+    """The assistant says that it has no means to learn something, and never calls a tool that the reference does, for
+    changes that are not all refused."""
     replies = [(place, case.text(place)) for place in case.replies()]
     handovers = [act for act in case.story.acts if act.kind == "handover"]
     words = [*replies, *((act.message, case.text(act.message) or text_of(act.arguments)) for act in handovers)]
     disclaimers = sorted((place, text) for place, text in words if ABILITY.search(plain(text)))
     unused = _unused_lookup(case)
-    if unused is not None and disclaimers:
+    is_of_changes = any(pair.write is None or not pair.write.failed for pair in case.story.pairs)
+    if unused is not None and disclaimers and is_of_changes:
         place, text = disclaimers[0]
         sentence = next((part for part in re.split(r"(?<=[.!?;])\s", text) if ABILITY.search(plain(part))), text)
         evidence = f"{unused} was never called, and the assistant says: {quoted(sentence)}"
@@ -301,7 +359,7 @@ def missing_lookup(case: Case) -> Iterator[Cause]:
 
 
 def fabricated_facts(case: Case) -> Iterator[Cause]:
-    """An identifier of the shape of those that tools return, which no message before has."""
+    """A value of a write, or an identifier of the shape of those that tools return, which no message before has."""
 
     def form(code: str) -> str:
         return re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "A", code))
@@ -315,7 +373,17 @@ def fabricated_facts(case: Case) -> Iterator[Cause]:
         form(code) for role, text in zip(roles, words, strict=True) if role == "tool" for code in CODE.findall(text)
     }
     # What the reference names, too, is no invention, whatever the log lacks.
-    references = (text_of(act.arguments) for act in case.story.expected)
+    references = [text_of(act.arguments) for act in case.story.expected]
+    for act in case.story.acts:
+        if act.kind == "write":
+            # A value of words and figures, such as an address, which neither user nor tool nor policy has said.
+            spoken = [words[place] for place in range(act.message) if roles[place] != "assistant"]
+            sources = plain("\n".join([case.setting.policy, case.script, *references, *spoken]))
+            values = [v for v in act.content.values() if isinstance(v, str) and len(v) <= SHORT and DETAIL.fullmatch(v)]
+            if strange := [value for value in values if plain(value) not in sources]:
+                evidence = f"{', '.join(strange)} in {act.tool} stands in no message of the user or a tool before"
+                yield Cause("fabricated_fact", case.proposal(act), evidence, tools=(act.tool,))
+                break
     context = "".join([case.setting.policy, case.script, *references]).lower()
     for index, text in enumerate(words):
         # A log may fold several turns of calls into one message: what these calls return counts as known to them.

@@ -19,6 +19,10 @@ from captrain.diagnosis.case import REFUSAL, Case, Cause, plain, quoted
 from captrain.diagnosis.clauses import objects, violations
 from captrain.diagnosis.repair import Edit, Repair
 
+SUPERLATIVE = re.compile(
+    r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
+)
+"""Words with which a user asks for a choice by numbers."""
 IDENTIFIER = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[#\w-]{2,}|\d{8,}")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 NUMBER = re.compile(r"[\d.,-]*\d[\d.,-]*")
@@ -227,6 +231,8 @@ class Namer:
     def _of_saying(self, edit: Edit) -> Naming:
         last, value = self.case.story.last, edit.text
         alternative = self._told_instead(value)
+        if unmet := self._unmet([value], END):
+            return unmet[0], last, unmet[1]
         for goal in self._due_lookups if NUMBER.search(value) and not self._in_view(value) else ():
             kind, is_of_record = self._search_kind(goal), any(map(is_identifier, goal.arguments.values()))
             if kind == "missing_lookup" or is_of_record:
@@ -239,6 +245,8 @@ class Namer:
             words = [word for word in WORD.findall(self.case.text(place)) if len(word) > 1 and NUMBER.fullmatch(word)]
             if worked_out := [word for word in words if not self._in_view(word, place)]:
                 return "wrong_computation", place, f"{worked_out[0]} was worked out, and {value} not told"
+        if self._left is not None:
+            return SIMULATOR, self._left, f"the user left before {value} was told"
         if self._handover:
             return "over_escalation", self._handover.message, f"{self._handover} was called, and {value} not told"
         if choice := self._replaced_with(value):  # the reply tells of what was chosen, which was another
@@ -323,6 +331,7 @@ class Namer:
 
     def _of_drop(self, edit: Edit) -> Naming:
         call = self.repair.calls[edit.places[0]]
+        records = self._records(call)
         dropped = {place for step in self.repair.edits if step.kind == "drop" for place in step.places}
         remainder = [step for place, step in enumerate(self.repair.calls) if place not in dropped]
         if any(call.equals(step) and step.changed for step in remainder):
@@ -331,11 +340,13 @@ class Namer:
             return "over_escalation", call.message, f"{call} was called where the reference hands nothing over"
         if unread := self._unread(call):
             return "missing_lookup", call.message, f"{call}, and {unread} was never made before"
-        for goal in [step.goal for step in self.repair.edits if step.kind == "insert" and step.goal]:
-            if self._is_twin(goal, edit):
-                unmet = self._unmet([*atoms(goal.arguments)], call.message, goal)
-                evidence = f"{call}, where {goal} was due"
-                return (unmet[0], call.message, unmet[1]) if unmet else ("wrong_operation", call.message, evidence)
+        inserted = [step.goal for step in self.repair.edits if step.kind == "insert" and step.goal]
+        if goal := next((goal for goal in inserted if self._is_twin(goal, edit)), None):
+            unmet = self._unmet([*atoms(goal.arguments)], call.message, goal)
+            evidence = f"{call}, where {goal} was due"
+            return (unmet[0], call.message, unmet[1]) if unmet else ("wrong_operation", call.message, evidence)
+        if records and (goal := next((goal for goal in inserted if goal.tool == call.tool), None)):
+            return "wrong_record", call.message, f"{call}, where {goal} was meant"
         # The policy forbids it, or it was put to the user: the agent complied, and else did more than was asked for.
         if breach := self._breach(call):
             return "undue_compliance", self._proposal(call), breach
@@ -346,6 +357,19 @@ class Namer:
         if any(self._seen(value, call.message, "user") for value in wished if not is_common(value)):
             evidence = f"{call}, as the user asked, where the reference leaves this as it is"
             return "undue_compliance", self._proposal(call), evidence
+        # The user came up with a value that its script does not have, where to name a record is no wish by itself; or
+        # it named a record that was never opened.
+        texts = [value for value in atoms(call.arguments) if isinstance(value, str) and not is_common(value)]
+        for value in texts if script and self.case.is_answered and call.by == "assistant" else ():
+            spoken = self._seen(value, call.message, "user")
+            is_own = bool(spoken) and not self._seen(value, spoken[0], "assistant", "tool")
+            if is_own and not holds(script, value) and not self._opened(value):
+                words = quoted(self.case.text(spoken[0]))
+                return SIMULATOR, spoken[0], f"the user asked for {call}, which its script does not: {words}"
+        for _, record in records[:1]:
+            is_of_user = self._seen(record, call.message, "user") and not self._opened(record, call.message)
+            if shape(record) in self._shapes and is_of_user and self._seen(record, END, "tool"):
+                return "unverified_claim", call.message, f"{call}, and {record} was never looked up"
         if proposals := [place for place in self.case.replies(call.message) if self.case.asks(place)]:
             return "undue_compliance", proposals[-1], f"{call}, which was put to the user, and no reference makes"
         return "extra_write", call.message, f"{call}, which the reference does not make"
@@ -397,6 +421,19 @@ class Namer:
             return unmet[0], call.message, f"{evidence}; {unmet[1]}"
         if breach := self._breach(call):
             return "wrong_argument", call.message, f"{evidence}; {breach}"
+        # The user asked for a choice by numbers, and those of what was taken differ from those of what was due.
+        superlative = SUPERLATIVE.search(self.case.wishes)
+        choices = [self._figures(value) for value in (*missing, *strange) if isinstance(value, str)]
+        if superlative and len(choices) > 1 and choices[0] and choices[-1] - choices[0]:
+            return "wrong_computation", self._proposal(call), f"{evidence}: not the {superlative.group()}"
+        # The user said otherwise, without its script, than a record that was read before.
+        reads = [act for act in self.case.story.acts if act.message < call.message]
+        for name in names:
+            claim = text_of(call.arguments.get(name)).replace("_", " ")
+            is_of_user = self._seen(claim, call.message, "user") and not holds(squeezed(self.case.script), claim)
+            records = [record for act in reads for record in objects(act.result)] if is_of_user else []
+            if any(record.get(name) == goal.arguments[name] for record in records):
+                return "unverified_claim", self._proposal(call), f"{evidence}; {name} as the user said"
         for value in strange:
             if isinstance(value, str) and re.search(r"\d", value):
                 spoken = self._seen(value, call.message, "user")
@@ -413,6 +450,15 @@ class Namer:
         if not words and (unmet := self._unmet(numbers, call.message, goal)):
             return unmet[0], call.message, f"{evidence}; {unmet[1]}"
         return "wrong_argument", call.message, evidence
+
+    def _figures(self, identifier: str) -> set[tuple[str, float]]:
+        """The numbers that look-ups show of a thing, with their names."""
+        reads = [act for act in self.case.story.acts if act.kind == "read" and not act.failed]
+        records = [record for act in reads for record in objects(act.result) if identifier in record.values()]
+        entries = [entry for record in records for entry in record.items()]
+        groups = [(name, entry.values() if isinstance(entry, dict) else [entry]) for name, entry in entries]
+        values = [(name, value) for name, group in groups for value in group if not isinstance(value, bool)]
+        return {(name, value) for name, value in values if isinstance(value, int | float)}
 
     def _of_record(self, call: Call, record: tuple[str, str], evidence: str) -> Naming:
         """Name a call on another record than this one: a guess, or one that was taken for it where it was opened."""
@@ -466,6 +512,8 @@ class Namer:
             return unmet[0], end, f"{unmet[1]}, and {goal} never made"
         if self._left is not None:
             return SIMULATOR, self._left, f"the user agrees to {goal} and leaves"
+        if lookup := next((need for need in self._needs(goal) if self._search_kind(need) == "missing_lookup"), None):
+            return "missing_lookup", end, f"{lookup} was never made, nor any like it, and {goal} never made"
         # What was done instead, or refused; else it was left out, or handed over.
         swaps = [call for call in self.repair.calls if call.arguments == goal.arguments != {} and call.kind != "read"]
         swaps = [call for call in swaps if call.by == goal.by and not any(map(call.equals, self.repair.goals))]
