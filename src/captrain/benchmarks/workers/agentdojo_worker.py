@@ -131,6 +131,12 @@ def schema_of(tool):
     return {"type": "function", "function": function}
 
 
+@functools.lru_cache(20_000)
+def worded(pickled):
+    """A result of a tool as text. To word many records takes longer than all else, and replays do so over and over."""
+    return tool_result_to_str(pickle.loads(pickled))
+
+
 class Episode(ScriptedEpisode):
     """One task being played, by suite/name."""
 
@@ -145,8 +151,11 @@ class Episode(ScriptedEpisode):
         self.task = suite.user_tasks[task]
         self.fresh = lambda: self.task.init_environment(fresh_world(name, version, injections))
         self.world, self.runtime = self.fresh(), FunctionsRuntime(suite.tools)
-        self.tools = [schema_of(tool) for tool in suite.tools]
         self.calls, self.rounds, self.answer, self.is_refused = [], 0, "", False
+
+    @property
+    def tools(self):
+        return [schema_of(tool) for tool in self.runtime.functions.values()]
 
     def opening(self):
         return [{"role": "user", "content": self.task.PROMPT}]
@@ -178,7 +187,7 @@ class Episode(ScriptedEpisode):
             with patience():
                 result, error = self.runtime.run_function(self.world, tool, arguments)
                 self.is_refused = bool(error)
-                return error[:LONGEST] if error else tool_result_to_str(result)
+                return error[:LONGEST] if error else worded(pickle.dumps(result))
         except Exception as error:
             self.is_refused = True
             return f"{type(error).__name__}: {str(error)[:LONGEST]}"
