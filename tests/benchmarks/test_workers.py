@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from captrain.agents.collection import collect, pass_rate
-from captrain.agents.scripted import Script, ScriptedPolicy
+from captrain.agents.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool, Session
 from captrain.benchmarks.simulation import SimulatedEpisode
@@ -455,7 +455,7 @@ class Together(ScriptedPolicy):
     """Opens all episodes, then plays them in turns."""
 
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
-        left = [(play, iter(self._actions(play))) for play in plays if play.start()]
+        left = [(play, iter((self.script or by_the_book)(play))) for play in plays if play.start()]
         while left:
             for play, actions in list(left):
                 action = next(actions, None)

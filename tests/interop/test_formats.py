@@ -124,6 +124,11 @@ ROWS = {
 SPANS = {
     "GenAI": GEN_AI,
     "OpenInference": INFERENCE,
+    "OpenLLMetry": {**INFERENCE, "attributes": {
+        name.replace("llm.input_messages", "gen_ai.prompt").replace("llm.output_messages", "gen_ai.completion")
+        .replace(".message.", ".").replace("tool_call.function.", ""): value
+        for name, value in INFERENCE["attributes"].items()
+    }},
     "OTLP": {"resourceSpans": [{"scopeSpans": [{"spans": [{
         "traceId": "t",
         "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in GEN_AI["attributes"].items()],

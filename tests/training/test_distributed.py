@@ -318,12 +318,12 @@ def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
     """The heads of TRL, which compute every row by itself, are the measure."""
     import torch
 
-    from captrain.models import trainers
+    from captrain.models import passes
 
     # With seed 0 one weight of 4,352 has a gradient that is all noise, and Adam makes a whole step of its sign.
     job = replace(letters_job(tiny, environment, rollouts=16, policy={"precision": "float32"}), seed=1)
     once = weights(trained(job, tmp_path / "once", on(precision="float32")).folder)
-    monkeypatch.setattr(trainers, "DENSE", ())
+    monkeypatch.setattr(passes, "DENSE", ())
     by_rows = weights(trained(job, tmp_path / "rows", on(precision="float32")).folder)
     assert max(tensor.abs().max().item() for name, tensor in once.items() if "lora_B" in name) > 1e-3
     for name, tensor in once.items():

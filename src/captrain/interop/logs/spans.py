@@ -18,7 +18,10 @@ from captrain.interop.logs.source import call_entry, text_of
 from captrain.interop.logs.traces import Run
 from captrain.records import JsonObject, plain, read_text
 
-INFERENCE = re.compile(r"llm\.(input|output)_messages\.(\d+)\.message\.(.+)")
+NUMBERED = re.compile(
+    r"(?:llm\.(?:(input)|output)_messages\.(\d+)\.message|gen_ai\.(?:(prompt)|completion)\.(\d+))\.(.+)"
+)
+"""Attributes of OpenInference, and of OpenLLMetry before it wrote `gen_ai.input.messages`."""
 CALLS = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
 SCHEMA = re.compile(r"llm\.tools\.\d+\.tool\.json_schema")
 SCORES = "trace_id,reward"
@@ -64,7 +67,7 @@ def span_runs(row: object) -> Iterator[Run]:
         definitions = loaded(attributes.get("gen_ai.tool.definitions"))
         tools = definitions if isinstance(definitions, list) else []
         tools = [*tools, *(loaded(value) for name, value in attributes.items() if SCHEMA.fullmatch(name))]
-        yield Run(_trace_id(span), _gen_ai(attributes) or _open_inference(attributes), model, tools)
+        yield Run(_trace_id(span), _gen_ai(attributes) or _numbered(attributes), model, tools)
 
 
 def _trace_id(span: JsonObject) -> str:
@@ -103,12 +106,13 @@ def _words(parts: object) -> str:
     return text_of(parts)
 
 
-def _open_inference(attributes: JsonObject) -> list[object]:
+def _numbered(attributes: JsonObject) -> list[object]:
     """Join messages that are spread over numbered attributes, inputs before outputs."""
-    entries: dict[tuple[str, int], JsonObject] = {}
+    entries: dict[tuple[bool, int], JsonObject] = {}
     for name, value in attributes.items():
-        if match := INFERENCE.fullmatch(name):
-            entries.setdefault((match[1], int(match[2])), {})[match[3]] = value
+        if match := NUMBERED.fullmatch(name):
+            place = not (match[1] or match[3]), int(match[2] or match[4])
+            entries.setdefault(place, {})[match[5]] = value
     messages: list[object] = []
     for _, fields in sorted(entries.items(), key=lambda item: item[0]):
         calls: dict[int, JsonObject] = {}
