@@ -12,7 +12,6 @@ from .alignment import is_reply as is_reply
 from .alignment import kind_of as kind_of
 from .alignment import leaves as leaves
 from .alignment import number_of as number_of
-from .alignment import reports_error as reports_error
 from .alignment import result_of as result_of
 from .alignment import same as same
 from .alignment import says as says

@@ -1,5 +1,4 @@
 from .answers import ANSWERS as ANSWERS
-from .answers import AnswerUsage as AnswerUsage
 from .answers import Question as Question
 from .answers import StructuredAnswers as StructuredAnswers
 from .barrier import AdamW as AdamW
@@ -12,7 +11,6 @@ from .chat import Chat as Chat
 from .chat import dialogue_tokens as dialogue_tokens
 from .chat import guide as guide
 from .dense import to_float64 as to_float64
-from .endpoint import Completion as Completion
 from .endpoint import ContextLengthExceeded as ContextLengthExceeded
 from .endpoint import Endpoint as Endpoint
 from .endpoint import ReplyMessage as ReplyMessage

@@ -26,7 +26,6 @@ time.tzset()
 import copy
 import datetime
 import functools
-import gc
 import hashlib
 import inspect
 import json
@@ -451,7 +450,6 @@ def calling(calls):
 def replay(task_id, words, dialogues):
     """Assistant messages, played in fresh worlds where the user says what a log has: what each call led to, and the
     score."""
-    gc.enable()  # off during a request, but each of these worlds leaves up to megabytes in cycles
     return {"replayed": [played(task_id, words, messages) for messages in dialogues]}
 
 

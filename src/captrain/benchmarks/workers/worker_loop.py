@@ -34,6 +34,8 @@ PATIENCE = 2.0
 """Seconds of CPU for one call. By the clock a busy machine would decide a score."""
 DEEPEST, LARGEST, LONGEST_TEXT = 20, 10**15, 100_000
 """Bounds of arguments, beyond which a call is refused: levels of nesting, numbers, characters."""
+TIMED = ("tools", "reset", "step", "evaluate")
+"""Operations of an episode. A replay builds tens of worlds, which leave megabytes in cycles."""
 SILENCE = {"role": "assistant", "content": ""}
 
 
@@ -74,8 +76,9 @@ def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
                 inspect.signature(operations[name]).bind(**request)
             except TypeError as wrong:
                 raise BadRequest(f"{name}: {wrong}") from None
-            # To look for cycles in a large world takes long, and must not be in a call's time.
-            gc.disable()
+            if name in TIMED:
+                # To look for cycles in a large world takes long, and must not be in a call's time.
+                gc.disable()
             result = operations[name](**request)
             # ASCII throughout: a lone surrogate in a tool result must not break the stream.
             reply = json.dumps({"id": number, "ok": True, "result": result}, allow_nan=False)
