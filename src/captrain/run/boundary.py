@@ -58,7 +58,6 @@ EXTRAS = {
     "zstandard": "inspect",
 }
 """Modules that the light installation lacks, each with the extra that it comes with."""
-DRAWING = "seaborn"
 COMPUTING = "scipy"
 
 

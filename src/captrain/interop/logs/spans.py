@@ -18,7 +18,7 @@ from captrain.interop.logs.source import call_entry, text_of
 from captrain.interop.logs.traces import Run
 from captrain.records import JsonObject, plain, read_text
 
-NUMBERED = re.compile(
+INDEXED = re.compile(
     r"(?:llm\.(?:(input)|output)_messages\.(\d+)\.message|gen_ai\.(?:(prompt)|completion)\.(\d+))\.(.+)"
 )
 """Attributes of OpenInference, and of OpenLLMetry before it wrote `gen_ai.input.messages`."""
@@ -110,7 +110,7 @@ def _numbered(attributes: JsonObject) -> list[object]:
     """Join messages that are spread over numbered attributes, inputs before outputs."""
     entries: dict[tuple[bool, int], JsonObject] = {}
     for name, value in attributes.items():
-        if match := NUMBERED.fullmatch(name):
+        if match := INDEXED.fullmatch(name):
             place = not (match[1] or match[3]), int(match[2] or match[4])
             entries.setdefault(place, {})[match[5]] = value
     messages: list[object] = []
