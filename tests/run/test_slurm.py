@@ -559,12 +559,12 @@ def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch:
         return file_digest(*fingerprint.code_closure(package / module))
 
     before = digest()
-    others = ("cli/app.py", "reporting/figures.py", "config/spec.py", "execution/slurm.py", "execution/launch.py")
+    others = ("cli/app.py", "reporting/figures.py", "run/spec.py", "run/slurm.py", "run/launch.py")
     for name in others:
         (package / name).write_text((package / name).read_text() + "\n")
         assert digest() == before, name
     # Imported at the top, within a function, by another; components, which are named and not imported.
-    reached = ("training/runs.py", "training/grpo.py", "models/chat.py", "records/files.py", "policies/engine.py")
+    reached = ("training/runs.py", "training/grpo.py", "models/chat.py", "records/files.py", "agents/engine.py")
     for name in (*reached, "benchmarks/servicedesk.py"):
         (package / name).write_text((package / name).read_text() + "\n")
         assert digest() != before, name

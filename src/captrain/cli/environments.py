@@ -66,7 +66,7 @@ def synthesize(
     result, path = diagnosis.synthesize_ordered(order, base, out)
     passport = result.best.passport
     if usage := getattr(order.synthesizer, "usage", None):
-        print_all(f"asked: {usage.answers} answers, {usage.tokens} tokens{usage.cost}")
+        print_all(f"asked: {usage.answers} answers, {usage}")
     if not result.passed:
         print_all(f"no attempt earned its passport: {passport.complaints()}", f"{path} is the best of them")
         raise typer.Exit(1)

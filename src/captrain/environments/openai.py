@@ -61,6 +61,7 @@ class OpenAISynthesizer:
     ) -> None:
         self.name, self.characters = name, characters
         self._answers = StructuredAnswers(access, name=name, temperature=temperature, max_tokens=max_tokens)
+        self.usage = self._answers.usage
 
     def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
         """See `Synthesizer.synthesize`.

@@ -33,7 +33,7 @@ from captrain.records import JsonObject, publish_json, publish_text, read_json
 from captrain.run import LENDER, Accelerate, Machine, launch, lender_address
 from captrain.training import collectives
 
-KEEPER = Path(__file__).parents[1] / "policies" / "keeper.py"
+KEEPER = Path(__file__).parents[1] / "agents" / "keeper.py"
 GRACE = 20.0
 """Seconds that processes which are told to end may take."""
 TAIL = 20
