@@ -105,7 +105,7 @@ def find_run(name: str, root: Path) -> Run:
     settings: dict[str, object] = {} if version is None else {"captrain": version}
     settings |= {key: value for key, value in flat(parsed(SPEC)).items() if not key.startswith("machine.")}
     try:
-        candidates = parsed(CAPABILITIES).get("candidates", [])
+        candidates = parsed(CAPABILITIES)["candidates"] if CAPABILITIES in texts else []
         capabilities = {row["id"]: f"gap {row['gap']:.3f}" for row in candidates if row["selected"]}
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{CAPABILITIES} of {name} is not a selection", "make it again") from None

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -130,7 +131,11 @@ def begin(tracker: str, run: str, title: str, settings: JsonObject) -> "GeneralT
     LOCAL.mkdir(parents=True, exist_ok=True)
     page = "\n\n".join(f"**{name}**: {value}" for name, value in settings.items())
     if tracker == "tensorboard":
-        board = tracking.TensorBoardTracker(title, os.environ.get("TENSORBOARD_LOGGING_DIR", LOCAL / "tensorboard"))
+        folder = Path(os.environ.get("TENSORBOARD_LOGGING_DIR", LOCAL / "tensorboard"))
+        # Files are read in the order of their names, which begin with the second in which they were made.
+        while any(path.name.split(".")[3] >= f"{int(time.time()):010d}" for path in (folder / title).glob("events.*")):
+            time.sleep(0.05)
+        board = tracking.TensorBoardTracker(title, str(folder))
         board.start()
         board.writer.add_text("run", page)
         return board
