@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import sys
 import uuid
 from collections.abc import Callable
@@ -55,19 +56,26 @@ def mlflow_run() -> tuple[Values, str]:
 
 def wandb_run() -> tuple[Values, str]:
     files = sorted(Path(".cache/trackers/wandb").glob("offline-run-*/*.wandb"))
-    rows = [{**row, "step": row["_step"]} for path in files for row in _wandb_rows(path)]
-    return _columns(rows), b"".join(path.read_bytes() for path in files).decode(errors="replace")
+    # Of a step that comes again W&B takes the first.
+    rows = {row["_step"]: {**row, "step": row["_step"]} for path in files for row in _wandb_rows(path.read_bytes())}
+    return _columns([*rows.values()]), b"".join(path.read_bytes() for path in files).decode(errors="replace")
 
 
-def _wandb_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run that W&B has left on this disk, as its own reader has them."""
+def _wandb_rows(data: bytes) -> list[dict[str, Any]]:
+    """The rows of a run in W&B's own file, as far as they were written: LevelDB's log format."""
+    header, frame, block, whole, last = 7, 7, 1 << 15, 1, 4
     record_type = import_module("wandb.proto.wandb_internal_pb2").Record
-    store = import_module("wandb.sdk.internal.datastore").DataStore()
-    store.open_for_scan(str(path))
-    rows = []
-    while (data := store.scan_data()) is not None:
-        if items := record_type.FromString(data).history.item:
-            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+    rows, place, parts = list[dict[str, Any]](), header, b""
+    while place + frame <= len(data):
+        if (padding := -place % block) and padding < frame:
+            place += padding
+            continue
+        length, kind = struct.unpack_from("<4xHB", data, place)
+        parts, place = parts + data[place + frame : place + frame + length], place + frame + length
+        if kind in (whole, last) and place <= len(data):
+            record, parts = record_type.FromString(parts), b""
+            if items := record.history.item:
+                rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
     return rows
 
 

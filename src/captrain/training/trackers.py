@@ -50,6 +50,10 @@ class Reports(TrainerCallback):
     ) -> None:
         self.trackers, self.steps, self.record = trackers, steps, record
         self.last = read_json(record, dict[str, int], f"remove {record}") if record.exists() else {}
+        if "trackio" in trackers:
+            # It sends in the background: what had arrived before a kill it alone knows.
+            run: Any = cast(Any, trackers["trackio"]).run
+            self.last["trackio"] = max(0, run._next_step - 1)
 
     def on_log(self, *_: object, **__: object) -> None:
         """Send what each tracker lacks."""
@@ -60,7 +64,8 @@ class Reports(TrainerCallback):
                 for number, values in enumerate(self.steps()[before:], start=before + 1):
                     tracker.log(values, step=number, **at_once)
                     self.last[name] = number
-                    publish_json(self.record, self.last)
+                    # W&B writes in a process of its own, and takes no step twice: it gets the last again after a kill.
+                    publish_json(self.record, {key: last - (key == "wandb") for key, last in self.last.items()})
             except Exception as error:
                 lacking = self.last.get(name, 0) + 1
                 print(f"{name} took no step {lacking}, and gets it with the next: {error}", file=sys.stderr)
