@@ -53,11 +53,11 @@ Row = JsonObject
 class Desk:
     """The service desk as TRL's `environment_factory` wants it: the public methods are the tools."""
 
-    def reset(self, task: dict[str, Any], **_: Any) -> None:
+    def reset(self, task: dict[str, Any], **_: object) -> None:
         """Open a task; its messages are in the prompt already."""
         self._episode = DeskEpisode(task["data"])
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+    def _call(self, name: str, arguments: dict[str, object]) -> str:
         replies, _ = self._episode.step(tool_call(name, arguments))
         return replies[0]["content"] if replies else ""
 

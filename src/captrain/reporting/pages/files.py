@@ -117,7 +117,7 @@ def table_of(root: Path, name: str) -> list[JsonObject] | Missing:
     return present(root, name, name.split("/")[1], read)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Convert a numpy scalar to Python's own; NaN to None."""
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and math.isnan(value) else value
