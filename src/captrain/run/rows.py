@@ -4,15 +4,13 @@ Apart from the rest of the schema (`captrain.run.spec`), because rows come and g
 nothing here.
 """
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from captrain.records import JsonObject
 from captrain.run.components import Count, Rate, Section, Share
-
-ROWS = Path(__file__).parents[1] / "comparison/baselines"
+from captrain.run.shipped import read_stages, shipped
 
 
 class Switch(Section):
@@ -140,8 +138,9 @@ CONTINUED = {"warm_grpo": "adp", "solutions_grpo": "solutions"}
 
 
 def row_names() -> set[str]:
-    """List the names that rows have: those of the modules that declare them."""
-    return {path.stem for path in ROWS.glob("*.py")}
+    """List the names that rows have: those that the pipeline has a stage for."""
+    stages = read_stages(shipped("dvc.yaml"), "install captrain anew").values()
+    return {name for stage in stages if (name := stage["cmd"].partition("stages/row.py ")[2])}
 
 
 class Baselines(Section):

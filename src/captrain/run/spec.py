@@ -224,9 +224,8 @@ class Spec(Section):
             for name, start in CONTINUED.items()
             if rows[name].run and not rows[start].run
         ]
-        broken += [
-            f"baselines.{name} is not a row" for name in sorted({*rows} - {*Baselines.model_fields, *row_names()})
-        ]
+        if further := {*rows} - {*Baselines.model_fields}:
+            broken += [f"baselines.{name} is not a row" for name in sorted(further - row_names())]
         rounds, width = self.baselines.solutions.rounds, 2 * self.base.heads
         relations = {
             f"baselines.solutions.rounds.tasks = {rounds.tasks} cannot be shared among {rounds.count} diagnoses": (
