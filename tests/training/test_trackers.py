@@ -56,9 +56,13 @@ def mlflow_run() -> tuple[Values, str]:
 
 def wandb_run() -> tuple[Values, str]:
     files = sorted(Path(".cache/trackers/wandb").glob("offline-run-*/*.wandb"))
-    # Of a step that comes again W&B takes the first.
-    rows = {row["_step"]: {**row, "step": row["_step"]} for path in files for row in _wandb_rows(path.read_bytes())}
-    return _columns([*rows.values()]), b"".join(path.read_bytes() for path in files).decode(errors="replace")
+    rows = [{**row, "step": row["_step"]} for path in files for row in _wandb_rows(path.read_bytes())]
+    # Of a step that comes again, the last before a kill alone, W&B takes the first.
+    distinct = {row["step"]: row for row in reversed(rows)}
+    assert len(rows) - len(distinct) <= 1
+    return _columns([*reversed(distinct.values())]), b"".join(path.read_bytes() for path in files).decode(
+        errors="replace"
+    )
 
 
 def _wandb_rows(data: bytes) -> list[dict[str, Any]]:
@@ -153,7 +157,7 @@ class Failing:
     def __init__(self) -> None:
         self.faults, self.steps, self.is_over = 2, list[int](), False
 
-    def log(self, values: object, step: int) -> None:
+    def log(self, values: object, step: int, **_: object) -> None:
         if self.faults:
             self.faults -= 1
             raise ConnectionError("the tracker is away")
@@ -195,3 +199,17 @@ def test_a_tracker_that_is_not_installed_is_refused_when_the_configuration_is_co
     with pytest.raises(UserError, match="machine.report_to names wandb, which is not installed") as refused:
         compose_spec("smoke", 0, ["machine.report_to=[tensorboard,wandb]"], ROOT / "conf")
     assert "pip install 'captrain[wandb]'" in str(refused.value.remedy)
+
+
+def test_what_each_tracker_has_is_known_after_any_number_of_resumes(tmp_path: Path) -> None:
+    """W&B alone gets the last step again, which it does not take."""
+    board: Any = Failing()
+    wandb: Any = Failing()
+    steps = [{"loss": 0.5}]
+    board.faults = wandb.faults = 0
+    for fault in (0, 1, 1, 0):
+        wandb.faults = fault
+        tracker: Any = trackers.Reports({"tensorboard": board, "wandb": wandb}, lambda: steps, tmp_path / "a.json")
+        tracker.on_log()
+        steps.append({"loss": 0.5})
+    assert board.steps == [1, 2, 3, 4] and wandb.steps == [1, 1, 2, 3, 4]

@@ -39,6 +39,7 @@ from .lora import save_lora_factors as save_lora_factors
 from .passes import SharedPasses as SharedPasses
 from .passes import prepare_trainer as prepare_trainer
 from .weights import DENSE as DENSE
+from .weights import computes_on_cpu as computes_on_cpu
 from .weights import load_module as load_module
 from .weights import model_source as model_source
 from .weights import require_recorded as require_recorded

@@ -26,7 +26,7 @@ from captrain.errors import UserError
 from captrain.models.barrier import make_exact
 from captrain.models.dense import Context, Scores, score_states, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
-from captrain.models.weights import DENSE
+from captrain.models.weights import DENSE, computes_on_cpu
 from captrain.run import Machine, launch
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
         What the new head computes with, to be closed after training; None where modules compute.
     """
     accelerate = machine.accelerate
-    dense = model.config.model_type in DENSE and not torch.cuda.is_available()
+    dense = model.config.model_type in DENSE and computes_on_cpu(accelerate.precision)
     sharded = accelerate.strategy == "fsdp"
     if accelerate.precision != "float64" and (sharded or not dense):
         return None

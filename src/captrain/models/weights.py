@@ -82,6 +82,14 @@ def require_recorded(folder: Path) -> None:
         )
 
 
+def computes_on_cpu(precision: str) -> bool:
+    """Return true where training in a precision computes on a CPU: without a GPU, and in float64, whose adapters have
+    the same bytes on every CPU (see `captrain.models.barrier`) and on no GPU."""
+    import torch
+
+    return precision == "float64" or not torch.cuda.is_available()
+
+
 def load_module(folder: Path, precision: str) -> "PreTrainedModel":
     """Load the model that the base stage has left in a folder, to be trained on.
 

@@ -40,7 +40,15 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from captrain.contract import Play, Target
 from captrain.errors import UserError
-from captrain.models import CHECKPOINTS, adapter_digest, copy_adapter, load_module, lora_config, prepare_trainer
+from captrain.models import (
+    CHECKPOINTS,
+    adapter_digest,
+    computes_on_cpu,
+    copy_adapter,
+    load_module,
+    lora_config,
+    prepare_trainer,
+)
 from captrain.records import JsonObject, publish_text, read_json
 from captrain.run import launch, takes
 from captrain.training import collectives, processes, trackers
@@ -423,8 +431,9 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         self.is_sampling = False
         assert self.batch is not None
         # TRL's own are made in float32, by kernels that round differently on different CPUs.
-        columns["advantages"] = self.batch.advantages.to(columns["advantages"].device)
-        columns["sources"] = self.batch.environments
+        device = columns["advantages"].device
+        columns["advantages"] = self.batch.advantages.to(device)
+        columns["sources"] = self.batch.environments.to(device)
         if self.is_served:
             self.history[-1] |= self._mismatch(columns, self.batch)
         self.has_signal = bool(columns["num_items_in_batch"] > 0)
@@ -464,16 +473,19 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
             width, rows = columns["completion_ids"].shape[1], self.args.per_device_train_batch_size
             with torch.no_grad():
                 scores, _, _ = super()._get_per_token_logps_and_entropies(self.model, ids, attention, width, rows)
-        parts = collectives.together((scores.cpu().double() - batch.sampled)[batch.compared].tolist)
-        differences = [difference for part in parts for difference in part]
-        if not differences:
-            return {"mismatch": 0.0, "mismatch_largest": 0.0, "effective_tokens": 1.0}
+        differences: list[float] = (scores.cpu().double() - batch.sampled)[batch.compared].tolist()
         weights = [math.exp(difference) for difference in differences]
-        total, squares = math.fsum(weights), math.fsum(weight * weight for weight in weights)
+        # Of each process its sums alone: tokens are millions.
+        sums = map(math.fsum, (map(abs, differences), weights, [weight * weight for weight in weights]))
+        own = (len(differences), max(map(abs, differences), default=0.0), *sums)
+        counts, largest, *parts = zip(*collectives.together(lambda: own), strict=True)
+        if not (count := sum(counts)):
+            return {"mismatch": 0.0, "mismatch_largest": 0.0, "effective_tokens": 1.0}
+        distance, total, squares = map(math.fsum, parts)
         return {
-            "mismatch": round(math.fsum(map(abs, differences)) / len(differences), DIGITS),
-            "mismatch_largest": round(max(map(abs, differences)), DIGITS),
-            "effective_tokens": round(total * total / (len(differences) * squares), DIGITS),
+            "mismatch": round(distance / count, DIGITS),
+            "mismatch_largest": round(max(largest), DIGITS),
+            "effective_tokens": round(total * total / (count * squares), DIGITS),
         }
 
     # 3. The update, which is TRL's.
@@ -510,7 +522,7 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
         output_dir=str(folder),
         seed=job.seed,
         data_seed=job.seed,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=computes_on_cpu(accelerate.precision),
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=share // rows,
         steps_per_generation=share // rows,

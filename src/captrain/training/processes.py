@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 
 from captrain.errors import InfrastructureError, UserError
+from captrain.models import computes_on_cpu
 from captrain.records import JsonObject, publish_json, publish_text, read_json
 from captrain.run import LENDER, Accelerate, Machine, launch, lender_address
 from captrain.training import collectives
@@ -120,7 +121,8 @@ def fit(
             f"machine.accelerate.processes = {number} processes cannot share the {word} evenly, which are {count}",
             "choose a number of processes that divides it",
         )
-    if torch.cuda.is_available() and torch.cuda.device_count() < number // machine.nodes:
+    gpus = not computes_on_cpu(machine.accelerate.precision)
+    if gpus and torch.cuda.device_count() < number // machine.nodes:
         raise UserError(
             f"machine.accelerate.processes = {number} on {machine.nodes} nodes, and {torch.cuda.device_count()} GPUs "
             "are visible on this one",

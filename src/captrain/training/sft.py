@@ -13,7 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from captrain.models import Chat, LoraShape, adapter_digest, dialogue_tokens, load_module, lora_config
+from captrain.models import (
+    Chat,
+    LoraShape,
+    adapter_digest,
+    computes_on_cpu,
+    dialogue_tokens,
+    load_module,
+    lora_config,
+)
 from captrain.records import JsonObject, Message, digest, publish_text
 from captrain.run import Accelerate, Machine, Spec, build, code_digest
 from captrain.training import collectives, processes
@@ -204,7 +212,6 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
 
 
 def _configuration(settings: Settings, accelerate: Accelerate, folder: Path) -> "SFTConfig":
-    import torch
     from trl.trainer.sft_config import SFTConfig
 
     share = settings["batch"] // accelerate.processes
@@ -213,7 +220,7 @@ def _configuration(settings: Settings, accelerate: Accelerate, folder: Path) -> 
         output_dir=str(folder),
         seed=settings["seed"],
         data_seed=settings["seed"],
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=computes_on_cpu(accelerate.precision),
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=share // rows,
         num_train_epochs=settings["epochs"],

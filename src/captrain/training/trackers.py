@@ -49,7 +49,12 @@ class Reports(TrainerCallback):
         self, trackers: "Mapping[str, GeneralTracker]", steps: Callable[[], Sequence[Step]], record: Path
     ) -> None:
         self.trackers, self.steps, self.record = trackers, steps, record
-        self.last = read_json(record, dict[str, int], f"remove {record}") if record.exists() else {}
+        try:
+            self.last = read_json(record, dict[str, int])
+        except UserError:  # missing or cut off: no result depends on it, and trackers get all steps again
+            self.last = dict[str, int]()
+        # W&B writes in a process of its own, and takes no step twice: it gets the last again after a kill.
+        self.last["wandb"] = max(0, self.last.get("wandb", 0) - 1)
         if "trackio" in trackers:
             # It sends in the background: what had arrived before a kill it alone knows.
             run: Any = cast(Any, trackers["trackio"]).run
@@ -57,18 +62,18 @@ class Reports(TrainerCallback):
 
     def on_log(self, *_: object, **__: object) -> None:
         """Send what each tracker lacks."""
+        steps = self.steps()
         for name, tracker in self.trackers.items():
             before = self.last.get(name, 0)
             at_once = {"commit": True} if name == "wandb" else {}
-            try:
-                for number, values in enumerate(self.steps()[before:], start=before + 1):
+            for number, values in enumerate(steps[before:], start=before + 1):
+                try:
                     tracker.log(values, step=number, **at_once)
-                    self.last[name] = number
-                    # W&B writes in a process of its own, and takes no step twice: it gets the last again after a kill.
-                    publish_json(self.record, {key: last - (key == "wandb") for key, last in self.last.items()})
-            except Exception as error:
-                lacking = self.last.get(name, 0) + 1
-                print(f"{name} took no step {lacking}, and gets it with the next: {error}", file=sys.stderr)
+                except Exception as error:
+                    print(f"{name} took no step {number}, and gets it with the next: {error}", file=sys.stderr)
+                    break
+                self.last[name] = number
+                publish_json(self.record, self.last)
 
 
 @contextmanager
@@ -159,7 +164,8 @@ def begin(tracker: str, run: str, title: str, settings: JsonObject) -> "GeneralT
             description=page,
         )
         flow.start()
-        flow.store_init_configuration(settings)
+        if not runs:  # MLflow refuses another value of what it has
+            flow.store_init_configuration(settings)
         return flow
     shared = {"name": title, "resume": "allow", "config": settings}
     if tracker == "trackio":

@@ -45,16 +45,18 @@ def train_once(folder: Path, name: str, train: Callable[[], JsonObject]) -> Json
         if not (folder / RESULT).exists():
             publish_json(folder / RESULT, train())
         _remove(path for pattern in SCRATCH for path in folder.glob(pattern))
+        result, content = JsonObject(), "not whole"
         try:
             result = read_json(folder / RESULT, JsonObject)
-            altered = adapter_digest(folder / "adapter") != result.get("digest")
+            content = adapter_digest(folder / "adapter")
         except UserError:
-            result, altered = {}, True
-        if altered or not (folder / "adapter/README.md").exists():
+            pass
+        expected = result.get("digest")
+        if content != expected or not (folder / "adapter/README.md").exists():
             # The lock stays: another process may be waiting for it.
             _remove(path for path in folder.iterdir() if path.name != LOCK)
             raise UserError(
-                f"adapter {name} in {folder} was altered after training",
+                f"adapter {name} in {folder} was altered after training ({content}, not {expected})",
                 "its workspace has been removed: run `dvc repro` to train it again",
             )
         return result
