@@ -83,13 +83,13 @@ def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
     """Choose the best arm a task on all trials but one and score it on that one, each in turn; the first arm wins ties.
 
     Choosing and scoring on the same trials would reward luck. The price is that the choice rests on few trials: in
-    expectation this is never above what a perfect router reaches, and it may be below. It takes two trials or more.
-    Undefined is pass^k: each trial is scored on the others' choice, so a task's outcomes are not independent
+    expectation this is never above what a perfect router reaches, and it may be below. With one trial it is undefined.
+    So is pass^k: each trial is scored on the others' choice, so a task's outcomes are not independent
     given its policy.
     """
     stack = np.stack(arms)
     scored = np.full(stack.shape[1:], np.nan)
-    for score in range(stack.shape[2]):
+    for score in range(stack.shape[2]) if stack.shape[2] > 1 else ():
         remaining = np.delete(stack, score, axis=2)
         count = (~np.isnan(remaining)).sum(axis=2)
         rates = np.full(count.shape, -1.0)

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -27,11 +29,11 @@ from support.waiting import until
 from captrain.agents.collection import collect, summarise_rollouts
 from captrain.agents.local import LocalPolicy
 from captrain.agents.policy import ClosedQuestion
-from captrain.agents.servers import Server, fleets, server_environment
+from captrain.agents.servers import FRUITLESS, Fleet, Place, Server, fleets, server_environment
 from captrain.agents.vllm import VLLMPolicy
 from captrain.contract import Play, Target, load_file
 from captrain.errors import UserError
-from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores
+from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores, TransientFault
 from captrain.models.lora import Adapter, adapter_digest, compose
 from captrain.run import compose_spec
 from captrain.run.components import Component
@@ -366,6 +368,101 @@ def test_a_server_that_dies_of_one_request_is_given_up_although_it_answers_other
     assert capfd.readouterr().err.count("it is started again") == 2
     [journal] = tmp_path.glob("*.jsonl")
     assert len(journal.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("borrows", [False, True])
+def test_a_server_that_answers_between_its_starts_is_not_given_up(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, borrows: bool
+) -> None:
+    # It fails each time it is told to sleep, and is started again for what is played next.
+    on = machine(command=["-c", FATAL, "never"], arguments=["--enable-sleep-mode"], replicas=1)
+    acting = policy(tiny, on)
+    [replica], fleet = replicas(acting), acting.fleet
+    before = replica.place.starts
+    if borrows:
+        fleet = Fleet(fleet.service)
+        monkeypatch.setattr(VLLMPolicy, "fleet", fleet)
+    for attempt in range(FRUITLESS + 2):
+        played(acting, single(letters), tmp_path / str(attempt), tasks=1)
+    assert replica.place.starts == before + FRUITLESS + 2
+    for _ in range(FRUITLESS):
+        with fleet.serving({}):
+            pass
+    with pytest.raises(UserError, match="was started 3 times and never answered a request"), fleet.serving({}):
+        pass
+    replica.stop()
+
+
+def test_an_adapter_that_a_healthy_server_fails_to_load_is_loaded_once_more(
+    tiny: Path, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control, mend, failing = Server._control, Server.mend, list[bool]()
+
+    def flaky(self: Server, path: str, *some: Any, **settings: Any) -> str:
+        if path == "/v1/load_lora_adapter" and failing and failing.pop():
+            raise TransientFault("model server: busy")
+        return control(self, path, *some, **settings)
+
+    monkeypatch.setattr(Server, "_control", flaky)
+    acting = policy(tiny, machine(replicas=1), dtype="float32")
+    [replica], needed = replicas(acting), {adapter.digest: Path(adapter.folder)}
+    failing[:] = [True, True]
+    with pytest.raises(UserError, match="does not take adapter"), acting.fleet.serving(needed):
+        pass
+    assert replica.adapters == {} and not failing
+
+    def useless(self: Server, *some: Any) -> None:
+        raise UserError("useless", "")
+
+    failing[:] = [True]
+    monkeypatch.setattr(Server, "mend", useless)
+    with pytest.raises(UserError, match="useless"), acting.fleet.serving(needed):
+        pass
+    assert replica.adapters == {} and not failing
+    failing[:] = [True]
+    monkeypatch.setattr(Server, "mend", mend)
+    with acting.fleet.serving(needed):
+        assert {*replica.adapters} == {*needed} and listed(acting) == [[acting.name, adapter.digest]]
+    assert replica.place.starts == 1 and not failing
+    acting.close()
+
+
+class Slow(BaseHTTPRequestHandler):
+    """A server that takes its time, and wants to be paid for completions."""
+
+    def do_GET(self) -> None:
+        self._say(200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._say(402)
+
+    def _say(self, status: int) -> None:
+        self.send_response(status)
+        self.end_headers()
+        time.sleep(0.6)
+        self.wfile.write(b"whole")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_control_request_has_its_own_time_and_a_lack_of_credit_is_a_refusal(tiny: Path, tmp_path: Path) -> None:
+    fleet = policy(tiny).fleet
+    with HTTPServer(("127.0.0.1", 0), Slow) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+
+        def server(timeout: float) -> Server:
+            one = Server(fleet.service._replace(timeout=timeout), 0)
+            one.follow(Place(listening.server_port, 1, tmp_path))
+            return one
+
+        assert server(0.2)._control("/health") == "whole"
+        with pytest.raises(TransientFault):
+            server(0.2)._control("/health", timeout=0.3)
+        with pytest.raises(UserError, match="has no credit left"):
+            server(30.0).complete([1])
+        listening.shutdown()
 
 
 def test_no_interpreter_is_said_before_anything_is_played(tiny: Path, letters: Letters, tmp_path: Path) -> None:

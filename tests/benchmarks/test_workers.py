@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from captrain.agents.collection import collect, pass_rate
 from captrain.agents.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.benchmarks import load_benchmark
-from captrain.benchmarks.pool import WORKERS, Pool, Session
+from captrain.benchmarks.pool import WORKERS, Pool, Session, workers_code
 from captrain.benchmarks.simulation import SimulatedEpisode
 from captrain.contract import Play, Target, tool_call
 from captrain.errors import InfrastructureError, UserError
@@ -275,6 +276,14 @@ def test_a_worker_that_no_longer_reads_cannot_hold_up_a_long_request(pool: MakeP
     assert workers.call("stats")["episodes"] == 0
 
 
+def test_a_worker_that_never_stops_printing_has_no_more_time_than_one_that_hangs(pool: MakePool) -> None:
+    late = json.dumps({"id": 0, "ok": True, "result": {}}).encode() + b"\n"
+    endless = f"import os\nwhile True: os.write(1, {late!r} * 1500)"
+    workers = pool(command=[sys.executable, "-c", endless], start_timeout=0.3)
+    with pytest.raises(UserError, match=r"did not answer hello within 0\.3 s"):
+        workers.call("hello")
+
+
 def test_an_interpreter_that_is_not_there_or_none_is_a_user_error(pool: MakePool, tmp_path: Path) -> None:
     text = tmp_path / "python"
     text.write_text("not a program\n")
@@ -310,6 +319,40 @@ def test_a_benchmark_that_does_not_import_is_a_user_error_in_one_message(
     with pytest.raises(UserError, match=f"(?s){said}") as caught:
         workers.call("hello")
     assert "machine.benchmarks.till.python" in caught.value.remedy and sys.executable in caught.value.problem
+
+
+RAISING = """
+import worker_loop
+
+class BadRequest(Exception):
+    pass
+
+class NoTask(worker_loop.BadRequest):
+    pass
+
+def hello():
+    pass
+
+def theirs():
+    raise BadRequest("400")
+
+def ours():
+    raise NoTask("there is none")
+
+worker_loop.serve([hello, theirs, ours], worker_loop.protect())
+"""
+
+
+def test_what_a_package_calls_a_bad_request_is_its_own_exception_and_no_refusal_of_ours(
+    pool: MakePool, tmp_path: Path
+) -> None:
+    shutil.copy(WORKERS / "worker_loop.py", tmp_path)
+    (tmp_path / "worker.py").write_text(RAISING)
+    workers = pool(command=[sys.executable, str(tmp_path / "worker.py")])
+    with pytest.raises(InfrastructureError, match="till raised BadRequest in theirs: 400"):
+        workers.call("theirs")
+    with pytest.raises(UserError, match="benchmark till refused ours: there is none"):
+        workers.call("ours")
 
 
 def test_what_does_not_exist_is_a_user_error_and_the_worker_lives_on(pool: MakePool) -> None:
@@ -367,7 +410,6 @@ def test_nothing_starts_before_it_is_needed_and_nothing_is_left_after_close(pool
 
 HOLDER = """
 import sys, threading, time
-from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import Pool
 pool = Pool("till", [sys.executable, sys.argv[1]], processes=2, timeout=60)
 first, second = (pool.session(task_id="till/1") for _ in range(2))
@@ -555,3 +597,75 @@ def test_a_call_has_seconds_of_cpu_and_not_of_the_clock() -> None:
         "    raise SystemExit(7)",
     ]
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=WORKERS, timeout=120).returncode == 7
+
+
+STANDARD = """
+import standard_worker
+
+class Episode(standard_worker.Episode):
+    turns, taken, open = 9, [], 0
+
+    def __init__(self, place, user="scripted"):
+        self.messages = [{"role": "user", "content": "Begin."}]
+        Episode.open += 1
+
+    def answer(self, message):
+        self.taken.append(message["content"])
+        if len(self.taken) > 1:
+            raise LookupError("the second one breaks")
+        return [{"role": "user", "content": "Well?"}]
+
+    def verdict(self):
+        return {"reward": 1.0, "parts": {}}
+
+    def close(self):
+        Episode.open -= 1
+
+def outcome(function, *values):
+    Episode.taken = []
+    try:
+        return function(*values)
+    except Exception as error:
+        return type(error).__name__, len(Episode.taken), Episode.open
+
+record = [("user", "Begin."), ("assistant", "a"), ("user", "Well?"), ("assistant", "b")]
+operations = standard_worker.Episodes(dict, Episode)
+for place in (0, 2, None):
+    messages = [{"role": role, "content": text + "!" * (index == place)} for index, (role, text) in enumerate(record)]
+    print(outcome(operations.evaluate, "t/0", messages))
+print(outcome(operations.evaluate, "t/0", messages[:2]))
+print(outcome(lambda: operations.idle(place="t/0")))
+"""
+
+
+def test_a_record_is_played_again_up_to_where_it_is_answered_otherwise_and_no_episode_stays_open() -> None:
+    done = subprocess.run([sys.executable, "-c", STANDARD], cwd=WORKERS, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "('NotRepeatable', 0, 0)",
+        "('NotRepeatable', 1, 0)",
+        "('LookupError', 2, 0)",
+        "{'reward': 1.0, 'parts': {}}",
+        "('LookupError', 2, 0)",
+    ], done.stderr
+
+
+def test_a_benchmark_is_named_by_what_its_workers_script_imports_and_by_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(WORKERS, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr("captrain.benchmarks.pool.WORKERS", tmp_path)
+    packages = ("openenv", "verifiers", "tau2", "bfcl")
+    before = {package: workers_code(package) for package in packages}
+    changing = {
+        "standard_worker.py": {"openenv", "verifiers"},
+        "captrain_harness.py": {"verifiers"},
+        "tau2_replay.py": {"tau2"},
+        "scripted_play.py": {"bfcl"},
+        "agentdojo_worker.py": set[str](),
+        "worker_loop.py": {*packages},
+    }
+    for name, concerned in changing.items():
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(f"{text}\n# changed\n")
+        assert {package for package in packages if workers_code(package) != before[package]} == concerned, name
+        (tmp_path / name).write_text(text)

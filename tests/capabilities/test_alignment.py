@@ -1,8 +1,14 @@
-"""Alignment of a rollout's writes with its reference's."""
+"""Alignment of a rollout's writes with its reference's: what an index finds is what comparing all pairs finds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from captrain.capabilities.alignment import Story, Toolbox
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from captrain.capabilities import alignment
+from captrain.capabilities.alignment import Act, Pair, Story, Toolbox, _affinity, differing, same, says
 from captrain.records import JsonObject, Message, Rollout, Task
 
 SCHEMAS: list[JsonObject] = [
@@ -16,6 +22,28 @@ SCHEMAS: list[JsonObject] = [
     }.items()
 ]
 TOOLBOX = Toolbox(SCHEMAS, keys={"order_id": "order_id", "user_id": "user_id"})
+ODD = st.recursive(
+    st.sampled_from([None, True, 1, 0, "1", "1.0", 1.0, "True", "", 10**30, 1e30, -0.0]),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from("ab"), inner, max_size=2)),
+    max_leaves=3,
+)
+PLAIN = st.sampled_from(["a", "b"])
+VALUES = {
+    "order_id": st.one_of(*[PLAIN] * 9, ODD),
+    "user_id": PLAIN,
+    "text": PLAIN | ODD,
+    "day": st.sampled_from([1, "1", "1.0"]),
+    "tags": st.lists(PLAIN, max_size=2),
+    "sizes": st.lists(PLAIN, max_size=2),
+}
+CALLS = st.sampled_from([*SCHEMAS, *SCHEMAS[2:4] * 3]).flatmap(
+    lambda schema: st.tuples(
+        st.just(schema["function"]["name"]),
+        st.fixed_dictionaries({name: VALUES[name] for name in schema["function"]["parameters"]["properties"]}),
+        st.none() | st.sets(st.sampled_from(["text", "day", "order_id"])),
+    )
+)
+MESSAGES = st.lists(st.lists(CALLS, min_size=1, max_size=2), max_size=8)
 
 Turns = Sequence[Sequence[tuple[str, JsonObject, set[str] | None]]]
 
@@ -35,6 +63,39 @@ def recorded(turns: Turns) -> list[Message]:
     return messages
 
 
+def goals_of(reference: list[Act], user: str) -> list[Pair]:
+    """The writes of a reference, each held against all that comes before it."""
+    goals: list[Pair] = []
+    for act in (act for act in reference if act.kind == "write"):
+        earlier = [peer for peer in reference if peer.message < act.message]
+        shared = {id(peer): [n for n, v in act.record.items() if same(peer.record.get(n), v)] for peer in earlier}
+        reads = [peer for peer in earlier if peer.kind == "read" and shared[id(peer)]]
+        previous = max((peer.message for peer in earlier if peer.kind == "write"), default=-1)
+        lookups = [lookup for lookup in reads if lookup.message > previous] or reads
+        derived = tuple(name for name, value in act.record.items() if not says(user, value))
+        guards = {name for lookup in lookups for name in shared[id(lookup)]}
+        goals.append(Pair(act, derived, tuple(lookups), tuple(sorted(guards))))
+    return goals
+
+
+def align_all(goals: list[Pair], writes: list[Act]) -> tuple[list[Pair], list[Act]]:
+    """Align by comparing each write with each goal."""
+    records = [pair.goal.record for pair in goals]
+    ranked = sorted(
+        (affinity, len(differing(pair.goal, write)) - len(pair.goal.arguments), i, j)
+        for i, pair in enumerate(goals)
+        for j, write in enumerate(writes)
+        if (affinity := _affinity(pair, write, elsewhere=write.record not in records)) is not None
+    )
+    assigned, matched = dict[int, int](), set[int]()
+    for _, _, i, j in ranked:
+        if i not in assigned and j not in matched:
+            assigned[i] = j
+            matched.add(j)
+    pairs = [replace(pair, write=writes[assigned[i]] if i in assigned else None) for i, pair in enumerate(goals)]
+    return pairs, [write for j, write in enumerate(writes) if j not in matched]
+
+
 def story_of(turns: list[Message], reference: list[Message]) -> Story:
     task = Task(id="e/1", split="discovery", data={})
     return Story(
@@ -44,6 +105,16 @@ def story_of(turns: list[Message], reference: list[Message]) -> Story:
         ),
         TOOLBOX,
     )  # fmt: skip
+
+
+@settings(deadline=None, max_examples=200, derandomize=True, database=None)
+@given(turns=MESSAGES, reference=MESSAGES.filter(bool))
+def test_what_the_index_aligns_is_what_comparing_all_pairs_aligns(
+    turns: Turns,
+    reference: Turns,
+) -> None:
+    story = story_of(recorded(turns), recorded(reference))
+    assert (story.pairs, story.extras) == align_all(goals_of(story.expected, story.user), story.writes)
 
 
 def test_a_record_that_had_to_be_derived_is_picked_wrongly_where_another_is_treated_twice() -> None:
@@ -56,11 +127,19 @@ def test_a_record_that_had_to_be_derived_is_picked_wrongly_where_another_is_trea
     assert [pair.write for pair in story_of(recorded([second, second]), recorded([first, second])).pairs][0] is None
 
 
-def test_thousands_of_writes_are_aligned_by_tool_and_record_alone() -> None:
+def test_four_thousand_writes_are_aligned_without_comparing_each_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(goal: Act, write: Act) -> list[str]:
+        nonlocal compared
+        compared += 1
+        return differing(goal, write)
+
+    monkeypatch.setattr(alignment, "differing", counted)
     turns, reference = (
         [[("set_note", {"order_id": f"{n + shift}", "text": f"{n}", "day": n % 7, "tags": [], "sizes": []}, None)]
-         for n in range(1000)]
-        for shift in (700, 0)
+         for n in range(4000)]
+        for shift in (3000, 0)
     )  # fmt: skip
     story = story_of(recorded(turns), recorded(reference))
-    assert sum(pair.write is not None for pair in story.pairs) == 300 and len(story.extras) == 700
+    assert sum(pair.write is not None for pair in story.pairs) == 4000 and compared < 20_000

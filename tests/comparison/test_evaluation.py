@@ -257,6 +257,9 @@ def test_evaluation_rollouts_are_reported_but_not_spent() -> None:
     ("change", "message"),
     [
         (lambda frame: frame[(frame["arm"] != "a") | (frame["trial"] == 0)], "arm a has 4 outcomes where 4 tasks"),
+        (lambda frame: pd.concat([frame, frame.head(1)]), "was evaluated twice"),
+        (lambda frame: frame[frame["arm"] != "base"], "base was not evaluated"),
+        (lambda frame: frame.assign(outcome="timeout"), "outcomes hold timeout"),
     ],
 )
 def test_outcomes_that_are_not_one_per_task_arm_and_trial_are_refused(change, message: str) -> None:

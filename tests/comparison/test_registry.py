@@ -54,8 +54,10 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     publish_text(tmp_path / "further/toy.py", TOY)
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path / "further")])
     row_modules.cache_clear()
+    baselines.cache_clear()
     yield
     row_modules.cache_clear()
+    baselines.cache_clear()
     sys.modules.pop("captrain.comparison.baselines.toy", None)
     if hasattr(room, "toy"):
         delattr(room, "toy")
@@ -133,6 +135,7 @@ def test_two_rows_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     publish_text(tmp_path / "second_adp.py", TOY.replace('"toy"', '"adp"'))
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
     row_modules.cache_clear()
+    baselines.cache_clear()
     with pytest.raises(ValueError, match="declares row adp, which is there already"):
         baselines()
     sys.modules.pop("captrain.comparison.baselines.second_adp", None)

@@ -302,11 +302,11 @@ for line in sys.stdin:
     task = request.get("task_id") or task
     reply = {"ok": True, "result": {"messages": []}}
     if operation == "reference" and task.endswith("_2"):
-        reply = {"ok": False, "error": {"type": "KeyError", "message": "no such scenario", "retryable": True}}
+        reply = {"ok": False, "error": {"type": "KeyError", "message": "no such scenario"}}
     if operation == "replay" and task.endswith("_1"):
         os._exit(3)
     if operation == "replay":
-        reply = {"ok": False, "error": {"type": "BadRequest", "message": "no argument_1", "retryable": False}}
+        reply = {"ok": False, "error": {"type": "BadRequest", "message": "no argument_1", "refused": True}}
     print(json.dumps({"id": number, **reply}), flush=True)
 """
 """A benchmark that opens tasks 0 and 1, of which it takes no calls of the one, and dies of the other."""

@@ -1,6 +1,7 @@
 """Environments derived from a benchmark without a model or a template."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.domains.copies import copy_domain
@@ -12,6 +13,7 @@ from captrain.benchmarks import load_benchmark
 from captrain.capabilities import KINDS
 from captrain.contract import load_file, tool_call
 from captrain.environments.passport import run_checks
+from captrain.environments.probes import demands_words
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import make_brief, synthesize_each
 from captrain.environments.synthesizer import Brief, NoTemplate
@@ -19,7 +21,7 @@ from captrain.environments.templates import TemplateSynthesizer, derivable, deri
 from captrain.errors import EnvironmentFault, UserError
 from captrain.planning.estimate import Node
 from captrain.planning.plan import make_plan
-from captrain.records import Capability
+from captrain.records import Capability, Message
 from captrain.run import Component, ModelAccess, compose_spec
 from captrain.run.machine import Machine
 
@@ -177,6 +179,25 @@ def test_a_score_that_asks_for_words_that_nobody_told_is_refused_by_the_plan() -
     assert not told("Rooms")
     [remedy] = told("Wordy")
     assert "let the policy say them" in remedy
+
+
+def test_each_reference_is_asked_for_once_to_learn_if_a_score_asks_for_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, asked = load_benchmark(ROOMS), list[str]()
+    answer = target.environment.reference
+
+    def reference(task: dict[str, Any]) -> list[Message]:
+        asked.append(task["id"])
+        return answer(task)
+
+    monkeypatch.setattr(target.environment, "reference", reference)
+    assert not demands_words(target, 5) and len(asked) == len({*asked}) == 5
+
+
+def test_a_line_of_a_derived_file_is_one_whatever_an_analyst_has_written() -> None:
+    said = 'A "room"\tthat\n\nnobody\\asked for. '
+    capability = Capability(id="wrong_argument", name="Wrong\n  room", description=said)
+    text = derive(Brief(capability, Rooms.tools), ROOMS, [])
+    assert text.startswith('"""Wrong room: A \'room\' that nobody/asked for.\n\nDerived from ')
 
 
 def test_a_benchmark_without_references_is_refused_by_the_plan_whatever_its_class_declares() -> None:

@@ -22,7 +22,7 @@ from captrain.environments.loading import load_environment, read_passports
 from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks, widening
 from captrain.environments.publication import publish_environments
 from captrain.environments.subject import make_standard
-from captrain.environments.synthesis import LOADS, SynthesisResult, make_brief, synthesize
+from captrain.environments.synthesis import LOADS, SynthesisResult, make_brief, shortfall, synthesize
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import ANY_OPERATION, DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
@@ -477,6 +477,27 @@ def score(self, task, messages):
     assert one.best.passport.complaints() == "share of constant-reward groups on the base is 1.0, asked is 0.0 to 0.6"
     assert [len(attempt.passport.checks) > len(CHECKS) for attempt in one.attempts] == [False, True, False]
     assert capsys.readouterr().out.count("environment for wrong_record, attempt") == 3
+
+
+@pytest.mark.parametrize(
+    ("measured", "bound", "far"),
+    [(0.7, "at most 0.2", 0.5), (3.0, "at least 5", 0.4), (0.0, "0.1 to 0.8", 0.1), (None, "no fault", 1.0)],
+)
+def test_of_equally_many_checks_the_nearer_miss_is_the_better_attempt(
+    measured: float | None, bound: str, far: float
+) -> None:
+    miss = Check(name="c", passed=False, measured=measured, bound=bound)
+    assert shortfall([miss, miss]) == (0, pytest.approx(2 * far))
+
+
+def test_of_attempts_that_passed_as_many_checks_the_one_nearest_to_its_bounds_is_kept(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = [[Check(name="c", passed=False, measured=far, bound="at most 0.2")] for far in (0.9, 0.3, 0.5)]
+    monkeypatch.setattr("captrain.environments.synthesis.run_checks", lambda *_, **__: findings.pop(0))
+    one = made(Drafts(GOOD), ScriptedPolicy())
+    assert [attempt.passport.checks[0].measured for attempt in one.attempts] == [0.9, 0.3, 0.5]
+    assert one.best is one.attempts[1]
 
 
 def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_the_others_go_on(

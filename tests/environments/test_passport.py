@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.hostile import BAD, MISSED, SOUND, text_of
@@ -101,6 +102,22 @@ def test_which_tasks_are_checked_is_drawn_by_the_bytes_of_the_file_and_the_seed(
     first = numbers(SOUND, 0)
     assert first == numbers(SOUND, 0) != sorted(first) and len({*first}) == 100 and max(first) > 500
     assert len({tuple(first), tuple(numbers(SOUND, 1)), tuple(numbers(f"{SOUND}\n", 0))}) == 3
+
+
+def test_an_examination_asks_for_the_reference_of_each_task_once(tmp_path: Path) -> None:
+    path = tmp_path / "counting.py"
+    path.write_text(changed("""
+asked = []
+def reference(self, task):
+    self.asked.append(task["id"])
+    return super().reference(task)
+def broken(self, task):
+    return Sound().broken(task)
+"""))  # fmt: skip
+    target = load_file(path)
+    environment: Any = target.environment
+    assert not failed({check.name: check for check in run_checks(target, path, against(FEW), ())})
+    assert len(environment.asked) == len({*environment.asked}) >= FEW
 
 
 def test_an_environment_that_has_few_tasks_is_checked_on_those(tmp_path: Path) -> None:

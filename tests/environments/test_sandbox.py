@@ -1,11 +1,13 @@
 """The sandbox: nothing that an environment does is seen outside of it, and what it did instead of answering is said."""
 
+import contextlib
 import gc
 import importlib.util
 import itertools
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -318,6 +320,29 @@ def scored(task, messages):
 """
 
 
+def test_a_verdict_of_time_says_whether_the_machine_was_too_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "SECONDS", 0.3)
+    monkeypatch.setattr(forkserver, "waited", lambda _handle: 8.0)
+    with pytest.raises(EnvironmentFault, match="within 0.3 s; it waited 8 s for a processor: run again when"):
+        attacked(load_confined(program("endless_loop", tmp_path), "none"), "")
+
+
+def test_what_a_process_waited_for_a_processor_is_known() -> None:
+    spin = "import os, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); time.sleep(.1)\nwhile True: pass"
+    pair = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    handles = [os.pidfd_open(process.pid) for process in pair]
+    try:
+        until(lambda: all(forkserver.waited(handle) > 0.05 for handle in handles))
+    finally:
+        for process, handle in zip(pair, handles, strict=True):
+            process.kill()
+            process.wait()
+            os.close(handle)
+    assert forkserver.waited() >= 0
+
+
 @pytest.mark.parametrize("culprit", ["environment", "captrain"])
 def test_a_score_that_raises_leaves_no_process_of_any_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprit: str
@@ -341,6 +366,30 @@ def test_a_score_that_raises_leaves_no_process_of_any_episode(
         collect(AllAtOnce(), target, tasks, purpose="training", seed=0, journals=tmp_path / "journals", quiet=True)
     # The error still refers to all that it went through, so that nothing is closed by being forgotten.
     assert fault.value.__traceback__ is not None and only(before)
+
+
+@strong
+def test_the_reference_of_a_task_is_asked_for_once_and_nobody_can_change_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "COUNT = []\nattack = str")
+    honest = 'return [{"role": "assistant", "content": ""}]'
+    counting = 'COUNT.append(task); return [{"role": "assistant", "content": str(len(COUNT))}]'
+    path.write_text(path.read_text().replace(honest, counting))
+    target = load_confined(path, "basic", BARE)
+    one, other = target.tasks("training", 2)
+    target.reference(one)[0]["content"] = "changed"
+    assert [target.reference(task)[0]["content"] for task in (one, other, one)] == ["1", "2", "1"]
+
+
+@strong
+def test_messages_may_have_a_role_that_captrain_does_not_know(tmp_path: Path) -> None:
+    path = written(tmp_path, "attack = str")
+    path.write_text(path.read_text().replace('"role": "user"', '"role": "developer"'))
+    target = load_confined(path, "basic", BARE)
+    assert target.open(target.tasks("training", 1)[0]).messages == [{"role": "developer", "content": "Go."}]
+    path.write_text(path.read_text().replace('"role": "developer"', '"role": 5'))
+    target = load_confined(path, "basic", BARE)
+    with pytest.raises(EnvironmentFault, match="returned what is not a list of messages"):
+        _ = target.open(target.tasks("training", 1)[0]).messages
 
 
 INTERLEAVED = """
@@ -380,6 +429,48 @@ def test_hundreds_of_episodes_are_open_at_once_and_know_nothing_of_each_other(tm
     assert len(family() - before) <= 3
     del target, played
     assert only(before) and len(os.listdir("/proc/self/fd")) <= files
+
+
+@strong
+def test_an_episode_that_nobody_closes_leaves_neither_a_dead_process_nor_a_descriptor(tmp_path: Path) -> None:
+    before = family()
+    target = load_confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    task = target.tasks("training", 1)[0]
+    processes = family() - before
+    (server,) = (pid for pid in processes if psutil.Process(pid).ppid() not in processes)
+    gc.collect()  # what earlier tests left open is not closed amid this one
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert target.open(task).messages
+    target.score(task, [])
+    assert len(psutil.Process(server).children()) == 1  # the process that is kept; a dead one counts until it is reaped
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_replies_of_a_fork_server_that_come_in_one_piece_or_in_many_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where there are no descriptors of processes, nothing but their ends parts its first two replies.
+    folder = shutil.copytree(forkserver.CONFINEMENT, tmp_path / "confinement")
+    text = (folder / "server.py").read_text()
+    (folder / "server.py").write_text(text.replace("import os\n", "import os\ndel os.pidfd_open\n", 1))
+    receive, sizes = socket.recv_fds, [1 << 14, *[7] * 99]
+
+    def receiving(control: socket.socket, size: int, *more: int) -> Any:
+        if len(sizes) == 100:
+            assert until(lambda: b"error" in control.recv(size, socket.MSG_PEEK))
+        return receive(control, sizes.pop(0) if sizes else size, *more)
+
+    monkeypatch.setattr(forkserver, "CONFINEMENT", folder)
+    monkeypatch.setattr(socket, "recv_fds", receiving)
+    before = family()
+    target = load_confined(written(tmp_path, INTERLEAVED), "none", ())
+    task = target.tasks("training", 1)[0]
+    with contextlib.closing(target.open(task)) as episode:
+        assert [episode.step({"role": "user", "content": "2"})[0][0]["content"] for _ in range(2)] == ["2", "4"]
+    assert target.score(task, []).reward == 0.25 and len(sizes) < 99
+    del target, episode
+    assert only(before)
 
 
 @strong

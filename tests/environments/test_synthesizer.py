@@ -181,7 +181,7 @@ def test_an_answer_that_is_no_environment_is_asked_for_again_and_costs_no_round(
     said = [body["messages"][0]["content"].partition("An earlier answer was refused: ")[2] for body in server.requests]
     assert said[0] == "" and "not Python" in said[1] and "not Python" in said[2]
     assert "class Environment has no broken" in said[3]
-    assert (by._answers.usage.answers, by._answers.usage.received, by._answers.usage.rejected) == (1, 4, 3)
+    assert (by.usage.answers, by.usage.received, by.usage.rejected) == (1, 4, 3)
 
 
 def test_after_the_last_round_the_best_attempt_and_all_findings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_what_was_answered_is_replayed_without_an_endpoint(monkeypatch: pytest.M
     monkeypatch.delenv("OPENAI_API_KEY")
     again = made(name, second := synthesizer(None))
     assert again.passed and again == before
-    assert second._answers.usage.answers == first._answers.usage.answers == 2 and second._answers.usage.received == 0
+    assert second.usage.answers == first.usage.answers == 2 and second.usage.received == 0
     with pytest.raises(UserError, match="are not in .cache/answers"):
         made("wrong_record", synthesizer(None))
 
@@ -283,6 +283,7 @@ def test_what_a_conversation_says_cannot_end_its_fence_and_is_called_data(monkey
     [
         ("TOOLS = []\nclass Environment:\n    name = 'x'", "has no tasks, open, score, reference, broken"),
         ("TOOLS = []", "defines no class Environment"),
+        (changed("wrong_record", "pass").replace("(Sound)", ""), "has no tasks, open, score, reference, broken"),
         ("(" * 100_000, "not Python"),
         ("x = '\ud800'", "not Python"),
         ("x = 1\0", "not Python"),

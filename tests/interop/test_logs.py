@@ -121,6 +121,21 @@ def test_a_missing_termination_reason_is_no_error(tmp_path: Path) -> None:
     assert [rollout.outcome for rollout in logs.rollouts].count("error") == 0 and not logs.skipped
 
 
+def test_a_simulation_that_names_no_task_is_listed_and_no_task_of_that_name_is_made_up(tmp_path: Path) -> None:
+    data = library()
+    first, second, third = data["simulations"][:3]
+    data["simulations"] = [{**first, "task_id": None}, without(second, "task_id"), third]
+    data["info"]["environment_info"] = "elsewhere"
+    logs = read_logs([written(tmp_path / "a.json", data)])
+    assert len(logs.rollouts) == 1 and [one.reason for one in logs.skipped] == ["it names no task"] * 2
+
+
+def test_json_that_is_neither_object_nor_array_is_of_no_known_format(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('"hello"')
+    with pytest.raises(UserError, match="of no known format"):
+        read_logs([tmp_path / "a.json"])
+
+
 def test_a_file_without_info_and_tasks_is_of_an_unknown_domain_without_references(tmp_path: Path) -> None:
     bare_file = without(without(library(), "info"), "tasks")
     logs = read_logs([written(tmp_path / "b.json", bare_file)])

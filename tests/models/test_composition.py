@@ -201,3 +201,17 @@ def test_a_vector_of_weights_and_its_name_say_the_same(weights: dict[str, float]
 )
 def test_normalised_weights_are_tenths_that_sum_to_one(weights: dict[str, float], shares: dict[str, float]) -> None:
     assert normalised_weights(weights) == shares and parse_composition(composition_name(shares)) == shares
+
+
+def test_weights_finer_than_tenths_have_no_name() -> None:
+    for weights in ({"a": 0.65}, {"a": 0.0}, {"a": -0.1}):
+        with pytest.raises(ValueError, match="positive number of tenths"):
+            composition_name(weights)
+
+
+def test_weights_that_are_no_shares_are_refused(tmp_path: Path) -> None:
+    for weights in ({"a": -1.0, "b": 3.0}, {"a": 0.0}):
+        with pytest.raises(ValueError, match="must be positive"):
+            normalised_weights(weights)
+    with pytest.raises(ValueError, match="needs a member"):
+        compose({"a": Adapter("a", "0")}, {"a": 0.0}, tmp_path)

@@ -1,8 +1,11 @@
 """`captrain check-benchmark` on a benchmark that is sound, and on the same with one thing wrong."""
 
+import inspect
+import time
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.finished import Captrain
@@ -11,6 +14,7 @@ from support.needs import further
 from captrain import contract
 from captrain.contract import Target, tool_call
 from captrain.errors import EnvironmentFault
+from captrain.projects.examination import BenchmarkReport, Examined
 
 SOUND = files("captrain").joinpath("projects/templates/calendar_desk.py.txt").read_text()
 FAULTS = {
@@ -33,6 +37,11 @@ FAULTS = {
         '"reward": min(parts.values())',
         '"reward": 3 + len(messages)',
         ["calendar_desk.py:{score}: score on", "is not a score", "from 0 to 1"],
+    ),
+    "no_number": (
+        '"success": all(parts.values()), "parts": parts}',
+        '"success": all(parts.values()), "parts": {"closed": episode.closed}}',
+        ["calendar_desk.py:{score}: score on", "is not a score", '"parts": {name: number}'],
     ),
     "no_list": (
         '        return [*messages, {"role": "assistant", "content": DONE}]',
@@ -96,6 +105,26 @@ FAULTS = {
         ["calendar_desk.py:{tools}: tools:", "is not a function schema"],
     ),
 }
+
+
+RICH = """
+
+class Said(str):
+    pass
+
+
+class RichDesk(CalendarDesk):
+    def open(self, task):
+        episode = super().open(task)
+        result = episode.result
+        episode.result = lambda function: {**result(function), "content": Said("{}")}
+        return episode
+
+    def score(self, task, messages):
+        said = [isinstance(message["content"], Said) for message in messages if message["role"] == "tool"]
+        return {"reward": float(all(said)), "success": all(said)}
+"""
+"""A desk whose score reads more of a message than JSON holds."""
 
 
 def line_of(text: str, phrase: str) -> int:
@@ -222,3 +251,37 @@ def test_in_the_pipeline_a_call_that_never_ends_names_method_and_task(monkeypatc
     monkeypatch.setattr(contract, "CALL_LIMIT", 0.2)
     with pytest.raises(EnvironmentFault, match=f"did not return within 0.2 s from step on {task.id}"):
         target.play(task, [{"role": "assistant", "content": "It is done."}])
+
+
+def test_a_score_that_reads_more_than_json_holds_is_found_out(tmp_path: Path, captrain: Captrain) -> None:
+    (tmp_path / "rich_desk.py").write_text(SOUND + RICH)
+    status, out, _ = captrain(tmp_path, "check-benchmark", "rich_desk:RichDesk", "--tasks", "2")
+    assert status == 1 and any("reference on calendar/" in problem for problem in problems_in(out)), out
+
+
+def test_an_end_is_seen_at_once_though_what_was_started_goes_on(tmp_path: Path, captrain: Captrain) -> None:
+    leaving = "        import os, time\n        if not os.fork():\n            time.sleep(600)\n        os._exit(3)\n"
+    (tmp_path / "leaving.py").write_text(SOUND.replace("        self.turns += 1\n", leaving))
+    began = time.monotonic()
+    status, out, _ = captrain(tmp_path, "check-benchmark", "leaving:CalendarDesk", "--tasks", "2", "--limit", "60")
+    [problem] = problems_in(out)
+    assert status == 1 and "step on calendar/" in problem and "ended the process (exit status 3)" in problem
+    assert time.monotonic() - began < 120  # its patience is 500 s
+
+
+def test_the_line_of_a_method_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Desk:
+        def size(self) -> int:
+            return 3
+
+    read, lookups = inspect.getsourcelines, list[object]()
+
+    def counted(owner: Any) -> tuple[list[str], int]:
+        lookups.append(owner)
+        return read(owner)
+
+    monkeypatch.setattr(inspect, "getsourcelines", counted)
+    desk: Any = Desk()
+    examined = Examined(desk, BenchmarkReport("desk"), 10, lambda _: None)
+    assert [examined.call("size", "", desk.size) for _ in range(3)] == [3, 3, 3]
+    assert lookups == [Desk]

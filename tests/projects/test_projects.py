@@ -232,3 +232,12 @@ def test_files_of_dvc_that_a_kill_has_cut_off_are_removed_before_a_run(lock: str
     publish_text(tmp_path / "dvc.lock", lock)
     publish_text(tmp_path / ".dvc/tmp/rwlock", '{"read": {"results/spec.yaml": [')
     assert remove_cut_off(tmp_path) == [".dvc/tmp/rwlock", "dvc.lock"] and remove_cut_off(tmp_path) == []
+
+
+def test_a_file_that_was_whole_at_first_is_left_to_the_dvc_that_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_text(tmp_path / "dvc.lock", (ROOT / "dvc.lock").read_text())
+    publish_text(tmp_path / ".dvc/tmp/rwlock", "{")
+    monkeypatch.setattr("time.sleep", lambda _: publish_text(tmp_path / "dvc.lock", "stages: [a"))
+    assert remove_cut_off(tmp_path) == [".dvc/tmp/rwlock"] and (tmp_path / "dvc.lock").exists()

@@ -186,3 +186,13 @@ def test_no_text_takes_redaction_more_than_a_moment(piece: str) -> None:
     begin = time.process_time()
     redacted(piece * (200_000 // len(piece)))
     assert time.process_time() - begin < 3
+
+
+def test_keys_that_were_typed_are_taken_out_and_other_words_stay() -> None:
+    for text in ("override 'policy.api_key=abcd1234efgh'", "Bearer abcdefgh12345678", "https://me:hunter2@host/v1",
+                 "sk-abcdefghijklmnop123456", "MY_TOKEN: zzzzzzzz9"):  # fmt: skip
+        assert "[redacted]" in redacted(text) and not any(
+            key in redacted(text) for key in ("abcd1234efgh", "abcdefgh12345678", "hunter2", "klmnop", "zzzzzzzz9")
+        )
+    words = "max_tokens = 4096; 640 tokens read; results/adapters/index.json is missing"
+    assert redacted(words) == words

@@ -35,3 +35,6 @@ def test_verify_deep_names_a_flipped_byte_of_the_cache_and_of_an_output(pipeline
     (pipeline / "dvc.lock").write_text("stages: [\n")
     status, _, err = captrain(pipeline, "verify", "--deep")
     assert status == 2 and "Traceback" not in err
+    (pipeline / "dvc.lock").unlink()
+    status, out, err = captrain(pipeline, "verify", "--deep")
+    assert status == 2 and "dvc.lock is missing" in err and "hashed" not in out

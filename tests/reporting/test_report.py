@@ -416,6 +416,18 @@ def test_the_overview_and_the_terminal_read_the_differences_alike(
     assert "TRACE in this run: against base +0.203, distinguishable; against GRPO on target -0.026, not" in text
 
 
+@pytest.mark.parametrize("field", ["floor", "outcomes", "kinds"])
+def test_a_summary_of_rollouts_that_lacks_a_field_is_refused(field: str, tmp_path: Path) -> None:
+    rates = {"pass_rate": 0.5, "mean_reward": 0.5}
+    summary = {**rates, "floor": rates, "outcomes": {}, "kinds": {}, "benchmark": {"version": "7"}}
+    path = tmp_path / "results/rollouts/summary.json"
+    publish_json(path, summary)
+    tables.results(tmp_path)
+    publish_json(path, {name: value for name, value in summary.items() if name != field})
+    with pytest.raises(UserError, match=field):
+        tables.results(tmp_path)
+
+
 def test_the_causal_test_is_printed_beneath_the_table(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from captrain.errors import UserError
 from captrain.records import publish_text
-from captrain.run import user_outputs
+from captrain.run import require_folder, user_outputs
 
 CHATS = [
     {"messages": [{"role": "user", "content": f"Task {i}"}, {"role": "assistant", "content": "Done."}], "reward": i % 2}
@@ -56,6 +56,14 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         publish_text(aside / "half.txt", "half")
         raise ValueError
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_current_folder_that_was_deleted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As some file systems answer in it.
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr(Path, "is_dir", lambda _: False)
+    with pytest.raises(UserError, match="^. is not a folder"):
+        require_folder(Path("out"))
 
 
 def test_a_diagnosis_does_not_replace_a_report_that_is_not_captrains(tmp_path: Path, captrain) -> None:

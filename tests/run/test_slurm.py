@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import select
 import shutil
@@ -11,12 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.slurm.slurm import SlurmJobEnvironment
 from support.cluster.pipeline import MACHINE
 from support.cluster.slurm import Cluster, running
 from support.cluster.work import Chore, chore, refuse
@@ -578,7 +582,7 @@ def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch:
 def test_a_result_is_made_once_and_is_none_when_its_files_were_altered(here: Path) -> None:
     (here / "adapter").mkdir()
     (here / "adapter/weights").write_text("fine")
-    work = slurm.Work(_folder, Chore("a"), "key", JOBS / "sub")
+    work = slurm.Work(_folder, Chore("a"), "key", JOBS / "sub", requeues=1)
     assert slurm.stored_result("key") is None
     work()
     assert slurm.stored_result("key") == ({"folder": Path("adapter")},)
@@ -595,6 +599,84 @@ def _folder(item: Chore) -> dict[str, Path]:
     return {"folder": Path("adapter")}
 
 
+def _stubborn(_: Any) -> str:
+    """Takes every exception for its own."""
+    with suppress(Exception):
+        signal.raise_signal(signal.SIGUSR2)
+    return "went on"
+
+
+@pytest.mark.parametrize(("minutes", "countdown", "queued"), [(5, 2, [1]), (5, 1, [0]), (5, 0, []), (60, 0, [0])])
+def test_a_job_is_queued_again_only_so_often(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    minutes: int, countdown: int, queued: list[int],
+) -> None:  # fmt: skip
+    # A job of 60 minutes that is told in its first has not met its limit: it is preempted, and always queued again.
+    monkeypatch.setattr(slurm, "ENDING", threading.Event())
+    again: list[int] = []
+    environment = SlurmJobEnvironment()
+    monkeypatch.setattr(environment, "_requeue", again.append)
+    work = slurm.Work(_stubborn, "a", "key", JOBS / "sub", requeues=2)
+    delayed = DelayedSubmission(work)
+    delayed.set_timeout(minutes, countdown)
+    numbers = (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        environment._handle_signals(JobPaths(here, "1"), delayed)
+        with pytest.raises(SystemExit):
+            delayed.result()
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert again == queued and slurm.stored_result("key") is None
+    said = "not queued again: this has happened 2 times (machine.slurm.requeues)"
+    assert (said in capsys.readouterr().out) == (not queued)
+
+
+def test_a_failure_that_was_cut_off_is_none(here: Path) -> None:
+    attempt = jobs.Attempt(here, "1", "key")
+    whole = pickle.dumps(UserError("one is out of stock", "take two"))
+    for content in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1]):
+        (here / "key.failure").write_bytes(content)
+        assert attempt.failure() is None
+    (here / "key.failure").write_bytes(whole)
+    assert isinstance(attempt.failure(), UserError)
+
+
+def test_what_a_successor_goes_on_from_is_on_the_disk_before_it_counts(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.readlink(f"/proc/self/fd/{file}")))
+    slurm.Work(chore, Chore("a"), "whole", JOBS / "sub", requeues=1)()
+    with pytest.raises(SystemExit):
+        slurm.Work(refuse, Chore("scarce"), "failed", JOBS / "sub", requeues=1)()
+    submitted(here, monkeypatch, Chore("a"))
+    names = ["whole.pkl", "failed.failure", jobs.RECORD]
+    assert [name for name, path in zip(names, flushed, strict=True) if name in Path(path).name] == names
+
+
+def test_submissions_are_in_the_order_of_their_times_wherever_the_clocks_stand(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, zone in (("first", "UTC-14"), ("second", "UTC+12"), ("third", "UTC-14")):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        submitted(here, monkeypatch, Chore(name))
+    monkeypatch.delenv("TZ")
+    time.tzset()
+    assert [submission.items for submission in jobs.submissions()] == [["first"], ["second"], ["third"]]
+
+
+def submitted(here: Path, monkeypatch: pytest.MonkeyPatch, item: Chore) -> None:
+    """Submit a job to a Slurm that takes it and knows nothing of it."""
+    for name in ("sbatch", "squeue"):
+        (here / name).write_text('#!/bin/sh\necho "Submitted batch job 12"\n')
+        (here / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(here), prepend=os.pathsep)
+    slurm.Dispatch(chore, [item], MACHINE.slurm, "chores")._send()
+
+
 def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -607,12 +689,12 @@ def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
         raise subprocess.CalledProcessError(-signal.SIGTERM, ["scontrol", "requeue"])
 
     here.joinpath("jobs").mkdir()
-    work = slurm.Work(ended, "told", "told", here / "jobs")
+    work = slurm.Work(ended, "told", "told", here / "jobs", requeues=1)
     with pytest.raises(SystemExit):
         work()
     assert not (here / "jobs/told.failure").exists()
     assert "CalledProcessError" in capsys.readouterr().out
     monkeypatch.setattr(slurm, "ENDING", threading.Event())
     with pytest.raises(SystemExit):
-        slurm.Work(ended, "not told", "other", here / "jobs")()
+        slurm.Work(ended, "not told", "other", here / "jobs", requeues=1)()
     assert (here / "jobs/other.failure").exists()

@@ -150,7 +150,7 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"seed": "seven"}, "seed = 'seven'"),
         ({"seed": -1}, "seed = -1"),
         ({"overrides": ["selection.dleta=0.1"]}, "no setting selection.dleta\n  remedy: did you mean delta?"),
-        ({"overrides": ["delta=0.1"]}, "there is no setting delta\n  remedy: known are seed, benchmark"),
+        ({"overrides": ["delta=0.1"]}, "there is no setting delta\n  remedy: did you mean selection.delta?"),
         ({"overrides": ["base.zzzz=1"]}, "known are model, hidden"),
         ({"overrides": ["policy.temprature=1.0"]}, "did you mean temperature?"),
         ({"overrides": ["router=clasifier"]}, "did you mean classifier?"),

@@ -1,12 +1,13 @@
 """Protection of the embedded server: who may ask it, for what, and how slowly."""
 
+import asyncio
 import json
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,30 +15,32 @@ import pytest
 import torch
 import uvicorn
 from safetensors.torch import load_file, save_file
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from support.adapters import save_adapter
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 from captrain.agents.local import LocalPolicy
 from captrain.errors import UserError
 from captrain.serving.endpoint import Server
 from captrain.serving.protection import Protection, PunctualProtocol, protection_of
-from captrain.serving.server import application
+from captrain.serving.server import application, listen_all
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Say 1."}], "max_tokens": 2}
 
 
 @contextmanager
-def serving(server: Server, protection: Protection) -> Iterator[tuple[str, int]]:
-    """The address of a running server."""
-    app = application(server, protection)
+def running(app: ASGIApp, protection: Protection, places: int = 512) -> Iterator[uvicorn.Server]:
+    """A running server, with so many places for connections."""
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
         port=0,
         log_level="critical",
         http=PunctualProtocol,
-        limit_concurrency=512,
+        limit_concurrency=places,
         timeout_keep_alive=protection.seconds,
+        lifespan="off",
     )
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, daemon=True)
@@ -45,9 +48,22 @@ def serving(server: Server, protection: Protection) -> Iterator[tuple[str, int]]
     while not runner.started:
         assert thread.is_alive()
         time.sleep(0.01)
-    yield runner.servers[0].sockets[0].getsockname()
+    [listening] = runner.servers[0].sockets
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    yield runner
     runner.should_exit = runner.force_exit = True
     thread.join(10)
+
+
+@contextmanager
+def serving(server: Server, protection: Protection, places: int = 512) -> Iterator[tuple[str, int]]:
+    """The address of a running endpoint."""
+    with running(application(server, protection), protection, places) as runner:
+        yield address_of(runner)
+
+
+def address_of(runner: uvicorn.Server) -> tuple[str, int]:
+    return runner.servers[0].sockets[0].getsockname()
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +130,10 @@ def test_a_token_is_asked_for_and_health_is_open(address: tuple[str, int]) -> No
 def test_a_name_that_leads_here_from_a_page_of_others_is_not_this_server(address: tuple[str, int]) -> None:
     assert request(address, "/v1/models", Host="evil.example")[0] == 421
     assert request(address, "/v1/models", Host="127.0.0.1:8000")[0] == 200
+    for host in ("evil.example@127.0.0.1", "127.0.0.1/x", "127.0.0.1:80/x", "127.0.0.1#evil", "127.0.0.1?", "[::1]\\x"):
+        assert request(address, "/v1/models", Host=host)[0] == 421
+    for host in ("::1", "[::1]", "[::1]:8000"):  # with a token, any number
+        assert request(address, "/v1/models", Host=host)[0] == 200
 
 
 def test_a_body_has_a_size_whatever_it_says_of_itself(address: tuple[str, int]) -> None:
@@ -227,13 +247,27 @@ def test_others_than_this_machine_need_a_token(monkeypatch: pytest.MonkeyPatch, 
     assert captrain(tmp_path, "serve", "nowhere", "--port", "70000")[0] == 2
 
 
-def test_a_port_that_is_taken_is_one_message(tiny: Path, captrain, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_one_message(captrain, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, _, err = captrain(tmp_path, "serve", str(tiny), "--port", str(port))
+        status, _, err = captrain(tmp_path, "serve", "nowhere", "--port", str(port))  # said before a model is read
     assert status == 2 and f"captrain serve cannot listen on 127.0.0.1, port {port}" in err
+
+
+def test_every_address_of_a_host_is_listened_on_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = ["127.0.0.1", "127.0.0.1", "192.0.2.1", "127.0.0.2"]  # one twice, and one that is not of this machine
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, 0)) for place in places]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
+    with ExitStack() as stack:
+        names = [stack.enter_context(channel).getsockname() for channel in listen_all("many.example", 0)]
+    assert [name[0] for name in names] == ["127.0.0.1", "127.0.0.2"] and names[0][1] == names[1][1] > 0
+    with socket.create_server(("127.0.0.2", 0)) as taken, pytest.raises(UserError, match="already in use"):
+        listen_all("many.example", taken.getsockname()[1])
+    del entries[:2], entries[1:]
+    with pytest.raises(UserError, match=r"cannot listen on many\.example, port 0: "):
+        listen_all("many.example", 0)
 
 
 def test_a_token_may_hold_letters_beyond_ascii(server: Server) -> None:
@@ -242,6 +276,13 @@ def test_a_token_may_hold_letters_beyond_ascii(server: Server) -> None:
         assert b" 200 " in send(place, f"{head}gehe\u00efm-\u65e5\r\n\r\n")
         for wrong in ("gehe?m-?", "geheim", "gehe\u00efm-?"):
             assert b" 401 " in send(place, f"{head}{wrong}\r\n\r\n")
+    # One that the environment holds in Latin-1 is read with a surrogate.
+    for token, forms in (("gehe\u00efm", ("latin-1", "utf-8")), ("gehe\udcefm", ("latin-1",))):
+        with serving(server, Protection(token=token, hosts=("127.0.0.1",), seconds=1)) as place:
+            for form in forms:
+                with socket.create_connection(place, timeout=PATIENCE) as channel:
+                    channel.sendall(f"{head}gehe\u00efm\r\n\r\n".encode(form))
+                    assert b" 200 " in channel.recv(1 << 16)
 
 
 def test_a_prompt_that_is_far_too_long_is_refused_unread_and_keeps_nobody_waiting(server: Server) -> None:
@@ -265,6 +306,76 @@ def test_a_server_keeps_the_renderers_of_few_sets_of_tools(server: Server) -> No
     for number in range(40):
         server.policy.chat([{"type": "function", "function": {"name": f"tool_{number}"}}])
     assert server.policy._chats.cache_info().currsize == 16
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+MODELS = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(HEAD, id="half of a head"),
+        pytest.param(HEAD + b"Content-Length: 100\r\n\r\n{", id="a body's beginning"),
+        pytest.param(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", id="a chunk"),
+        pytest.param(MODELS, id="a request, and nothing after it"),
+        pytest.param(MODELS + HEAD + b"Content-Length: 100\r\n\r\n{", id="a request, and another's beginning"),
+    ],
+)
+def test_connections_that_send_slowly_take_no_place_from_one_that_asks(part: bytes, server: Server) -> None:
+    with serving(server, Protection(seconds=20), 20) as place, ExitStack() as stack:
+        for _ in range(60):
+            channel = stack.enter_context(socket.create_connection(place, timeout=PATIENCE))
+            with suppress(OSError):  # one that has been closed by then
+                channel.sendall(part)
+        time.sleep(0.5)
+        assert [request(place, "/v1/models")[0] for _ in range(5)] == [200] * 5
+
+
+def test_the_places_of_idle_connections_free_themselves(server: Server) -> None:
+    with serving(server, Protection(seconds=1), 20) as place, ExitStack() as stack:
+        channels = [stack.enter_context(socket.create_connection(place, timeout=PATIENCE)) for _ in range(20)]
+        assert [channel.recv(1) for channel in channels] == [b""] * 20
+        assert request(place, "/v1/models")[0] == 200
+
+
+def test_a_connection_that_is_answered_keeps_its_place_however_long_it_takes() -> None:
+    begun: list[Scope] = []
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope)
+        await asyncio.sleep(1.5)
+        await Response("done")(scope, receive, send)
+
+    with running(slow, Protection(seconds=1), 20) as runner, ExitStack() as stack:
+        asking = stack.enter_context(socket.create_connection(address_of(runner), timeout=PATIENCE))
+        asking.sendall(MODELS + MODELS)  # The second one waits for the first one's answer.
+        for number in (1, 2):
+            until(lambda number=number: len(begun) == number)
+            for _ in range(30):
+                stack.enter_context(socket.create_connection(address_of(runner), timeout=PATIENCE))
+            answer = b""
+            while not answer.endswith(b"done"):
+                answer += (part := asking.recv(1 << 16))
+                assert part
+
+
+@pytest.mark.parametrize("after", [b"", b"Connection: close\r\n"], ids=["kept alive", "closed after it"])
+@pytest.mark.parametrize("parts", [1, 50], ids=["whole", "in parts"])
+def test_an_answer_that_nobody_takes_is_given_up(parts: int, after: bytes) -> None:
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        chunks = [b"x" * 60_000] * parts
+        answer = StreamingResponse(iter(chunks)) if parts > 1 else Response(chunks[0])
+        await answer(scope, receive, send)
+
+    with running(large, Protection(seconds=1)) as runner, socket.socket() as channel:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        channel.connect(address_of(runner))
+        channel.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + after + b"\r\n")
+        connections = runner.server_state.connections
+        until(lambda: connections)
+        until(lambda: not connections)
 
 
 def test_an_adapter_s_path_that_is_none_and_one_to_a_device_are_refused(server: Server, adapter: Path) -> None:

@@ -115,6 +115,14 @@ def test_what_cannot_be_answered_is_refused(
     assert answer.status_code == status and said in answer.json()["error"]["message"]
 
 
+def test_json_is_read_whatever_it_is_called(routed: Callable[..., TestClient]) -> None:
+    client = routed()
+    body = json.dumps({"messages": ASK, "max_tokens": 4})
+    for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+        assert client.post("/v1/chat/completions", content=body, headers=headers).status_code == 200
+    assert client.post("/v1/chat/completions", content="{").status_code == 400
+
+
 def test_a_server_behind_it_that_is_down_or_loads_no_adapter_is_told(adapter: Path) -> None:
     def behind(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("models"):

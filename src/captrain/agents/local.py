@@ -210,15 +210,6 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
     remedy = f"a file in it was altered or cut short: delete {folder} and run `dvc repro base`"
     weights = sorted(folder.glob("*.safetensors"))
     trust = trusts_code(folder)
-    # Each file by itself first, so that the one that is cut short is named.
-    for name in MODEL_FILES:
-        read_json(folder / name, object, remedy)
-    for path in weights:
-        try:
-            with safe_open(path, "pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} does not load ({error})", remedy) from error
     module: Any = None
     try:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
@@ -239,6 +230,15 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
             module, report = loaded
             state, missing = dict(module.eval().state_dict()), report["missing_keys"]
     except Exception as error:
+        # Each file by itself, so that the one that is cut short is named.
+        for name in MODEL_FILES:
+            read_json(folder / name, object, remedy)
+        for path in weights:
+            try:
+                with safe_open(path, "pt"):
+                    pass
+            except (SafetensorError, OSError) as fault:
+                raise UserError(f"{path} does not load ({fault})", remedy) from fault
         raise UserError(f"model {folder} does not load ({error})", remedy) from error
     if missing:  # random ones would take their place
         raise UserError(

@@ -126,10 +126,11 @@ class Replica(Endpoint):
         self.name = self.served = service.name
         self.retries, self.timeout = 0, service.timeout  # what to do after a fault is known here, not to the library
         self.place = Place(0, 0, LOGS)
+        self.endpoint = self.key = ""  # no variable of the environment names them
         self._label = f"server {number} of policy vllm"
         self.episodes = 0
         self.fruitful = 0
-        """Start since which the server has answered something."""
+        """Start since which the server has answered something, or after which it was stopped on purpose."""
 
     def _url(self) -> str:
         return f"http://127.0.0.1:{self.place.port}/v1"
@@ -172,7 +173,6 @@ class Server(Replica):
     def __init__(self, service: Service, number: int) -> None:
         super().__init__(service, number)
         self.adapters: dict[str, Path] = {}
-        self._fruitless = 0
         self._deaths = Counter[str]()
         """Deaths of this server, by the requests that were under way."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -210,8 +210,7 @@ class Server(Replica):
     def mend(self, starts: int, request: str = "", fruitful: int = 0) -> None:
         """See `Replica`."""
         with self._lock:
-            if max(fruitful, self.fruitful) >= starts:
-                self._fruitless = 0
+            self.fruitful = max(fruitful, self.fruitful)
             problem = ""
             if starts == self.place.starts:
                 problem = self._fault(HEALTH) if self._process is not None else "was stopped"
@@ -227,7 +226,7 @@ class Server(Replica):
 
     def _start(self) -> None:
         log, starts = LOGS / f"{os.getpid()}-{self.number}.log", self.place.starts
-        if self._fruitless >= FRUITLESS:
+        if starts - self.fruitful >= FRUITLESS:
             raise self._useless(f"was started {FRUITLESS} times and never answered a request")
         interpreter = shutil.which(os.path.expanduser(self.machine.python))
         if interpreter is None:
@@ -235,7 +234,6 @@ class Server(Replica):
                 f"machine.vllm.python = {self.machine.python!r} is not an interpreter",
                 "install vLLM in an environment of its own (python -m venv, pip install vllm) and name its interpreter",
             )
-        self._fruitless += 1
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.follow(Place(free.getsockname()[1], starts + 1, log))
@@ -340,28 +338,32 @@ class Server(Replica):
                 self._change(name, None)
 
     def _change(self, name: str, folder: Path | None) -> None:
-        """Load an adapter from its folder, or unload it (None); a server that has to be started again for it comes with
-        the adapters as they are then."""
+        """Load an adapter from its folder, after a fault once more, or unload it (None); a server that has to be
+        started again for it comes with the adapters as they are then."""
         before, starts = self.adapters, self.place.starts
-        after = {adapter: path for adapter, path in before.items() if adapter != name}
-        if folder is not None:
-            after[name] = folder
+        remaining = {adapter: path for adapter, path in before.items() if adapter != name}
+        self.adapters = remaining if folder is None else {**remaining, name: folder}
         try:
-            if folder is not None:
-                self._load(name, folder)
-            else:
-                self._control("/v1/unload_lora_adapter", {"lora_name": name})
-        except TransientFault as fault:
-            self.adapters = after
-            self.mend(starts)
-            if self.place.starts == starts:
-                self.adapters = before
-                raise UserError(
-                    f"{self._label} does not {f'take adapter {name} from {folder}' if folder else f'let go of {name}'} "
-                    f"({fault})",
-                    f"see {self.place.log}; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}",
-                ) from None
-        self.adapters = after
+            try:
+                if folder is not None:
+                    self._load(name, folder)
+                else:
+                    self._control("/v1/unload_lora_adapter", {"lora_name": name})
+            except TransientFault:
+                self.mend(starts)
+                if self.place.starts == starts:
+                    if folder is None:
+                        raise
+                    self._load(name, folder)
+        except BaseException as fault:
+            self.adapters = before
+            if not isinstance(fault, TransientFault):
+                raise
+            raise UserError(
+                f"{self._label} does not {f'take adapter {name} from {folder}' if folder else f'let go of {name}'} "
+                f"({fault})",
+                f"see {self.place.log}; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}",
+            ) from None
 
     def _load(self, name: str, folder: Path) -> None:
         if not self._check(name, str(folder)):
@@ -382,7 +384,7 @@ class Server(Replica):
                 if self._process is not None:
                     self._process.wait(GRACE + POLL)
             self._kill()
-            self.adapters, self._fruitless = {}, 0
+            self.adapters, self.fruitful = {}, self.place.starts  # earlier starts count no more
 
     def _kill(self) -> None:
         process, self._process, self._asleep = self._process, None, False
@@ -437,9 +439,8 @@ class Fleet:
             UserError: a server does not start, or does not take an adapter.
             InfrastructureError: the process of the servers is gone.
         """
-        with borrowed(
-            _served, self.service, dict(adapters), patience=FRUITLESS * self.machine.start_timeout + PATIENCE
-        ) as places:
+        arguments = self.service, dict(adapters), [replica.fruitful for replica in self.replicas]
+        with borrowed(_served, *arguments, patience=FRUITLESS * self.machine.start_timeout + PATIENCE) as places:
             with self._lock:
                 for replica, place in zip(self.replicas, places, strict=True):
                     replica.follow(place)
@@ -540,8 +541,10 @@ def fleet_of(service: Service) -> Fleet:
 
 
 @contextmanager
-def _served(service: Service, adapters: Mapping[str, Path]) -> Iterator[list[Place]]:
+def _served(service: Service, adapters: Mapping[str, Path], fruitful: Sequence[int]) -> Iterator[list[Place]]:
     fleet = fleet_of(service)
+    for replica, starts in zip(fleet.replicas, fruitful, strict=True):
+        replica.fruitful = max(starts, replica.fruitful)
     with fleet.serving(adapters):
         yield [replica.place for replica in fleet.replicas]
 

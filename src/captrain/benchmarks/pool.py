@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from captrain.benchmarks.worker import GRACE, Worker
@@ -24,10 +25,15 @@ STARTS = 3
 """So many workers in a row that end before they have answered anything mean that none will."""
 
 
-def workers_code() -> str:
-    """Digest of all code of ours that plays and scores episodes in workers: part of what a benchmark is."""
+def workers_code(package: str) -> str:
+    """Digest of all code of ours that plays and scores a package's episodes in its worker, with what the worker's
+    script imports of its neighbours: part of what a benchmark is."""
+    script = WORKERS / f"{package}_worker.py"
+    finder = ModuleFinder([str(WORKERS)])
+    finder.run_script(str(script))
+    code = [path for path in sorted(WORKERS.glob("*.py")) if path == script or path.stem in finder.modules]
     clients = [Path(__file__).with_name(f"{name}.py") for name in ("pool", "worker", "simulation", "scripted")]
-    return file_digest(*sorted(WORKERS.glob("*.py")), *clients)
+    return file_digest(*code, *clients)
 
 
 class Pool:
@@ -178,7 +184,7 @@ class Pool:
         if reply["ok"]:
             return reply["result"]
         error = reply["error"]
-        if error["type"] == "BadRequest":
+        if error.get("refused"):
             raise UserError(
                 f"benchmark {self.name} refused {op}: {error['message']}",
                 f"see whether machine.benchmarks.{self.name}.python names the installation that was meant",

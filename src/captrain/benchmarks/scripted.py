@@ -86,7 +86,7 @@ class ScriptedBenchmark(WorkerBenchmark):
             **self._world,
             "splits": {split: len(entries) for split, entries in self._splits.items()},
             "reward": self.reward,
-            "worker": workers_code(),
+            "worker": workers_code(self.package),
         }
 
     @cached_property

@@ -85,7 +85,7 @@ class StandardEnvironment(WorkerBenchmark):
             "splits": self._survey["splits"],
             "reward": f"{self.package}'s own, of the record played again; from {self.scale[0]:g} to {self.scale[1]:g}",
             "absences": sorted(self.absences),
-            "worker": workers_code(),
+            "worker": workers_code(self.package),
         }
 
     @cached_property

@@ -6,6 +6,7 @@ alone; 1.0 changed 53 tasks. tau2 is installed by the user, from its own reposit
 before it is needed, so that a configuration composes and validates without it.
 """
 
+import json
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -93,7 +94,7 @@ class Tau2(WorkerBenchmark):
             "user": identity_of(self.user),
             "reward": "database as it should be x everything told; conversations the user did not end score 0",
             "max_steps": self.max_steps,
-            "worker": workers_code(),
+            "worker": workers_code(self.package),
         }
 
     @cached_property
@@ -103,7 +104,9 @@ class Tau2(WorkerBenchmark):
         schemas: dict[str, JsonObject] = {}
         for domain in self.domains:
             for tool in self.pool.call("tools", domain=domain)["tools"]:
-                schemas.setdefault(tool["function"]["name"], tool)
+                name = tool["function"]["name"]
+                if _unworded(schemas.setdefault(name, tool)) != _unworded(tool):
+                    raise ValueError(f"tool {name} takes other arguments in {domain} than in {', '.join(self.domains)}")
         return [*schemas.values()]
 
     @cached_property
@@ -174,3 +177,11 @@ class Tau2(WorkerBenchmark):
                 message["tool_calls"][0]["compare"] = action["compare"]
         closing = ", ".join(gold["informs"]) or "Done."
         return [*messages, {"role": "assistant", "content": closing, "informs": gold["informs"]}]
+
+
+def _unworded(schema: JsonObject) -> JsonObject:
+    """A tool's schema without its descriptions. An argument may be called description, too; it is then an object."""
+    return json.loads(
+        json.dumps(schema),
+        object_hook=lambda part: {k: v for k, v in part.items() if k != "description" or isinstance(v, dict)},
+    )

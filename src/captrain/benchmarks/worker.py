@@ -120,14 +120,15 @@ class Worker:
         while (end := self._received.find(b"\n", searched)) < 0:
             if len(self._received) > self._longest:
                 raise _Lost(f"printed a line of more than {self._longest} bytes")
-            searched = len(self._received)
+            searched, seconds = len(self._received), deadline - time.monotonic()
             poll = select.poll()
             poll.register(self._out, select.POLLIN)
             if self._err is not None:
                 poll.register(self._err, select.POLLIN)
             if self._unsent:
                 poll.register(self._in, select.POLLOUT | (select.POLLIN if self._in == self._out else 0))
-            ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+            # One that never stops printing always has something to be read.
+            ready = dict(poll.poll(seconds * 1000)) if seconds > 0 else {}
             if not ready:
                 raise TimeoutError
             if self._err in ready:

@@ -12,11 +12,15 @@ their order, objects by the entries that the reference gives.
 
 import json
 import re
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
+from heapq import merge
+from itertools import combinations, product
+from math import comb
 from typing import Literal, NamedTuple
 
 from captrain.benchmarks import annotated
@@ -34,9 +38,8 @@ ERRORS = re.compile(r"\w*(error|exception|traceback)\b", re.IGNORECASE)
 NOT_FOUND = re.compile(r"\bnot found\b|\bno (such|match)|\bdoes not exist\b", re.IGNORECASE)
 CONSENT = re.compile(r"\b(confirm|proceed|go ahead|shall i|would you like)\b", re.IGNORECASE)
 QUOTED = 160
-MOST_PAIRS = 1 << 16
-"""Pairs of writes beyond which a write stands for one of its own tool and record alone: so many differences nobody
-reads."""
+RANKS = 5
+"""Degrees of `_affinity`."""
 
 Kind = Literal["read", "write", "handover"]
 
@@ -297,16 +300,22 @@ def acts_of(messages: Sequence[Message], toolbox: Toolbox) -> list[Act]:
 
 def _goals(reference: Sequence[Act], user: str) -> list[Pair]:
     """The writes of a reference, each with what it reads before."""
-    reads, writes = ([act for act in reference if act.kind == kind] for kind in ("read", "write"))
+    writes = [act for act in reference if act.kind == "write"]
+    names, messages = {name for act in writes for name in act.record}, [act.message for act in writes]
+    reads = defaultdict[tuple[str, object], list[int]](list)
+    for k, act in enumerate(reference):
+        for name in names if act.kind == "read" else ():
+            reads[name, _coarse(act.record.get(name))].append(k)
     goals: list[Pair] = []
     for act in writes:
-        shared = [(read, _shared_keys(read, act)) for read in reads if read.message < act.message]
-        previous = max((write.message for write in writes if write.message < act.message), default=-1)
-        peers = [(read, names) for read, names in shared if names]
-        lookups = [(read, names) for read, names in peers if read.message > previous] or peers
+        near = {k for name, value in _coarse_items(act.record).items() for k in reads[name, value]}
+        earlier = [reference[k] for k in sorted(near) if reference[k].message < act.message]
+        peers = [read for read in earlier if _shared_keys(read, act)]
+        before = bisect_left(messages, act.message)
+        lookups = [lookup for lookup in peers if not before or lookup.message > messages[before - 1]] or peers
         derived = tuple(name for name, value in act.record.items() if not says(user, value))
-        guards = {name for _, names in lookups for name in names}
-        goals.append(Pair(act, derived, tuple(read for read, _ in lookups), tuple(sorted(guards))))
+        guards = {name for lookup in lookups for name in _shared_keys(lookup, act)}
+        goals.append(Pair(act, derived, tuple(lookups), tuple(sorted(guards))))
     return goals
 
 
@@ -320,24 +329,91 @@ def align(goals: Sequence[Pair], writes: Sequence[Act]) -> tuple[list[Pair], lis
     Pairs are made from the surest on (`_affinity`), among equals those with more equal arguments first, then in the
     order of both. Returns the pairs, and the writes that stand for nothing.
     """
-    records, is_large = [pair.goal.record for pair in goals], len(goals) * len(writes) > MOST_PAIRS
-    candidates: list[tuple[int, int, int, int]] = []
-    for j, write in enumerate(writes):
-        elsewhere = write.record not in records
-        for i, pair in enumerate(goals):
-            goal = pair.goal
-            if is_large and (write.tool, write.record) != (goal.tool, goal.record):
-                continue
-            affinity = _affinity(pair, write, elsewhere=elsewhere)
-            if affinity is not None:
-                candidates.append((affinity, len(differing(goal, write)) - len(goal.arguments), i, j))
+    records = {_hashable(pair.goal.record) for pair in goals}
+    elsewhere = [_hashable(write.record) not in records for write in writes]
     assigned, matched = dict[int, int](), set[int]()
-    for _, _, i, j in sorted(candidates):
-        if i not in assigned and j not in matched:
-            assigned[i] = j
-            matched.add(j)
+
+    @cache
+    def match(i: int, j: int) -> tuple[int | None, int]:
+        return _affinity(goals[i], writes[j], elsewhere=elsewhere[j]), _agreeing(goals[i].goal, writes[j])
+
+    levels = range(max((len(pair.goal.arguments) for pair in goals), default=0), -1, -1)
+    for rank in range(RANKS):
+        candidates = _Candidates(rank, [(j, writes[j], elsewhere[j]) for j in range(len(writes)) if j not in matched])
+        for level, (i, pair) in product(levels, enumerate(goals)):
+            for j in candidates.of(pair, level, matched) if i not in assigned else ():
+                affinity, agreeing = match(i, j)
+                if affinity == rank and agreeing >= level:
+                    assigned[i] = j
+                    matched.add(j)
+                    break
     pairs = [replace(pair, write=writes[assigned[i]] if i in assigned else None) for i, pair in enumerate(goals)]
     return pairs, [write for j, write in enumerate(writes) if j not in matched]
+
+
+class _Candidates:
+    """Writes that may stand for a goal with one affinity, found by the tool, record and arguments that they share.
+
+    Most pairs are never looked at, so that the time does not grow with the square of the number of writes.
+    """
+
+    def __init__(self, rank: int, writes: Iterable[tuple[int, Act, bool]]) -> None:
+        self.rank = rank
+        self.buckets: dict[tuple[object, tuple[str, ...]], dict[tuple[object, ...], deque[int]]] = {}
+        self.groups = defaultdict[object, list[tuple[int, JsonObject]]](list)
+        for j, write, elsewhere in writes:
+            self.groups[self.group(write, elsewhere)].append((j, _coarse_items(write.arguments)))
+
+    def group(self, act: Act, elsewhere: bool) -> object:
+        substitute = self.rank in (2, 3)
+        record = (elsewhere, *sorted(act.record)) if substitute else frozenset(_coarse_items(act.record).items())
+        return act.tool if self.rank in (0, 2) else None, record
+
+    def of(self, pair: Pair, level: int, matched: Collection[int]) -> Iterator[int]:
+        """Those that are not matched and may have as many arguments in common with the goal, in their order."""
+        names = [name for name in pair.goal.arguments if pair.goal.compared is None or name in pair.goal.compared]
+        least = level - len(pair.goal.arguments) + len(names)
+        queues: list[deque[int]] = []
+        if 0 <= least <= len(names) and (self.rank not in (1, 3) or pair.guards):
+            values = _coarse_items(pair.goal.arguments)
+            for group in {self.group(pair.goal, elsewhere) for elsewhere in (True, not pair.derived)}:
+                few = comb(len(names), least) <= len(self.groups.get(group, ()))
+                for shared in combinations(names, least) if few else [()]:
+                    queues.append(self.bucket(group, shared).get(tuple(values[name] for name in shared), deque()))
+        for bucket in queues:
+            while bucket and bucket[0] in matched:
+                bucket.popleft()
+        return (j for j in merge(*queues) if j not in matched)
+
+    def bucket(self, group: object, names: tuple[str, ...]) -> dict[tuple[object, ...], deque[int]]:
+        """Writes of a group by the values of some of their arguments."""
+        if (group, names) not in self.buckets:
+            buckets = self.buckets[group, names] = defaultdict[tuple[object, ...], deque[int]](deque)
+            for j, values in self.groups.get(group, ()):
+                buckets[tuple(values.get(name) for name in names)].append(j)
+        return self.buckets[group, names]
+
+
+def _coarse(value: object) -> object:
+    """Return one and the same for values that come to the same, and sometimes for others."""
+    if isinstance(value, list):
+        plain = _plain(value)
+        return frozenset(Counter(map(number_of, value)).items()) if plain else tuple(map(_coarse, value))
+    return Mapping if isinstance(value, Mapping) else number_of(value)
+
+
+def _coarse_items(values: JsonObject) -> dict[str, object]:
+    return {name: _coarse(value) for name, value in values.items()}
+
+
+def _hashable(value: object) -> object:
+    if isinstance(value, Mapping):
+        return frozenset((name, _hashable(inner)) for name, inner in value.items())
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def _agreeing(goal: Act, write: Act) -> int:
+    return len(goal.arguments) - len(differing(goal, write))
 
 
 def _affinity(pair: Pair, write: Act, *, elsewhere: bool) -> int | None:

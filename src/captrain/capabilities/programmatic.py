@@ -43,25 +43,25 @@ class ProgrammaticAnalyst:
         for name, story in stories.items():
             results = [result_of(m) for m in story.messages if m["role"] == "tool" and not reports_error(m)]
             informed[name] = story.informed(dict.fromkeys(leaf for result in results for leaf in leaves(result)))
-        vocabulary = cache(Vocabulary)
+        vocabulary_of = cache(Vocabulary)
 
         @cache  # runs that drew the same values have the same findings, and most do
-        def findings(name: str, slug: str, values: tuple[str, ...]) -> list[Finding]:
+        def findings(name: str, slug: str, vocabulary: Vocabulary) -> list[Finding]:
             more = [by_contrast[name][slug]] if slug in by_contrast[name] else []
-            return KINDS[slug].find(stories[name], vocabulary(values)) + more
+            return KINDS[slug].find(stories[name], vocabulary) + more
 
         proposals: list[list[Capability]] = []
         for sample in samples:
             names, candidates = dict.fromkeys(rollout.id for rollout in sample), list[Capability]()
             distinct = tuple(sorted({value for name in names for value in informed[name]}))
             for slug, kind in KINDS.items():
-                values = distinct if kind.by_values else ()
-                occasions = [finding for name in names for finding in findings(name, slug, values)]
+                vocabulary = vocabulary_of(distinct if kind.by_values else ())
+                occasions = [finding for name in names for finding in findings(name, slug, vocabulary)]
                 if any(finding.lacking for finding in occasions):
                     details = {
                         "tools": sorted({tool for finding in occasions for tool in finding.tools}),
                         "arguments": sorted({name for finding in occasions for name in finding.arguments}),
-                        "values": [*values],
+                        "values": [*vocabulary.values],
                     }
                     candidate = Capability(id=slug, name=kind.name, description=kind.description, details=details)
                     candidates.append(candidate)

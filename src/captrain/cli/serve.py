@@ -41,6 +41,7 @@ def serve(
     from captrain.serving import server
 
     protection = protecting.protection_of(host, token_variable, hosts or [])
+    server.require_free(host, port)
     if routed:
         if adapters or folders:
             raise UserError("--route serves the adapters of the run", "leave --lora-modules and --adapters-from out")

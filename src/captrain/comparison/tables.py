@@ -22,6 +22,7 @@ from captrain.comparison.rows import (
     BASE,
     BEST_SINGLE,
     BOUNDS,
+    IDLE,
     ORACLE,
     RANDOM,
     TRACE,
@@ -176,6 +177,17 @@ def _by_arm(
 ) -> dict[str, pd.DataFrame]:
     """Pivot outcomes to a frame tasks x trials of `column` per arm: the reward, or `passed` as 1.0 passed, 0.0 failed;
     NaN for an error, and where an arm that acts on some tasks alone was not played."""
+    unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
+    if unknown:
+        raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
+    if outcomes.duplicated(["task", "arm", "trial"]).any():
+        row = outcomes[outcomes.duplicated(["task", "arm", "trial"])].iloc[0]
+        raise UserError(
+            f"task {row['task']}, arm {row['arm']}, trial {row['trial']} was evaluated twice",
+            "give one outcome per task, arm and trial: run `dvc repro -f evaluation`",
+        )
+    if missing := [arm for arm in (IDLE, BASE) if arm not in stages]:
+        raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation`")
     scored = outcomes.assign(passed=[OUTCOMES[outcome] for outcome in outcomes["outcome"]])
     tasks, trials = sorted(outcomes["task"].unique()), sorted(outcomes["trial"].unique())
     frames: dict[str, pd.DataFrame] = {}

@@ -347,7 +347,7 @@ def missing_lookup(case: Case) -> Iterator[Cause]:
     changes that are not all refused."""
     replies = [(place, case.text(place)) for place in case.replies()]
     handovers = [act for act in case.story.acts if act.kind == "handover"]
-    words = [*replies, *((act.message, case.text(act.message) or text_of(act.arguments)) for act in handovers)]
+    words = [*replies, *((a.message, text) for a in handovers for text in (case.text(a.message), text_of(a.arguments)))]
     disclaimers = sorted((place, text) for place, text in words if ABILITY.search(plain(text)))
     unused = _unused_lookup(case)
     is_of_changes = any(pair.write is None or not pair.write.failed for pair in case.story.pairs)

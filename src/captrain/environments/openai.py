@@ -145,8 +145,12 @@ def complaint(code: str) -> str | None:
     classes = [node for node in body if isinstance(node, ast.ClassDef)]
     if "Environment" not in [node.name for node in classes]:
         return "code defines no class Environment"
-    # Of all classes: it may inherit from one of them.
-    methods = {inner.name for node in classes for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    # Its own and those of its bases, as far as the file defines them above it.
+    methods, lineage = set[str](), {"Environment"}
+    for node in reversed(classes):
+        if node.name in lineage:
+            methods |= {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
+            lineage = lineage - {node.name} | {base.id for base in node.bases if isinstance(base, ast.Name)}
     if missing := [name for name in REQUIRED if name not in methods]:
         return f"class Environment has no {', '.join(missing)}"
     if len(_schemas(body)) != 1:

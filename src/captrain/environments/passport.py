@@ -216,7 +216,7 @@ def _structures(subject: Subject, name: str) -> Check:
         tool_sets = [{tool for tool, _ in probes.made_calls(play)} for play in plays]
         own_structures = {
             digest(structure(play))
-            for _, play in probes.solved_tasks(target, len(plays))
+            for _, _, play in probes.solved_tasks(target, len(plays))
             if {tool for tool, _ in probes.made_calls(play)} in tool_sets
         }
         bound = min(bound, len(own_structures) or bound)

@@ -90,12 +90,13 @@ def made_calls(messages: Sequence[Message]) -> list[tuple[str, JsonObject]]:
     return [call for message in messages if message["role"] == "assistant" for call in calls_of(message)]
 
 
-def solved_tasks(target: Target, count: int) -> Iterator[tuple[Task, list[Message]]]:
-    """Play the references of the first training tasks, at most `count`; those without one are left out."""
+def solved_tasks(target: Target, count: int) -> Iterator[tuple[Task, list[Message], list[Message]]]:
+    """Yield the first training tasks, at most `count`, with their references and the plays of these; those without one
+    are left out."""
     size = target.size("training")
     for task in target.tasks("training", count if size is None else min(count, size)):
         if reference := target.reference(task):
-            yield task, target.play(task, reference)
+            yield task, reference, target.play(task, reference)
 
 
 def visible(messages: Sequence[Message]) -> tuple[list[str], list[str]]:
@@ -572,8 +573,8 @@ def demands_words(target: Target, count: int) -> bool:
     """Return whether a benchmark's references lose by other words, so that none of its environments could pass
     `other_words`; of the first training tasks, at most `count`."""
     losses: list[bool] = []
-    for task, record in solved_tasks(target, count):
-        actions = in_other_words(target.reference(task), record, random.Random(task.id))
+    for task, reference, record in solved_tasks(target, count):
+        actions = in_other_words(reference, record, random.Random(task.id))
         loss = target.score(task, record).reward - target.score(task, target.play(task, actions)).reward
         losses.append(loss > LOSS)
     return sum(losses) > STRICT * len(losses)

@@ -18,14 +18,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
 from captrain.environments.loading import reopened
-from captrain.environments.sandbox.confined import MESSAGES, ConfinedEnvironment
+from captrain.environments.sandbox.confined import ChatMessage, ConfinedEnvironment
+from captrain.environments.sandbox.forkserver import waited
 from captrain.errors import EnvironmentFault
 from captrain.records import (
     Check,
@@ -83,6 +84,14 @@ def make_standard(benchmark: Target, tests: int, bounds: Environments) -> Standa
     training = benchmark.tasks("training", size) if size else []
     held_out = HeldOutTasks(benchmark, benchmark.tasks("test", tests), [source], training)
     return Standard(benchmark.tools, held_out, bounds, benchmark)
+
+
+class _RoleMessage(ChatMessage, frozen=True):
+    # The sandbox lets any role pass; none but these earns a passport.
+    role: Literal["system", "user", "assistant", "tool"]
+
+
+MESSAGES = TypeAdapter(list[_RoleMessage])
 
 
 def _checked(raw: object, most: int | None = None) -> list[Message]:
@@ -167,7 +176,7 @@ class Subject:
             constants = [node.value for node in ast.walk(ast.parse(self.text)) if isinstance(node, ast.Constant)]
             self.text = "\n".join([self.text, *(value for value in constants if isinstance(value, str))])
         self._key, self._seconds, self._machine = digest("passport", bytes_digest(source), seed), seconds, machine
-        self.end = None if seconds is None else time.monotonic() + seconds
+        self.end, self._waited = None if seconds is None else time.monotonic() + seconds, waited()
         self.task_id = ""
         """The task last asked about: a fault is its."""
         self._answers: dict[tuple[str, str], Any] = {}
@@ -190,8 +199,10 @@ class Subject:
             EnvironmentFault: the examination has taken as long as it may.
         """
         if self.end is not None and time.monotonic() > self.end:
+            idle = waited() - self._waited
+            busy = f", {idle:.0f} s of which it waited for a processor" if idle > 1 else ""
             raise EnvironmentFault(
-                f"the examination was ended after {self._seconds:g} s (environments.seconds)",
+                f"the examination was ended after {self._seconds:g} s (environments.seconds){busy}",
                 "make the environment faster, or its tasks less; on a busy machine, raise environments.seconds",
             )
 

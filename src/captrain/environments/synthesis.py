@@ -10,6 +10,7 @@ all checks but those on the base, so that it costs no rollout: what is taught in
 environment is left out, with what was found; nothing rests on any one of them.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,10 +166,19 @@ def synthesize(
         if passport.passed:
             break
         print(f"environment for {name}, attempt {number}: {passport.complaints()}")
-    passed = [sum(check.passed for check in attempt.passport.checks) for attempt in attempts]
-    best = passed.index(max(passed))
+    best = min(range(len(attempts)), key=lambda index: shortfall(attempts[index].passport.checks))
     ledger = [entry for examination in examinations for entry in examination.ledger]
     return SynthesisResult(brief.capability, attempts, attempts[best], examinations[best].rollouts, ledger)
+
+
+def shortfall(checks: Sequence[Check]) -> tuple[int, float]:
+    """Rank an attempt, the best first: by checks passed, then by how far the failed ones are from their nearest bounds,
+    each at most 1; what was not measured is furthest."""
+    failed, distance = [check for check in checks if not check.passed], 0.0
+    for check in failed:
+        ends = map(float, re.findall(r"\d+(?:\.\d+)?", check.bound)) if check.measured is not None else ()
+        distance += min([1.0, *(abs((check.measured or 0.0) - end) / max(1.0, end) for end in ends)])
+    return len(failed) - len(checks), distance
 
 
 def synthesize_each(

@@ -114,9 +114,9 @@ class TemplateSynthesizer:
 
 
 def _line(text: str) -> str:
-    """Return a text that cannot end the docstring it stands in: an analyst may have proposed the words, and the file
-    is run."""
-    return plain(text).replace("\\", "/").replace('"', "'")
+    """Return a text as one line that cannot end the docstring it stands in: an analyst may have proposed the words, and
+    the file is run."""
+    return " ".join(plain(text).replace("\\", "/").replace('"', "'").split())
 
 
 def derivable(benchmark: Component) -> None:

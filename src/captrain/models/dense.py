@@ -90,7 +90,7 @@ def token_scores(
         temperature: logits are divided by it.
         products: type in which weights are multiplied; None: their own.
         room: bytes for activations; what does not fit is computed again on the way back, to the same bytes. None: all
-            are kept.
+            are kept, but for those that the model's own checkpointing leaves out.
     """
     body: Part = model.get_submodule("model")
     config: Part = model.config
@@ -112,6 +112,8 @@ def token_scores(
         pairs = sum((b.last - b.first) * (b.stop - b.start + (forest.trunk if b.start else 0)) for b in blocks)
         size = keys[0].element_size() * (features * len(forest.ids) + heads * pairs)
         again = max(0, len(layers) - room // size)
+    if getattr(body, "gradient_checkpointing", False):
+        again = len(layers)
     x = torch.embedding(embed, forest.ids).to(dtype).t().contiguous()
     for number, layer in enumerate(layers):
         shape = last if number == len(layers) - 1 else whole

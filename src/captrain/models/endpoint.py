@@ -213,6 +213,8 @@ class Endpoint:
         class Bounded(openai.DefaultHttpxClient):
             def send(self, request: httpx2.Request, **_: object) -> httpx2.Response:
                 start, body = time.monotonic(), bytearray()
+                # A single request may be given longer.
+                limit = max(timeout, request.extensions["timeout"]["read"] or 0.0)
                 # Redirections are not followed: their answers would be read unbounded.
                 with closing(super().send(request, stream=True, follow_redirects=False)) as answer:
                     if answer.headers.get("content-encoding", "identity") not in PACKINGS:
@@ -221,8 +223,8 @@ class Endpoint:
                         body += piece
                         if len(body) > LARGEST:
                             raise httpx2.ReadError(f"the answer has more than {LARGEST >> 20} MiB", request=request)
-                        if time.monotonic() - start > timeout:
-                            raise httpx2.ReadTimeout(f"the answer takes more than {timeout:g} s", request=request)
+                        if time.monotonic() - start > limit:
+                            raise httpx2.ReadTimeout(f"the answer takes more than {limit:g} s", request=request)
                 coded = ("content-encoding", "content-length", "transfer-encoding")
                 headers = [pair for pair in answer.headers.multi_items() if pair[0].lower() not in coded]
                 return httpx2.Response(answer.status_code, headers=headers, content=bytes(body), request=request)
@@ -255,6 +257,8 @@ class Endpoint:
     def _refusal(self, error: "openai.APIStatusError") -> Exception:
         status, body = error.status_code, error.body
         text = str(body["message"] if isinstance(body, dict) and "message" in body else body or "without a reason")
+        if status < 400:
+            text = f"to {error.response.headers.get('location', 'nowhere')}"
         message = self._excerpt(f"{status}: {text}")
         if status == 402 or (status == 429 and NO_CREDIT.search(f"{body} {text}")):
             return UserError(
@@ -271,7 +275,7 @@ class Endpoint:
                 with suppress(ValueError, OverflowError):
                     fault.pause = max(0.0, parsedate_to_datetime(asked_for).timestamp() - time.time())
             return fault
-        if status not in (401, 403, 404) and CONTEXT_EXCEEDED.search(text):
+        if status >= 400 and status not in (401, 403, 404) and CONTEXT_EXCEEDED.search(text):
             return ContextLengthExceeded(message)
         return self._mistake(status, message)
 
@@ -282,7 +286,12 @@ class Endpoint:
                 f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({message})",
                 f"set {self.key} to a key that may use {self.name}",
             )
-        if status == 404 or status < 400:  # a redirection, which is not followed
+        if status < 400:
+            return UserError(
+                f"the endpoint named by {self.endpoint} redirects requests, which is not followed ({message})",
+                f"set {self.endpoint} to the base URL of that place, which ends in /v1 on most servers",
+            )
+        if status == 404:
             return UserError(
                 f"the endpoint named by {self.endpoint} has no model {self.served} ({message})",
                 f"set {self.endpoint} to the base URL, which ends in /v1 on most servers, or correct the model's name",

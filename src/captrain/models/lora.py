@@ -357,7 +357,7 @@ def save_adapter(
     """Leave the adapter "default" of a PEFT model in a folder, in plain PEFT format. Equal weights always give equal
     files: the path of the base on this machine is no part of it, and key order and unset fields do not vary. Weights
     in float64 are on the barrier's grid and are saved as float32, which is exact. Experts are saved one by one
-    (see `captrain.models.targets`).
+    (see `plain_experts`).
 
     Args:
         model: as it is trained.
@@ -423,8 +423,14 @@ def load_weights(model: "PeftModel", folder: Path) -> None:
 
 def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
     """Round weights to shares in tenths that sum to 1, by largest remainders (of equal ones the first name gets more);
-    what gets no tenth is left out. For scores such as probabilities; a plain sum has weights of 1 and needs none."""
+    what gets no tenth is left out. For scores such as probabilities; a plain sum has weights of 1 and needs none.
+
+    Raises:
+        ValueError: a weight is negative, or none is positive.
+    """
     total = sum(weights.values())
+    if total <= 0 or min(weights.values()) < 0:
+        raise ValueError(f"weights must be positive: {dict(weights)}")
     exact = {name: TENTHS * weights[name] / total for name in sorted(weights)}
     tenths = {name: int(share) for name, share in exact.items()}
     order = sorted(exact, key=lambda name: tenths[name] - exact[name])
@@ -434,8 +440,14 @@ def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def composition_name(weights: Mapping[str, float]) -> str:
-    """Name a vector of weights, which are tenths, members in the order of their names; a member alone at 1 has its
-    own."""
+    """Name a vector of weights, members in the order of their names; a member alone at 1 has its own.
+
+    Raises:
+        ValueError: a weight is not a positive number of tenths: two vectors would have one name.
+    """
+    for name, weight in weights.items():
+        if weight <= 0 or abs(weight * TENTHS - round(weight * TENTHS)) > 1e-9:
+            raise ValueError(f"weight {weight} of {name} is not a positive number of tenths")
     rounded = {name: round(weights[name], 1) for name in sorted(weights)}
     return "+".join(name if weight == 1 else f"{weight}*{name}" for name, weight in rounded.items())
 
@@ -456,11 +468,14 @@ def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder
 
     Raises:
         UserError: a member is missing, damaged, or no plain LoRA adapter, or members do not go together.
+        ValueError: no member has a weight.
     """
     import torch
 
     weighted = [(members[name], weight) for name, weight in weights.items() if weight]
     weighted.sort(key=lambda pair: (pair[0].digest, pair[1]))
+    if not weighted:
+        raise ValueError("a composition needs a member with a weight")
     if len(weighted) == 1 and weighted[0][1] == 1:
         return weighted[0][0]
     composed = folder / digest(code_digest(compose), [(member.digest, weight) for member, weight in weighted])

@@ -28,7 +28,7 @@ from captrain.errors import InfrastructureError, UserError
 from captrain.models import FORMATS, Chat, ContextLengthExceeded, Endpoint, TransientFault, lora_config, trusts_code
 from captrain.planning.assumptions import ANALYST, LOCAL, SERVED, SYNTHESIZER, VLLM
 from captrain.planning.estimate import Estimate, Node
-from captrain.planning.feasibility import problems
+from captrain.planning.feasibility import mixture_without_gpus, problems
 from captrain.records import JsonObject, Message, first_fault
 from captrain.run import Spec, build, nested
 from captrain.training import GRPO, build_model, build_tokenizer, pretrained_folder
@@ -37,6 +37,8 @@ PATIENCE = 20.0
 """Seconds that an interpreter, a cluster or an endpoint may take to answer."""
 SPACE = 5.0
 """GiB of disk that a run of the embedded default leaves free; a named model needs its weights beside them."""
+LEAST_VERSION = (0, 10, 2)
+"""First version of vLLM that shows the token ids which it read and wrote."""
 GPU_COMMANDS = {
     "GRPO on one GPU, in bfloat16": "captrain-sweep -m experiment=smoke machine.accelerate.precision=bfloat16 "
     "hydra.job.name=gpu",
@@ -103,7 +105,8 @@ def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
         "disk": _disk,
     }
     for subject, check in checks.items():
-        findings += _examine(subject, check, spec, root)
+        lacks = {finding.detail for finding in findings if finding.passed is False}
+        findings += [finding for finding in _examine(subject, check, spec, root) if finding.detail not in lacks]
     # Whatever is asked at an endpoint: variables are set, it answers, and it knows the model.
     user = nested("benchmark.user", spec.benchmark.settings().get("user"))
     parties = {"agent": spec.policy, "user": user, "analyst": spec.analyst, "synthesizer": spec.synthesizer}
@@ -213,7 +216,7 @@ def _template(spec: Spec, _: Path) -> str:
 
 
 def _vllm(spec: Spec, root: Path) -> str:
-    """Check the interpreter of the servers, and that it has vLLM."""
+    """Check the interpreter of the servers, and the version of the vLLM in it."""
     if spec.policy.target != VLLM:
         return ""
     python = _interpreter(spec.machine.vllm.python, root)
@@ -222,9 +225,13 @@ def _vllm(spec: Spec, root: Path) -> str:
             f"machine.vllm.python = {spec.machine.vllm.python!r} is not an interpreter",
             "install vLLM in an environment of its own (docs/model.md) and name its interpreter",
         )
-    text = command_output(python, "-c", DISTRIBUTION)
+    text, remedy = command_output(python, "-c", DISTRIBUTION), f"{python} -m pip install -r requirements-vllm.lock"
     if not text:
-        raise UserError(f"{python} has no vLLM", f"{python} -m pip install -r requirements-vllm.lock")
+        raise UserError(f"{python} has no vLLM", remedy)
+    parts = text.split()[-1].partition("+")[0].split(".")
+    if tuple(int(part) for part in parts[:3] if part.isdigit()) < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        raise UserError(f"{text} in {python} is before {least} and does not show its tokens", remedy)
     return f"{text}, in {python}"
 
 
@@ -246,6 +253,8 @@ def _adapters(spec: Spec, _: Path) -> str:
     detail = f"rank {recipe.rank}, of {', '.join(recipe.targets)}{experts}, which the model has"
     if spec.policy.target != VLLM:
         return detail
+    if not machine.gpus and any(".experts." in name for name, _ in model.named_parameters()):
+        raise mixture_without_gpus(str(spec.base.model or spec.base.pretrained).partition("@")[0])
     limit = served_rank(machine)
     if recipe.rank > machine.max_lora_rank:
         raise UserError(

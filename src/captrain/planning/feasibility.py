@@ -98,7 +98,7 @@ def _demonstrations(spec: Spec) -> Iterator[UserError]:
 
 def _model(estimate: Estimate) -> Iterator[UserError]:
     """Refuse adapters that the base or its servers do not take, and what does not fit the GPUs; of a model that is not
-    known here `captrain doctor` asks the servers themselves."""
+    known here `captrain doctor` looks at its files."""
     spec, node, machine = estimate.spec, estimate.node, estimate.spec.machine
     # Experts that the base has not, or that its servers cannot act with.
     is_mixture = estimate.experts or bool(estimate.size and estimate.size.experts)
@@ -107,9 +107,7 @@ def _model(estimate: Estimate) -> Iterator[UserError]:
             "trainer.experts = true, and the embedded base is not a mixture of experts", "set trainer.experts=false"
         )
     elif estimate.vllm and is_mixture and not machine.vllm.gpus:
-        problem = f"{estimate.model} is a mixture of experts, and vLLM's kernels for adapters of these need a GPU: "
-        remedy = "set machine.vllm.gpus to 1 or more, or choose policy=local"
-        yield UserError(f"{problem}machine.vllm.gpus = 0", remedy)
+        yield mixture_without_gpus(estimate.model)
     # A job that asks for other GPUs than servers, trainer and endpoint need, or for more than there are.
     if estimate.vllm and machine.vllm.gpus:
         serving, endpoint, slurm = estimate.servers(True), machine.asking.gpus, machine.slurm
@@ -147,6 +145,14 @@ def _model(estimate: Estimate) -> Iterator[UserError]:
             f"({shares}), and {usable:.0f} of {node.memory:g} can be used",
             f"{more} --gpu-memory, a smaller model, or a smaller machine.batch",
         )
+
+
+def mixture_without_gpus(model: str) -> UserError:
+    """Word the refusal of a mixture of experts that vLLM serves on a CPU."""
+    return UserError(
+        f"{model} is a mixture of experts, and vLLM's kernels for adapters of these need a GPU: machine.vllm.gpus = 0",
+        "set machine.vllm.gpus to 1 or more, or choose policy=local",
+    )
 
 
 def rounded(value: float) -> str:

@@ -13,12 +13,13 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Annotated, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -32,6 +33,7 @@ from captrain.projects.examination import (
     Examined,
     MethodFailed,
     Problem,
+    T,
     is_json,
     load_environment_class,
     message_faults,
@@ -93,22 +95,25 @@ def check_benchmark(
     process.start()
     far.close()
     call, patience = None, 2 * LIMIT + 8 * limit
+    latest = time.monotonic() + patience
     try:
-        while True:
-            ready = wait([near, process.sentinel], patience)
-            if near not in ready:
-                break
+        while time.monotonic() < latest:
+            # In steps: what the process started may hold its end of the pipe. Asked first: what it sent is there then.
+            is_over = not process.is_alive()
+            if not near.poll(0 if is_over else 1):
+                if is_over:
+                    break
+                continue
             try:
                 message: tuple[Problem, BenchmarkReport] | BenchmarkReport | UserError = near.recv()
             except EOFError:
+                process.join(patience)
                 break
             if isinstance(message, UserError):
                 raise message
             if isinstance(message, BenchmarkReport):
                 return message
-            call = message
-        if ready:  # it has ended, or is about to
-            process.join(patience)
+            call, latest = message, time.monotonic() + patience
         status = process.exitcode
         loss = f"did not return within {patience:g} s, and let nobody interrupt it"
         if status is not None:
@@ -264,7 +269,7 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
     for task in tasks:
         rng = random.Random(task["id"])
         try:
-            reference = examined.call("reference", task["id"], partial(examined.environment.reference, deepcopy(task)))
+            reference = examined.call("reference", task["id"], partial(examined.environment.reference, _copy(task)))
             if fault := message_faults(reference, ("assistant",)):
                 examined.note(
                     "reference", task["id"], fault, "return the assistant messages of a solution, [] for none known"
@@ -313,6 +318,11 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
         examined.note("score", "", "doing nothing scores 1 on every task", "score what the agent was asked to do")
 
 
+def _copy(value: T) -> T:
+    """Copy what the benchmark is given, by way of JSON, which alone comes through the files of the pipeline."""
+    return json.loads(json.dumps(value))
+
+
 def _play_and_score(
     examined: Examined, task: JsonObject, agent: str, actions: Sequence[Message]
 ) -> tuple[list[Message], _Score]:
@@ -327,7 +337,7 @@ def _play_and_score(
         )
     before = deepcopy(task)
     score, again = (
-        examined.call("score", name, lambda: examined.environment.score(task, deepcopy(messages))) for _ in range(2)
+        examined.call("score", name, lambda: examined.environment.score(task, _copy(messages))) for _ in range(2)
     )
     if task != before:
         examined.note("score", name, "changes the task it is given", "copy what is changed")
@@ -364,7 +374,7 @@ def _play(examined: Examined, task: JsonObject, agent: str, actions: Sequence[Me
         refuse("open", f"the episode's messages: {fault}", "open with a system and a user message")
     messages = [*opening]
     for action in actions:
-        answer: object = examined.call("step", name, lambda action=action: episode.step(deepcopy(action)))
+        answer: object = examined.call("step", name, lambda action=action: episode.step(_copy(action)))
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], bool):
             refuse("step", f"returned {str(answer)[:60]!r} ({agent})", "return (messages, over): a list, a bool")
         replies, over = answer  # type: ignore[misc]

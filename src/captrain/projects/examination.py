@@ -16,6 +16,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,6 +58,7 @@ def raising_place(error: BaseException, source: Path | None) -> str:
     return innermost(frames, source)
 
 
+@cache
 def definition(owner: type, name: str) -> str:
     """Find the line that gives a class a member, or else that of the class; "" where it has none, or no source."""
     for base in owner.__mro__:

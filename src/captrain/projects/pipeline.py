@@ -195,21 +195,20 @@ def remove_cut_off(root: Path) -> list[str]:
     from dvc.dvcfile import Lockfile
     from dvc.exceptions import DvcException
 
-    def cut_off() -> list[str]:
-        names = list[str]()
-        for name in (".dvc/tmp/rwlock", "dvc.lock"):
-            try:
-                if (root / name).exists() and name == "dvc.lock":
-                    Lockfile.validate(read_yaml(root / name, JsonObject))
-                elif (root / name).exists():
-                    read_json(root / name, JsonObject)
-            except (UserError, DvcException):
-                names.append(name)
-        return names
+    def is_cut_off(name: str) -> bool:
+        try:
+            if (root / name).exists() and name == "dvc.lock":
+                Lockfile.validate(read_yaml(root / name, JsonObject))
+            elif (root / name).exists():
+                read_json(root / name, JsonObject)
+        except (UserError, DvcException):
+            return True
+        return False
 
-    if cut_off():
+    names = [name for name in (".dvc/tmp/rwlock", "dvc.lock") if is_cut_off(name)]
+    if names:
         time.sleep(1)  # a DVC at work may be writing it
-    removed = cut_off()
+    removed = [name for name in names if is_cut_off(name)]
     for name in removed:
         (root / name).unlink()
     return removed

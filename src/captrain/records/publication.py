@@ -48,11 +48,20 @@ def publish_text(path: Path, text: str) -> None:
     publish_bytes(path, text.encode())
 
 
-def publish_bytes(path: Path, content: bytes) -> None:
-    """Write atomically: aside first, then rename; nothing stays aside where that fails."""
+def publish_bytes(path: Path, content: bytes, flush: bool = False) -> None:
+    """Write atomically: aside first, then rename; nothing stays aside where that fails.
+
+    Args:
+        path: where the file comes to lie.
+        content: all of it.
+        flush: have it on the disk before it is renamed, so that no loss of power leaves a file cut off.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(path, f".{os.getpid()}") as aside:
         aside.write_bytes(content)
+        if flush:
+            with aside.open("r+b") as file:
+                os.fsync(file.fileno())
         aside.replace(path)
 
 

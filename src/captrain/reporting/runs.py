@@ -209,15 +209,18 @@ def _task_rates(run: Run) -> tuple[dict[tuple[str, int], str], dict[str, np.ndar
         outcomes[arms.of(rollout), rollout.task.id].append(OUTCOMES[rollout.outcome])
     if not (folder / "results/routes/routes.csv").exists():
         return digests, {}
+    rates = dict[tuple[str, str], float]()
+    for choice, values in outcomes.items():
+        defined = np.array(values)[~np.isnan(values)]
+        rates[choice] = float(defined.mean()) if len(defined) else np.nan
     routes = all_routes(folder / "results").set_index("task")
     tasks, by_method = sorted({task for task, _ in digests}), dict[str, np.ndarray]()
     for method, rate in run.rates.items():
         column = "chosen" if method == TRACE else method.removeprefix("router:")
         routed = routes[column] if column in routes else dict.fromkeys(tasks, method.rpartition(":")[2])
         choices = [(str(routed.get(task, "")), task) for task in tasks]
-        if all(choice in outcomes for choice in choices):
-            defined = (np.array(outcomes[choice])[~np.isnan(outcomes[choice])] for choice in choices)
-            values = np.array([row.mean() if len(row) else np.nan for row in defined])
+        if all(choice in rates for choice in choices):
+            values = np.array([rates[choice] for choice in choices])
             if abs(np.nanmean(values) - rate.value) < SAME:
                 by_method[method] = values
     return digests, by_method

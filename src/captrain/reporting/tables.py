@@ -234,14 +234,20 @@ def _kinds(rows: Sequence[ComparisonRow]) -> Table:
 
 
 class _Rates(BaseModel):
-    """Fields that are read of results/rollouts/summary.json, of the whole and of each kind."""
-
     pass_rate: float | None
     mean_reward: float | None
+
+
+class _KindRates(_Rates):
     rollouts: int = 0
-    floor: "_Rates | None" = None
-    outcomes: dict[str, int] = {}
-    kinds: dict[str, "_Rates"] = {}
+    floor: _Rates
+
+
+class _Summary(_KindRates):
+    """Fields that are read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
+
+    outcomes: dict[str, int]
+    kinds: dict[str, _KindRates]
     benchmark: JsonObject = {}
 
 
@@ -249,7 +255,7 @@ def _discovery(root: Path) -> RenderableType | None:
     """Tabulate the base's results on the discovery split beside an agent that does nothing, and the facts that the
     benchmark gives of itself; None for a benchmark that gives none."""
     path = root / "results/rollouts/summary.json"
-    summary = read_json(path, _Rates) if path.exists() else None
+    summary = read_json(path, _Summary) if path.exists() else None
     if summary is None or not summary.benchmark:
         return None
     about = summary.benchmark
@@ -257,8 +263,7 @@ def _discovery(root: Path) -> RenderableType | None:
     table = Table(*names, title="discovery split, base", title_justify="left")
     whole = summary.model_copy(update={"rollouts": sum(kind.rollouts for kind in summary.kinds.values())})
     for kind, row in {**summary.kinds, "all": whole}.items():
-        parts = (row, row.floor or row)
-        rates = (_number(rate) for part in parts for rate in (part.pass_rate, part.mean_reward))
+        rates = (_number(rate) for part in (row, row.floor) for rate in (part.pass_rate, part.mean_reward))
         table.add_row(kind, str(row.rollouts), *rates)
     errors, closed = summary.outcomes.get("error", 0), len(about.get("not_runnable") or {})
     lines = [

@@ -127,8 +127,6 @@ def verify(root: Path) -> Verification:
         UserError: there is no pipeline, no dvc.lock, or no git commit to compare with; or a stage runs.
     """
     root = root.resolve()
-    if not (root / LOCK).exists():
-        raise UserError("dvc.lock is missing: no stage was ever run here", "run `dvc repro`")
     pipeline = _read_pipeline(root)
     commit = _git(root, "rev-parse", "--short", "HEAD").strip()
     locks = [read_yaml(root / LOCK, JsonObject, RESTORE), parse_yaml(_committed(root, LOCK), JsonObject, LOCK, RESTORE)]
@@ -231,12 +229,14 @@ def dvc_pipeline(root: Path) -> "Iterator[Repo]":
     """Open the DVC repository at `root`, with DVC silent.
 
     Raises:
-        UserError: DVC cannot read it, or is at work there.
+        UserError: it has no dvc.lock, DVC cannot read it, or is at work there.
     """
     from dvc.exceptions import DvcException  # a second to import
     from dvc.lock import LockError
     from dvc.repo import Repo
 
+    if not (root / LOCK).exists():
+        raise UserError("dvc.lock is missing: no stage was ever run here", "run `dvc repro`")
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     for path in (root / name for name in READ_BY_DVC):
         if path.exists() and not path.is_dir():

@@ -2,13 +2,13 @@
 
 A project's conf/ holds what the project changes; what it lacks is in the one that captrain brings along.
 
-Hydra composes; what it would say of a misspelt option is said here first, with what there is to choose from. Nothing is
-known of settings, their types and ranges: they are the schema's (`captrain.run.spec`).
+Hydra composes; what it would say of a misspelt option or section is said here first, with what there is to choose from.
+Nothing is known of settings, their types and ranges: they are the schema's (`captrain.run.spec`).
 """
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -31,7 +31,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
         conf_dir: of the project; captrain's own comes after it.
 
     Raises:
-        UserError: an unknown experiment or option, a line that is no key=value, or files that do not compose.
+        UserError: an unknown experiment, option or section, a line that is no key=value, or files that do not compose.
     """
     groups: dict[str, set[str]] = {}
     for layer in conf_layers(conf_dir):
@@ -40,6 +40,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     if experiment not in groups["experiment"]:
         raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, sorted(groups["experiment"])))
     texts, options, keys = [f"experiment={experiment}", f"seed={seed}"], set[str](), set[str]()
+    settings = list[str]()
     for override in overrides:
         form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
         if form is None:
@@ -53,8 +54,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
         if key.startswith("hydra."):
             raise UserError(f"there is no setting {excerpt(key)}", f"take it out: {REMEDY}")
         if key not in groups:
-            # Added where conf/ does not list it: the schema knows whether there is such a setting.
-            texts.append(f"++{key}={value}")
+            settings.append(f"{'++' * bool(form[1])}{key}={value}")
             keys.add(key)
         elif value in groups[key]:
             texts.append(override.strip())
@@ -64,7 +64,21 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
                 f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}",
                 alternatives(value, sorted(groups[key])),
             )
-    data = _merged(conf_dir, texts)
+    try:
+        data = _merged(conf_dir, [*texts, *settings])
+    except UserError:
+        # conf/ may not list it: in a section that is there the schema knows whether there is such a setting.
+        defaults = _merged(conf_dir, texts)
+        names = [*_dotted(defaults)]
+        for text in settings:
+            key = text.partition("=")[0]
+            group, section = key.partition(".")[0], key.rpartition(".")[0] or key
+            near = [name for name in names if name.endswith(f".{key.rpartition('.')[2]}")]
+            if near and not (key[0] == "+" or section in names or nested(group, defaults.get(group))):
+                raise UserError(
+                    f"override {excerpt(text)!r}: there is no setting {excerpt(key)}", alternatives(near[0], near)
+                ) from None
+        data = _merged(conf_dir, [*texts, *(f"++{text.lstrip('+')}" for text in settings)])
     # Settings that conf/ gives to a class which an override replaces are dropped. Where benchmark._target_=mine:Desk
     # names another class, only settings that are overridden, too, stay. Where router=retrieval chooses another option
     # than the experiment, what the experiment sets of its own goes with that: all that the new class does not take.
@@ -78,6 +92,14 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
                 if name == "_target_" or f"{group}.{name}" in keys or (part is not None and takes(part, name))
             }
     return data
+
+
+def _dotted(data: JsonObject, prefix: str = "") -> Iterator[str]:
+    """Yield all keys of a nested mapping, inner ones too, as a.b.c."""
+    for key, value in data.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
 
 
 def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:

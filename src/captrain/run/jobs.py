@@ -30,7 +30,7 @@ COLOURS = {"finished": "green", "running": "green", "pending": "yellow", "config
 
 
 class Submission(Record):
-    """One call of sbatch: a single job, or an array with one task for each key. `at` is the local time."""
+    """One call of sbatch: a single job, or an array with one task for each key. `at` is the time in UTC."""
 
     name: str
     label: str
@@ -60,7 +60,10 @@ class Attempt(NamedTuple):
     def failure(self) -> Exception | None:
         """Read the exception that the job's function raised, if it did."""
         path = self.folder / f"{self.key}.failure"
-        return pickle.loads(path.read_bytes()) if path.exists() else None
+        try:
+            return pickle.loads(path.read_bytes()) if path.exists() else None
+        except (EOFError, pickle.UnpicklingError):
+            return None
 
     def last_line(self) -> str:
         """Read the last line that its function printed; a progress bar's states are lines, too."""

@@ -63,7 +63,8 @@ def require_folder(folder: Path) -> None:
     Raises:
         UserError: it, or what should be a folder above it, is a file, or may not be written to.
     """
-    place = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+    # Some file systems deny that the current folder is there once it was deleted.
+    place = next((path for path in (folder, *folder.parents) if path.exists() or path.is_symlink()), Path())
     if not place.is_dir():
         raise UserError(f"{place} is not a folder", "name another folder with --out")
     if not os.access(place, os.W_OK | os.X_OK):

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import shorten
 from types import FrameType
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import digest, publish_bytes, publish_json
+from captrain.records import digest, publish_bytes
 from captrain.run import Slurm
 from captrain.run.fingerprint import fingerprint, identity_of
 from captrain.run.jobs import ALIVE, JOBS, RECORD, Attempt, Submission, states, submissions
@@ -57,20 +57,31 @@ THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
 
 @contextmanager
-def _told_of_the_end() -> Iterator[None]:
+def _told_of_the_end(requeues: int) -> Iterator[None]:
     """Note that Slurm ends this job, beside what submitit does when it is told."""
-    previous = signal.getsignal(signal.SIGTERM)
+    from submitit.core.job_environment import JobEnvironment
+    from submitit.core.utils import UncompletedJobError
+
+    numbers = (signal.SIGTERM, signal.Signals[f"SIG{JobEnvironment.USR_SIG}"])
+    previous = {int(number): signal.getsignal(number) for number in numbers}
 
     def note(number: int, frame: FrameType | None) -> None:
         ENDING.set()
-        if callable(previous):
-            previous(number, frame)
+        try:
+            if callable(handler := previous[number]):
+                handler(number, frame)
+        except UncompletedJobError:
+            # SystemExit, because the function that is interrupted may take any other exception for its own.
+            print(f"not queued again: this has happened {requeues} times (machine.slurm.requeues)", flush=True)
+            raise SystemExit(1) from None
 
-    signal.signal(signal.SIGTERM, note)
+    for number in previous:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -81,10 +92,11 @@ class Work:
     item: object
     key: str
     folder: Path
+    requeues: int
 
     def __call__(self) -> None:
         """Work, unless the result is there already; leave the result, or what the function raised."""
-        with exclusive(JOBS / "results" / f"{self.key}.lock"), _told_of_the_end():
+        with exclusive(JOBS / "results" / f"{self.key}.lock"), _told_of_the_end(self.requeues):
             if stored_result(self.key) is not None:
                 print("the result is there already", flush=True)
                 return
@@ -102,11 +114,11 @@ class Work:
                         pickle.loads(failure)
                     except Exception:
                         failure = pickle.dumps(RuntimeError(account))
-                    publish_bytes(self.folder / f"{self.key}.failure", failure)
+                    publish_bytes(self.folder / f"{self.key}.failure", failure, flush=True)
                 # No exception: that would be submitit's to record. Slurm is to know that this job failed.
                 raise SystemExit(1) from None
             content = pickle.dumps((digest(identity_of(result)), result))
-            publish_bytes(JOBS / "results" / f"{self.key}.pkl", content)
+            publish_bytes(JOBS / "results" / f"{self.key}.pkl", content, flush=True)
 
     def checkpoint(self) -> "DelayedSubmission":
         """Submit the same work again, in the same job."""
@@ -236,10 +248,10 @@ class Dispatch:
             label=self.label,
             keys=list(keys),
             items=[name_of(self.items[key]) for key in keys],
-            at=datetime.now().isoformat(),
+            at=datetime.now(UTC).isoformat(timespec="microseconds"),
         )
         folder = JOBS / submission.name
-        publish_json(folder / RECORD, submission)
+        publish_bytes(folder / RECORD, submission.model_dump_json(indent=1).encode(), flush=True)
         executor = SlurmExecutor(folder, max_num_timeout=self.slurm.requeues)
         executor.update_parameters(
             job_name=submission.name,
@@ -261,7 +273,8 @@ class Dispatch:
             additional_parameters={**self.slurm.options, "requeue": True},
         )
         try:
-            jobs = executor.submit_array([Work(self.function, self.items[key], key, folder) for key in keys])
+            works = [Work(self.function, self.items[key], key, folder, self.slurm.requeues) for key in keys]
+            jobs = executor.submit_array(works)
         except FailedJobError as error:
             raise UserError(
                 f"sbatch refused {self.label}: {' '.join(str(error).split())}", "correct machine.slurm, and run again"

@@ -279,7 +279,8 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     Args:
         experiment: one of conf/experiment/.
         overrides: key=value lines; a key is a setting (selection.delta=0.1), also one of a component that conf/ does
-            not list, or a group (router=classifier). A `+` before it is taken, and has no meaning.
+            not list, or a group (router=classifier). A `+` before it begins a section that is
+            not there (+machine.benchmarks.new.python=PATH).
 
     Raises:
         UserError: an unknown experiment, option or key, a line that is no key=value, a value of the wrong type or

@@ -2,18 +2,18 @@
 
 A server on a loopback address is reached by every page that a browser on this machine shows, so the name that it is
 asked for by is checked; on any other address it asks for a token. A body is taken in whole before it is looked at, up
-to a size and within a time, and the lines before it come within that time, too.
+to a size and within a time, and so are the lines before it: whoever sends slowly keeps nothing open.
 """
 
 import asyncio
 import hmac
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +28,8 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("", "0.0.0.0", "::")
 OPEN_PATHS = ("/health",)
 """Paths that need no token."""
+HOST = re.compile(r"\[?([^:]*|[\w:.%]+)\]?(:\d*)?")
+"""A Host header: a name or an address, and a port; all but the port is the name, whatever a URL would make of it."""
 
 
 @dataclass(frozen=True)
@@ -136,16 +138,18 @@ class Protected:
 
     def _require_allowed(self, headers: Mapping[bytes, bytes], path: str) -> None:
         """Raise HTTPException where a request is for another server, bears no token, or says that it is too long."""
-        try:
-            host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
-        except ValueError:
-            host = ""
+        header = headers.get(b"host", b"").decode("latin-1").strip().lower()
+        host = parts[1] if (parts := HOST.fullmatch(header)) else ""
         token, hosts = self._protection.token, self._protection.hosts
         # Names can be made to lead here from a page of others, and with a token a number cannot.
         if hosts and host not in hosts and not (token and _address(host)):
-            raise HTTPException(421, f"this server is not {host[:100]}: name it by --allowed-host")
+            raise HTTPException(421, f"this server is not {header[:100]}: name it by --allowed-host")
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
-        bears = scheme.lower() == b"bearer" and hmac.compare_digest(bearer.strip(), token.encode())
+        # Letters beyond ASCII are sent in UTF-8, by some clients in Latin-1, and the environment may hold either.
+        forms = (bearer.strip(), bearer.strip().decode("latin-1").encode())
+        bears = scheme.lower() == b"bearer" and any(
+            hmac.compare_digest(form, token.encode(errors="surrogateescape")) for form in forms
+        )
         if token and path not in OPEN_PATHS and not bears:
             raise HTTPException(401, "a bearer token is needed, and this is not it")
         if int(headers.get(b"content-length", b"0")) > self._protection.most:
@@ -165,19 +169,55 @@ class Protected:
 
 
 class PunctualProtocol(H11Protocol):
-    """A connection that must begin its first request, too, within the time that uvicorn gives to later ones, the lines
-    before the body as a whole."""
+    """A connection that holds its place only while an answer to it is made: within the time that uvicorn gives to later
+    requests the lines before a body must come, and what is left of an answer be taken; one that is being made is given
+    up where nothing of it is taken for three times that. A new connection, where there are as many as may be, gets the
+    place of the one that has waited longest for the rest of its request."""
+
+    _stall: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        idle = {
+            timer.when(): connection
+            for connection in self.connections
+            if isinstance(connection, PunctualProtocol) and (timer := connection.timeout_keep_alive_task)
+        }
+        if idle and self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
+            oldest = idle[min(idle)]
+            oldest.timeout_keep_alive_task = None  # Its place is given once.
+            oldest.transport.abort()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None  # not ended by any data
         super().data_received(data)
+        self._unset_keepalive_if_required()
+
+    def on_response_complete(self) -> None:
+        """See `H11Protocol`."""
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # There may be the next request.
+        if self.transport.is_closing():  # once the rest is taken
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        self._stall = self.loop.call_later(3 * self.timeout_keep_alive, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        self._stall.cancel()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """See `H11Protocol`: only a whole request ends the wait for it."""
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            super()._unset_keepalive_if_required()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """See `H11Protocol`: a body has a time of its own, that of `Protected`, and closing would wait for a reader."""
         if self.cycle is None or self.cycle.response_complete:
-            self.timeout_keep_alive_task = timer
-        elif timer is not None:
-            timer.cancel()  # The body has a time of its own: `Protected`.
+            self.transport.abort()

@@ -9,10 +9,12 @@ under vLLM's path when they are first needed.
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import httpx2
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic_core import from_json
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
@@ -25,6 +27,8 @@ HEADER = "x-captrain-adapter"
 PATIENCE = httpx2.Timeout(600.0, connect=10.0)
 EXCERPT = 500
 MESSAGES = TypeAdapter(list[RequestMessage])
+Body = Annotated[JsonObject, BeforeValidator(lambda body: from_json(body) if isinstance(body, bytes) else body)]
+"""JSON, whatever its content type is."""
 Choose = Callable[[list[Message]], str]
 """The name of the arm that answers these messages."""
 
@@ -53,7 +57,7 @@ class RoutedEndpoint:
         self._loading = asyncio.Lock()
         self._models: set[str] | None = None
 
-    async def complete(self, body: JsonObject) -> Response:
+    async def complete(self, body: Body) -> Response:
         """Answer a chat completion by the arm that it is routed to.
 
         Raises:

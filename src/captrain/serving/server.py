@@ -8,6 +8,7 @@ beside it. What cannot be done is refused with 4xx, not ignored.
 """
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import Iterator, Sequence
@@ -140,17 +141,7 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
     """
     import uvicorn
 
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        channel = socket.socket(family, socket.SOCK_STREAM)
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        channel.bind((host, port))
-        channel.listen()
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(
-            f"captrain serve cannot listen on {host}, port {port}: {reason}", "choose another --host or --port"
-        ) from None
+    channels = listen_all(host, port)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -158,9 +149,39 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=protection.seconds,
     )
-    print(f"{name} is served on http://{host}:{channel.getsockname()[1]}/v1", flush=True)
+    print(f"{name} is served on http://{host}:{channels[0].getsockname()[1]}/v1", flush=True)
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run([channel])
+        uvicorn.Server(config).run(channels)
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise UserError where an address cannot be listened on, before anything is loaded for it."""
+    for channel in listen_all(host, port):
+        channel.close()
+
+
+def listen_all(host: str, port: int) -> list[socket.socket]:
+    """Listen on each address of a host that this machine has, all at one port; raises as `run_application`."""
+    channels: list[socket.socket] = []
+    try:
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, address in dict.fromkeys((entry[0], entry[4]) for entry in entries):
+            free = channels[0].getsockname()[1] if channels else port
+            try:
+                channels.append(socket.create_server((address[0], free, *address[2:]), family=family))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise  # but localhost is ::1, too, where there is no IPv6
+        if not channels:
+            raise OSError("this machine does not have its address")
+    except (OSError, OverflowError, UnicodeError) as error:
+        for channel in channels:
+            channel.close()
+        raise UserError(
+            f"captrain serve cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}",
+            "choose another --host or --port",
+        ) from None
+    return channels
 
 
 def pair(text: str) -> tuple[str, Path]:

@@ -477,8 +477,8 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         weights = [math.exp(difference) for difference in differences]
         # Of each process its sums alone: tokens are millions.
         sums = map(math.fsum, (map(abs, differences), weights, [weight * weight for weight in weights]))
-        own = (len(differences), max(map(abs, differences), default=0.0), *sums)
-        counts, largest, *parts = zip(*collectives.together(lambda: own), strict=True)
+        portion = (len(differences), max(map(abs, differences), default=0.0), *sums)
+        counts, largest, *parts = zip(*collectives.together(lambda: portion), strict=True)
         if not (count := sum(counts)):
             return {"mismatch": 0.0, "mismatch_largest": 0.0, "effective_tokens": 1.0}
         distance, total, squares = map(math.fsum, parts)

@@ -131,6 +131,15 @@ def schema_of(tool):
     return {"type": "function", "function": function}
 
 
+def task_of(task_id, version):
+    """A suite and a task of it, by suite/name."""
+    name, _, task = task_id.partition("/")
+    suite = get_suites(version).get(name) if name in NAMES and version in VERSIONS else None
+    if suite is None or task not in suite.user_tasks:
+        raise BadRequest(f"there is no task {task_id!r}")
+    return suite, suite.user_tasks[task]
+
+
 @functools.lru_cache(20_000)
 def worded(pickled):
     """A result of a tool as text. To word many records takes longer than all else, and replays do so over and over."""
@@ -144,12 +153,8 @@ class Episode(ScriptedEpisode):
     system = yaml.safe_load((PACKAGE / "data/system_messages.yaml").read_text(encoding="utf-8"))["default"]
 
     def __init__(self, task_id, user="scripted", version=VERSION, injections=None):
-        name, _, task = task_id.partition("/")
-        suite = get_suites(version).get(name) if name in NAMES and version in VERSIONS else None
-        if suite is None or task not in suite.user_tasks:
-            raise BadRequest(f"there is no task {task_id!r}")
-        self.task = suite.user_tasks[task]
-        self.fresh = lambda: self.task.init_environment(fresh_world(name, version, injections))
+        suite, self.task = task_of(task_id, version)
+        self.fresh = lambda: self.task.init_environment(fresh_world(suite.name, version, injections))
         self.world, self.runtime = self.fresh(), FunctionsRuntime(suite.tools)
         self.calls, self.rounds, self.answer, self.is_refused = [], 0, "", False
 
@@ -270,8 +275,8 @@ def locate(task_id, messages, passed, injections=None):
     versions = {}
     for version in VERSIONS:
         with suppress(BadRequest):
-            episode = Episode(task_id, version=version, injections=injections)
-            if prompt == episode.task.PROMPT:
+            if prompt == task_of(task_id, version)[1].PROMPT:
+                episode = Episode(task_id, version=version, injections=injections)
                 spoken = [message for message in messages if message["role"] == "assistant"]
                 results = [reply["content"] for message in spoken for reply in episode.take("agent", message)]
                 agrees = episode.score(messages)["success"] == passed

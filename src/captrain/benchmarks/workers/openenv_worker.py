@@ -113,9 +113,11 @@ def tools():
         function = {"name": ACT, "description": about, "parameters": {"type": "object", **schema}}
         return [{"type": "function", "function": function}]
     client = GenericEnvClient(base_url=address())
-    wait(client.connect)
-    offers = wait(client.step, {"type": "list_tools"}).observation["tools"]
-    wait(client.close)
+    try:
+        wait(client.connect)
+        offers = wait(client.step, {"type": "list_tools"}).observation["tools"]
+    finally:
+        wait(client.close)
     schemas = []
     for tool in offers:
         parameters = {"type": "object", "properties": {}, **(tool.get("input_schema") or {})}

@@ -110,20 +110,18 @@ class Episodes(worker_loop.Episodes):
                 answers[-1].append(message)
         episode = self.make(place)
         try:
-            replayed = [episode.messages]
-            for action in actions:
-                if episode.turn is None:
-                    break
-                replayed.append(episode.take("agent", action))
-            # The end of a record that was cut off was answered, too; nobody has read it.
-            if len(replayed) == len(answers) > 1 and not answers[-1]:
-                replayed.pop()
-            for first, second in zip(answers, replayed):  # noqa: B905  (an episode may end before its record)
-                if texts(first) != texts(second):
+            replies = episode.messages
+            for number, recorded in enumerate(answers):
+                # The end of a record that was cut off was answered, too; nobody has read it.
+                is_unread = number == len(actions) > 0 and not recorded
+                if not is_unread and texts(recorded) != texts(replies):
                     raise NotRepeatable(
-                        f"task {place} answers otherwise when its record is played again "
-                        f"({str(texts(second))[:80]!r}, and was {str(texts(first))[:80]!r}): no score can be had of it"
+                        f"task {place} answers otherwise when its record is played again ({str(texts(replies))[:80]!r},"
+                        f" and was {str(texts(recorded))[:80]!r}): no score can be had of it"
                     )
+                if number == len(actions) or episode.turn is None:
+                    break
+                replies = episode.take("agent", actions[number])
             return episode.verdict()
         finally:
             episode.close()

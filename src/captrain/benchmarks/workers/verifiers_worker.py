@@ -26,6 +26,7 @@ if SETTINGS["folder"]:
     sys.path.insert(0, SETTINGS["folder"])
     os.environ["PYTHONPATH"] = SETTINGS["folder"]  # tool servers are processes of their own
 
+import captrain_harness
 import standard_worker
 from aiohttp import web
 from standard_worker import Episodes, NotRepeatable, hash_of, placed, texts, wait
@@ -34,7 +35,8 @@ from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.utils.loaders import env_config_type, load_environment, resolve_env_config, taskset_class
 
 VERSION = importlib.metadata.version("verifiers")
-HARNESS = "captrain-harness"
+HARNESS = captrain_harness.__name__
+"""Name by which verifiers loads it."""
 KEY = "CAPTRAIN_NO_KEY"
 os.environ[KEY] = "none"
 EPISODES = {}

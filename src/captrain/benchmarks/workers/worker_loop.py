@@ -3,9 +3,9 @@
 
 A benchmark's pins conflict with ours, so it runs as a child process in a virtual environment of its own; this file and
 the workers beside it are all that runs there, on the standard library (Python 3.10 or later) and the benchmark alone.
-One request a line `{"id", "op", ...}`, one reply a line `{"id", "ok", "result" | "error": {"type", "message"}}`; one
-request at a time, in the main thread. An error of type BadRequest says that our side asked for something that does not
-exist; any other is the benchmark's own exception, which must never become a score.
+One request a line `{"id", "op", ...}`, one reply a line `{"id", "ok", "result" | "error": {"type", "message",
+"refused"}}`; one request at a time, in the main thread. An error that is `refused` says that our side asked for
+something that does not exist; any other is the benchmark's own exception, which must never become a score.
 
 An observation, which answers `reset` and `step`, has `messages` that have come and whose `turn` it is: "agent", "user",
 or None at the end; a user is asked by `user_messages` and may have `user_tools`.
@@ -85,7 +85,9 @@ def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
         except (Exception, SystemExit) as error:
             # SystemExit, too: a benchmark's command-line code must not end the worker.
             description = {"type": type(error).__name__, "message": str(error)[:LONGEST]}
-            reply = json.dumps({"id": number, "ok": False, "error": description})
+            # By the class: a package may have exceptions of this name.
+            is_refusal = isinstance(error, BadRequest)
+            reply = json.dumps({"id": number, "ok": False, "error": {**description, "refused": is_refusal}})
         gc.enable()
         replies.write(reply + "\n")
 
@@ -166,11 +168,13 @@ class Episodes:
     def idle(self, **task: object) -> "dict[str, Any]":
         """The record of an agent that says nothing to whatever is asked."""
         episode = self.make(user="scripted", **task)
-        messages = list(episode.opening())
-        while episode.turn is not None:
-            messages += [SILENCE, *episode.take("agent", SILENCE)]
-        episode.close()
-        return {"messages": messages}
+        try:
+            messages = list(episode.opening())
+            while episode.turn is not None:
+                messages += [SILENCE, *episode.take("agent", SILENCE)]
+            return {"messages": messages}
+        finally:
+            episode.close()
 
     def close(self, episode: str) -> None:
         """Drop an episode."""

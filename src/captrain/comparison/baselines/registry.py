@@ -24,7 +24,7 @@ def row_modules() -> dict[Baseline, str]:
     room = importlib.import_module(str(__package__))
     for module in pkgutil.iter_modules(room.__path__, f"{__package__}."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, Baseline):
+            if isinstance(value, Baseline) and value not in modules:
                 if value.name in names:
                     raise ValueError(f"{module.name} declares row {value.name}, which is there already")
                 names.add(value.name)
@@ -38,6 +38,7 @@ def row_file(name: str) -> Path:
     return Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
 
 
+@cache
 def baselines() -> dict[str, Baseline]:
     """Collect all rows by name, in the order of the table."""
     return {row.name: row for row in sorted(row_modules(), key=lambda row: (row.order, row.name))}

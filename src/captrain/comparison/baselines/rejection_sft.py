@@ -145,7 +145,7 @@ class RejectionBaseline(Baseline):
         lesson = Lesson(NAME, spec, Path("artifacts/base"), rollouts=budget(trace_ledger()))
         adapters = launch.run(refine, [lesson], spec.machine, self.name)
         publish_adapters(adapters, self.name, self.name, columns=COLUMNS)
-        return f"{lesson.rollouts} rollouts, {adapters[0].demonstrations} kept"
+        return f"{adapters[0].rollouts} rollouts, {adapters[0].demonstrations} kept"
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""

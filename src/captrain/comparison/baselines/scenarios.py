@@ -248,7 +248,7 @@ def published_scenarios(source: Path, count: int, spec: Spec, folder: Path) -> l
         raise UserError(
             f"{len(passed)} scenarios of {source} can be played, and {count} are asked for "
             f"({complaints[0] if complaints else 'there are no more'})",
-            "ask for fewer (baselines.awm.environments), or leave baselines.awm.source empty: environments of our own",
+            "ask for fewer by the row's environments, or leave its source empty: environments of our own",
         )
     return passed
 

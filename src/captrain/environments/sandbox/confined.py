@@ -38,6 +38,8 @@ alone does; basic: limits of memory and time, in a process of its own."""
 LAYERS = ("bubblewrap", "rlimits", "landlock", "seccomp")
 SLICE = 64
 """Tasks in a reply."""
+REFERENCES = 4096
+"""Reference solutions that are kept."""
 
 
 class _Function(BaseModel):
@@ -52,8 +54,10 @@ class _ToolCall(BaseModel):
     function: _Call
 
 
-class _ChatMessage(BaseModel):
-    role: Literal["system", "user", "assistant", "tool"]
+class ChatMessage(BaseModel, frozen=True):
+    """A message, in the shape that all of our code counts on."""
+
+    role: str
     content: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -64,7 +68,7 @@ class _Tool(BaseModel):
     function: _Function
 
 
-MESSAGES = TypeAdapter(list[_ChatMessage])
+MESSAGES = TypeAdapter(list[ChatMessage])
 TOOLS = TypeAdapter(list[_Tool])
 FUNCTIONS: dict[str, tuple[TypeAdapter[Any], str]] = {
     "reference": (MESSAGES, "a list of messages"),
@@ -187,6 +191,7 @@ class ConfinedEnvironment:
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._server: ForkServer | None = None
         self._optional: list[str] = []
+        self._references: dict[str, str] = {}
         try:
             match self._server_of_process().ask_shared("describe", {}, None):
                 case {"missing": [*missing]}:
@@ -259,8 +264,15 @@ class ConfinedEnvironment:
             return self._server_of_process().ask_fresh("call", arguments, self.end)
 
     def reference(self, task: JsonObject) -> list[Message]:
-        """See `captrain.contract.Environment.reference`."""
-        return self._function("reference", task)
+        """See `captrain.contract.Environment.reference`; the file is asked once a task."""
+        key = json.dumps(task, sort_keys=True)
+        text = self._references.get(key)
+        if text is None:
+            text = json.dumps(self._function("reference", task))
+            if len(self._references) >= REFERENCES:
+                self._references.clear()
+            self._references[key] = text
+        return json.loads(text)
 
     def _function(self, name: str, task: JsonObject) -> Any:
         with self.attributing_faults(name, task["id"]):

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -186,7 +187,10 @@ class ForkServer:
         self._owner, self._handle = os.getpid(), -1
         self._lock, self._turn = threading.RLock(), threading.Lock()
         self._shared: Worker | None = None
-        self._worked = 0.0
+        self._worked, self._received = 0.0, b""
+        self.dropped: deque[int] = deque()
+        """Processes that ended with their last reference. They are reaped at the next opportunity: a garbage collection
+        may take that reference amid a request."""
         # Only a line of this form asks for packages, so that this process parses no code.
         line = re.search(rb"(?m)^PACKAGES = \[([a-z0-9_\"', ]*)\]\s*$", source)
         packages = re.findall(r"\w+", line[1].decode()) if line else []
@@ -242,6 +246,9 @@ class ForkServer:
             InfrastructureError: the machine has no process to give, or the server is lost.
             UserError: this process has too many files open.
         """
+        with suppress(IndexError):  # of an empty one, which other threads empty, too
+            while True:
+                self.reap(self.dropped.popleft())
         reply, handles = self._request({"op": "fork", "layers": self._layers if layers is None else [*layers]})
         if "error" in reply:
             raise InfrastructureError(f"the sandbox cannot fork: {reply['error']}")
@@ -294,19 +301,25 @@ class ForkServer:
             return self._answer(START)
 
     def _answer(self, seconds: float) -> tuple[JsonObject, list[int]]:
-        """Wait for a reply; raises InfrastructureError if there is none."""
-        if not self.end_reason:
-            poll = select.poll()
+        """Wait for a reply, which is a line: what is read at once may hold less, or the next one as well; raises
+        InfrastructureError if there is none."""
+        end, handles = time.monotonic() + seconds, list[int]()
+        while not self.end_reason:
+            line, newline, following = self._received.partition(b"\n")
+            if newline:
+                self._received = following
+                return json.loads(line), handles
+            poll, chunk = select.poll(), b""
             poll.register(self._control, select.POLLIN)
-            line, handles = b"", []
-            if ready := poll.poll(seconds * 1000):
+            if ready := poll.poll(max(0.0, end - time.monotonic()) * 1000):
                 with suppress(ConnectionResetError):
                     flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-                    line, handles, _, _ = socket.recv_fds(self._control, 1 << 14, 2, flags)
-            if line:
-                return json.loads(line), handles
-            self.end_reason = "died" if ready else f"did not answer within {seconds:g} s"
-            self.close()
+                    chunk, more, _, _ = socket.recv_fds(self._control, 1 << 14, 2, flags)
+                    handles += more
+            self._received += chunk
+            if not chunk:
+                self.end_reason = "died" if ready else f"did not answer within {seconds:g} s"
+                self.close()
         raise InfrastructureError(f"the sandbox's fork server {self.end_reason}")
 
     def close(self) -> None:
@@ -342,6 +355,16 @@ def _forget_servers() -> None:
 os.register_at_fork(after_in_child=_forget_servers)
 
 
+def waited(handle: int = -1) -> float:
+    """Tell for how many seconds a process, or this one, was ready to run and had no processor; 0 where the system does
+    not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/self/fdinfo/{handle}").read_text() if handle >= 0 else "Pid: self"
+        pid = text.partition("Pid:")[2].split()[0]
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 class ConfinedProcess:
     """A process that the fork server started, as `captrain.benchmarks.worker.Process`.
 
@@ -354,6 +377,8 @@ class ConfinedProcess:
 
     def __init__(self, server: ForkServer, pid: int, channel: int, handle: int = -1) -> None:
         self.server, self.status = server, None
+        self.waited = 0.0
+        """See `waited`; of one that was ended from here."""
         self.owner, self._pid, self._handle = os.getpid(), pid, handle
         self._lock = threading.Lock()
         self.stdin: IO[bytes] | None = os.fdopen(channel, "r+b", buffering=0)
@@ -387,6 +412,7 @@ class ConfinedProcess:
         """See `Process.kill`."""
         with self._lock, suppress(ProcessLookupError):
             if self.status is None and self._handle >= 0:
+                self.waited = waited(self._handle)
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             elif self.status is None:
                 os.kill(self._pid, signal.SIGKILL)
@@ -399,6 +425,7 @@ class ConfinedProcess:
         if self.status is None:
             if os.getpid() == self.owner:
                 self.kill()
+                self.server.dropped.append(self._pid)
             if self._handle >= 0:
                 os.close(self._handle)
 
@@ -442,6 +469,9 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
         if child.server.end_reason:
             raise InfrastructureError(f"the sandbox's fork server {child.server.end_reason}") from None
         reason = worker.end_reason
+        if reason.startswith("did not answer") and child.waited > patience / 2:
+            # Whose fault that is, nobody can tell; the verdict stays, and says so.
+            reason += f"; it waited {child.waited:.0f} s for a processor: run again when this machine has less to do"
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
     if not reply["ok"]:
         kind, message = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])

@@ -8,7 +8,6 @@ too, and stands in for the gold calls that no file repeats. Calls are written as
 """
 
 import ast
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -194,6 +193,15 @@ def _parsed_call(text: object) -> ast.Call | None:
 def _value(node: ast.expr) -> object:
     """Convert a literal to a JSON value, anything else to its text."""
     try:
-        return json.loads(json.dumps(ast.literal_eval(node)))
+        value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return ast.unparse(node)
+    return _json_value(value)
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(name): _json_value(element) for name, element in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_json_value(element) for element in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -63,7 +63,7 @@ class JsonDocument:
                 for value in text.items("[", "]"):
                     yield ARRAY, True, value
             elif beginning != "{":
-                raise ValueError("it is neither an object nor an array")
+                text.value()  # JSON of no known format
             for name in text.items("{", "}") if beginning == "{" else ():
                 if not isinstance(name, str):
                     raise ValueError("a name of a member is not a string")

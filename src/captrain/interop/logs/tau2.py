@@ -28,17 +28,17 @@ DEFINITION = ("initial_state", "evaluation_criteria")
 
 def read_tau2(document: JsonDocument) -> Source:
     """Read the simulations of a result file, 0.x or 1.0."""
-    data, info = document.members, document.members.get("info") or {}
+    data, file = document.members, file_digest(document.path)
+    info, world = _object(data, "info"), _object(_object(data, "info"), "environment_info")
     listing = data.get("tasks")
     entries = [task for task in listing if isinstance(task, dict) and "id" in task] if isinstance(listing, list) else []
     tasks = {str(task["id"]): task for task in entries}
     agent, user = _model(info.get("agent_info")), _model(info.get("user_info"))
-    world = info.get("environment_info") or {}
     domain, policy = str(world.get("domain_name") or "unknown"), world.get("policy")
     folder = document.path.parent / "simulations"
     is_split = not document.counts.get(SIMULATIONS)
     simulations = _split(folder, data.get("simulation_index")) if is_split else _listed(document)
-    read = partial(_rollout, file_digest(document.path), tasks, domain, str(agent["model"] or "unknown"))
+    read = partial(_rollout, file, tasks, domain, str(agent["model"] or "unknown"))
     about = {
         "format": "tau2 1.0, a file for each simulation" if is_split and folder.is_dir() else "tau2",
         "commit": info.get("git_commit"),
@@ -47,7 +47,13 @@ def read_tau2(document: JsonDocument) -> Source:
         "user": user,
     }
     policies = {f"tau2/{domain}": policy} if isinstance(policy, str) else {}
-    return Source(file_digest(document.path), about, entries_of(simulations, read, first=0), {}, policies)
+    return Source(file, about, entries_of(simulations, read, first=0), {}, policies)
+
+
+def _object(data: JsonObject, name: str) -> JsonObject:
+    """Return a member that is an object; {} for any other."""
+    value = data.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def is_simulation(row: JsonObject) -> bool:
@@ -93,6 +99,8 @@ def _split(folder: Path, listing: object) -> Iterator[tuple[str, object]]:
 def _rollout(
     file: str, tasks: JsonObject, domain: str, policy: str, index: int, simulation: JsonObject
 ) -> Rollout | str:
+    if simulation.get("task_id") is None:
+        return "it names no task"
     name, reason = str(simulation["task_id"]), str(simulation.get("termination_reason") or "")
     reward_info, task = simulation.get("reward_info") or {}, tasks.get(name)
     breakdown, messages = reward_info.get("reward_breakdown") or {}, simulation.get("messages") or []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.source import Source, entries_of, json_of, record_of_entry
+from captrain.interop.logs.source import MALFORMED, Source, entries_of, json_of, reason_of, record_of_entry
 from captrain.records import JsonObject, Rollout, file_digest
 
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
@@ -41,8 +41,11 @@ def _rollout(path: Path, file: str, index: int, result: JsonObject) -> Rollout |
     conversation = path.parent / "trajectories" / name / "conversation.json"
     if not conversation.is_file():
         return f"trajectories/{name}/conversation.json is missing" + (f" ({fault})" if fault else "")
-    turns = json_of(conversation)
-    messages = [chat_message(turn) for turn in turns]
+    try:
+        turns = json_of(conversation)
+        messages = [chat_message(turn) for turn in turns]
+    except MALFORMED as error:
+        return f"trajectories/{name}/conversation.json does not read: {reason_of(error)}"
     for message in messages:
         # A tool answered with an exception: its last line is then `SomeError: ...`.
         error, colon, _ = message["content"].strip().rpartition("\n")[2].partition(":")

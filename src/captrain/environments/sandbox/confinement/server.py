@@ -107,8 +107,8 @@ def start(control: socket.socket, code: CodeType, name: str, layers: list[str]) 
 
 
 def tell(control: socket.socket, reply: dict[str, object], handles: list[int] | None = None) -> None:
-    """Send a reply, with descriptors."""
-    socket.send_fds(control, [json.dumps(reply).encode()], handles or [])
+    """Send a reply, which is a line, with descriptors."""
+    socket.send_fds(control, [json.dumps(reply).encode() + b"\n"], handles or [])
 
 
 def serve(channel: int, operations: "Operations") -> None:
