@@ -3,8 +3,9 @@ from .answers import Question as Question
 from .answers import StructuredAnswers as StructuredAnswers
 from .barrier import AdamW as AdamW
 from .barrier import Muon as Muon
+from .barrier import draw_adapter as draw_adapter
 from .barrier import draw_normal as draw_normal
-from .barrier import make_exact as make_exact
+from .barrier import exact_optimizer as exact_optimizer
 from .barrier import to_grid as to_grid
 from .chat import FORMATS as FORMATS
 from .chat import Chat as Chat

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from captrain.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    from transformers import TrainingArguments
 
 GRADIENT_GRID = 2.0**-18
 """Gradients are clipped to norm 1; of 540,000 elements the mean is near 2^-10. A coarser grid takes more of them for
@@ -177,18 +177,8 @@ def draw_adapter(model: nn.Module, seed: int) -> None:
             to_grid(parameter)
 
 
-def make_exact(trainer: "Trainer", seed: int) -> None:
-    """Give one of TRL's trainers of an adapter, whose model is in float64, what it needs for the same bytes on every
-    CPU: AdamW behind the barrier, and initial weights that are drawn alike. Log-probabilities in float64 are a matter
-    of `captrain.models.passes`.
-
-    Args:
-        trainer: before it trains.
-        seed: of the adapter's initial weights.
-    """
-    options, model = trainer.args, trainer.model
-    assert isinstance(model, nn.Module)
+def exact_optimizer(options: "TrainingArguments") -> tuple[type[AdamW], dict[str, Any]]:
+    """Return AdamW behind the barrier with a trainer's settings, as transformers' trainers take it
+    (`optimizer_cls_and_kwargs`)."""
     betas = (options.adam_beta1, options.adam_beta2)
-    settings = {"lr": options.learning_rate, "betas": betas, "eps": options.adam_epsilon}
-    trainer.optimizer_cls_and_kwargs = (AdamW, settings)
-    draw_adapter(model, seed)
+    return AdamW, {"lr": options.learning_rate, "betas": betas, "eps": options.adam_epsilon}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from captrain.errors import UserError
-from captrain.models.barrier import make_exact
+from captrain.models.barrier import draw_adapter
 from captrain.models.dense import Context, Scores, score_states, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
 from captrain.models.weights import DENSE, computes_on_cpu
@@ -278,8 +278,8 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
 
 
 def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, seed: int) -> None:
-    """Give one of TRL's trainers of an adapter the head of `share_beginnings`, and in float64 the steps of
-    `make_exact`.
+    """Give the model of one of TRL's trainers of an adapter the head of `share_beginnings`, and in float64 initial
+    weights that are the same on every CPU.
 
     Args:
         trainer: before it trains.
@@ -295,7 +295,7 @@ def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, se
     assert isinstance(base, PreTrainedModel)
     passes = share_beginnings(base, temperature, machine)
     if machine.accelerate.precision == "float64":
-        make_exact(trainer, seed)
+        draw_adapter(trainer.model, seed)
     if passes is not None:
 
         class Closing(TrainerCallback):

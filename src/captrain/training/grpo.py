@@ -45,6 +45,7 @@ from captrain.models import (
     adapter_digest,
     computes_on_cpu,
     copy_adapter,
+    exact_optimizer,
     load_module,
     lora_config,
     prepare_trainer,
@@ -220,6 +221,8 @@ class PolicyTrainer(GRPOTrainer):
             reward_funcs=[_environment_reward],
             rollout_func=lambda prompts, trainer: self.play(prompts),
         )
+        if job.machine.accelerate.precision == "float64":
+            self.optimizer_cls_and_kwargs = exact_optimizer(config)
         self.prepare(job, policy.temperature)
         if job.start is not None:
             model: Any = self.model

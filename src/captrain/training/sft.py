@@ -19,6 +19,7 @@ from captrain.models import (
     adapter_digest,
     computes_on_cpu,
     dialogue_tokens,
+    exact_optimizer,
     load_module,
     lora_config,
 )
@@ -186,6 +187,7 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=lora_config(base, shape),
+        optimizer_cls_and_kwargs=exact_optimizer(config) if accelerate.precision == "float64" else None,
     )
     prepare_trainer(trainer, 1.0, machine, settings["seed"])
     trainer.remove_callback(PrinterCallback)

@@ -7,7 +7,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
-from captrain.models import make_exact
+from captrain.models import draw_adapter
 from captrain.records import JsonObject
 from captrain.training import collectives
 from captrain.training.grpo import PolicyTrainer
@@ -30,7 +30,7 @@ class Student(PolicyTrainer):
         model = self.model
         assert isinstance(job, Distillation) and isinstance(model, PeftModel)
         if job.machine.accelerate.precision == "float64":
-            make_exact(self, job.seed)
+            draw_adapter(model, job.seed)
         for index, teacher in enumerate(job.teachers):
             model.load_adapter(teacher.folder, f"teacher_{index}", torch_device="cpu")
         model.set_adapter("default")
