@@ -254,6 +254,13 @@ def test_a_job_without_room_for_its_servers_and_its_trainer_is_refused(
     planned(spec(*PAPER, *TRAINER, "policy=vllm", *settings, mended), memory=141.0).refuse_impossible()
 
 
+def test_float64_beside_servers_on_gpus_is_refused_for_a_model_by_name(spec: Compose) -> None:
+    with pytest.raises(UserError, match=r"precision = float64 trains Qwen/Qwen3-30B\S+ on the CPU") as error:
+        planned(spec(*PAPER, "policy=vllm", "machine.vllm.gpus=2"), memory=500.0).refuse_impossible()
+    assert "machine.accelerate.precision=bfloat16" in error.value.remedy
+    planned(spec("experiment=smoke", "policy=vllm", "machine.vllm.gpus=1")).refuse_impossible()
+
+
 @pytest.mark.parametrize(
     ("size", "rows", "tokens", "checkpointed", "peak"),
     [

@@ -205,11 +205,11 @@ def test_what_each_tracker_has_is_known_after_any_number_of_resumes(tmp_path: Pa
     """W&B alone gets the last step again, which it does not take."""
     board: Any = Failing()
     wandb: Any = Failing()
-    steps = [{"loss": 0.5}]
+    steps = [{"loss": 0.5}] * 3
     board.faults = wandb.faults = 0
     for fault in (0, 1, 1, 0):
         wandb.faults = fault
         tracker: Any = trackers.Reports({"tensorboard": board, "wandb": wandb}, lambda: steps, tmp_path / "a.json")
         tracker.on_log()
         steps.append({"loss": 0.5})
-    assert board.steps == [1, 2, 3, 4] and wandb.steps == [1, 1, 2, 3, 4]
+    assert board.steps == [1, 2, 3, 4, 5, 6] and wandb.steps == [1, 2, 3, 3, 4, 5, 6]

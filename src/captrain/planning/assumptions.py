@@ -141,7 +141,7 @@ class ModelSize(NamedTuple):
         """Estimate the bytes that a token holds in training on a GPU, in bfloat16 with LoRA on all linear layers.
 
         Least squares over measured peaks of Qwen3's dense layers on an H200 (docs/model.md, "On a GPU"), rounded
-        up; a mixture's are held against one measured peak of Qwen3-30B-A3B's shape.
+        up; a mixture's are held against two measured peaks of Qwen3-30B-A3B's shape.
         """
         wide = 11 * self.inner + (self.top_k * (11 * self.expert_inner + 6 * self.hidden) if self.experts else 0)
         layer = 32 * self.hidden + (13 * self.heads + 10 * self.kv_heads) * self.head + wide

@@ -396,7 +396,9 @@ class Estimate:
             learning = {
                 **resident,
                 **({"two layers gathered": 2 * width * size.parameters / size.layers} if shards > 1 else {}),
-                "activations": rows * longest * size.activations(accelerate.gradient_checkpointing),
+                "activations": rows * longest * size.activations(accelerate.gradient_checkpointing) * width / 2,
+                # Only distillation holds the whole distribution of each token.
+                "logits": 5 * rows * longest * size.vocabulary * ("distillation" in self.spec.merging.methods),
             }
             groups = {"servers": serving | {"LoRA": 2 * lora}}
             if training:

@@ -108,6 +108,11 @@ def _model(estimate: Estimate) -> Iterator[UserError]:
         )
     elif estimate.vllm and is_mixture and not machine.vllm.gpus:
         yield mixture_without_gpus(estimate.model)
+    if estimate.vllm and machine.vllm.gpus and spec.base.model and machine.accelerate.precision == "float64":
+        yield UserError(
+            f"machine.accelerate.precision = float64 trains {estimate.model} on the CPU, beside servers on GPUs",
+            "set machine.accelerate.precision=bfloat16",
+        )
     # A job that asks for other GPUs than servers, trainer and endpoint need, or for more than there are.
     if estimate.vllm and machine.vllm.gpus:
         serving, endpoint, slurm = estimate.servers(True), machine.asking.gpus, machine.slurm

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from captrain.errors import UserError
@@ -32,16 +33,18 @@ class Checkpoints(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse a gradient that is not finite.
+        """Refuse a gradient that is not finite in any of the processes.
 
         Raises:
-            UserError: it is not.
+            UserError: it is not, in all of them.
         """
         model: nn.Module = kwargs["model"]
-        if not all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None):
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        shards = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+        if not all(collectives.together(lambda: all(shard.isfinite().all() for shard in shards))):
             raise UserError(
                 f"the gradient of update {state.global_step + 1} in {self.folder} is not finite",
-                "lower the learning rate, or set machine.accelerate.precision=float32; what was trained before stays",
+                "train anew with a lower learning rate, or with machine.accelerate.precision=float32, not bfloat16",
             )
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

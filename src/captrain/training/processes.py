@@ -23,6 +23,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -180,13 +181,16 @@ def _run(config: Path, order: Path, log: Path, machine: Machine) -> int:
         counts = (f"--nodes={machine.nodes}", f"--ntasks={machine.nodes}")
         launcher = ["srun", *options, *counts, "bash", "-c", LAUNCHER, *launcher]
     keeper = [sys.executable, "-I", str(KEEPER), str(GRACE)]
+    lender = {LENDER: lender_address()} if machine.vllm.python else {}
+    # FSDP would shard over GPUs that it sees.
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if computes_on_cpu(machine.accelerate.precision) else {}
     with log.open("wb") as output:
         # A job that is told of its time limit tells itself: its processes have nothing to do with that signal.
         running = subprocess.Popen(
             [*keeper, *launcher, "-m", "captrain.training.processes", str(order)],
             stdin=subprocess.PIPE,
             stderr=output,
-            env=os.environ | ({LENDER: lender_address()} if machine.vllm.python else {}),
+            env=os.environ | lender | hidden,
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
         )
@@ -211,6 +215,8 @@ def share(order: Path) -> None:
 
     try:
         train, machine = pickle.loads(order.read_bytes())
+        if computes_on_cpu(machine.accelerate.precision):  # where transformers passes its `ddp_timeout` over
+            distributed.init_process_group("gloo", timeout=timedelta(seconds=collectives.PATIENCE))
         if machine.accelerate.strategy == "fsdp":
             _shard_on_cpu()
         result = train(machine, order.parent)

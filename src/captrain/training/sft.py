@@ -19,7 +19,6 @@ from captrain.models import (
     adapter_digest,
     computes_on_cpu,
     dialogue_tokens,
-    exact_optimizer,
     load_module,
     lora_config,
 )
@@ -161,7 +160,7 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
     from transformers.utils import logging as hf_logging
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from captrain.models import prepare_trainer
+    from captrain.models import exact_optimizer, prepare_trainer
     from captrain.training import trackers
     from captrain.training.checkpoints import Checkpoints, last_checkpoint
 

@@ -49,12 +49,14 @@ class Reports(TrainerCallback):
         self, trackers: "Mapping[str, GeneralTracker]", steps: Callable[[], Sequence[Step]], record: Path
     ) -> None:
         self.trackers, self.steps, self.record = trackers, steps, record
+        self.last = dict[str, int]()
         try:
-            self.last = read_json(record, dict[str, int])
-        except UserError:  # missing or cut off: no result depends on it, and trackers get all steps again
-            self.last = dict[str, int]()
-        # W&B writes in a process of its own, and takes no step twice: it gets the last again after a kill.
-        self.last["wandb"] = max(0, self.last.get("wandb", 0) - 1)
+            self.last |= read_json(record, dict[str, int]) if record.exists() else {}
+        except UserError as error:  # no result depends on it
+            print(f"trackers get all steps again: {error}", file=sys.stderr)
+        self.resent = {"wandb"}
+        """Trackers that get their last step again: W&B writes in a process of its own, which a kill ends, too, and
+        takes no step twice."""
         if "trackio" in trackers:
             # It sends in the background: what had arrived before a kill it alone knows.
             run: Any = cast(Any, trackers["trackio"]).run
@@ -64,7 +66,7 @@ class Reports(TrainerCallback):
         """Send what each tracker lacks."""
         steps = self.steps()
         for name, tracker in self.trackers.items():
-            before = self.last.get(name, 0)
+            before = max(0, self.last.get(name, 0) - (name in self.resent))
             at_once = {"commit": True} if name == "wandb" else {}
             for number, values in enumerate(steps[before:], start=before + 1):
                 try:
@@ -72,6 +74,7 @@ class Reports(TrainerCallback):
                 except Exception as error:
                     print(f"{name} took no step {number}, and gets it with the next: {error}", file=sys.stderr)
                     break
+                self.resent.discard(name)
                 self.last[name] = number
                 publish_json(self.record, self.last)
 

@@ -24,7 +24,7 @@ def row_modules() -> dict[Baseline, str]:
     room = importlib.import_module(str(__package__))
     for module in pkgutil.iter_modules(room.__path__, f"{__package__}."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, Baseline) and value not in modules:
+            if isinstance(value, Baseline) and not any(value is row for row in modules):
                 if value.name in names:
                     raise ValueError(f"{module.name} declares row {value.name}, which is there already")
                 names.add(value.name)

@@ -202,6 +202,8 @@ def _value(node: ast.expr) -> object:
 def _json_value(value: object) -> object:
     if isinstance(value, dict):
         return {str(name): _json_value(element) for name, element in value.items()}
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, set):
+        value = sorted(value, key=repr)  # the same in each process
+    if isinstance(value, list | tuple):
         return [_json_value(element) for element in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
