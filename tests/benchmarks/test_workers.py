@@ -355,6 +355,19 @@ def test_what_a_package_calls_a_bad_request_is_its_own_exception_and_no_refusal_
         workers.call("ours")
 
 
+def test_a_worker_that_refuses_the_first_request_says_why_whatever_it_is_asked_for(
+    pool: MakePool, tmp_path: Path
+) -> None:
+    shutil.copy(WORKERS / "worker_loop.py", tmp_path)
+    refusing = RAISING.replace("def hello():\n    pass", 'def hello():\n    raise NoTask("nothing is installed")')
+    (tmp_path / "worker.py").write_text(refusing)
+    workers = pool(command=[sys.executable, str(tmp_path / "worker.py")])
+    for _ in range(2):
+        with pytest.raises(UserError, match="benchmark till refused hello: nothing is installed") as caught:
+            workers.call("theirs")
+        assert "machine.benchmarks.till.python" in caught.value.remedy
+
+
 def test_what_does_not_exist_is_a_user_error_and_the_worker_lives_on(pool: MakePool) -> None:
     workers = pool()
     pid = workers.call("stats")["pid"]

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from support.domains.domain import tool
 
 from captrain.benchmarks import open_worlds
 from captrain.benchmarks.spoken import ContractWorld
-from captrain.capabilities import ProgrammaticAnalyst, Toolbox, label_runs, learn_toolbox, select
+from captrain.capabilities import ProgrammaticAnalyst, Toolbox, label_runs, learn_toolbox, learning, select
 from captrain.capabilities.learning import PASSES, VARIED
 from captrain.contract import Target, tool_call
 from captrain.diagnosis import needed_causes
@@ -208,3 +209,39 @@ def test_habits_are_selected_where_no_task_has_a_reference_and_nothing_else() ->
     tools = {tool["function"]["name"] for tool in agent.tools}
     by_id = {candidate.id: candidate for candidate in candidates}
     assert {*by_id["missing_write"].details["tools"]} <= tools and by_id["missing_write"].examples
+
+
+TICKETS = [tool("ward_roster", "", "ward"), tool("page", "", "nurse", "ward"), tool("open_case", "", "ward")]
+
+
+def shifts(lookup: str, later: tuple[str, ...] = (), answer: str = '{"id": "N7"}') -> list[Rollout]:
+    """Three passed rollouts that page whom a tool names, and two failed ones that page another without it."""
+    rollouts = []
+    for at in range(5):
+        named = made(lookup, json.dumps({"nurse": f"N{at}"}), ward=f"W{at}")
+        page, other = made("page", ward=f"W{at}", nurse=f"N{at}"), made("page", answer, ward=f"W{at}", nurse="N9")
+        ends = [message for name in later for message in made(name, ward=f"W{at}")]
+        one = rollout([ASK, *(named + page if at < 3 else other), *ends], [named[0], page[0], *ends[::2]], str(at))
+        rollouts.append(one if at < 3 else one.model_copy(update={"outcome": "failed"}))
+    return rollouts
+
+
+def test_what_names_a_value_that_a_change_is_made_without_and_wrongly_is_a_look_up_whatever_its_name() -> None:
+    assert learn_toolbox(shifts("ward_roster"), TICKETS).kind("ward_roster") == "read"
+    assert learn_toolbox(shifts("ward_roster")[:4], TICKETS).kind("ward_roster") == "write", "one may be a slip"
+    told = [one.model_copy(update={"messages": [*one.reference]}) for one in shifts("ward_roster")]
+    assert learn_toolbox(told, TICKETS).kind("ward_roster") == "write", "no answer shows that it tells anything"
+
+
+def test_what_a_change_creates_and_the_last_call_of_a_reference_are_no_look_ups() -> None:
+    refused = shifts("open_case", answer='{"error": "no such nurse"}')
+    assert learn_toolbox(refused, TICKETS).kind("open_case") == "write"
+    assert learn_toolbox(shifts("open_case"), TICKETS).kind("open_case") == "read"
+    assert learn_toolbox(shifts("open_case", ("open_case",)), TICKETS).kind("open_case") == "write"
+
+
+def test_a_replay_that_misses_a_tool_outweighs_what_its_answers_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds: Any = SimpleNamespace(of=lambda _: SimpleNamespace(kinds={}))
+    for kind, learnt in (("write", "write"), ("read", "read")):
+        monkeypatch.setattr(learning, "_kinds_by_replay", lambda *_, kind=kind: {"ward_roster": kind})
+        assert learn_toolbox(shifts("ward_roster"), TICKETS, worlds).kind("ward_roster") == learnt

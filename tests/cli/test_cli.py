@@ -1,5 +1,6 @@
 """The command line through its entry point, on results and a pipeline made by hand."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from support.finished import Captrain
 from support.waiting import PATIENCE
 
 from captrain.records import publish_json, publish_text
+
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT / "docs/examples/servicedesk.jsonl"
 
 
 @pytest.fixture
@@ -53,6 +57,63 @@ def test_the_sweep_command_explains_itself(tmp_path: Path) -> None:
     code = "import sys; sys.argv = ['captrain-sweep', '--help']; from captrain.comparison.sweep import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "captrain-sweep -m" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "problem"),
+    [
+        ("--tools-as", "no_such_tool: read\n", "given names no_such_tool, which no rollout has"),
+        ("--scores", "trace_id,reward\nt,1\n", "given gives rewards to traces"),
+        ("--dry-run", "", "--dry-run says what a language model would cost"),
+    ],
+)
+def test_an_option_of_a_diagnosis_that_would_change_nothing_is_refused(
+    option: str, content: str, problem: str, tmp_path: Path, captrain: Captrain
+) -> None:
+    publish_text(tmp_path / "given", content)
+    status, _, err = captrain(tmp_path, "diagnose", str(LOGS), "--out", "out", option, *["given"][: bool(content)])
+    assert status == 2 and err.startswith("error: ") and problem in err, err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_commonest_reason_of_entries_that_do_not_read_is_printed_with_its_count(
+    tmp_path: Path, captrain: Captrain
+) -> None:
+    rows = [json.loads(line) for line in LOGS.read_text().splitlines()]
+    bent = [{**row, "reward": 5} if number < 18 else row for number, row in enumerate(rows)]
+    text = "".join(json.dumps(row) + "\n" for row in [*bent, {**rows[0], "messages": []}])
+    publish_text(tmp_path / "log.jsonl", text)
+    status, out, err = captrain(tmp_path, "diagnose", "log.jsonl", "--out", "out")
+    assert status == 0 and "the reward 5 is not between 0 and 1 (18 of 19 listed)" in out, out + err
+
+
+@pytest.mark.parametrize("name", ["me", "/me", "me/", "a/b/c"])
+def test_a_repository_without_an_owner_is_refused_before_anything_is_written(
+    name: str, project: Path, captrain: Captrain
+) -> None:
+    status, _, err = captrain(project, "push", "adapters", name, "--dry-run", "sent")
+    assert status == 2 and f"{name} is no repository" in err and "OWNER/NAME" in err
+    assert not (project / "sent").exists()
+
+
+def test_a_file_without_an_environment_is_said_to_have_none(
+    committed: Path, tmp_path: Path, captrain: Captrain
+) -> None:
+    publish_text(tmp_path / "e.py", "x = 1\n")
+    status, out, err = captrain(committed, "validate", str(tmp_path / "e.py"), "--out", str(tmp_path / "out"))
+    assert status == 1 and "lacks the class Environment" in " ".join(out.split()) and "KeyError" not in out + err
+
+
+def test_the_page_on_diagnosing_shows_what_a_synthesis_from_it_prints(
+    committed: Path, tmp_path: Path, captrain: Captrain
+) -> None:
+    diagnosis = str(tmp_path / "diagnosis")
+    assert captrain(committed, "diagnose", str(LOGS), "--out", diagnosis)[0] == 0
+    order = ("synthesize", "missing_lookup", "--diagnosis", diagnosis, "--out", str(tmp_path / "environments"))
+    status, out, err = captrain(committed, *order)
+    assert status == 0, err
+    shown = re.search(r"passport: \d+ checks passed", (ROOT / "docs/diagnose.md").read_text())
+    assert shown and shown[0] in out
 
 
 def test_absent_results_name_the_remedy(project: Path, captrain: Captrain) -> None:

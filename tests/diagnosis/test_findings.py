@@ -79,6 +79,65 @@ def test_without_references_the_look_up_that_every_failure_lacks_is_named_and_th
     assert first["subject"] == name and "f0, message 1" in first["example"]
 
 
+def garden(acts: str, has_reference: bool = True) -> list[Chat]:
+    """Chats of a gardener, a letter each: it waters by the valve that the plan of a bed names (w) or by a guess (g),
+    and sells a bed that it may (s) or may not (n) sell."""
+    chats: list[Chat] = []
+    for number, act in enumerate(acts):
+        bed, valve, guess = {"bed": f"bed{number}"}, {"valve": f"valve{number}"}, {"valve": f"valve{number + 100}"}
+        plan, water = ("bed_plan", bed, valve), ("open_valve", bed | valve, {"done": "yes"})
+        lines = ("list_valves", {"row": f"row{number}"}, {"valves": [*valve.values(), *guess.values()]})
+        read, sell = ("get_bed", bed, {"owner": f"owner{number}"}), ("sell_bed", bed, {"done": "yes"})
+        due = {"w": [lines, plan, water], "g": [lines, plan, water], "s": [read, sell], "n": [read]}[act]
+        taken = {"g": [lines, ("open_valve", bed | guess, {"done": "yes"})], "n": [read, sell]}.get(act, due)
+        messages: list[Chat] = [
+            {"role": "user", "content": f"{'Water' if act in 'wg' else 'Sell'} bed{number} in row{number}."}
+        ]
+        for place, (name, arguments, result) in enumerate(taken):
+            answer = {"role": "tool", "tool_call_id": f"c{place}", "content": json.dumps(result)}
+            messages += [message(name, arguments, place), answer]
+        reference = {"reference": [message(name, arguments, place) for place, (name, arguments, _) in enumerate(due)]}
+        messages.append({"role": "assistant", "content": "It is done."})
+        entry: Chat = {"task_id": f"t{number}", "messages": messages, "reward": int(act in "ws")}
+        chats.append(entry | (reference if has_reference else {}))
+    return chats
+
+
+def test_a_skipped_look_up_without_a_verb_in_its_name_is_the_cause_and_the_first_line_of_advice_names_it(
+    tmp_path: Path,
+) -> None:
+    diagnosis = diagnosed(tmp_path, garden("g" * 11 + "w" * 10 + "sn"))
+    causes = {name: (tally.primary, tally.secondary) for name, tally in diagnosis.account.causes.items()}
+    assert causes == {"missing_lookup": (11, 0), "extra_write": (1, 0)}
+    first = advise(diagnosis)[0]
+    assert (first.subject, "in 11 of 12 failures" in first.facts) == ("open_valve: another valve", True)
+    assert 'a line in the prompt: "Call bed_plan before open_valve."' in first.action
+
+
+def test_a_look_up_that_other_changes_need_is_not_blamed_for_a_change_that_passes_without_it(tmp_path: Path) -> None:
+    diagnosis = diagnosed(tmp_path, garden("g" * 14 + "w" * 12 + "n" * 4 + "s" * 3, has_reference=False))
+    assert {name: tally.primary for name, tally in diagnosis.account.causes.items()} == {"missing_lookup": 14}
+    assert diagnosis.account.unexplained == 4
+    [fix] = diagnosis.findings.fixes
+    assert (fix.key[1], fix.counts["failures"]) == ("open_valve without an earlier bed_plan", 14)
+    assert "Call bed_plan before open_valve." in advise(diagnosis)[0].action
+
+
+def test_a_look_up_before_any_change_is_a_need_of_those_changes_that_each_show_it(tmp_path: Path) -> None:
+    chats = garden("g" * 14 + "w" * 12 + "n" * 4 + "s" * 3, has_reference=False)
+    for entry in chats[:7] + chats[14:20]:
+        call = entry["messages"][-3]["tool_calls"][0]["function"]
+        call["name"] = "flood"
+    needs = diagnosed(tmp_path, chats).explanations.needs
+    assert needs is not None
+    found = {
+        lack.need.association.name
+        for rollout in read_logs([tmp_path / "log.jsonl"]).rollouts
+        for lack in needs.of(rollout)[0]
+    }
+    assert found == {"flood without an earlier bed_plan", "open_valve without an earlier bed_plan"}
+
+
 def test_outcomes_by_chance_bring_a_feature_to_light_no_more_often_than_the_level_says(tmp_path: Path) -> None:
     generator, runs = random.Random(0), 40
     rows = [

@@ -320,15 +320,20 @@ def scored(task, messages):
 """
 
 
-def test_a_verdict_of_time_says_whether_the_machine_was_too_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("each", "said"), [(8, "; it waited 8 s for a processor: run again when this machine has less to do"), (0, "")]
+)
+def test_a_verdict_of_time_says_whether_the_machine_was_too_busy_for_this_request(
+    each: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    waits = itertools.count(8, each)  # the 8 s lay before
     monkeypatch.setattr(forkserver, "SECONDS", 0.3)
-    monkeypatch.setattr(forkserver, "waited", lambda _handle: 8.0)
-    with pytest.raises(EnvironmentFault, match="within 0.3 s; it waited 8 s for a processor: run again when"):
+    monkeypatch.setattr(forkserver, "waited", lambda _handle: next(waits))
+    with pytest.raises(EnvironmentFault, match=f"within 0.3 s{said} in step on"):
         attacked(load_confined(program("endless_loop", tmp_path), "none"), "")
 
 
+@pytest.mark.needs("schedstat")
 def test_what_a_process_waited_for_a_processor_is_known() -> None:
     spin = "import os, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); time.sleep(.1)\nwhile True: pass"
     pair = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
@@ -340,7 +345,7 @@ def test_what_a_process_waited_for_a_processor_is_known() -> None:
             process.kill()
             process.wait()
             os.close(handle)
-    assert forkserver.waited() >= 0
+    assert forkserver.waited(-1) == 0
 
 
 @pytest.mark.parametrize("culprit", ["environment", "captrain"])
@@ -369,15 +374,19 @@ def test_a_score_that_raises_leaves_no_process_of_any_episode(
 
 
 @strong
-def test_the_reference_of_a_task_is_asked_for_once_and_nobody_can_change_it(tmp_path: Path) -> None:
+def test_the_reference_of_a_task_is_asked_for_once_while_there_is_room_and_nobody_can_change_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = written(tmp_path, "COUNT = []\nattack = str")
     honest = 'return [{"role": "assistant", "content": ""}]'
     counting = 'COUNT.append(task); return [{"role": "assistant", "content": str(len(COUNT))}]'
     path.write_text(path.read_text().replace(honest, counting))
     target = load_confined(path, "basic", BARE)
-    one, other = target.tasks("training", 2)
+    one, other, third = target.tasks("training", 3)
     target.reference(one)[0]["content"] = "changed"
     assert [target.reference(task)[0]["content"] for task in (one, other, one)] == ["1", "2", "1"]
+    monkeypatch.setattr(sandbox, "CHARACTERS", 1)
+    assert [target.reference(task)[0]["content"] for task in (one, third, one)] == ["1", "3", "4"]
 
 
 @strong
@@ -522,7 +531,7 @@ def test_an_episode_costs_milliseconds(tmp_path: Path) -> None:
         ("raise ValueError('a\\nb')", "does not load: it raised ValueError: a b\n"),
         ("raise SystemExit(3)", "does not load: it raised SystemExit: 3"),
         ("class Environment:\n    name = 'x'\n    open = tools = tasks = 0", "lacks score, reference"),
-        ("pass", "does not load: it raised KeyError: 'Environment'"),
+        ("pass", "lacks the class Environment"),
     ],
 )
 def test_a_file_that_does_not_load_is_a_fault_that_says_why(tmp_path: Path, text: str, said: str) -> None:

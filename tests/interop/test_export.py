@@ -168,6 +168,17 @@ def test_a_file_without_rollouts_is_refused(tmp_path: Path) -> None:
         export_rollouts([tmp_path / "none.jsonl"], "openai", tmp_path / "chats.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"), [('{"messages": []}\n', "line 1 is not a whole Rollout"), ("", "is missing")]
+)
+def test_a_file_that_is_none_of_captrains_is_refused_with_what_to_give(text: str, problem: str, tmp_path: Path) -> None:
+    if text:
+        (tmp_path / "chats.jsonl").write_text(text)
+    with pytest.raises(UserError, match=problem) as refusal:
+        export_rollouts([tmp_path / "chats.jsonl"], "openai", tmp_path / "out.jsonl")
+    assert "captrain diagnose" in refusal.value.remedy and "dvc repro" not in refusal.value.remedy
+
+
 def test_an_export_does_not_replace_its_own_input_nor_any_file_that_is_not_captrains(
     file: Path, tmp_path: Path
 ) -> None:

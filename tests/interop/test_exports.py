@@ -235,6 +235,58 @@ def test_rows_in_memory_are_read_as_a_file_of_them_is(tmp_path: Path) -> None:
         logs_of_rows([ROW, 3])
 
 
+BAD_CALL = {**SHAREGPT, "conversations": [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": "{x"}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem", "remedy"),
+    [
+        (b"", r"no rollout in a\.jsonl: nothing is written there", "write each dialogue like this"),
+        (b" \n\n", r"no rollout in a\.jsonl: nothing is written there", "write each dialogue like this"),
+        (json.dumps(ROW).encode("utf-16"), "it is text in UTF-16", "save it in UTF-8"),
+        (b"\x80\xff\n" * 20, "it is not text in UTF-8, the first line 1", "write each dialogue like this"),
+        (
+            json.dumps({**ROW, "reward": "1"}).encode(),
+            "the reward '1' is not a number",
+            "write each dialogue like this",
+        ),
+        (json.dumps({**ROW, "messages": "Hi"}).encode(), "nearest to chats: its messages is of another", "ToolSandbox"),
+        (json.dumps(BAD_CALL).encode(), r"line 1: a call in the turn '\{x' is not JSON", "mend these entries"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_with_the_file_and_tells_of_formats_only_where_it_is_of_none(
+    content: bytes, problem: str, remedy: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=problem) as refusal:
+        read_logs([tmp_path / "a.jsonl"])
+    assert remedy in refusal.value.remedy
+    assert ("docs/diagnose.md lists" in refusal.value.remedy) == ("ToolSandbox" in remedy)
+
+
+def test_an_empty_document_is_said_to_be_empty_and_a_file_that_is_not_there_has_no_remedy_on_formats(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.json").write_text(" \n")
+    with pytest.raises(UserError, match="the file is empty"):
+        read_logs([tmp_path / "a.json"])
+    with pytest.raises(UserError, match="does not exist") as refusal:
+        read_logs([tmp_path / "b.json"])
+    assert "format" not in refusal.value.remedy
+
+
+def test_scores_for_files_that_hold_no_traces_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "scores.csv").write_text("trace_id,reward\na1,1\n")
+    with pytest.raises(UserError, match=r"scores\.csv gives rewards to traces, and a\.jsonl holds none"):
+        read_logs([lines(tmp_path / "a.jsonl", ROW)], tmp_path / "scores.csv")
+
+
+def test_the_id_of_a_row_of_sharegpt_is_its_task_where_it_names_none(tmp_path: Path) -> None:
+    rows = {**SHAREGPT, "id": 7}, {**SHAREGPT, "id": "a", "task_id": "b"}
+    logs = read_logs([lines(tmp_path / "a.jsonl", *rows)])
+    assert [rollout.task.id for rollout in logs.rollouts] == ["chat/7", "chat/b"]
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

@@ -201,11 +201,23 @@ def test_spans_take_their_rewards_from_a_table_of_scores(name: str, tmp_path: Pa
     scores.write_text("trace_id,reward\nt,1\n")
     logs = read_logs([path], scores)
     assert dialogue(logs) == EXPECTED and [rollout.outcome for rollout in logs.rollouts] == ["passed"]
-    with pytest.raises(UserError, match="there is no reward"):
+    with pytest.raises(UserError, match=r"there is no reward(.|\n)*remedy: give the rewards by --scores FILE"):
         read_logs([path])
     scores.write_text("id,value\nt,1\n")
     with pytest.raises(UserError, match="trace_id,reward"):
         read_logs([path], scores)
+
+
+@pytest.mark.parametrize("scored", ["0x{}", "{}", "0X{}"])
+@pytest.mark.parametrize("named", ["{}", "0x{}"])
+def test_ids_of_traces_are_alike_with_a_prefix_and_without_in_either_case(
+    scored: str, named: str, tmp_path: Path
+) -> None:
+    trace, spans = "00f067aa0ba902b700f067aa0ba902b7", json.dumps(SPANS["OTLP"])
+    (tmp_path / "spans.jsonl").write_text(spans.replace('"t"', json.dumps(named.format(trace))) + "\n")
+    (tmp_path / "scores.csv").write_text(f"trace_id,reward\n{scored.format(trace.upper())},1\n")
+    logs = read_logs([tmp_path / "spans.jsonl"], tmp_path / "scores.csv")
+    assert [rollout.outcome for rollout in logs.rollouts] == ["passed"]
 
 
 def rollout(number: int, *, passed: bool) -> Rollout:

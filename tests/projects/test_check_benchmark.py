@@ -259,11 +259,25 @@ def test_a_score_that_reads_more_than_json_holds_is_found_out(tmp_path: Path, ca
     assert status == 1 and any("reference on calendar/" in problem for problem in problems_in(out)), out
 
 
-def test_an_end_is_seen_at_once_though_what_was_started_goes_on(tmp_path: Path, captrain: Captrain) -> None:
-    leaving = "        import os, time\n        if not os.fork():\n            time.sleep(600)\n        os._exit(3)\n"
-    (tmp_path / "leaving.py").write_text(SOUND.replace("        self.turns += 1\n", leaving))
+AMID_A_MESSAGE = """
+        import sys
+        frame = sys._getframe()
+        while frame.f_code.co_name != "_examine":
+            frame = frame.f_back
+        os.write(frame.f_locals["connection"].fileno(), b"\\0\\0\\1\\0half of it")
+"""
+"""Statements of a process whose thread ends it while it sends a message."""
+
+
+@pytest.mark.parametrize(("name", "before"), [("leaving", ""), ("interrupted", AMID_A_MESSAGE)])
+def test_an_end_is_seen_at_once_though_what_was_started_goes_on(
+    name: str, before: str, tmp_path: Path, captrain: Captrain
+) -> None:
+    leaving = f"        import os, time\n{before}        if not os.fork():\n            time.sleep(600)\n"
+    leaving += "        os._exit(3)\n"
+    (tmp_path / f"{name}.py").write_text(SOUND.replace("        self.turns += 1\n", leaving))
     began = time.monotonic()
-    status, out, _ = captrain(tmp_path, "check-benchmark", "leaving:CalendarDesk", "--tasks", "2", "--limit", "60")
+    status, out, _ = captrain(tmp_path, "check-benchmark", f"{name}:CalendarDesk", "--tasks", "2", "--limit", "60")
     [problem] = problems_in(out)
     assert status == 1 and "step on calendar/" in problem and "ended the process (exit status 3)" in problem
     assert time.monotonic() - began < 120  # its patience is 500 s

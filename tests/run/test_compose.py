@@ -21,10 +21,36 @@ def test_a_setting_without_its_section_is_told_by_its_whole_name(override: str) 
     assert refused.value.remedy == "did you mean selection.delta?"
 
 
-def test_a_misspelt_section_is_not_begun_and_one_that_is_added_is() -> None:
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("machine.benchmarks.tua2.python", "machine.benchmarks.tau2.python"),
+        ("machine.vlm.python", "machine.vllm.python"),
+        ("baselines.grpo_targt.groups_per_step", "baselines.grpo_target.groups_per_step"),
+    ],
+)
+def test_of_a_misspelt_section_the_nearest_is_named_and_how_one_is_begun(key: str, meant: str) -> None:
     with pytest.raises(UserError) as refused:
-        compose("machine.benchmarks.tua2.python=/x")
-    assert "did you mean machine.benchmarks.tau2.python?" in refused.value.remedy
+        compose(f"{key}=2")
+    assert refused.value.remedy.startswith(f"did you mean {meant}?")
+    assert refused.value.remedy.endswith(f" (to begin a section, write +{key}=...)")
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("machine.slurm.minuts=3", "minutes"),
+        ("machine.benchmarks.tau2.pyton=/x", "python"),
+        ("baselines.grpo_target.group_per_step=2", "groups_per_step"),
+    ],
+)
+def test_a_misspelt_setting_of_any_section_is_told_by_the_nearest(override: str, meant: str) -> None:
+    with pytest.raises(UserError, match="there is no setting") as refused:
+        compose("machine=slurm", override)
+    assert refused.value.remedy.startswith(f"did you mean {meant}?")
+
+
+def test_a_section_that_is_added_is_begun() -> None:
     assert compose("+machine.benchmarks.new.python=/x").machine.benchmarks["new"].python == "/x"
 
 

@@ -45,14 +45,16 @@ def running(app: ASGIApp, protection: Protection, places: int = 512) -> Iterator
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
-    while not runner.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    [listening] = runner.servers[0].sockets
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-    yield runner
-    runner.should_exit = runner.force_exit = True
-    thread.join(10)
+    try:
+        while not runner.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        [listening] = runner.servers[0].sockets
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        yield runner
+    finally:
+        runner.should_exit = runner.force_exit = True
+        thread.join(10)
 
 
 @contextmanager
@@ -253,7 +255,8 @@ def test_a_port_that_is_taken_is_one_message(captrain, tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         status, _, err = captrain(tmp_path, "serve", "nowhere", "--port", str(port))  # said before a model is read
-    assert status == 2 and f"captrain serve cannot listen on 127.0.0.1, port {port}" in err
+    assert status == 2
+    assert err.startswith(f"error: captrain serve cannot listen on 127.0.0.1, port {port}: Address already in use\n")
 
 
 def test_every_address_of_a_host_is_listened_on_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +271,13 @@ def test_every_address_of_a_host_is_listened_on_at_one_port(monkeypatch: pytest.
     del entries[:2], entries[1:]
     with pytest.raises(UserError, match=r"cannot listen on many\.example, port 0: "):
         listen_all("many.example", 0)
+
+
+@pytest.mark.needs("ipv6")
+def test_the_address_of_all_takes_ipv4_too() -> None:
+    [channel] = listen_all("::", 0)
+    with channel, socket.create_connection(("127.0.0.1", channel.getsockname()[1]), timeout=PATIENCE):
+        pass
 
 
 def test_a_token_may_hold_letters_beyond_ascii(server: Server) -> None:
@@ -364,7 +374,10 @@ def test_a_connection_that_is_answered_keeps_its_place_however_long_it_takes() -
 @pytest.mark.parametrize("after", [b"", b"Connection: close\r\n"], ids=["kept alive", "closed after it"])
 @pytest.mark.parametrize("parts", [1, 50], ids=["whole", "in parts"])
 def test_an_answer_that_nobody_takes_is_given_up(parts: int, after: bytes) -> None:
+    begun: list[Scope] = []
+
     async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope)
         chunks = [b"x" * 60_000] * parts
         answer = StreamingResponse(iter(chunks)) if parts > 1 else Response(chunks[0])
         await answer(scope, receive, send)
@@ -373,9 +386,35 @@ def test_an_answer_that_nobody_takes_is_given_up(parts: int, after: bytes) -> No
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         channel.connect(address_of(runner))
         channel.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + after + b"\r\n")
-        connections = runner.server_state.connections
-        until(lambda: connections)
-        until(lambda: not connections)
+        until(lambda: begun)
+        until(lambda: not runner.server_state.connections)
+
+
+@pytest.mark.parametrize(
+    ("size", "streams", "after"),
+    [
+        pytest.param(400_000, False, b"", id="whole, kept alive"),
+        pytest.param(400_000, False, b"Connection: close\r\n", id="whole, closed after it"),
+        pytest.param(800_000, True, b"", id="a stream"),
+    ],
+)
+def test_an_answer_that_is_taken_slowly_and_steadily_is_taken_whole(size: int, streams: bool, after: bytes) -> None:
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        content = b"x" * size
+        await (StreamingResponse(iter([content])) if streams else Response(content))(scope, receive, send)
+
+    with running(large, Protection(seconds=1), 3) as runner, ExitStack() as stack, socket.socket() as channel:
+        channel.settimeout(PATIENCE)
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        channel.connect(address_of(runner))
+        channel.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + after + b"\r\n")
+        answer = channel.recv(4096)
+        for _ in range(10):  # They get no place of one that is answered.
+            stack.enter_context(socket.create_connection(address_of(runner), timeout=PATIENCE))
+        while answer.count(b"x") < size:
+            time.sleep(0.02)  # some 200 kB in a second, and all in more than an answer that is left is given
+            answer += (part := channel.recv(4096))
+            assert part
 
 
 def test_an_adapter_s_path_that_is_none_and_one_to_a_device_are_refused(server: Server, adapter: Path) -> None:

@@ -123,6 +123,27 @@ def test_json_is_read_whatever_it_is_called(routed: Callable[..., TestClient]) -
     assert client.post("/v1/chat/completions", content="{").status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("more", "said"), [("NaN", "body: "), ('"\\ud800"', "body: "), ('1, "model": "\\ud800"', "there is no model")]
+)
+def test_what_json_for_the_server_behind_it_cannot_hold_is_refused(
+    routed: Callable[..., TestClient], more: str, said: str
+) -> None:
+    body = f'{{"messages": {json.dumps(ASK)}, "user": {more}}}'
+    answer = routed().post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 404) and said in answer.json()["error"]["message"]
+
+
+def test_a_page_of_others_may_not_ask_and_one_of_this_machine_may(routed: Callable[..., TestClient]) -> None:
+    client, content = routed(Protection(hosts=("localhost", "::1"))), json.dumps({"messages": ASK, "max_tokens": 4})
+    for origin, status in {
+        "http://evil.example": 403, "https://localhost.evil.example:8000": 403, "null": 403, "http://a@localhost": 403,
+        "http://localhost:3000": 200, "http://LOCALHOST": 200, "http://[::1]:3000": 200,
+    }.items():  # fmt: skip
+        headers = {"content-type": "text/plain", "origin": origin}
+        assert client.post("/v1/chat/completions", content=content, headers=headers).status_code == status, origin
+
+
 def test_a_server_behind_it_that_is_down_or_loads_no_adapter_is_told(adapter: Path) -> None:
     def behind(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("models"):

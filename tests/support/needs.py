@@ -7,6 +7,7 @@ anything outside of .venv, `make test-all` runs it; either skips, with the reaso
 
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,6 +74,11 @@ NEEDS: dict[str, Need] = {
         "seccomp is not to be had here",
     ),
     "landlock": present(lambda: "landlock" in active_confinement(BARE).layers, "Landlock is not to be had here"),
+    "ipv6": present(socket.has_dualstack_ipv6, "this machine has no IPv6"),
+    "schedstat": present(
+        lambda: hasattr(os, "pidfd_open") and Path("/proc/self/schedstat").exists(),
+        "the system does not tell how long a process waits",
+    ),
     "bubblewrap": present(lambda: "bubblewrap" in active_confinement().layers, "bubblewrap does not work here"),
     "no-root": present(os.geteuid, "root writes into any folder"),
     "proc": present(Path("/proc/self/stat").exists, "there is no /proc to read"),

@@ -352,9 +352,10 @@ class Server(Replica):
             except TransientFault:
                 self.mend(starts)
                 if self.place.starts == starts:
-                    if folder is None:
-                        raise
-                    self._load(name, folder)
+                    if folder is not None:
+                        self._load(name, folder)
+                    elif self._check(name, str(before[name])):
+                        raise  # Had only its answer been lost, the adapter would be gone.
         except BaseException as fault:
             self.adapters = before
             if not isinstance(fault, TransientFault):
@@ -362,7 +363,8 @@ class Server(Replica):
             raise UserError(
                 f"{self._label} does not {f'take adapter {name} from {folder}' if folder else f'let go of {name}'} "
                 f"({fault})",
-                f"see {self.place.log}; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}",
+                f"see {self.place.log}"
+                + (f"; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}" if folder else ""),
             ) from None
 
     def _load(self, name: str, folder: Path) -> None:

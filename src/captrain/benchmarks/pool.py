@@ -158,7 +158,9 @@ class Pool:
             return True
         problem = ""
         try:
-            worker.exchange("hello", {}, self._start_timeout)
+            reply = worker.exchange("hello", {}, self._start_timeout)
+            if reply.get("error", {}).get("refused"):
+                self.result("hello", reply)
             worker.ready = True
         except InfrastructureError:
             words = "".join(f"\n    {line}" for line in worker.last_words())

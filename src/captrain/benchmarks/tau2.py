@@ -101,13 +101,17 @@ class Tau2(WorkerBenchmark):
     def tools(self) -> list[JsonObject]:
         """The tools of all domains; an episode has its own domain's. Where domains word the same tool differently, as
         airline and retail do, the first domain's wording stands."""
-        schemas: dict[str, JsonObject] = {}
+        schemas: dict[str, tuple[str, JsonObject]] = {}
         for domain in self.domains:
             for tool in self.pool.call("tools", domain=domain)["tools"]:
                 name = tool["function"]["name"]
-                if _unworded(schemas.setdefault(name, tool)) != _unworded(tool):
-                    raise ValueError(f"tool {name} takes other arguments in {domain} than in {', '.join(self.domains)}")
-        return [*schemas.values()]
+                first, schema = schemas.setdefault(name, (domain, tool))
+                if _unworded(schema) != _unworded(tool):
+                    raise UserError(
+                        f"benchmark tau2: tool {name} takes other arguments in {domain} than in {first}",
+                        f"play them apart: benchmark.domains=[{domain}]",
+                    )
+        return [tool for _, tool in schemas.values()]
 
     @cached_property
     def _tasks_of_domains(self) -> JsonObject:

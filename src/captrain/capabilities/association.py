@@ -53,7 +53,7 @@ PHRASES = {
         "{0} repeated with equal arguments",
         "Never repeat {0} with the same arguments.",
     ),
-    "before": Phrase("{0} before the first change", "a change without an earlier {0}", "Call {0} before any change."),
+    "before": Phrase("{0} before the first change", "a change without an earlier {0}"),
     "followed": Phrase("{0} followed by {1}", "{0} not followed by {1}", "Call {1} after {0}."),
     "called": Phrase("{0} called", "{0} never called", "Do not close before {0} is called."),
     "asked": Phrase(

@@ -11,9 +11,10 @@ looked at, however many arguments the look-up takes and whatever it calls them.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import product
 
 from captrain.benchmarks import Replay, Worlds
-from captrain.capabilities.alignment import Act, Kind, Toolbox, acts_of, kind_of, leaves
+from captrain.capabilities.alignment import Act, Kind, Toolbox, acts_of, kind_of, leaves, text_of
 from captrain.contract import calls_of
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout
@@ -53,24 +54,37 @@ def learn_toolbox(
     tool_kinds: dict[str, str] = {
         tool: "read" for tool in observed.telling - observed.closing if observed.spared[tool] >= PASSES
     }
+    deciding = dict.fromkeys(observed.deciding, "read")
     if worlds is not None and world is not None:
         replayed = _kinds_by_replay(rollouts, worlds, toolbox.schemas.keys() - toolbox.declared.keys())
         # A look-up may leave a trace that a check asks for, but a change tells little.
         tool_kinds |= {tool: kind for tool, kind in replayed.items() if kind == "read" or tool not in observed.telling}
-    tool_kinds = {tool: kind for tool, kind in tool_kinds.items() if kind_of(tool) != "handover"} | toolbox.declared
+        deciding = {tool: kind for tool, kind in deciding.items() if replayed.get(tool) != "write"}
+    tool_kinds = {t: kind for t, kind in (deciding | tool_kinds).items() if kind_of(t) != "handover"} | toolbox.declared
     return Toolbox(tools, tool_kinds, _keys(rollouts, Toolbox(tools, tool_kinds, {}, observed.fields)), observed.fields)
+
+
+Feed = tuple[str, str, str]
+"""A tool whose answer gives a value, the tool of a later call that takes it, and the argument."""
 
 
 @dataclass
 class _Observed:
     """Evidence of tools in rollouts: the fields that each has always returned, its answers (so many as matter) without
     what it was told, and in how many rollouts that passed it was left out where the reference calls it, or without a
-    reference came before another; `closing` are the tools that such a rollout called last, as it does a change."""
+    reference came before another; `closing` are the tools that such a rollout called last, as it does a change.
+
+    `fed` counts the rollouts that passed in which an argument of a call had its value from a tool's answer, `misled`
+    the failed ones that leave the tool out and give the argument another value than the reference, and `final` are the
+    tools with which a reference ends, or a rollout that passed."""
 
     fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     spared: Counter[str] = field(default_factory=Counter[str])
     closing: set[str] = field(default_factory=set[str])
+    fed: Counter[Feed] = field(default_factory=Counter[Feed])
+    misled: Counter[Feed] = field(default_factory=Counter[Feed])
+    final: set[str] = field(default_factory=set[str])
 
     def add(self, rollout: Rollout, toolbox: Toolbox) -> None:
         """Count a rollout in."""
@@ -85,11 +99,46 @@ class _Observed:
             if not rollout.reference:
                 self.spared.update({act.tool for act in acts} - {acts[-1].tool})
                 self.closing.add(acts[-1].tool)
+            self.fed.update(_fed(acts))
+            self.final.add(acts[-1].tool)
+        if goals := acts_of(rollout.reference, toolbox):
+            self.final.add(goals[-1].tool)
+            skipped = _tools(rollout.reference) - _tools(rollout.messages) if rollout.outcome == "failed" else ()
+            for tool, (later, name) in product(skipped, _misled(acts, goals) if skipped else ()):
+                self.misled[tool, later, name] += 1
 
     @property
     def telling(self) -> set[str]:
         """Tools that answer with values that they were not told, not the same ones each time."""
         return {tool for tool, answers in self.answers.items() if len(answers) >= VARIED}
+
+    @property
+    def deciding(self) -> set[str]:
+        """Telling tools whose answer decides an argument of a later call that is made, with another value, without
+        them: what a change has created, a call is refused without."""
+        feeds = [feed for feed, count in self.misled.items() if min(count, self.fed[feed]) >= PASSES]
+        return {tool for tool, _, _ in feeds} & self.telling - self.final
+
+
+def _fed(acts: Sequence[Act]) -> set[Feed]:
+    """Feeds by values that a tool was not told itself."""
+    feeds, sources = set[Feed](), dict[str, set[str]]()
+    for act in [act for act in acts if not act.failed]:
+        for name, value in act.arguments.items():
+            feeds |= {(tool, act.tool, name) for leaf in leaves(value) for tool in sources.get(leaf, ())}
+        for leaf in {*leaves(act.result)} - {*leaves(act.arguments)}:
+            sources.setdefault(leaf, set()).add(act.tool)
+    return feeds
+
+
+def _misled(acts: Sequence[Act], goals: Sequence[Act]) -> set[tuple[str, str]]:
+    """Tools of the reference that took a value which it gives them nowhere, with the argument."""
+    due, actual = (
+        {(act.tool, name, text_of(value)) for act in side if not act.failed for name, value in act.arguments.items()}
+        for side in (goals, acts)
+    )
+    names = {(tool, name) for tool, name, _ in due}
+    return {(tool, name) for tool, name, _ in actual - due} & names
 
 
 def _tools(messages: Iterable[Message]) -> set[str]:

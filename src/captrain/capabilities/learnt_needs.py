@@ -16,6 +16,7 @@ from captrain.capabilities.association import LEVEL, Association, Key, Tally, Tr
 from captrain.capabilities.calls import order_traits, place_of, sourced_calls
 from captrain.capabilities.registry import KINDS
 from captrain.records import Rollout
+from captrain.statistics import fisher
 
 LUCKY = 0.2
 """Share of the passed rollouts that may do without what is needed: guesses may be right."""
@@ -82,7 +83,18 @@ class Needs:
             is_sure = row.p_holm <= LEVEL and row.excess > 0 and row.passed[0] <= LUCKY * row.passed[1]
             kind, goes_with_failing = self._kind(row.key)
             if is_sure and row.holds == goes_with_failing:
-                yield Need(kind, row)
+                rows = self._of_changes(tally, row) if row.key[0] == "before" else [row]
+                yield from (Need(kind, row) for row in rows)
+
+    def _of_changes(self, tally: Tally, row: Association) -> Iterator[Association]:
+        """Divide the need of a look-up before any change into those changes that, each by itself, go with it."""
+        for key, (base, cell) in tally.features.items():
+            if key[0] == "after" and key[2] == row.key[1]:
+                whole = tally.bases[base]
+                failed, passed = (whole.failed - cell.failed, whole.failed), (whole.passed - cell.passed, whole.passed)
+                part = row._replace(key=key, base=base, failed=failed, passed=passed, p=fisher(failed, passed)[0])
+                if part.p <= LEVEL and part.excess > 0 and passed[0] <= LUCKY * passed[1]:
+                    yield part
 
     def _kind(self, key: Key) -> tuple[str, bool]:
         """The kind of cause that a feature, or else its absence, is a sign of; "" where it is none of any."""
@@ -154,8 +166,6 @@ class Needs:
             key, message = need.association.key, last
             if key[0] == "described":
                 message = self._described(rollout)[key[1]][0]
-            elif key[0] == "before":
-                message = next(call.message for call in calls if call.kind == "write")
             elif need.kind not in ("missing_write", "missing_escalation"):
                 message = place_of(key, calls).message
             lacks.setdefault((need.kind, *_subject(key)), Lack(need, message))

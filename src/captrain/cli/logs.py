@@ -42,7 +42,7 @@ def diagnose(
         bool, typer.Option(help="Keep in all that is written what looks like a key in the logs, and is redacted else.")
     ] = False,
     benchmark: Annotated[str, typer.Option(help="Whose tasks they are: a world's, or the project's.")] = "",
-    tools_as: Annotated[Path | None, typer.Option(help="YAML or JSON of tool: read, write or handover.")] = None,
+    tools_as: Annotated[Path | None, typer.Option(help="YAML or JSON of tool: read, write, handover or think.")] = None,
     clauses: Annotated[Path | None, typer.Option(help="YAML of policy clauses that records can decide.")] = None,
     analyst: Annotated[
         AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")
@@ -57,6 +57,8 @@ def diagnose(
     """Diagnose an agent's logs: why its rollouts failed, and what it lacks; causes, a ranking, reports."""
     require_folder(out)
     require_apart(out)
+    if dry_run and analyst != "openai":
+        raise UserError("--dry-run says what a language model would cost, and none is asked", "add --analyst openai")
     selection = Selection(
         delta=delta,
         coverage=coverage,
@@ -78,6 +80,13 @@ def diagnose(
             print_all(*lines, f"{out / 'selection.json'} has the account")
         return
     target, machine = benchmark_of_project(benchmark)
+    kinds = diagnosis.read_kinds(tools_as) if tools_as else {}
+    tools = [tool["function"]["name"] for tool in (*logs.tools, *(target.declared_tools if target else ()))]
+    if unknown := [name for name in kinds if name not in tools]:
+        raise UserError(
+            f"{tools_as} names {', '.join(unknown)}, which no rollout has",
+            f"name tools of the logs: {', '.join(sorted({*tools})) or 'there are none'}",
+        )
     with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:
         outcome = diagnosis.diagnose(
             logs,
@@ -86,7 +95,7 @@ def diagnose(
             count=count,
             seed=seed,
             worlds=worlds,
-            kinds=diagnosis.read_kinds(tools_as) if tools_as else None,
+            kinds=kinds,
             clauses=[diagnosis.read_clauses(clauses)] if clauses else [],
         )
     advice = diagnosis.advise(outcome, out)

@@ -23,7 +23,8 @@ def serve(
         str, typer.Option("--token-env", help="Environment variable with the token that requests must bear.")
     ] = "",
     hosts: Annotated[
-        list[str] | None, typer.Option("--allowed-host", help="Further name of this server, repeatable.")
+        list[str] | None,
+        typer.Option("--allowed-host", help="Further name of this server, or of pages that may ask it, repeatable."),
     ] = None,
     folders: Annotated[
         list[Path] | None, typer.Option("--adapters-from", help="Folder that requests may load from, repeatable.")

@@ -85,7 +85,10 @@ def _counts(row: Association) -> str:
 
 def _about_fix(fix: Fix, failures: int, training: Mapping[str, str]) -> Advice:
     causes = [cause for cause, _ in fix.causes.most_common(1)]
-    lines = [line for line in (prompt_line(fix.key), *(KINDS[cause].line for cause in causes)) if line]
+    is_skipped = causes == ["missing_lookup"] and fix.key[0] in ("equal", "beyond")
+    skipped = [tool for tool, _ in fix.lookups.most_common(1)] if is_skipped else []
+    orders = [prompt_line(("after", fix.key[1], tool)) for tool in skipped]
+    lines = [line for line in (*orders, prompt_line(fix.key), *(KINDS[cause].line for cause in causes)) if line]
     action = f'a line in the prompt: "{lines[0]}"' if lines else TRAINED
     if fix.key == REFERENCE:
         action = "read these references in suspects.jsonl, and correct those that are wrong"

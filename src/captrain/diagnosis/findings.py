@@ -26,6 +26,7 @@ from captrain.capabilities import (
     Tally,
     Toolbox,
     Traits,
+    calls_in,
     differing,
     has_solution,
     is_value,
@@ -63,14 +64,15 @@ END = "(end)"
 
 
 class Fault(Record):
-    """A step whose repair may turn a failure into a pass, by the key of its feature, where it shows, and whether replay
-    has proven it."""
+    """A step whose repair may turn a failure into a pass, by the key of its feature, where it shows, whether replay has
+    proven it, and the tool of the look-up that was skipped, "" where the evidence names none."""
 
     key: Key
     message: int
     evidence: str
     proven: bool = False
     quote: str = ""
+    lookup: str = ""
 
 
 class Played(Record):
@@ -87,14 +89,16 @@ class Played(Record):
 @dataclass
 class Fix:
     """A step or decision: in how many failures it differs, in how many it alone does, in how many replay has proven
-    that the repair is needed (`counts`); the primary causes of these failures, the values of their tasks, the kinds of
-    task that are over-represented among them with how many they are, and one failure."""
+    that the repair is needed (`counts`); the primary causes of these failures, the look-ups that were skipped, the
+    values of their tasks, the kinds of task that are over-represented among them with how many they are, and one
+    failure."""
 
     key: Key
     place: str
     example: Fault
     counts: Counter[str] = field(default_factory=Counter[str])
     causes: Counter[str] = field(default_factory=Counter[str])
+    lookups: Counter[str] = field(default_factory=Counter[str])
     values: Counter[Key] = field(default_factory=Counter[Key])
     kinds: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
@@ -159,10 +163,14 @@ class Collection:
         if not faults and row.causes:
             cause = row.causes[0]
             faults = [Fault(key=("cause", cause.cause), message=cause.message, evidence=cause.evidence)]
+        reads = [call for call in calls_in(rollout.reference, self._toolbox) if call.kind == "read"]
         quoted = [
-            fault.model_copy(update={"quote": quote_of(rollout.messages[fault.message])})
-            if fault.message < len(rollout.messages)
-            else fault
+            fault.model_copy(
+                update={
+                    "quote": "".join(map(quote_of, rollout.messages[fault.message : fault.message + 1])),
+                    "lookup": next((read.tool for read in reads if str(read) in fault.evidence), ""),
+                }
+            )
             for fault in faults
         ]
         cause, values = row.primary.cause if row.primary else None, [*tasks.holding]
@@ -178,16 +186,20 @@ class Collection:
         for (content,) in self._database.execute("SELECT content FROM played WHERE failed ORDER BY rowid"):
             record = Played.model_validate_json(content)
             traits, faults = order_traits(record.calls), record.faults
+            changes = [call for call in record.calls if call.kind == "write"]
             for row in [row for row in sure if traits.shows(row) and record.calls]:
                 call = place_of(row.key, record.calls)
                 examples.setdefault(row.key, f"{record.place}, message {call.message}: {call}")
-                if not record.faults or record.faults[0].key[0] == "cause":
+                # A look-up that other changes need, and the reason of their failures, is no reason of this one's.
+                is_lookup = row.key[0] == "called" and not row.holds and self._toolbox.kind(row.key[1]) == "read"
+                if not (is_lookup and changes) and (not record.faults or record.faults[0].key[0] == "cause"):
                     faults = [_fault_of(row, call.message, row.name).model_copy(update={"quote": str(call)})]
             keys = {fault.key: fault for fault in reversed(faults)}
             for key, fault in keys.items():
                 fix = fixes.setdefault(key, Fix(key, record.place, fault))
                 fix.counts.update(failures=1, alone=len(keys) == 1, proven=fault.proven)
                 fix.causes.update([record.cause] if record.cause else [])
+                fix.lookups.update([fault.lookup] if fault.lookup else [])
                 fix.values.update(record.values)
         first = sorted(fixes.values(), key=lambda fix: (-fix.counts["failures"], -fix.counts["alone"], fix.key))[:FIXES]
         for fix in first:

@@ -54,6 +54,8 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         f"contrasted: {account.passed} passed, {account.failed} failed; left out: {standings['suspect']} of suspect "
         f"references, {standings['spoilt'] + standings['error']} as faults of infrastructure or simulator",
     ]
+    for reason, count in Counter(entry.reason for entry in diagnosis.logs.skipped).most_common(1):
+        lines.append(f"not readable, most often: {reason} ({count} of {len(diagnosis.logs.skipped)} listed)")
     fixes = [entry for entry in advice if entry.facts]
     lines += ["What to fix first" if fixes else "What to do next"] if advice else []
     for number, entry in enumerate(fixes or advice, start=1):

@@ -26,7 +26,6 @@ from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
 from captrain.environments.loading import reopened
 from captrain.environments.sandbox.confined import ChatMessage, ConfinedEnvironment
-from captrain.environments.sandbox.forkserver import waited
 from captrain.errors import EnvironmentFault
 from captrain.records import (
     Check,
@@ -176,7 +175,7 @@ class Subject:
             constants = [node.value for node in ast.walk(ast.parse(self.text)) if isinstance(node, ast.Constant)]
             self.text = "\n".join([self.text, *(value for value in constants if isinstance(value, str))])
         self._key, self._seconds, self._machine = digest("passport", bytes_digest(source), seed), seconds, machine
-        self.end, self._waited = None if seconds is None else time.monotonic() + seconds, waited()
+        self.end = None if seconds is None else time.monotonic() + seconds
         self.task_id = ""
         """The task last asked about: a fault is its."""
         self._answers: dict[tuple[str, str], Any] = {}
@@ -199,10 +198,8 @@ class Subject:
             EnvironmentFault: the examination has taken as long as it may.
         """
         if self.end is not None and time.monotonic() > self.end:
-            idle = waited() - self._waited
-            busy = f", {idle:.0f} s of which it waited for a processor" if idle > 1 else ""
             raise EnvironmentFault(
-                f"the examination was ended after {self._seconds:g} s (environments.seconds){busy}",
+                f"the examination was ended after {self._seconds:g} s (environments.seconds)",
                 "make the environment faster, or its tasks less; on a busy machine, raise environments.seconds",
             )
 

@@ -24,6 +24,10 @@ Format = Literal["inspect", "openai"]
 NO_TIME = "1970-01-01T00:00:00+00:00"
 ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can hold."""
+REMEDY = (
+    "give a file of captrain's rollouts (artifacts/rollouts/*.jsonl, or rollouts.jsonl of a diagnosis); "
+    "`captrain diagnose` reads other formats"
+)
 DETAILS = 1000
 """Characters of a text that Inspect keeps in its list of samples."""
 
@@ -46,7 +50,7 @@ def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
     if any(out.resolve() == file.resolve() for file in files):
         raise UserError(f"{out} is read, and would be replaced by what is made of it", "name another file with --out")
     # Arms that act alike share rollouts, and a file holds these once for each.
-    rollouts = [*{rollout.id: rollout for path in files for rollout in load(path, Rollout)}.values()]
+    rollouts = [*{rollout.id: rollout for path in files for rollout in load(path, Rollout, REMEDY)}.values()]
     if not rollouts:
         raise UserError(f"there are no rollouts in {', '.join(map(str, files))}", "give files that hold some")
     if to == "openai":

@@ -208,13 +208,10 @@ class Endpoint:
         import httpx2
         import openai
 
-        timeout = self.timeout
-
         class Bounded(openai.DefaultHttpxClient):
             def send(self, request: httpx2.Request, **_: object) -> httpx2.Response:
                 start, body = time.monotonic(), bytearray()
-                # A single request may be given longer.
-                limit = max(timeout, request.extensions["timeout"]["read"] or 0.0)
+                limit = request.extensions["timeout"]["read"]  # A single request may be given another one.
                 # Redirections are not followed: their answers would be read unbounded.
                 with closing(super().send(request, stream=True, follow_redirects=False)) as answer:
                     if answer.headers.get("content-encoding", "identity") not in PACKINGS:
@@ -231,7 +228,9 @@ class Endpoint:
 
         url, secret = self._url(), self._secret
         http = Bounded(headers={"Accept-Encoding": "gzip"}, trust_env=self.proxied)
-        return openai.OpenAI(base_url=url, api_key=secret, max_retries=self.retries, timeout=timeout, http_client=http)
+        return openai.OpenAI(
+            base_url=url, api_key=secret, max_retries=self.retries, timeout=self.timeout, http_client=http
+        )
 
     def _url(self) -> str:
         url = _value(self.endpoint, "the base URL of the endpoint", "such as http://localhost:8000/v1")

@@ -106,8 +106,9 @@ def check_benchmark(
                 continue
             try:
                 message: tuple[Problem, BenchmarkReport] | BenchmarkReport | UserError = near.recv()
-            except EOFError:
-                process.join(patience)
+            except (EOFError, OSError):  # the latter amid a message
+                while process.is_alive() and time.monotonic() < latest:
+                    time.sleep(0.05)  # join would wait for all that it started
                 break
             if isinstance(message, UserError):
                 raise message
@@ -137,6 +138,7 @@ def check_benchmark(
 def _examine(connection: Connection, target: str, settings: Mapping[str, object], tasks: int, limit: float) -> None:
     """Check everything, and send each call before it is made, then the report or the error."""
     os.setsid()
+    os.register_at_fork(after_in_child=connection.close)  # or a message that its end cuts off would not end
     try:
         environment = load_environment_class(target, settings)
         report = BenchmarkReport(str(getattr(environment, "name", "")))

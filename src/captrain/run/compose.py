@@ -9,6 +9,7 @@ Nothing is known of settings, their types and ranges: they are the schema's (`ca
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import yaml
@@ -75,8 +76,11 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
             group, section = key.partition(".")[0], key.rpartition(".")[0] or key
             near = [name for name in names if name.endswith(f".{key.rpartition('.')[2]}")]
             if near and not (key[0] == "+" or section in names or nested(group, defaults.get(group))):
+                best = max(near, key=lambda name: SequenceMatcher(None, name, key).ratio())
                 raise UserError(
-                    f"override {excerpt(text)!r}: there is no setting {excerpt(key)}", alternatives(near[0], near)
+                    f"override {excerpt(text)!r}: there is no setting {excerpt(key)}",
+                    alternatives(best, near)
+                    + (f" (to begin a section, write +{excerpt(key)}=...)" if group in defaults else ""),
                 ) from None
         data = _merged(conf_dir, [*texts, *(f"++{text.lstrip('+')}" for text in settings)])
     # Settings that conf/ gives to a class which an override replaces are dropped. Where benchmark._target_=mine:Desk

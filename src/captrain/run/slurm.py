@@ -72,8 +72,7 @@ def _told_of_the_end(requeues: int) -> Iterator[None]:
                 handler(number, frame)
         except UncompletedJobError:
             # SystemExit, because the function that is interrupted may take any other exception for its own.
-            print(f"not queued again: this has happened {requeues} times (machine.slurm.requeues)", flush=True)
-            raise SystemExit(1) from None
+            raise SystemExit(f"not queued again: this has happened {requeues} times (machine.slurm.requeues)") from None
 
     for number in previous:
         signal.signal(number, note)

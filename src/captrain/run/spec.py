@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
@@ -343,8 +344,8 @@ def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
         section: Any = kind
         for part in unknown[:-1]:
             field = getattr(section, "model_fields", {}).get(part)
-            inner = (GrpoSettings,) if section is Baselines else get_args(section)
-            section = field.annotation if field else inner[-1]
+            section = field.annotation if field else GrpoSettings if section is Baselines else get_args(section)[-1]
+            section = get_args(section)[0] if NoneType in get_args(section) else section  # slurm: Slurm | None
         remedy = alternatives(str(unknown[-1]), section.model_fields)
     raise UserError(source + "; ".join(problem_text(problem) for problem in problems), remedy)
 

@@ -29,15 +29,16 @@ WILDCARDS = ("", "0.0.0.0", "::")
 OPEN_PATHS = ("/health",)
 """Paths that need no token."""
 HOST = re.compile(r"\[?([^:]*|[\w:.%]+)\]?(:\d*)?")
-"""A Host header: a name or an address, and a port; all but the port is the name, whatever a URL would make of it."""
+"""A Host header, or an Origin behind its scheme: a name or an address, and a port; all but the port is the name,
+whatever a URL would make of it."""
 
 
 @dataclass(frozen=True)
 class Protection:
     """Bounds of requests.
 
-    token: that they must bear; "" for none. hosts: names that the server may be asked for by; empty for any.
-    most: bytes of a body. seconds: until a request has come in whole.
+    token: that they must bear; "" for none. hosts: names that the server may be asked for by, and of pages that may
+    ask; empty for any. most: bytes of a body. seconds: until a request has come in whole.
     """
 
     token: str = ""
@@ -137,13 +138,19 @@ class Protected:
         await answer(scope, replay, send)
 
     def _require_allowed(self, headers: Mapping[bytes, bytes], path: str) -> None:
-        """Raise HTTPException where a request is for another server, bears no token, or says that it is too long."""
-        header = headers.get(b"host", b"").decode("latin-1").strip().lower()
-        host = parts[1] if (parts := HOST.fullmatch(header)) else ""
+        """Raise HTTPException where a request is for another server, from a page of others, bears no token, or says
+        that it is too long."""
+        header, origin = (headers.get(name, b"").decode("latin-1").strip().lower() for name in (b"host", b"origin"))
+        host, page = (
+            parts[1] if (parts := HOST.fullmatch(text)) else "" for text in (header, origin.partition("://")[2])
+        )
         token, hosts = self._protection.token, self._protection.hosts
         # Names can be made to lead here from a page of others, and with a token a number cannot.
         if hosts and host not in hosts and not (token and _address(host)):
             raise HTTPException(421, f"this server is not {header[:100]}: name it by --allowed-host")
+        # A browser sends a page's plain POST to any server, and says whose page it is.
+        if hosts and origin and page not in hosts:
+            raise HTTPException(403, f"pages of {origin[:100]} may not ask: name their host by --allowed-host")
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         # Letters beyond ASCII are sent in UTF-8, by some clients in Latin-1, and the environment may hold either.
         forms = (bearer.strip(), bearer.strip().decode("latin-1").encode())
@@ -169,12 +176,10 @@ class Protected:
 
 
 class PunctualProtocol(H11Protocol):
-    """A connection that holds its place only while an answer to it is made: within the time that uvicorn gives to later
-    requests the lines before a body must come, and what is left of an answer be taken; one that is being made is given
-    up where nothing of it is taken for three times that. A new connection, where there are as many as may be, gets the
-    place of the one that has waited longest for the rest of its request."""
-
-    _stall: asyncio.TimerHandle
+    """A connection that holds its place only while an answer to it is made, or taken: the lines before a body must come
+    within the time that uvicorn gives to later requests, and some of what an answer has left be taken in each such
+    time. A new connection, where there are as many as may be, gets the place of the one that has waited longest for the
+    rest of its request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See `asyncio.Protocol`."""
@@ -182,13 +187,15 @@ class PunctualProtocol(H11Protocol):
         idle = {
             timer.when(): connection
             for connection in self.connections
-            if isinstance(connection, PunctualProtocol) and (timer := connection.timeout_keep_alive_task)
+            if isinstance(connection, PunctualProtocol)
+            and (timer := connection.timeout_keep_alive_task)
+            and not connection.transport.get_write_buffer_size()
         }
         if idle and self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
             oldest = idle[min(idle)]
             oldest.timeout_keep_alive_task = None  # Its place is given once.
             oldest.transport.abort()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._wait()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -198,26 +205,36 @@ class PunctualProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """See `H11Protocol`."""
         super().on_response_complete()
+        self._wait()
         self._unset_keepalive_if_required()  # There may be the next request.
-        if self.transport.is_closing():  # once the rest is taken
-            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
         super().pause_writing()
-        self._stall = self.loop.call_later(3 * self.timeout_keep_alive, self.transport.abort)
+        self._wait()
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
         super().resume_writing()
-        self._stall.cancel()
+        self._unset_keepalive_if_required()
 
     def _unset_keepalive_if_required(self) -> None:
-        """See `H11Protocol`: only a whole request ends the wait for it."""
-        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+        """See `H11Protocol`: only a whole request ends the wait for it, and none that for a reader."""
+        if self.cycle and not (self.cycle.response_complete or self.cycle.more_body or self.flow.write_paused):
             super()._unset_keepalive_if_required()
 
-    def timeout_keep_alive_handler(self) -> None:
-        """See `H11Protocol`: a body has a time of its own, that of `Protected`, and closing would wait for a reader."""
-        if self.cycle is None or self.cycle.response_complete:
+    def _wait(self) -> None:
+        """Begin to wait: for the client to send, or to take what is left."""
+        super()._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler, self.transport.get_write_buffer_size()
+        )
+
+    def timeout_keep_alive_handler(self, before: int = 0) -> None:
+        """See `H11Protocol`: a body has a time of its own, that of `Protected`, and closing would wait for a reader;
+        one who takes some of what was left before is given time again."""
+        size = self.transport.get_write_buffer_size()
+        if size < before:
+            self._wait()
+        elif size or self.cycle is None or self.cycle.response_complete:
             self.transport.abort()

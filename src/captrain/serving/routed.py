@@ -68,11 +68,14 @@ class RoutedEndpoint:
         except ValidationError as error:
             raise HTTPException(400, f"messages: {error.errors()[0]['msg']}") from None
         if body.get("model", self.name) != self.name:
-            raise HTTPException(404, f"there is no model {body['model']}; there is {self.name}")
+            raise HTTPException(404, f"there is no model {body['model']!r}; there is {self.name}")
         try:
             arm = await asyncio.to_thread(self.choose, messages)
             model = await self._served(arm)
-            request = self.upstream.build_request("POST", "chat/completions", json={**body, "model": model})
+            try:
+                request = self.upstream.build_request("POST", "chat/completions", json={**body, "model": model})
+            except ValueError as error:  # NaN, or half a character
+                raise HTTPException(400, f"body: {error}") from None
             answer = await self.upstream.send(request, stream=True)
         except UserError as error:
             raise HTTPException(502, str(error)) from None

@@ -33,7 +33,7 @@ from captrain.serving.openai_schemas import (
 from captrain.serving.protection import Protected, Protection, PunctualProtocol, new_application
 
 CONNECTIONS = 512
-"""Connections at a time; more are refused."""
+"""Connections at a time, the one included that takes the place of the idlest, or is refused where none is idle."""
 TOKENS = 512
 """Tokens of an answer where the request does not limit them."""
 BATCH = 64
@@ -168,7 +168,13 @@ def listen_all(host: str, port: int) -> list[socket.socket]:
         for family, address in dict.fromkeys((entry[0], entry[4]) for entry in entries):
             free = channels[0].getsockname()[1] if channels else port
             try:
-                channels.append(socket.create_server((address[0], free, *address[2:]), family=family))
+                channels.append(
+                    socket.create_server(
+                        (address[0], free, *address[2:]),
+                        family=family,
+                        dualstack_ipv6=address[0] == "::" and socket.has_dualstack_ipv6(),
+                    )
+                )
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise  # but localhost is ::1, too, where there is no IPv6
@@ -178,7 +184,8 @@ def listen_all(host: str, port: int) -> list[socket.socket]:
         for channel in channels:
             channel.close()
         raise UserError(
-            f"captrain serve cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}",
+            f"captrain serve cannot listen on {host}, port {port}: "
+            f"{str(getattr(error, 'strerror', None) or error).partition(' (while')[0]}",
             "choose another --host or --port",
         ) from None
     return channels

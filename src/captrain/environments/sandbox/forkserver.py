@@ -355,12 +355,11 @@ def _forget_servers() -> None:
 os.register_at_fork(after_in_child=_forget_servers)
 
 
-def waited(handle: int = -1) -> float:
-    """Tell for how many seconds a process, or this one, was ready to run and had no processor; 0 where the system does
+def waited(handle: int) -> float:
+    """Tell for how many seconds of its life a process was ready to run and had no processor; 0 where the system does
     not tell."""
     with suppress(OSError, ValueError, IndexError):
-        text = Path(f"/proc/self/fdinfo/{handle}").read_text() if handle >= 0 else "Pid: self"
-        pid = text.partition("Pid:")[2].split()[0]
+        pid = Path(f"/proc/self/fdinfo/{handle}").read_text().partition("Pid:")[2].split()[0]
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
@@ -460,18 +459,19 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
     patience = SECONDS if end is None else min(SECONDS, end - time.monotonic())
     if patience <= 0:
         raise Misbehaviour("took as long as it may in all")
+    child = worker.process
+    assert isinstance(child, ConfinedProcess)
+    before = child.waited or waited(child._handle)
     try:
         with worker.lock:
             reply = worker.exchange(op, arguments, patience)
     except InfrastructureError:
-        child = worker.process
-        assert isinstance(child, ConfinedProcess)
         if child.server.end_reason:
             raise InfrastructureError(f"the sandbox's fork server {child.server.end_reason}") from None
-        reason = worker.end_reason
-        if reason.startswith("did not answer") and child.waited > patience / 2:
+        reason, idle = worker.end_reason, child.waited - before
+        if reason.startswith("did not answer") and idle > max(1.0, patience / 2):
             # Whose fault that is, nobody can tell; the verdict stays, and says so.
-            reason += f"; it waited {child.waited:.0f} s for a processor: run again when this machine has less to do"
+            reason += f"; it waited {idle:.0f} s for a processor: run again when this machine has less to do"
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
     if not reply["ok"]:
         kind, message = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])

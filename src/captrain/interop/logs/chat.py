@@ -2,8 +2,8 @@
 
 Messages are in OpenAI's format, in Anthropic's blocks, items of Responses, or LangChain's or ShareGPT's, each told by
 itself. The columns go by several names. `tools` (schemas), `task_id`, `trial`, `model` and `reference` (assistant
-messages of a solution) are used where they are there; everything else is left out. A row without `task_id` is a task of
-its own, named by its file and number.
+messages of a solution) are used where they are there; everything else is left out. A row without
+`task_id` (of ShareGPT: and without `id`) is a task of its own, named by its file and number.
 """
 
 import json
@@ -50,7 +50,7 @@ def _has(is_one: Callable[[object], bool]) -> Callable[[JsonObject], bool]:
 
 
 LANGCHAIN = RowFormat("LangChain messages", _has(is_langchain))
-SHAREGPT = RowFormat("ShareGPT conversations", _has(is_sharegpt))
+SHAREGPT = RowFormat("ShareGPT conversations", _has(is_sharegpt), lambda row, path: {"task_id": row.get("id"), **row})
 ITEMS = RowFormat("OpenAI Responses items", _has(is_item))
 CHAT = RowFormat("chat JSONL", lambda row: any(isinstance(row.get(name), list) for name in MESSAGES))
 

@@ -58,6 +58,8 @@ class JsonDocument:
         """Name, whether it is an element of a list, and value: a list comes as `LIST`, then its elements."""
         with _opened(self.path) as text:
             beginning = text.next()
+            if not beginning:
+                raise ValueError("the file is empty")
             if beginning == "[":
                 yield ARRAY, False, LIST
                 for value in text.items("[", "]"):

@@ -72,7 +72,10 @@ def of_sharegpt(item: Mapping[str, object]) -> list[JsonObject]:
     if role != "assistant":
         return [{"role": role, "content": TAG.sub("", text).strip() if role == "tool" else text}]
     texts = [text] if speaker == "function_call" else CALL.findall(text)
-    calls = [call for part in texts for call in _calls(json.loads(part))]
+    try:
+        calls = [call for part in texts for call in _calls(json.loads(part))]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"a call in the turn {text[:60]!r} is not JSON: {error}") from None
     words = "" if speaker == "function_call" else CALL.sub("", text).strip() if calls else text
     return [{"role": role, "content": words, **({"tool_calls": calls} if calls else {})}]
 

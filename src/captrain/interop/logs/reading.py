@@ -39,13 +39,14 @@ from captrain.interop.logs import (
 from captrain.interop.logs.document import ARRAY, JsonDocument
 from captrain.interop.logs.records import OF_JSON, first_objects, has_columns, is_lines, is_table
 from captrain.interop.logs.source import MALFORMED, Source, reason_of, schemas_by_name
-from captrain.interop.logs.traces import read_traces
+from captrain.interop.logs.traces import NO_REWARD, read_traces
 from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SAMPLES = "samples"
+UNKNOWN = "unknown"
 FEW_ENTRIES = 9
 """A file of more entries of which most do not read is refused: it is not what it was taken for."""
 TRACES = (
@@ -78,6 +79,14 @@ REMEDY = (
     "give a format that docs/diagnose.md lists (ToolSandbox by its folder with result_summary.json), or an object like "
     f"this for each dialogue, 1 for passed and 0 for failed:\n{EXAMPLE}"
 )
+UTF_16 = "it is text in UTF-16"
+REMEDIES = {
+    NO_REWARD: f"give the rewards by --scores FILE, a CSV of {spans.SCORES}, a line for each trace",
+    UTF_16: "save it in UTF-8",
+    UNKNOWN: REMEDY,
+    chat.CHAT.name: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
+}
+"""Remedies, by why entries do not read, or else by the format."""
 SHAPES: dict[str, tuple[str, ...]] = {
     "chats": ("messages", "reward"),
     "ShareGPT": ("conversations", "reward"),
@@ -155,8 +164,8 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets
         keep_secrets: whether what looks like a key stays in the texts.
 
     Raises:
-        UserError: a path does not exist, there is not one rollout in all of them, or most entries of a file do not
-            read; the reasons are named.
+        UserError: a path does not exist, there is not one rollout in all of them, most entries of a file do not read,
+            or scores are given and no file is of traces; the reasons are named.
     """
     rewards = spans.read_scores(scores) if scores is not None else {}
     censor = (lambda value: value) if keep_secrets else censored
@@ -171,7 +180,7 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets
             source = _read(path, rewards)
         except Unreadable as error:
             skipped.append(Skipped(path.name, "file", str(error)))
-            sources.append({"file": path.name, "format": "unknown", "entries": 0, "imported": 0, "skipped": 1})
+            sources.append({"file": path.name, "format": UNKNOWN, "entries": 0, "imported": 0, "skipped": 1})
             continue
         counts = {"entries": 0, "imported": 0, "skipped": 0}
         for place, entry in _entries(source):
@@ -187,10 +196,11 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets
         if counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES:
             reasons = Counter(entry.reason for entry in skipped if entry.source == path.name)
             reason, number = reasons.most_common(1)[0] if reasons else ("unknown", 0)
+            first = next((f", the first {e.place}" for e in skipped if (e.source, e.reason) == (path.name, reason)), "")
             raise UserError(
                 f"{path}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries do not "
-                f"read, {number} of them since {reason}",
-                REMEDY,
+                f"read, {number} of them since {reason}{first}",
+                _remedy(source.about["format"], [reason]),
             )
         digests.add(source.file)
         sources.append({"file": path.name, **source.about, **counts})
@@ -199,10 +209,25 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets
     if not rollouts:
         reasons = [f"{entry.source}, {entry.place}: {entry.reason}" for entry in skipped[:5]]
         names = ", ".join(path.name for path in paths)
-        raise UserError(f"there is no rollout in {names}: {'; '.join(reasons) or 'the folders are empty'}", REMEDY)
+        empty = "nothing is written there" if sources else "the folders hold no file of results"
+        raise UserError(
+            f"there is no rollout in {names}: {'; '.join(reasons) or empty}",
+            _remedy(sources[-1]["format"] if sources else UNKNOWN, (entry.reason for entry in skipped)),
+        )
+    if scores is not None and not {source["format"] for source in sources} & {name for name, _, _ in TRACES}:
+        raise UserError(
+            f"{scores} gives rewards to traces, and {', '.join(path.name for path in paths)} holds none",
+            "leave --scores out: rows have their rewards beside their messages",
+        )
     schemas = calls.schemas()
     inferred = frozenset(schemas) - frozenset(tools)
     return Logs(rollouts, [*(schemas | tools).values()], policies, skipped, sources, inferred)
+
+
+def _remedy(source_format: str, reasons: Iterable[str]) -> str:
+    """Choose what can be done where entries of a format do not read for these reasons."""
+    remedies = (REMEDIES[key] for key in (*reasons, source_format) if key in REMEDIES)
+    return next(remedies, "mend these entries; docs/diagnose.md says what is read")
 
 
 def _entries(source: Source) -> Iterator[tuple[str, Rollout | str]]:
@@ -283,9 +308,9 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """Yield the files behind the paths that hold results: those given, and in folders those that look like results."""
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path} does not exist", REMEDY)
+            raise UserError(f"{path} does not exist", "name a file or folder that does")
         if not path.is_dir():
-            require_regular(path, REMEDY)
+            require_regular(path, "name a file that can be read")
             yield path
         elif (path / "result_summary.json").exists():
             yield path / "result_summary.json"
@@ -315,7 +340,11 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
     try:
         if inspect.is_archive(path):
             return inspect.read_archive(path)
-        if not is_table(path) and not is_lines(path):
+        if is_table(path) or is_lines(path):
+            with path.open("rb") as file:
+                if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                    raise Unreadable(UTF_16)
+        else:
             document = JsonDocument(path, (toolsandbox.SCENARIOS, tau2.SIMULATIONS, SAMPLES))
             members = {*document.members, *document.counts} - {ARRAY}
             if toolsandbox.SCENARIOS in members:
@@ -366,7 +395,7 @@ def _nearest_shape(members: Collection[str]) -> str:
         + sum(RARITY[name] for name, match in zip(lacks[shape], close[shape], strict=True) if match) / 2
         for shape, keys in SHAPES.items()
     }
-    best = max(SHAPES, key=lambda name: (support[name], -len(lacks[name])))
+    best = max(SHAPES, key=lambda name: (not lacks[name], support[name], -len(lacks[name])))
     shape = best if support[best] else next(iter(SHAPES))
     like = [f" (it has {match[0]})" if match else "" for match in close[shape]]
     missing = [f"{name}{hint}" for name, hint in zip(lacks[shape], like, strict=True)]

@@ -62,7 +62,8 @@ def reason_of(error: Exception) -> str:
         return f"it has no {plain(str(error)[:80])}"
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
         return plain(str(error)[:200])
-    return "a value in it is of another type than it should be"
+    is_text = not isinstance(error, UnicodeDecodeError)
+    return "a value in it is of another type than it should be" if is_text else "it is not text in UTF-8"
 
 
 def json_of(path: Path) -> Any:
@@ -157,7 +158,7 @@ def record_of_entry(
         fault: what went wrong that is no verdict on the agent; the reward is then kept in the task's data.
     """
     if not isinstance(reward, int | float) or isinstance(reward, bool):
-        return "there is no reward"
+        return "there is no reward" if reward is None else f"the reward {str(reward)[:80]!r} is not a number"
     if not 0 <= reward <= 1:
         return f"the reward {reward} is not between 0 and 1"
     if not messages:

@@ -15,7 +15,7 @@ from pathlib import Path
 from captrain.errors import UserError
 from captrain.interop.logs.exchange import loaded
 from captrain.interop.logs.source import call_entry, text_of
-from captrain.interop.logs.traces import Run
+from captrain.interop.logs.traces import Run, trace_key
 from captrain.records import JsonObject, plain, read_text
 
 INDEXED = re.compile(
@@ -41,7 +41,7 @@ def read_scores(path: Path) -> dict[str, float]:
     remedy = f"give a CSV with the columns {SCORES}"
     try:
         rows = csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))
-        pairs = [(row["trace_id"], float(row["reward"])) for row in rows]
+        pairs = [(trace_key(row["trace_id"]), float(row["reward"])) for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):
         pairs = []
     if not pairs or not all(trace and math.isfinite(reward) for trace, reward in pairs):

@@ -4,6 +4,7 @@ A file is read twice, so that of a trace no more is in memory than which run it 
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,8 @@ from captrain.interop.logs.chat import REWARD, chat_rollout
 from captrain.interop.logs.records import rows_of
 from captrain.interop.logs.source import MALFORMED, Source, entries_of, reason_of, schemas_by_name
 from captrain.records import JsonObject, Rollout, file_digest
+
+NO_REWARD = "there is no reward, neither in it nor by --scores FILE"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, fl
         path: of the file.
         name: of its format.
         runs_of: reads a row.
-        rewards: by trace, from elsewhere; they go before scores in the file.
+        rewards: by `trace_key`, from elsewhere; they go before scores in the file.
     """
     traces: dict[str, _Trace] = {}
     damages: list[tuple[str, str]] = []
@@ -72,7 +75,7 @@ def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, fl
         for place, run in _runs(path, runs_of):
             if not isinstance(run, str) and int(place) in places:
                 trace = traces[run.trace]
-                reward = rewards[run.trace] if run.trace in rewards else reward_of(trace.scores)
+                reward = rewards.get(trace_key(run.trace), reward_of(trace.scores))
                 task = run.trace if trace.task is None else trace.task
                 chat = {"messages": run.messages, "model": trace.model or "unknown", "task_id": task, "reward": reward}
                 if isinstance(reward, str):
@@ -101,10 +104,16 @@ def _runs(path: Path, runs_of: RunsOf) -> Iterator[tuple[str, Run | str]]:
             yield place, f"it does not read: {reason_of(error)}"
 
 
-def reward_of(scores: Mapping[str, float]) -> float | str | None:
-    """Choose the one score there is, or the one that is named as a reward; of several others say why it is none."""
+def trace_key(trace: str) -> str:
+    """Name a trace as scores name it: hexadecimal ids are alike with `0x` and without, in either case."""
+    key = trace.strip().lower().removeprefix("0x")
+    return key if re.fullmatch(r"[0-9a-f-]{16,}", key) else trace
+
+
+def reward_of(scores: Mapping[str, float]) -> float | str:
+    """Choose the one score there is, or the one that is named as a reward; else say why there is none."""
     if len(scores) < 2:
-        return next(iter(scores.values()), None)
+        return next(iter(scores.values()), NO_REWARD)
     reward = next((scores[name] for name in REWARD if name in scores), None)
     names = ", ".join(sorted(scores)[:5])
     return f"it has several scores ({names}), and none is named {', '.join(REWARD)}" if reward is None else reward

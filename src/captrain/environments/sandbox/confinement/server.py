@@ -161,11 +161,13 @@ class Operations:
         module.__file__ = f"{self._name}.py"
         sys.modules[self._name] = module
         exec(self._code, module.__dict__)
-        return module.__dict__["Environment"]()
+        return module.__dict__.get("Environment", lambda: None)()
 
     def describe(self) -> dict[str, object]:
         """Return the environment's name, tools and optional methods, or the names that it lacks."""
         environment = self._environment
+        if environment is None:
+            return {"missing": ["the class Environment"]}
         missing = [name for name in REQUIRED if not hasattr(environment, name)]
         if missing:
             return {"missing": missing}
