@@ -674,6 +674,7 @@ def submitted(here: Path, monkeypatch: pytest.MonkeyPatch, item: Chore) -> None:
         (here / name).write_text('#!/bin/sh\necho "Submitted batch job 12"\n')
         (here / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(here), prepend=os.pathsep)
+    assert MACHINE.slurm is not None
     slurm.Dispatch(chore, [item], MACHINE.slurm, "chores")._send()
 
 
