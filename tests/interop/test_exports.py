@@ -113,6 +113,9 @@ def test_of_several_scores_the_one_that_is_named_as_a_reward_counts_or_a_table_s
     outcomes = [rollout.outcome for rollout in read_logs([lines(tmp_path / "b.jsonl", *rows, *named)]).rollouts]
     assert outcomes == ["failed", "passed"]
     table = tmp_path / "scores.csv"
+    table.write_text("reward,trace_id\n1\n")  # a row without a trace
+    with pytest.raises(UserError, match="is not a table of scores"):
+        read_logs([path], table)
     table.write_text("trace_id,reward\n" + "".join(f"{score['subject']['id']},1\n" for score in scores))
     assert [rollout.outcome for rollout in read_logs([path], table).rollouts] == ["passed", "passed"]
 

@@ -41,7 +41,7 @@ def read_scores(path: Path) -> dict[str, float]:
     remedy = f"give a CSV with the columns {SCORES}"
     try:
         rows = csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))
-        pairs = [(trace_key(row["trace_id"]), float(row["reward"])) for row in rows]
+        pairs = [(trace_key(row["trace_id"] or ""), float(row["reward"])) for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):
         pairs = []
     if not pairs or not all(trace and math.isfinite(reward) for trace, reward in pairs):
