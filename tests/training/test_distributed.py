@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
+import torch
 import yaml
 from support.adapters import lora
 from support.servers import STAND_IN
@@ -25,12 +27,13 @@ from captrain.agents.servers import fleets
 from captrain.contract import Play
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.lora import adapter_digest
+from captrain.records import JsonObject
 from captrain.run import compose_spec
 from captrain.run.components import Component, build
 from captrain.run.machine import VLLM, Accelerate, Machine
 from captrain.training import collectives
 from captrain.training.jobs import Distillation, Job, Learner, Trained
-from captrain.training.processes import configuration
+from captrain.training.processes import configuration, fit
 from captrain.training.recipe import GRPO
 from captrain.training.runs import train
 
@@ -50,6 +53,16 @@ def warm_processes(warm: Path) -> Iterator[None]:
         patch.setattr(sys, "executable", str(warm / "python"))
         patch.setenv(EXECUTABLE, str(warm / "python"))
         yield
+
+
+class ByValue:
+    """A function as other processes get it, which know no module of tests."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
+        return cloudpickle.loads, (cloudpickle.dumps(self.function),)
 
 
 def on(**settings: Any) -> Machine:
@@ -328,3 +341,14 @@ def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
     assert max(tensor.abs().max().item() for name, tensor in once.items() if "lora_B" in name) > 1e-3
     for name, tensor in once.items():
         torch.testing.assert_close(tensor, by_rows[name], rtol=0, atol=1e-5)
+
+
+def test_processes_that_compute_on_a_cpu_see_no_gpu_and_wait_as_long_as_rollouts_may_take(tmp_path: Path) -> None:
+    def describe(machine: Machine, workspace: Path) -> JsonObject:
+        group: Any = torch.distributed.group.WORLD
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
+        return {"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "seconds": timeout.total_seconds()}
+
+    sent: Any = ByValue(describe)
+    described = fit("a", two("ddp"), (2, "groups"), sent, tmp_path)
+    assert described == {"gpus": "", "seconds": collectives.PATIENCE}
