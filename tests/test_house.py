@@ -1,11 +1,9 @@
-"""The house itself: rooms and their layers, names, types, and how long what a newcomer reads may be."""
+"""The structure of the code: layers, imports, types, where files are read and written, and lengths."""
 
 import ast
-import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,39 +15,6 @@ from captrain import __version__
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for top in ("src/captrain", "stages", "scripts") for path in (ROOT / top).rglob("*.py"))
-DIALECT = {
-    *("one", "ones", "some", "each", "other", "others", "another", "both", "these", "those", "theirs", "ours", "own"),
-    *("mine", "its", "they", "who", "whom", "what", "which", "whose", "where", "why", "how", "when", "there", "here"),
-    *("none", "nothing", "anything", "everything", "several", "rest", "two", "at"),
-    *("found", "said", "asked", "told", "held", "given", "shown", "made", "known", "wanted", "left", "kept", "written"),
-    *("done", "seen", "drawn", "chosen", "taken", "played", "spent", "earned", "heard", "took", "had", "got", "meant"),
-    *("put", "gone", "answered", "called", "ended", "counted", "sent", "listed", "needed", "lost", "begun", "started"),
-    *("printed", "refused", "opened", "stated", "named", "acted", "noted", "looked", "taught", "learnt", "gained"),
-    *("reached", "proposed", "judged", "described", "understood", "unpacked", "numbered", "gathered", "turned", "used"),
-    *("asking", "answering", "playing", "waiting", "staying", "speaking", "telling", "saying", "taking", "keeping"),
-}
-"""Pronouns, question words and participles: a variable is named by what it is."""
-FOREIGN = {
-    ("run/machine.py", "asking"),  # of conf/
-    ("diagnosis/explained.py", "needed"),  # of causes.jsonl
-    ("run/jobs.py", "at"),  # of .cache/jobs/*/submission.json
-    ("comparison/published.py", "needed"),  # of published.yaml
-    ("comparison/published.py", "kept"),
-    ("comparison/published.py", "stated"),
-    ("benchmarks/replay.py", "ended"),  # of the requests to workers
-    ("benchmarks/workers/tau2_worker.py", "done"),  # tau2's own attribute
-}
-"""Names that files or other people's code give."""
-
-
-OPENINGS = {"What", "Whether", "Of", "As", "How", "Where", "Which", "Why", "Who", "Whose", "Whom"}
-"""First words that say neither what a function does nor what a class is."""
-UNCHANGED = {
-    "benchmarks/servicedesk.py": "environments hold its text, and their fingerprints are results",
-}
-"""Files whose docstrings stay as they are, and why."""
-
-
 PARSERS = {"loads", "load", "safe_load", "read_csv", "model_validate_json", "validate_json", "DictReader"}
 READERS = {
     "records/files.py": "the one way in",
@@ -90,41 +55,6 @@ def nodes(path: Path) -> list[ast.AST]:
     return [*ast.walk(ast.parse(path.read_text()))]
 
 
-def bound_names(path: Path) -> Iterator[tuple[str, int]]:
-    """The names that a file gives to variables, parameters and attributes of itself, with their lines."""
-    for node in nodes(path):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, node.lineno
-        elif isinstance(node, ast.arg):
-            yield node.arg, node.lineno
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr, node.lineno
-
-
-def docstrings(path: Path) -> Iterator[tuple[str, int]]:
-    """The docstrings of a file with their lines: of module, classes and functions, and those beneath assignments."""
-    for node in nodes(path):
-        body: list[ast.stmt] = getattr(node, "body", []) if isinstance(getattr(node, "body", []), list) else []
-        heads = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        for before, statement in zip([None, *body], body, strict=False):
-            named = isinstance(before, ast.Assign | ast.AnnAssign) or (before is None and heads)
-            value = statement.value if isinstance(statement, ast.Expr) else None
-            text = value.value if isinstance(value, ast.Constant) else None
-            if named and isinstance(text, str):
-                yield text.strip(), statement.lineno
-
-
-def test_docstrings_open_with_a_verb_or_a_noun() -> None:
-    files = [path for path in SOURCES if not any(path.match(end) for end in UNCHANGED)]
-    files += [path for path in (ROOT / "tests").rglob("*.py") if "answers" not in path.parts]
-    assert not [
-        f"{path.relative_to(ROOT)}:{line} {text[:60]}"
-        for path in files
-        for text, line in docstrings(path)
-        if re.split(r"\W", text)[0] in OPENINGS
-    ]
-
-
 def test_imports_go_down_the_layers_and_in_no_circle() -> None:
     done = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -152,17 +82,6 @@ def test_rooms_import_from_rooms_and_not_from_their_modules() -> None:
                 row = [alias.name for alias in node.names] == ["BASELINE"]
                 whole = not module or (ROOT / "src" / node.module.replace(".", "/")).is_dir()
                 assert place == room or whole or row, f"{path.relative_to(ROOT)}:{node.lineno} {node.module}"
-
-
-def test_names_are_nouns_of_the_field() -> None:
-    dialect = [
-        f"{path.relative_to(ROOT)}:{line} {name}"
-        for path in SOURCES
-        for name, line in bound_names(path)
-        if name.strip("_").lower() in DIALECT
-        and not any(name == foreign and path.match(end) for end, foreign in FOREIGN)
-    ]
-    assert not dialect, "\n".join(dialect)
 
 
 def test_any_stands_where_a_library_gives_it_and_no_line_is_kept_from_the_formatter() -> None:
