@@ -26,7 +26,8 @@ import json, sys
 from pathlib import Path
 from captrain.training.base.training import train_base
 from captrain.run import BaseModelSettings
-print(json.dumps(train_base(BaseModelSettings.model_validate_json(sys.argv[1]), int(sys.argv[2]), Path("artifacts/base"))))
+settings = BaseModelSettings.model_validate_json(sys.argv[1])
+print(json.dumps(train_base(settings, int(sys.argv[2]), Path("artifacts/base"))))
 """
 
 
