@@ -134,7 +134,7 @@ def test_a_plan_says_what_the_standard_has_not_and_refuses_what_could_not_end(
     (tmp_path / "conf").symlink_to(CONF)
     status, out, error = captrain(tmp_path, "plan", "benchmark=verifiers", "benchmark.taskset=desk")
     said = " ".join(out.split())
-    assert "to know: verifiers has no reference solutions" in said and "to know: rewards that a model judges" in said
+    assert "note: verifiers has no reference solutions" in said and "note: rewards that a model judges" in said
     assert "finds invalid_call and premature_stop, and what nearly all passed" in said
     assert status == 2 and "no environment can be derived from captrain.benchmarks.verifiers.Verifiers" in error
     assert "is not installed" in error and "captrain benchmark install verifiers" in error
