@@ -49,7 +49,7 @@ class Throughput(NamedTuple):
     source: str
 
 
-class Rates(NamedTuple):
+class BaseSpeed(NamedTuple):
     """Speed of a base in this process, per CPU second: rollouts, rollouts in training, and demonstrations."""
 
     rollouts: Assumption
@@ -60,20 +60,20 @@ class Rates(NamedTuple):
 ROLLOUT_RATES = {"float64": 277.1, "float32": 488.5}
 """Rollouts a CPU second of the embedded base by precision, one rollout of each task."""
 SMOLLM = "measured here: experiment=smollm"
-PRETRAINED_RATES = Rates(Assumption(0.6, SMOLLM), Assumption(0.9, SMOLLM), Assumption(0.35, SMOLLM))
+PRETRAINED_RATES = BaseSpeed(Assumption(0.6, SMOLLM), Assumption(0.9, SMOLLM), Assumption(0.35, SMOLLM))
 SHARED_TRAINING = Assumption(1.45, "measured here: the base of `default`")
 """Speed-up if two processes train one model."""
 STAGE_START = Assumption(2.0, "measured here")
 """Seconds that a stage takes beside its work, for imports and for hashing its outputs."""
 
 
-def local_rates(spec: Spec) -> Rates:
+def local_rates(spec: Spec) -> BaseSpeed:
     """Look up the speed of the embedded base or of a pretrained one."""
     if spec.base.pretrained:
         return PRETRAINED_RATES
     precision = spec.policy.settings().get("precision", "float64")
     rate = ROLLOUT_RATES.get(precision, ROLLOUT_RATES["float32"])
-    return Rates(
+    return BaseSpeed(
         Assumption(rate, "measured here: make bench, in docs/speed.md"),
         Assumption(100.0, "measured here: one adapter of `default`"),
         Assumption(100.0, "measured here: the base of `default`"),
