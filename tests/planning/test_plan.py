@@ -179,11 +179,11 @@ def test_a_node_without_throughput_is_refused() -> None:
         ((*SMALL, "evaluation.tasks=61"), "evaluation.tasks = 61, and split test has 60", ("evaluation.tasks=60",)),
         (("+trainer.experts=true",), "is not a mixture of experts", ("+trainer.experts=false",)),
         ((*NODE8, "+trainer.experts=true", "machine.vllm.gpus=0"), "need a GPU", ("machine.vllm.gpus=2",)),
-        ((*NODE8, "trainer.rank=32"), "max_lora_rank = 16", ("machine.vllm.max_lora_rank=32",)),
-        ((*NODE8, "trainer.groups_per_step=7"), "multiple of 2", ("trainer.groups_per_step=8",)),
+        ((*NODE8, "machine.vllm.max_lora_rank=8"), "max_lora_rank = 8", ("machine.vllm.max_lora_rank=16",)),
+        ((*NODE8, "trainer.groups_per_step=7"), "set trainer.groups_per_step=8", ("trainer.groups_per_step=8",)),
         (
             (*NODE8, "trainer.groups_per_step=32", "adapters.rollouts=5120"),
-            "need 328 tasks",
+            r"need 328 tasks(.|\n)*set environments.seeds=328",
             ("environments.seeds=328",),
         ),
         (
@@ -206,9 +206,8 @@ def test_a_node_without_throughput_is_refused() -> None:
 def test_impossible_settings_are_refused_and_the_remedy_works(
     spec: Compose, settings: tuple[str, ...], said: str, mended: tuple[str, ...]
 ) -> None:
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=said):
         planned(spec(*settings), memory=141.0).refuse_impossible()
-    assert mended[0].lstrip("+").partition("=")[0] in refused.value.problem + refused.value.remedy
     kept = [one for one in settings if one.partition("=")[0] not in {new.partition("=")[0] for new in mended}]
     planned(spec(*kept, *mended), memory=141.0).refuse_impossible()
 

@@ -1,6 +1,5 @@
 """Figures of hand-made results."""
 
-import hashlib
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
+from support.figures import digests, written
 from support.results import causal_tables, make_results
 from support.waiting import PATIENCE
 
@@ -46,10 +46,6 @@ def run_stage(folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONHASHSEED": "random", "MPLBACKEND": "svg"}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
 def test_two_processes_draw_the_same_bytes_without_torch_and_dates(tmp_path: Path, drawn: dict[str, str]) -> None:
@@ -152,11 +148,6 @@ def test_names_of_candidates_do_not_overlap(crowd: str) -> None:
     boxes = [Text.get_window_extent(name) for name in figure.findobj(Annotation) if isinstance(name, Annotation)]
     assert len(boxes) == len(candidates)
     assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
-
-
-def written(figure: Figure) -> list[str]:
-    """All non-empty texts of a figure."""
-    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
 
 
 @pytest.fixture

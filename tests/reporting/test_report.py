@@ -1,6 +1,5 @@
 """The report: its page without a browser, its selection rule, and its use in a browser."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.browser import Browser
+from support.figures import digests
 from support.needs import further
 from support.results import causal_tables
 
@@ -333,14 +333,6 @@ def test_equal_inputs_give_equal_bytes_without_paths_of_the_machine(
     project: Path, report: Path, tmp_path: Path
 ) -> None:
     build(project, tmp_path / "again")
-
-    def digests(folder: Path) -> dict[str, str]:
-        return {
-            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
-
     assert digests(report) == digests(tmp_path / "again")
     assert not any(str(project) in path.read_text() for path in report.rglob("*") if path.is_file())
 

@@ -1,6 +1,5 @@
 """Figures of several runs, from small hand-made tables."""
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
+from support.figures import digests, written
 from support.results import make_results
 from support.scripts import SCRIPTS, load_script
 from support.waiting import PATIENCE
@@ -83,18 +82,10 @@ def make_tables(results: Path) -> Path:
     return results
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-
-
 def figure_of(name: str, results: Path) -> Figure:
     study = STUDIES[name]
     tables = [pd.read_csv(results / table).to_dict("records") for table in study.tables]
     return study.draw(*tables)
-
-
-def written(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
 
 
 @pytest.mark.needs("minutes")

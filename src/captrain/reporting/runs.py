@@ -32,6 +32,8 @@ from captrain.statistics import Bootstrap
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
 VERSIONS, ROLLOUTS = "captrain.yaml", "artifacts/evaluation/rollouts.jsonl"
+FILES = (SPEC, MAIN, CAPABILITIES, VERSIONS)
+REMEDY = "make it again, or restore it"
 SETTINGS = 40
 """Number of settings that are listed; further ones are counted."""
 WORLD = ("benchmark.", "evaluation.", "seed")
@@ -77,20 +79,7 @@ def find_run(name: str, root: Path) -> ComparedRun:
     Raises:
         UserError: the run does not exist, has no results, or a file of it is invalid.
     """
-    paths, home, remedy = (SPEC, MAIN, CAPABILITIES, VERSIONS), None, "make it again, or restore it"
-    texts = dict[str, str]()
-    for folder in (Path(name), root / WORKSPACES / name):
-        place = folder.parent if folder.name == "results" else folder
-        if home is None and place.is_dir():
-            home = place
-            texts = {
-                path: read_bytes(place / path).decode(errors="replace") for path in paths if (place / path).exists()
-            }
-    for path in paths if home is None and not name.startswith("-") else ():
-        command = ["git", "-C", str(root), "show", f"{name}:./{path}"]
-        process = subprocess.run(command, capture_output=True, check=False)
-        if not process.returncode:
-            texts[path] = process.stdout.decode(errors="replace")
+    texts, home = _read_files(name, root)
     if SPEC not in texts:
         raise UserError(
             f"there is no run {name!r}: no folder with {SPEC}, no point of a sweep, no commit that has it",
@@ -98,7 +87,7 @@ def find_run(name: str, root: Path) -> ComparedRun:
         )
 
     def parsed(path: str) -> JsonObject:
-        return parse_yaml(texts.get(path, "{}"), JsonObject, f"{path} of {name}", remedy)
+        return parse_yaml(texts.get(path, "{}"), JsonObject, f"{path} of {name}", REMEDY)
 
     version = parsed(VERSIONS).get("captrain")
     settings: dict[str, object] = {} if version is None else {"captrain": version}
@@ -112,11 +101,33 @@ def find_run(name: str, root: Path) -> ComparedRun:
     if MAIN in texts:
         kinds, numbers = {"method": str, "label": str}, ("pass_rate", "low", "high")
         table = parse_table(
-            texts[MAIN], f"{MAIN} of {name}", remedy, columns=[*kinds], numbers=numbers, words=True, kinds=kinds
+            texts[MAIN], f"{MAIN} of {name}", REMEDY, columns=[*kinds], numbers=numbers, words=True, kinds=kinds
         )
         rows = table[[*kinds, *numbers]].itertuples(index=False, name=None)
         rates = {method: Rate(*row) for method, *row in rows}
     return ComparedRun(name, settings, capabilities, rates, home)
+
+
+def _read_files(name: str, root: Path) -> tuple[dict[str, str], Path | None]:
+    """Read the files of a run from its folder, else from the commit of that name.
+
+    Returns:
+        Texts by path, without missing files; and the folder.
+    """
+    for folder in (Path(name), root / WORKSPACES / name):
+        place = folder.parent if folder.name == "results" else folder
+        if place.is_dir():
+            files = [path for path in FILES if (place / path).exists()]
+            return {path: read_bytes(place / path).decode(errors="replace") for path in files}, place
+    texts = dict[str, str]()
+    if name.startswith("-"):
+        return texts, None
+    for path in FILES:
+        command = ["git", "-C", str(root), "show", f"{name}:./{path}"]
+        process = subprocess.run(command, capture_output=True, check=False)
+        if not process.returncode:
+            texts[path] = process.stdout.decode(errors="replace")
+    return texts, None
 
 
 def flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
