@@ -31,7 +31,7 @@ from captrain.benchmarks import load_benchmark
 from captrain.capabilities import line_of
 from captrain.comparison.baselines.baseline import Baseline, Supervision, trace_ledger
 from captrain.comparison.baselines.reflection import Lines, Model, Reflection, Walk
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.records import JsonObject, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
@@ -188,7 +188,13 @@ class Search:
     bar: "tqdm[NoReturn]"
 
     def __init__(
-        self, spec: Spec, base: Path, budget: int, target: Target, proposer: Walk | Model, validation: Sequence[Case]
+        self,
+        spec: Spec,
+        base: Path,
+        budget: int,
+        target: CheckedEnvironment,
+        proposer: Walk | Model,
+        validation: Sequence[Case],
     ) -> None:
         self.spec, self.base, self.budget = spec, base, budget
         self.target, self.proposer, self.validation = target, proposer, validation
