@@ -40,7 +40,7 @@ from captrain.records import (
     plain,
     read_bytes,
 )
-from captrain.run import Environments, Machine
+from captrain.run import EnvironmentSettings, Machine
 
 ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""
@@ -356,7 +356,7 @@ def widening(passports: Iterable[Passport]) -> str:
     return f"widen {', '.join(keys)} if what failed is right, or " if keys else ""
 
 
-def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: Environments) -> list[CheckResult]:
+def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: EnvironmentSettings) -> list[CheckResult]:
     """The spread of rewards on the base: rollouts of equal task lie together, `group_size` each."""
     if errors := [rollout for rollout in rollouts if rollout.score is None]:
         detail = f"{len(errors)} rollouts ended in an infrastructure error"
