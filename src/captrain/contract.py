@@ -118,6 +118,8 @@ class CheckedEnvironment:
         self.environment = environment
         self.source = source
         self.name = environment.name
+        self.limit = CALL_LIMIT
+        """Seconds for one call."""
         self._code = code
         self._keyed = "key" in inspect.signature(environment.open).parameters
 
@@ -153,13 +155,13 @@ class CheckedEnvironment:
         Only this boundary may catch everything: the code beyond it is not ours.
         """
         try:
-            with time_limit(CALL_LIMIT):
+            with time_limit(self.limit):
                 return function()
         except (InfrastructureError, UserError):
             raise
         except Overdue as error:
             raise EnvironmentFault(
-                f"environment {self.name} ({self.source}) did not return within {CALL_LIMIT:g} s from {operation} on "
+                f"environment {self.name} ({self.source}) did not return within {self.limit:g} s from {operation} on "
                 f"{task}",
                 "mend what does not end (`captrain check-benchmark` finds the line); rollouts already whole are kept",
             ) from error

@@ -15,8 +15,8 @@ from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.contract import CheckedEnvironment
 from captrain.environments import load_environment, publish_environments
+from captrain.environments.evidence import make_standard
 from captrain.environments.loading import WORLDS, is_own_text, world_of
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import synthesize
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer, derivable

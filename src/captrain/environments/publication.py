@@ -16,9 +16,9 @@ from rich.text import Text
 
 from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
+from captrain.environments.evidence import make_standard
 from captrain.environments.loading import world_of
 from captrain.environments.passport import widening
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import PairEnvironments, SynthesisResult, examine, make_brief, make_passport
 from captrain.environments.synthesizer import Brief, render
 from captrain.errors import UserError

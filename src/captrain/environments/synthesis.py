@@ -19,9 +19,9 @@ from captrain.agents import PolicySource, RolloutBatch, collect_batch
 from captrain.capabilities import EXAMPLES, count_pairs
 from captrain.capabilities import needs as lacking_sets
 from captrain.contract import CheckedEnvironment, Policy
+from captrain.environments.evidence import Standard
 from captrain.environments.loading import is_own_text, load_own
 from captrain.environments.passport import calibrate, failed_check, run_checks
-from captrain.environments.subject import Standard
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate, Synthesizer
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry, guard_split, ledger_entry

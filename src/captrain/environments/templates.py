@@ -32,8 +32,8 @@ from pathlib import Path
 
 from captrain.benchmarks import absences
 from captrain.capabilities import KINDS, Step, Toolbox, acts_of, says, text_of
+from captrain.environments.checks import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK, WORLD
-from captrain.environments.passport import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.errors import UserError
 from captrain.records import plain

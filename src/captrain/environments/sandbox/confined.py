@@ -57,7 +57,7 @@ class _ToolCall(BaseModel):
 class ChatMessage(BaseModel, frozen=True):
     """A message, in the shape that all of our code counts on."""
 
-    role: str
+    role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None
     tool_call_id: str | None = None

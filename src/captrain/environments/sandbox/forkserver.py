@@ -458,7 +458,7 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
     """
     patience = SECONDS if end is None else min(SECONDS, end - time.monotonic())
     if patience <= 0:
-        raise Misbehaviour("took as long as it may in all")
+        raise Misbehaviour("used up the time of its examination (environments.seconds)")
     child = worker.process
     assert isinstance(child, ConfinedProcess)
     before = child.waited or waited(child._handle)
