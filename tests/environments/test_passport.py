@@ -276,7 +276,7 @@ def test_what_raises_fails_the_checks_that_met_it_and_the_others_still_run(
     ],
 )
 def test_what_is_not_of_the_contract_is_a_finding_too(tmp_path: Path, change: str) -> None:
-    check = found(tmp_path, changed(change), 3)["reward of the reference solution"]
+    check = found(tmp_path, changed(change), 3, sandboxed=True)["reward of the reference solution"]
     assert not check.passed and check.measured is None and check.detail
 
 

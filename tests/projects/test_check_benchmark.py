@@ -68,11 +68,6 @@ FAULTS = {
         "        while self.turns >= 2: pass\n        self.turns += 1\n",
         ["calendar_desk.py:{here}: ", "did not return within 0.3 s from step on calendar/", "end every loop"],
     ),
-    "prints": (
-        "        self.turns += 1\n",
-        "        print(f'turn {self.turns}')\n        self.turns += 1\n",
-        ["calendar_desk.py:{step}: step on calendar/", "prints to stdout: 'turn 0'", "or to sys.stderr"],
-    ),
     "exits": (
         "        self.turns += 1\n",
         "        raise SystemExit(3)\n",

@@ -24,6 +24,7 @@ from captrain.contract import IDLE, CheckedEnvironment, calls_of
 from captrain.environments import FLAWS, flawed, in_other_words, random_call, structure
 from captrain.errors import EnvironmentFault, UserError
 from captrain.projects.examination import (
+    ENDING,
     LIMIT,
     BenchmarkReport,
     ExaminedBenchmark,
@@ -77,27 +78,26 @@ def check_benchmark(
     far.close()
     report, call, patience = BenchmarkReport(), None, 2 * LIMIT + 8 * limit
     try:
-        with suppress(EOFError, OSError):  # it ended; the latter amid a message
+        with suppress(EOFError, OSError):  # the process ended; the latter amid a message
             while near.poll(patience):
-                message: Problem | dict[str, str] | UserError = near.recv()
-                if isinstance(message, UserError):
-                    raise message
-                if isinstance(message, dict):
-                    report.facts = message
-                    return report
-                if message.text:
-                    report.add(message)
-                else:
-                    call = message
+                match near.recv():
+                    case "call", Problem() as call:
+                        pass
+                    case "problem", Problem() as problem:
+                        report.add(problem)
+                    case UserError() as error:
+                        raise error
+                    case facts:
+                        report.facts = facts
+                        return report
         for _ in range(20):  # `join` would wait for what the process started
             time.sleep(0.05 if process.exitcode is None else 0)
         loss, status = f"did not return within {patience:g} s, and let nobody interrupt it", process.exitcode
         if status is not None:
             loss = f"ended the process ({f'signal {-status}' if status < 0 else f'exit status {status}'})"
-        remedy = "raise an error instead of ending the process, and end every loop"
         if call is None:
-            raise UserError(f"{target} cannot be built: it {loss}", remedy)
-        report.add(replace(call, text=f"{call.remedy} {loss}", remedy=remedy))
+            raise UserError(f"{target} cannot be built: it {loss}", ENDING)
+        report.add(replace(call, text=f"{call.text} {loss}"))
         return report
     finally:
         with suppress(ProcessLookupError, PermissionError):
@@ -165,7 +165,7 @@ def _test_tasks(benchmark: ExaminedBenchmark, split: Split, count: int, facts: d
     if size is not None and (type(size) is not int or size < 0):
         raise EnvironmentFault(f"size on split {split} is {str(size)[:60]!r}", "return a whole number, 0 or more")
     facts[f"tasks of {split}"] = "no end" if size is None else str(size)
-    count = count if size is None else min(count, size)
+    count = _number(count, size)
     tasks, again, fewer = (benchmark.tasks(split, number) for number in (count, count, count // 2))
     for task in tasks:
         _plain(task.data, f"the data of task {task.id}")
@@ -193,25 +193,30 @@ def _test_splits(tasks: Mapping[str, Sequence[Task]]) -> None:
 def task_listing(target: str, settings: Mapping[str, object], count: int) -> str:
     """List the first tasks of every split as JSON, for a comparison between processes."""
     benchmark = CheckedEnvironment(load_environment_class(target, settings), target, "")
-    listing = {split: benchmark.tasks(split, min(count, benchmark.size(split) or count)) for split in SPLITS}
-    return json.dumps({split: [task.model_dump() for task in tasks] for split, tasks in listing.items()})
+    sizes = {split: benchmark.size(split) for split in SPLITS}
+    listing = [task.model_dump() for split in SPLITS for task in benchmark.tasks(split, _number(count, sizes[split]))]
+    return json.dumps(listing)
+
+
+def _number(count: int, size: int | None) -> int:
+    return count if size is None else min(count, size)
 
 
 def _test_other_process(target: str, settings: Mapping[str, object], count: int, seconds: float) -> None:
     """Test that another process, in which texts have other hashes, lists the same tasks."""
     arguments = (target, dict(settings), count)
-    command, remedy = [sys.executable, "-c", FOREIGN, json.dumps(arguments)], "list tasks in less, or raise --limit"
+    command = [sys.executable, "-c", FOREIGN, json.dumps(arguments)]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-        text = f"tasks fail in another process: {''.join(process.stderr.strip().splitlines()[-1:])}"
-        if not process.returncode:
-            if process.stdout.strip().splitlines()[-1:] == [task_listing(*arguments)]:
-                return
-            text = "tasks are others in another process"
-            remedy = "let a task depend on settings, split and number alone: no hash(), no set order, no clock, no file"
     except subprocess.TimeoutExpired:
         text = f"tasks do not come in another process within {seconds:.0f} s"
-    raise EnvironmentFault(text, remedy)
+        raise EnvironmentFault(text, "list tasks in less, or raise --limit") from None
+    if process.returncode or process.stdout.strip().splitlines()[-1:] != [task_listing(*arguments)]:
+        last = "".join(process.stderr.strip().splitlines()[-1:])
+        raise EnvironmentFault(
+            f"tasks fail in another process: {last}" if process.returncode else "tasks are others in another process",
+            "let a task depend on settings, split and number alone: no hash(), no set order, no clock, no file",
+        )
 
 
 def _test_plays(benchmark: ExaminedBenchmark, tasks: Sequence[Task], facts: dict[str, str]) -> None:

@@ -1,12 +1,11 @@
-"""A benchmark under `captrain check-benchmark`: each call is announced, limited in time and watched for output.
+"""A benchmark under `captrain check-benchmark`: each call is announced and limited in time.
 
-Nothing of the benchmark is trusted: it may raise, print, end the process or never return. Each becomes a `Problem` with
+Nothing of the benchmark is trusted: it may raise, end the process or never return. Each becomes a `Problem` with
 its file and line.
 """
 
 import contextlib
 import inspect
-import io
 import os
 import sysconfig
 import traceback
@@ -24,6 +23,7 @@ T = TypeVar("T")
 LIMIT = 10.0
 """Seconds for one call of one method, and to build the benchmark."""
 LIBRARIES = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")).resolve())
+ENDING = "raise an error instead of ending the process, and end every loop"
 INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -57,23 +57,23 @@ class BenchmarkReport:
         self.problems.append(problem)
 
 
-def innermost(frames: traceback.StackSummary, source: Path | None) -> str:
-    """Find the innermost line of the user's code, or "": of files beside the benchmark's, or of no library."""
+def raising_place(error: BaseException, source: Path | None) -> str:
+    """Find the innermost line of the user's code that an error came through, or "".
+
+    Args:
+        error: with its traceback.
+        source: the benchmark's file. Files beside it are the user's, too, unless packages are installed there.
+    """
     own = source.parent if source and source.parent.name not in INSTALLED else source
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, ""))
     for frame in reversed(frames):
         path = Path(frame.filename).resolve()
         is_library = INSTALLED & {*path.parts} or any(map(path.is_relative_to, LIBRARIES))
         if path.is_file() and ((own and path.is_relative_to(own)) or not is_library):
             return f"{os.path.relpath(frame.filename)}:{frame.lineno or 1}"
     return ""
-
-
-def raising_place(error: BaseException, source: Path | None) -> str:
-    """Find the innermost line of the user's code that an error came through, or ""."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, SyntaxError) and error.filename:
-        frames.append(traceback.FrameSummary(error.filename, error.lineno, ""))
-    return innermost(frames, source)
 
 
 @cache
@@ -94,10 +94,10 @@ class ExaminedBenchmark(CheckedEnvironment):
         environment: the benchmark.
         source: its import path.
         limit: seconds for one call.
-        send: takes `Problem`s. One without a text announces a call.
+        send: takes ("call", what would be its problem) and ("problem", a problem).
     """
 
-    def __init__(self, environment: Environment, source: str, limit: float, send: Callable[[Problem], None]) -> None:
+    def __init__(self, environment: Environment, source: str, limit: float, send: Callable[[object], None]) -> None:
         super().__init__(environment, source, "")
         self.limit, self._send, self._operation = limit, send, "name"
         self._overdue: dict[str, EnvironmentFault] = {}
@@ -111,22 +111,16 @@ class ExaminedBenchmark(CheckedEnvironment):
         self._operation = operation
         if operation in self._overdue:
             raise self._overdue[operation]
-        self._send(Problem(self.place(operation), "", f"{operation} on {task}"))
-        output = io.StringIO()
+        self._send(("call", Problem(self.place(operation), f"{operation} on {task}", ENDING)))
         try:
-            with contextlib.redirect_stdout(output):
-                result = super().call(operation, task, function)
-            if operation == "open":
-                self._owners[1:] = [type(result)]
-            return result
+            result = super().call(operation, task, function)
         except EnvironmentFault as fault:
             if isinstance(fault.__cause__, Overdue):
                 self._overdue[operation] = fault
             raise
-        finally:
-            if printed := output.getvalue().strip():
-                text = f"{operation} on {task} prints to stdout: {printed.splitlines()[0][:80]!r}"
-                self._send(Problem(self.place(operation), text, "print nothing, or to sys.stderr"))
+        if operation == "open":
+            self._owners[1:] = [type(result)]
+        return result
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -138,7 +132,7 @@ class ExaminedBenchmark(CheckedEnvironment):
             if fault.__cause__ is not None:
                 place = raising_place(fault.__cause__, self.file) or place
                 remedy = "answer an agent's mistakes with an error message; do not raise, and end every loop"
-            self._send(Problem(place, fault.problem, remedy))
+            self._send(("problem", Problem(place, fault.problem, remedy)))
 
     def place(self, operation: str) -> str:
         """Return the line that defines a method, or else the first line of the benchmark's file."""
