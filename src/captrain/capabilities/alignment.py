@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from captrain.benchmarks import annotated
 from captrain.contract import calls_of
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import JsonObject, Message, Milestone, Rollout
 
 READS = re.compile(
     "calculate|check|compare|compute|convert|count|describe|estimate|fetch|find|get|list|"
@@ -463,15 +463,9 @@ class Story:
         self.informs = [text_of(value) for value in ending.get("informs", [])]
         # A message that stands for values to be told is no model of how to word them.
         self.expected_final = None if "informs" in ending else _reply(ending)
-        parts, entries = rollout.score.parts if rollout.score else {}, rollout.task.data.get("milestones")
-        milestones = entries if isinstance(entries, list) else []
-        self.milestones: list[tuple[JsonObject, float]] = [
-            (milestone, parts[f"milestone {number}"])
-            for number, milestone in enumerate(milestones, start=1)
-            if f"milestone {number}" in parts
-            and isinstance(milestone, dict)
-            and isinstance(milestone.get("tool", ""), str)
-            and isinstance(milestone.get("arguments") or {}, dict)
+        parts = rollout.score.parts if rollout.score else {}
+        self.milestones: list[tuple[Milestone, float]] = [
+            (milestone, parts[milestone.part]) for milestone in rollout.task.facts.milestones if milestone.part in parts
         ]
 
     def user_before(self, act: Act) -> str:

@@ -28,7 +28,7 @@ from captrain.capabilities.alignment import (
     says,
     text_of,
 )
-from captrain.records import JsonObject
+from captrain.records import Milestone
 
 WORD = re.compile(r"\w+")
 HANDING_OVER = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b", re.IGNORECASE)
@@ -297,19 +297,19 @@ def reply_wording(story: Story, values: Vocabulary) -> Iterator[Finding]:
 def milestone_calls(story: Story, values: Vocabulary, kind: Kind) -> Iterator[Finding]:
     """A milestone asks for a look-up, or for a call that changes something."""
     for milestone, score in _reachable(story):
-        if "tool" in milestone and story.toolbox.kind(milestone["tool"]) == kind:
+        if milestone.tool is not None and story.toolbox.kind(milestone.tool) == kind:
             calls = _calls(story, milestone)
             # A call that was made but is not the one asked for is the matter of `milestone_arguments`.
             lacking = score < MET and not calls
-            evidence = f"{milestone['tool']} was {'never' if lacking else ''} called"
-            yield Finding(lacking, evidence, calls[-1].message if calls else story.last, (milestone["tool"],))
+            evidence = f"{milestone.tool} was {'never' if lacking else ''} called"
+            yield Finding(lacking, evidence, calls[-1].message if calls else story.last, (milestone.tool,))
 
 
 def milestone_arguments(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for a call of a tool, and the tool was called."""
     for milestone, score in _reachable(story):
         for call in _calls(story, milestone)[-1:]:
-            expected = milestone.get("arguments") or {}
+            expected = milestone.arguments
             expectation = f", where {text_of(expected)[:EXCERPT]} was asked for" if expected and score < MET else ""
             wrong = [name for name, value in expected.items() if not same(call.arguments.get(name), value)]
             yield Finding(score < MET, f"{call}{expectation}", call.message, (call.tool,), tuple(wrong))
@@ -318,7 +318,7 @@ def milestone_arguments(story: Story, values: Vocabulary) -> Iterator[Finding]:
 def milestone_states(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for a state of the records."""
     for milestone, score in _reachable(story):
-        if "tool" not in milestone and "message" not in milestone:
+        if milestone.tool is None and milestone.message is None:
             evidence = f"{_state(milestone)} {'not reached' if score < MET else 'reached'} ({score:.2f})"
             yield Finding(score < MET, evidence, story.acts[-1].message if story.acts else story.last)
 
@@ -327,38 +327,38 @@ def milestone_words(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for words to the user."""
     replies = [index for index, message in enumerate(story.messages) if is_reply(message)]
     for milestone, score in _reachable(story):
-        if "message" in milestone:
+        if milestone.message is not None:
             lacking = score < TOLD_ENOUGH
             judgement = "was not told" if lacking else "was told"
-            evidence = f"'{text_of(milestone['message'])[:EXCERPT]}' {judgement} ({score:.2f})"
+            evidence = f"'{text_of(milestone.message)[:EXCERPT]}' {judgement} ({score:.2f})"
             yield Finding(lacking, evidence, replies[-1] if replies else story.last)
 
 
 def minefields(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A minefield: the task cannot or must not be done, and says which act would show that it was tried."""
     for milestone, score in story.milestones:
-        if milestone.get("minefield"):
-            acts, act = _calls(story, milestone) or story.writes, milestone.get("tool") or _state(milestone)
+        if milestone.is_minefield:
+            acts, act = _calls(story, milestone) or story.writes, milestone.tool or _state(milestone)
             evidence = f"{act}, which was to be left out, {'happened' if score < MET else 'did not happen'}"
             yield Finding(score < MET, evidence, acts[-1].message if acts else story.last)
 
 
-def _reachable(story: Story) -> Iterator[tuple[JsonObject, float]]:
+def _reachable(story: Story) -> Iterator[tuple[Milestone, float]]:
     """The milestones up to the first that was not met, without minefields."""
     for milestone, score in story.milestones:
-        if not milestone.get("minefield"):
+        if not milestone.is_minefield:
             yield milestone, score
-            if score < (TOLD_ENOUGH if "message" in milestone else MET):
+            if score < (MET if milestone.message is None else TOLD_ENOUGH):
                 return
 
 
-def _calls(story: Story, milestone: JsonObject) -> list[Act]:
+def _calls(story: Story, milestone: Milestone) -> list[Act]:
     """The calls of the milestone's tool, those that went through last."""
-    return sorted((act for act in story.acts if act.tool == milestone.get("tool")), key=lambda act: not act.failed)
+    return sorted((act for act in story.acts if act.tool == milestone.tool), key=lambda act: not act.failed)
 
 
-def _state(milestone: JsonObject) -> str:
-    namespace, values = text_of(milestone.get("namespace") or "state"), milestone.get("values")
+def _state(milestone: Milestone) -> str:
+    namespace, values = text_of(milestone.namespace or "state"), milestone.values
     return f"{namespace} {text_of(values)[:EXCERPT]}" if values else namespace
 
 

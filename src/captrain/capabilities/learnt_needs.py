@@ -36,7 +36,7 @@ def has_solution(rollout: Rollout) -> bool:
     milestones."""
     parts = rollout.score.parts if rollout.score else {}
     is_followed = any(name.startswith("milestone") for name in parts)
-    return bool(rollout.reference or rollout.task.data.get("user_calls") or is_followed)
+    return bool(rollout.reference or rollout.task.facts.user_calls or is_followed)
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ class Case:
         self.rollout, self.setting = rollout, setting
         self.story = Story(rollout, setting.toolbox)
         self.messages: Sequence[Message] = rollout.messages
-        self.script = text_of(rollout.task.data.get("script") or "")
-        self.ending = text_of(rollout.task.data.get("ending") or "")
+        self.script = rollout.task.facts.script
+        self.ending = rollout.task.facts.ending
         self.undone = [pair.goal for pair in self.story.pairs if pair.write is None]
 
     def text(self, index: int) -> str:

@@ -239,7 +239,8 @@ def reference_traits(rollout: Rollout, story: Story) -> tuple[Traits, list[Fault
     have, as traits; and those of them that change something, as faults. Where the state at the end is not judged, a
     further change is no fault."""
     traits, faults, bases = Traits(), list[Fault](), {"beyond": REFERENCED, "told": ("informs",)}
-    user_calls = [(call["name"], call["arguments"]) for call in rollout.task.data.get("user_calls") or []]
+    facts = rollout.task.facts
+    user_calls = [(call.name, call.arguments) for call in facts.user_calls]
     if not story.has_reference and not user_calls:
         return traits, faults
 
@@ -259,7 +260,7 @@ def reference_traits(rollout: Rollout, story: Story) -> tuple[Traits, list[Fault
         elif write.tool != goal.tool or wrong:
             kind = "equal" if write.tool == goal.tool else "instead"
             add((kind, goal.tool, *wrong[:1]), write.message, evidence)
-    for act in story.extras if "db" in (rollout.task.data.get("graded") or ["db"]) else ():
+    for act in story.extras if facts.compares_state else ():
         add(("beyond", act.tool), act.message, f"the reference has no {act}")
     calls = [call for message in rollout.messages if message["role"] == "user" for call in calls_of(message)]
     for tool, arguments in user_calls:
@@ -302,7 +303,7 @@ def _task_traits(rollout: Rollout, story: Story) -> Traits:
             traits.hold(("value", name, text_of(value)), ("field", name))
     for word in re.findall(r"[A-Za-z][A-Za-z_]{2,}", rollout.task.id):
         traits.hold(("value", WORD, word.strip("_")), EVERY)
-    user_calls = [call["name"] + OF_USER for call in rollout.task.data.get("user_calls") or []]
+    user_calls = [call.name + OF_USER for call in rollout.task.facts.user_calls]
     changes = sum(act.kind != "read" for act in story.expected) + len(user_calls)
     if rollout.reference or user_calls:
         count = str(changes) if changes < MANY else f"{MANY} or more"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
 from captrain.capabilities import Call, Toolbox, calls_in, is_prose, leaves, result_of, says, text_of
-from captrain.records import JsonObject, Rollout
+from captrain.records import Rollout
 
 SMALL = 2
 """Sets of so few edits are tried one by one."""
@@ -68,8 +68,8 @@ def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: C
     if world is not None:
         return _Search(world, replay, calls, toolbox).repair()
     goals = calls_in(rollout.reference, toolbox)
-    steps: list[JsonObject] = rollout.task.data.get("user_calls") or []
-    goals += [Call(step["name"], step["arguments"], "user", kind=toolbox.kind(step["name"])) for step in steps]
+    steps = rollout.task.facts.user_calls
+    goals += [Call(step.name, step.arguments, "user", kind=toolbox.kind(step.name)) for step in steps]
     informs = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
     # Without a reference nothing is missing and nothing is extra.
     edits = _differences(calls, goals, informs, replay) if rollout.reference else []
@@ -80,14 +80,13 @@ def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: C
 def _counts(edit: Edit, rollout: Rollout, calls: Sequence[Call], idle: Collection[str]) -> bool:
     """Tell whether a difference may have cost the reward, where no replay can say: a change too many does where all
     changes are compared, and words do where they are values."""
-    graded = rollout.task.data.get("graded") or ["db"]
     if edit.kind == "drop":
         # A call mostly of what neither a user nor a result ever named is a note or a step of the agent's harness.
         call, texts = calls[edit.places[0]], [text_of(m.get("content") or "") for m in rollout.messages]
         texts = [text for text, m in zip(texts, rollout.messages, strict=True) if m["role"] != "assistant"]
         values = [*leaves(call.arguments)]
         is_inward = 2 * sum(any(says(text, value) for text in texts) for value in values) < len(values)
-        return "db" in graded and call.tool not in idle and not is_inward
+        return rollout.task.facts.compares_state and call.tool not in idle and not is_inward
     if edit.kind == "replace" and edit.goal is not None:
         return not all(is_prose(edit.goal.arguments[name]) for name in calls[edit.places[0]].differing(edit.goal))
     return True

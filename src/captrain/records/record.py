@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from captrain.records.facts import TaskFacts
 from captrain.records.text import FileName
 
 JsonObject = dict[str, Any]
@@ -30,6 +31,11 @@ class Task(Record):
     id: str
     split: Split
     data: JsonObject
+
+    @property
+    def facts(self) -> TaskFacts:
+        """What a log says of the task beside its messages."""
+        return TaskFacts.read(self.data)
 
 
 class Score(Record):
