@@ -7,7 +7,7 @@ import pytest
 
 from captrain.capabilities import Toolbox, acts_of
 from captrain.contract import tool_call
-from captrain.diagnosis.clauses import RecordBook, Setting, read_clauses, shipped_clauses, violations
+from captrain.diagnosis.clauses import DiagnosisContext, RecordBook, read_clauses, shipped_clauses, violations
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message, publish_text
 
@@ -24,7 +24,7 @@ def objections(path: Path, record: JsonObject, wishes: str = "") -> list[str]:
     toolbox, book = Toolbox(SCHEMAS), RecordBook()
     shown: Message = {"role": "tool", "content": str(record).replace("'", '"')}
     book.add(acts_of([tool_call("get_loan", {"loan_id": "L1"}), shown], toolbox))
-    setting = Setting(toolbox, POLICY, book, set(), set(), [read_clauses(path)])
+    setting = DiagnosisContext(toolbox, POLICY, book, set(), set(), [read_clauses(path)])
     writes = acts_of([tool_call("extend_loan", {"loan_id": "L1"})], toolbox)
     return [str(violation) for violation in violations(writes, wishes, setting)]
 

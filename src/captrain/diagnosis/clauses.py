@@ -132,7 +132,12 @@ class Clause(Record):
     claimed: Pattern[str] = re.compile("(?!)")
 
     def objection(
-        self, act: Act, earlier: Sequence[Act], wishes: str, setting: "Setting", patterns: Mapping[str, Pattern[str]]
+        self,
+        act: Act,
+        earlier: Sequence[Act],
+        wishes: str,
+        setting: "DiagnosisContext",
+        patterns: Mapping[str, Pattern[str]],
     ) -> str | None:
         """Say what is wrong with a write, None where nothing is.
 
@@ -231,7 +236,7 @@ def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class DiagnosisContext:
     """Common ground of the rollouts of an environment: the tools, the policy ("" where the log has none), the
     records that were shown before anything was written, the tools that were called in rollouts that passed and that no
     reference calls (`idle`: what they do is of no account), those by which rollouts that passed have handed over where
@@ -267,7 +272,7 @@ class Setting:
         ]
 
 
-def violations(acts: Sequence[Act], wishes: str, setting: Setting) -> Iterator[Violation]:
+def violations(acts: Sequence[Act], wishes: str, setting: DiagnosisContext) -> Iterator[Violation]:
     """The writes that some clause forbids.
 
     Args:
