@@ -2,9 +2,6 @@ from .digests import BLOCK as BLOCK
 from .digests import bytes_digest as bytes_digest
 from .digests import digest as digest
 from .digests import file_digest as file_digest
-from .facts import Milestone as Milestone
-from .facts import TaskFacts as TaskFacts
-from .facts import UserCall as UserCall
 from .files import MOST as MOST
 from .files import first_fault as first_fault
 from .files import load as load
@@ -33,6 +30,7 @@ from .record import IndexEntry as IndexEntry
 from .record import JsonObject as JsonObject
 from .record import Label as Label
 from .record import Message as Message
+from .record import Milestone as Milestone
 from .record import Passport as Passport
 from .record import Purpose as Purpose
 from .record import Record as Record
@@ -41,7 +39,9 @@ from .record import RolloutLabels as RolloutLabels
 from .record import Score as Score
 from .record import Split as Split
 from .record import Task as Task
+from .record import TaskFacts as TaskFacts
 from .record import Usage as Usage
+from .record import UserCall as UserCall
 from .record import Verdict as Verdict
 from .text import as_markdown as as_markdown
 from .text import censored as censored

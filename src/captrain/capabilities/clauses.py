@@ -25,11 +25,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from captrain.capabilities import Act, Toolbox
+from captrain.capabilities.calls import Call
+from captrain.capabilities.text import plain
+from captrain.capabilities.toolbox import Toolbox
 from captrain.records import JsonObject, Record, parse_yaml, read_yaml
 
 NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
-SPACE = re.compile(r"[\s‐-―]+")
 REQUIREMENT = re.compile(r"\ban? (\w+) can only be (\w+) if its (\w+) is ['\"‘“]([\w ]+)['\"’”]", re.IGNORECASE)
 """A sentence that asks a record for a value: noun of the record, participle of the operation, field, value."""
 BEYOND = (ast.Attribute, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.JoinedStr)
@@ -73,7 +74,7 @@ class RecordBook:
         self._records: dict[tuple[str, str], list[JsonObject]] = {}
         self._people: dict[tuple[str, str], list[JsonObject]] = {}
 
-    def add(self, acts: list[Act]) -> None:
+    def add(self, acts: list[Call]) -> None:
         """Keep what the look-ups of a rollout returned before its first write."""
         for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
             if act.kind == "read" and not act.failed:
@@ -133,8 +134,8 @@ class Clause(Record):
 
     def objection(
         self,
-        act: Act,
-        earlier: Sequence[Act],
+        act: Call,
+        earlier: Sequence[Call],
         wishes: str,
         setting: "DiagnosisContext",
         patterns: Mapping[str, Pattern[str]],
@@ -194,7 +195,7 @@ class Clauses(Record):
 class Violation:
     """A write that a clause forbids: the clause, its sentence in the policy, and why."""
 
-    act: Act
+    act: Call
     clause: Clause
     sentence: str
     reason: str
@@ -272,7 +273,7 @@ class DiagnosisContext:
         ]
 
 
-def violations(acts: Sequence[Act], wishes: str, setting: DiagnosisContext) -> Iterator[Violation]:
+def violations(acts: Sequence[Call], wishes: str, setting: DiagnosisContext) -> Iterator[Violation]:
     """The writes that some clause forbids.
 
     Args:
@@ -286,8 +287,3 @@ def violations(acts: Sequence[Act], wishes: str, setting: DiagnosisContext) -> I
                 reason = clause.objection(act, acts[:place], wishes, setting, patterns)
                 if reason:
                     yield Violation(act, clause, sentence, reason)
-
-
-def plain(text: str) -> str:
-    """A text in lower case, with one space for each run of spaces and dashes."""
-    return SPACE.sub(" ", text.lower().replace("**", "").replace("-", " "))
