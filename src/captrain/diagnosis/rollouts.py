@@ -26,8 +26,9 @@ from captrain.capabilities import (
 )
 from captrain.contract import Target, calls_of
 from captrain.diagnosis.case import Case, Cause, Confidence
-from captrain.diagnosis.clauses import Clauses, DiagnosisContext, RecordBook
+from captrain.diagnosis.clauses import REMEDY, Clauses, DiagnosisContext, RecordBook
 from captrain.diagnosis.explanation import Explanation, explain
+from captrain.diagnosis.expressions import ExpressionError
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
@@ -339,7 +340,10 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Diagno
     except (UserError, InfrastructureError) as trouble:
         # A benchmark may know no such call, and its worker may die.
         repair, unproven = find_repair(rollout, setting.toolbox, None, setting.idle), str(trouble)
-    explanation = explain(case, repair)
+    try:
+        explanation = explain(case, repair)
+    except ExpressionError as error:
+        raise UserError(f"rollout {row.place} ({rollout.id}): {error}", REMEDY) from None
     reasons, findings = [*explanation.causes], needs.findings(rollout) if needs else {}
     kinds = {cause.kind for cause in reasons}
     lacks = [
