@@ -112,7 +112,7 @@ FAILING = {
     "'a' * 10": "can only be added",
     "'%9999d' % 1": "can only be added",
     "findall('(', policy)": "not a regular expression",
-    "findall('(.|.)*(.|.)*(.|.)*ZQ', policy)": "takes longer",
+    "findall('(.|.)*(.|.)*(.|.)*[QZ]', policy)": "takes longer",
     "arguments['loan_id'] + 1": "can only concatenate",
     "text('{}{}', 1)": "1 values for 2 places",
     "text('{0.__class__}', now)": "1 values for 0 places",
