@@ -17,8 +17,8 @@ from captrain.cli.logs import benchmark_of_project
 from captrain.contract import tool_call
 from captrain.diagnosis import Diagnosis, advise
 from captrain.diagnosis import diagnose as explain
-from captrain.diagnosis.explained import RepairStep
 from captrain.diagnosis.findings import Collection
+from captrain.diagnosis.rollouts import RepairStep
 from captrain.interop import read_logs
 from captrain.projects import init_project
 from captrain.records import Rollout, Score, Task
