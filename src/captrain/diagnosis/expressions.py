@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
+from re import Match
 from time import monotonic
-from typing import Self
+from typing import Any, Self
 
 import regex
 from pydantic_core import core_schema
@@ -206,8 +207,9 @@ def look_up(container: object, key: object) -> object:
         raise MissingValue
     if not isinstance(container, dict | list | tuple | str):
         raise ExpressionError(f"{type(container).__name__} has no items")
+    items: Any = container
     try:
-        return container[key]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
+        return items[key]
     except LookupError:
         raise MissingValue from None
 
@@ -250,7 +252,7 @@ class Pattern(Parsed):
     """A regular expression whose matching is limited in time."""
 
     text: str
-    compiled: "regex.Pattern[str]" = field(repr=False, compare=False)
+    compiled: Any = field(repr=False, compare=False)  # the regex module has no types
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -262,7 +264,7 @@ class Pattern(Parsed):
         except (regex.error, RecursionError, OverflowError, MemoryError) as error:
             raise ValueError(f"{text!r} is not a regular expression: {error}") from None
 
-    def matches(self, text: str, seconds: float = SECONDS) -> Iterator["regex.Match[str]"]:
+    def matches(self, text: str, seconds: float = SECONDS) -> Iterator[Match[str]]:
         """Find the matches in a text, one by one.
 
         Raises:
