@@ -18,7 +18,7 @@ FRIENDLY = tuple(GUIDANCE)[4]
 class Prompted(ScriptedPolicy):
     """Solves tasks with a probability set by its guidance: one line helps, another one harms, the others do nothing.
 
-    A share `faults` of its plays end in errors, once or always. KILLED_IN_BATCH names the batch in which its process dies.
+    A share `faults` of its plays end in errors, once or always. KILLED_IN_BATCH names the batch in which it is killed.
     """
 
     batches = 0

@@ -31,7 +31,7 @@ def every(target: Target, split: Split) -> list[Task]:
 
 
 def play_hostile_calls(target: Target, tasks: Sequence[Task], mark: Path, answered: int) -> int:
-    """Play 25 calls of random form in each task, check that they score like doing nothing, and return how many were answered.
+    """Play 25 random calls in each task, check that they score like doing nothing, and return how many were answered.
 
     Args:
         target: the benchmark.

@@ -1,4 +1,6 @@
-"""A pipeline with one stage that dispatches chores and publishes their results: `python -m support.cluster.pipeline NAME...`.
+"""A pipeline with one stage that dispatches chores and publishes their results.
+
+    python -m support.cluster.pipeline NAME...
 
 It is killed at the moment that the variable MOMENT names.
 """
