@@ -101,13 +101,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Qwen3 with random weights and the embedded base's tokenizer."""
     import torch
 
-    from captrain.run import Base
+    from captrain.run import BaseModelSettings
     from captrain.training.base.tokenizer import build_tokenizer
     from captrain.training.base.training import build_model
 
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
-    size = Base(hidden=32, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
+    size = BaseModelSettings(hidden=32, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
     folder = tmp_path_factory.mktemp("models") / "tiny"
     build_model(tokenizer, size, seed=13).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -47,12 +47,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 with random weights, whose heads are as wide as vLLM's kernels ask for."""
-    from captrain.run import Base
+    from captrain.run import BaseModelSettings
     from captrain.training.base.tokenizer import build_tokenizer
     from captrain.training.base.training import build_model
 
     tokenizer, folder = build_tokenizer(), tmp_path_factory.mktemp("models") / "wide"
-    size = Base(hidden=64, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
+    size = BaseModelSettings(hidden=64, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
     build_model(tokenizer, size, seed=13).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -28,7 +28,7 @@ from captrain.interop import logs_of_rollouts
 from captrain.planning.feasibility import UNAIDED
 from captrain.projects import export_environment
 from captrain.records import Message, Task
-from captrain.run import Component, Machine, Selection, compose_spec
+from captrain.run import Component, Machine, SelectionSettings, compose_spec
 from captrain.training.jobs import Job, TrainingEnvironment
 from captrain.training.runs import train
 
@@ -43,7 +43,9 @@ SETTINGS: dict[str, dict[str, object]] = {
 """Settings of the benchmarks that are none of captrain's."""
 PRICES = {"apple": 3, "bread": 4, "cheese": 7, "dates": 5, "eggs": 2}
 SPLITS = {split: {"split": split} for split in ("discovery", "training", "test")}
-RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product")
+RULE = SelectionSettings(
+    delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product"
+)
 
 
 def settle(standard: str, **settings: object) -> tuple[Component, Machine]:

@@ -36,7 +36,7 @@ from captrain.capabilities.selection import select
 from captrain.contract import Target, calls_of, tool_call
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish
-from captrain.run import Component, Selection, compose_spec, publish_spec
+from captrain.run import Component, SelectionSettings, compose_spec, publish_spec
 from captrain.run.machine import ModelAccess
 from captrain.training.base.demonstrations import SHORTCUTS, take_shortcuts
 
@@ -49,7 +49,7 @@ NAMES = {
 }
 """Under which names the model knows causes; the first is the canonical one."""
 CANONICAL = {names[0].lower().replace(" ", "_"): cause for cause, names in NAMES.items()}
-THRESHOLDS = Selection(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, resamples=200)
+THRESHOLDS = SelectionSettings(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, resamples=200)
 
 
 @cache

@@ -52,7 +52,7 @@ CAUSE_OF = {
     "copy": "wrong_argument",
 }
 PLANTED = {*CAUSE_OF.values()}
-THRESHOLDS = spec.Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=1000)
+THRESHOLDS = spec.SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=1000)
 CANDIDATES = [
     Capability(id=slug, name=cause.name, description=cause.description)
     for slug, cause in KINDS.items()

@@ -22,9 +22,11 @@ from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import derive
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import Capability, JsonObject, Message, Rollout, Score, Task
-from captrain.run import Component, Selection
+from captrain.run import Component, SelectionSettings
 
-RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200, ranking="product")
+RULE = SelectionSettings(
+    delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200, ranking="product"
+)
 HABITS = cellar.Demonstrations.habits
 READING = tool("get_reading", "A spot of a wheel.", "wheel", "spot")
 

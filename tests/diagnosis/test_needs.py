@@ -11,9 +11,9 @@ from captrain.contract import Target
 from captrain.diagnosis import Diagnosis, advise, diagnose
 from captrain.interop import read_logs
 from captrain.records import JsonObject, Message
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
-SELECTION = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+SELECTION = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
 
 
 def diagnosed(folder: Path, reward: Callable[[Target, JsonObject, list[Message]], float], count: int) -> Diagnosis:

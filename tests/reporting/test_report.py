@@ -37,12 +37,12 @@ from captrain.records import (
 )
 from captrain.reporting import tables
 from captrain.reporting.pages import build, rollouts, site
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 STATIC = Path(build.__code__.co_filename).parent / "static"
 KINDS = ("check", "pick")
-LIMITS = Selection(delta=0.2, coverage=0.1, agreement=3, confidence=0.95, floor=0.0, resamples=200)
+LIMITS = SelectionSettings(delta=0.2, coverage=0.1, agreement=3, confidence=0.95, floor=0.0, resamples=200)
 NAMES = {"check_first": "Check first", "pick_right": "Pick right", "be_polite": "Be polite", "seldom": "Seldom"}
 CANDIDATES = [Capability(id=slug, name=name, description=f"{name}, always.") for slug, name in NAMES.items()]
 MAIN = """method,label,pass_rate,low,high,pass_hat_k,mean_reward,tasks,excluded,trials,errors,rollouts_spent

@@ -7,12 +7,14 @@ from captrain.contract import IDLE, Play, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.interop import logs_of_rollouts
 from captrain.records import Message, Rollout
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 
 def selected_causes(rollouts: Sequence[Rollout]) -> list[str]:
     """List the causes that a diagnosis selects with the default thresholds."""
-    rule = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product")
+    rule = SelectionSettings(
+        delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product"
+    )
     report = diagnose(logs_of_rollouts(rollouts), rule, runs=10, count=4, seed=0).report
     assert report is not None
     return [candidate["id"] for candidate in report["candidates"] if candidate["selected"]]

@@ -10,7 +10,7 @@ from support.training import ROOT, inside, passport
 from captrain.agents.collection import collect, pass_rate
 from captrain.agents.policy import load_policy
 from captrain.benchmarks import ServiceDesk
-from captrain.comparison.baselines.rounds import Evidence
+from captrain.comparison.baselines.rounds import RoundState
 from captrain.comparison.baselines.solutions import generalist_lesson, specialist_lessons
 from captrain.contract import Target, load_file
 from captrain.environments import Brief
@@ -64,7 +64,7 @@ def lesson_of(spec: Spec) -> SolutionLesson:
     """Plan the lesson of the adapter over all environments of the working folder."""
     folders = (Path("results/environments"), Path("results/pairs"))
     environments = tuple(item for folder in folders for item in training_environments(folder))
-    return generalist_lesson(spec, Path("artifacts/base"), Evidence([], [], {}, [], environments))
+    return generalist_lesson(spec, Path("artifacts/base"), RoundState([], [], {}, [], environments))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_specialist_is_taught_on_its_own_environment_alone(home: Path, tiny: P
     with inside(home):
         environments = training_environments(Path("results/environments"))
         pairs = training_environments(Path("results/pairs"))
-        evidence = Evidence([], [], {}, [], (*environments, *pairs))
+        evidence = RoundState([], [], {}, [], (*environments, *pairs))
         lessons = specialist_lessons(chosen("baselines.solutions.specialist=20"), Path("artifacts/base"), evidence)
     assert [(lesson.name, [(item.name, count) for item, count in lesson.counts]) for lesson in lessons] == [
         ("solutions:alpha", [("alpha", 20)]), ("solutions:beta", [("beta", 20)]),

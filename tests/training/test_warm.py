@@ -13,7 +13,7 @@ from captrain.benchmarks.servicedesk import TOOLS
 from captrain.contract import Play
 from captrain.errors import UserError
 from captrain.models import Chat
-from captrain.run import Base, Component
+from captrain.run import BaseModelSettings, Component
 from captrain.training import pretrained_digest, pretrained_folder, warm_start
 from captrain.training.base import demonstrations
 
@@ -45,9 +45,9 @@ def llama(tiny: Path) -> Path:
     return folder
 
 
-def section(folder: Path, steps: int) -> Base:
+def section(folder: Path, steps: int) -> BaseModelSettings:
     name = f"llama@{pretrained_digest(folder)}"
-    return Base(
+    return BaseModelSettings(
         pretrained=name, hidden=8, layers=1, heads=1, steps=steps, batch=4, learning_rate=1e-2, weight_decay=0.0
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from captrain.contract import Environment, Target
 from captrain.errors import UserError
 from captrain.records import Split, Task, digest, file_digest
-from captrain.run import Component, Evaluation, Machine, build, component_class, nested, takes
+from captrain.run import Component, EvaluationSettings, Machine, build, component_class, nested, takes
 
 LOOKED_AT = 10
 """Tasks that are looked at for a reference."""
@@ -56,7 +56,7 @@ def in_workers(component: Component) -> bool:
     return takes(component, "machine")
 
 
-def evaluation_tasks(benchmark: Target, evaluation: Evaluation) -> list[Task]:
+def evaluation_tasks(benchmark: Target, evaluation: EvaluationSettings) -> list[Task]:
     """The tasks that methods are compared on: of the test split, and where `evaluation.splits` says all every task of
     the other splits, which is played as a test task then.
 

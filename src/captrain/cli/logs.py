@@ -19,7 +19,15 @@ from captrain.cli.console import (
 )
 from captrain.contract import Target
 from captrain.errors import UserError
-from captrain.run import Machine, Ranking, Selection, compose_configuration, find_project, require_apart, require_folder
+from captrain.run import (
+    Machine,
+    Ranking,
+    SelectionSettings,
+    compose_configuration,
+    find_project,
+    require_apart,
+    require_folder,
+)
 
 RUNS = 10
 """Labelling runs over logs."""
@@ -59,7 +67,7 @@ def diagnose(
     require_apart(out)
     if dry_run and analyst != "openai":
         raise UserError("--dry-run says what a language model would cost, and none is asked", "add --analyst openai")
-    selection = Selection(
+    selection = SelectionSettings(
         delta=delta,
         coverage=coverage,
         agreement=agreement,

@@ -19,7 +19,7 @@ from captrain.environments.sandbox.forkserver import MODULES
 from captrain.environments.subject import Standard, Subject, at_least, at_most, finding, limit, mean_at_most, play_agent
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Check, JsonObject, Message, Passport, Rollout, Score, Task, digest, plain, read_bytes
-from captrain.run import Environments, Machine
+from captrain.run import EnvironmentSettings, Machine
 
 ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""
@@ -335,7 +335,7 @@ def widening(passports: Iterable[Passport]) -> str:
     return f"widen {', '.join(keys)} if what failed is right, or " if keys else ""
 
 
-def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: Environments) -> list[Check]:
+def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: EnvironmentSettings) -> list[Check]:
     """The spread of rewards on the base: rollouts of equal task lie together, `group_size` each."""
     if errors := [rollout for rollout in rollouts if rollout.score is None]:
         detail = f"{len(errors)} rollouts ended in an infrastructure error"

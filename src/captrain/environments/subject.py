@@ -39,7 +39,7 @@ from captrain.records import (
     first_fault,
     read_bytes,
 )
-from captrain.run import Environments, Machine
+from captrain.run import EnvironmentSettings, Machine
 
 T = TypeVar("T")
 
@@ -63,11 +63,11 @@ class Standard:
 
     tools: list[JsonObject]
     tests: HeldOutTasks
-    bounds: Environments
+    bounds: EnvironmentSettings
     target: Target | None = None
 
 
-def make_standard(benchmark: Target, tests: int, bounds: Environments) -> Standard:
+def make_standard(benchmark: Target, tests: int, bounds: EnvironmentSettings) -> Standard:
     """The standard of a benchmark.
 
     Args:

@@ -83,7 +83,7 @@ class Parameter(BaseModel):
     description: str = ""
 
 
-class Endpoint(BaseModel):
+class Operation(BaseModel):
     """An operation."""
 
     path: str
@@ -94,19 +94,19 @@ class Endpoint(BaseModel):
     request_params: dict[str, Parameter] = {}
 
 
-class Group(BaseModel):
+class OperationGroup(BaseModel):
     """Operations."""
 
-    endpoints: list[Endpoint]
+    endpoints: list[Operation]
 
 
 class Api(_Row):
     """The operations of a scenario, as they were specified."""
 
-    groups: Annotated[list[Group], Field(validation_alias=AliasPath("api_spec", "api_groups"))]
+    groups: Annotated[list[OperationGroup], Field(validation_alias=AliasPath("api_spec", "api_groups"))]
 
 
-class Source(_Row):
+class Application(_Row):
     """The application of a scenario."""
 
     full_code: str
@@ -145,7 +145,7 @@ def scenarios(folder: Path) -> list[Scenario]:
     databases = _by_scenario(folder / "gen_db.jsonl", Database)
     samples = _by_scenario(folder / "gen_sample.jsonl", Sample)
     apis = _by_scenario(folder / "gen_spec.jsonl", Api)
-    sources = _by_scenario(folder / "gen_envs.jsonl", Source)
+    sources = _by_scenario(folder / "gen_envs.jsonl", Application)
     checks: dict[str, dict[int, str]] = {}
     for verifier in load(folder / "gen_verifier.pure_code.jsonl", Verifier, LAYOUT_REMEDY):
         checks.setdefault(_slug(verifier.scenario), {})[verifier.task_idx] = verifier.code
@@ -177,7 +177,7 @@ def _by_scenario(path: Path, kind: type[AnyRow]) -> dict[str, AnyRow]:
     return {_slug(row.scenario): row for row in load(path, kind, LAYOUT_REMEDY)}
 
 
-def _route(endpoint: Endpoint) -> JsonObject:
+def _route(endpoint: Operation) -> JsonObject:
     """Convert an operation's specification to what the driver takes."""
     parameters = endpoint.request_params
     properties = {
