@@ -24,7 +24,7 @@ from support.warm import Server, warm_commands
 
 from captrain.benchmarks import installing
 from captrain.cli import app
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Task
 
 # As in the Makefile. Tests need no network, and one thread is faster here.
@@ -154,8 +154,10 @@ def letters(tmp_path: Path) -> Callable[..., Path]:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     """List every task that is opened from now on."""
     tasks: list[Task] = []
-    open_ = Target.open
-    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
+    open_ = CheckedEnvironment.open
+    monkeypatch.setattr(
+        CheckedEnvironment, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1]
+    )
     return tasks
 
 

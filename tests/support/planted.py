@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from captrain.agents.scripted import Script, by_the_book
-from captrain.contract import IDLE, Play, tool_call
+from captrain.contract import IDLE, RunningEpisode, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.interop import logs_of_rollouts
 from captrain.records import Message, Rollout
@@ -28,7 +28,7 @@ def slipping(fault: str, tasks: Collection[str]) -> Script:
         tasks: ids of the tasks with the mistake.
     """
 
-    def script(play: Play) -> Sequence[Message]:
+    def script(play: RunningEpisode) -> Sequence[Message]:
         reference = by_the_book(play)
         if not any(f"/{task}/" in f"/{play.key}/" for task in tasks):
             return reference

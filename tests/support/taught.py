@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import JsonObject, Message, Task
 
 BETWEEN = re.compile(r"<\|im_start\|>\w+\n|<\|im_end\|>\n?|</?tool_response>\n?")
 """Marks of the chat template between the texts of a dialogue."""
 
 
-def teach(target: Target, solutions: Sequence[tuple[Task, list[Message]]], folder: Path, steps: int) -> Path:
+def teach(
+    target: CheckedEnvironment, solutions: Sequence[tuple[Task, list[Message]]], folder: Path, steps: int
+) -> Path:
     """Train a random model on recorded solutions of tasks; each text in them becomes one token.
 
     Args:
