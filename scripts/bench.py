@@ -153,7 +153,7 @@ def captrain_engine(policy: LocalPolicy, target: CheckedEnvironment, tasks: list
     """Time our engine on the tasks."""
     policy.batch = len(tasks)
     plays = [RunningEpisode(f"bench/{number}", target.open(task)) for number, task in enumerate(tasks)]
-    assert all(play.episode.messages for play in plays)  # open the episodes before the timer starts, as on the other side
+    assert all(play.episode.messages for play in plays)  # opened before the timer starts
     start = time.process_time()
     finished = list(policy.play(plays))
     seconds = time.process_time() - start
