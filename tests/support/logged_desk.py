@@ -1,4 +1,4 @@
-"""A desk with a policy: small dialogues, written as result files of tau2-bench and explained."""
+"""A desk with a policy: small dialogues, written as tau2-bench result files and diagnosed."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ CANCEL = gold("cancel_reservation", reservation_id="AAA111")
 
 
 class Desk:
-    """Writes result files of tau2-bench and explains what is in them."""
+    """Writes tau2-bench result files and diagnoses their rollouts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.policy = folder, POLICY
