@@ -1,4 +1,4 @@
-"""A desk with a policy: small dialogues, written as result files of tau2-bench and explained."""
+"""A desk with a policy: small dialogues, written as tau2-bench result files and diagnosed."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 from captrain.diagnosis import DiagnosedRollout, diagnose
 from captrain.interop import read_logs
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
-LIMITS = Selection(delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=20)
+LIMITS = SelectionSettings(delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=20)
 POLICY = """The current time is 2024-05-15 15:00:00 EST.
 Otherwise, flight can be cancelled if any of the following is true:
 - The booking was made within the last 24 hrs
@@ -59,7 +59,7 @@ CANCEL = gold("cancel_reservation", reservation_id="AAA111")
 
 
 class Desk:
-    """Writes result files of tau2-bench and explains what is in them."""
+    """Writes tau2-bench result files and diagnoses their rollouts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.policy = folder, POLICY

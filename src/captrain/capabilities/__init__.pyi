@@ -16,6 +16,7 @@ from .calls import calls_in as calls_in
 from .calls import order_traits as order_traits
 from .calls import place_of as place_of
 from .calls import sourced_calls as sourced_calls
+from .clauses import CLAUSES_PAGE as CLAUSES_PAGE
 from .clauses import Clauses as Clauses
 from .clauses import DiagnosisContext as DiagnosisContext
 from .clauses import RecordBook as RecordBook
@@ -29,6 +30,7 @@ from .compaction import rendered as rendered
 from .edits import view_repaired as view_repaired
 from .engine import Explanation as Explanation
 from .engine import explain as explain
+from .expressions import ExpressionError as ExpressionError
 from .faults import fault_of as fault_of
 from .faults import slip_of as slip_of
 from .labelling import EXAMPLES as EXAMPLES
@@ -64,7 +66,6 @@ from .selection import select as select
 from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
 from .text import is_value as is_value
-from .text import leaves as leaves
 from .text import number_of as number_of
 from .text import quoted as quoted
 from .text import result_of as result_of

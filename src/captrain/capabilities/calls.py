@@ -12,7 +12,6 @@ from captrain.capabilities.association import EVERY, Traits
 from captrain.capabilities.text import (
     are_plain,
     is_value,
-    leaves,
     number_of,
     reports_error,
     result_of,
@@ -22,7 +21,7 @@ from captrain.capabilities.text import (
 )
 from captrain.capabilities.toolbox import Kind, Toolbox
 from captrain.contract import calls_of
-from captrain.records import JsonObject, Message, Rollout, digest
+from captrain.records import JsonObject, Message, Rollout, digest, leaves
 
 QUOTED = 160
 OF_USER = " (the user's)"

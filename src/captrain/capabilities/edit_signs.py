@@ -17,13 +17,13 @@ from captrain.capabilities.text import (
     atoms,
     is_common,
     is_identifier,
-    leaves,
     quoted,
     says,
     shape,
     text_of,
 )
 from captrain.capabilities.view import END, Edit, RolloutView
+from captrain.records import leaves
 
 REPEATS = 3
 """Equal calls that are a loop: twice may be a second try."""

@@ -14,9 +14,9 @@ from itertools import combinations, islice
 from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
 from captrain.capabilities.calls import Call, make_call
 from captrain.capabilities.clauses import DiagnosisContext
-from captrain.capabilities.text import is_prose, leaves, result_of, says, text_of
+from captrain.capabilities.text import is_prose, result_of, says, text_of
 from captrain.capabilities.view import END, Edit, Repair, RolloutView
-from captrain.records import Rollout
+from captrain.records import Rollout, leaves
 
 SMALL = 2
 """Sets of at most this many edits are tried one by one."""

@@ -15,11 +15,11 @@ from itertools import product
 
 from captrain.benchmarks import Replay, Worlds
 from captrain.capabilities.calls import Call, calls_in
-from captrain.capabilities.text import leaves, text_of
+from captrain.capabilities.text import text_of
 from captrain.capabilities.toolbox import Kind, Toolbox, kind_of
 from captrain.contract import calls_of
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import JsonObject, Message, Rollout, leaves
 
 PASSES = 2
 """Rollouts that pass without a call before it is taken for a look-up: one may be a grader's slip."""

@@ -15,9 +15,9 @@ from captrain.capabilities.association import LEVEL, Association, Key, Tally, Tr
 from captrain.capabilities.calls import calls_in, order_traits, place_of, sourced_calls
 from captrain.capabilities.occasions import Occasion
 from captrain.capabilities.rules import KINDS
-from captrain.capabilities.text import leaves, says, text_of
+from captrain.capabilities.text import says, text_of
 from captrain.capabilities.toolbox import Toolbox
-from captrain.records import Rollout
+from captrain.records import Rollout, leaves
 from captrain.statistics import fisher
 
 LUCKY = 0.2

@@ -14,9 +14,9 @@ from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.learnt_needs import learn_needs
 from captrain.capabilities.occasions import Occasion, Vocabulary
 from captrain.capabilities.rules import KINDS
-from captrain.capabilities.text import leaves, reports_error, result_of
+from captrain.capabilities.text import reports_error, result_of
 from captrain.capabilities.view import bare_view
-from captrain.records import Capability, JsonObject, Label, Rollout
+from captrain.records import Capability, JsonObject, Label, Rollout, leaves
 from captrain.run import ModelAccess
 
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import TypeGuard
 
-from captrain.records import Message
+from captrain.records import Message, leaves
 
 QUOTED = 140
 PROSE = 4
@@ -85,11 +85,6 @@ def atoms(value: object) -> Iterator[object]:
             yield from atoms(item)
     elif value is not None:
         yield value
-
-
-def leaves(value: object) -> Iterator[str]:
-    """The strings and numbers inside a JSON value, as text."""
-    return (str(item) for item in atoms(value) if isinstance(item, str | int | float) and not isinstance(item, bool))
 
 
 def plain(text: str) -> str:

@@ -25,7 +25,6 @@ from captrain.capabilities.text import (
     identifiers_in,
     is_identifier,
     is_reply,
-    leaves,
     plain,
     refuses,
     same,
@@ -36,7 +35,7 @@ from captrain.capabilities.text import (
     text_of,
 )
 from captrain.capabilities.toolbox import Toolbox
-from captrain.records import Message, Milestone, Rollout
+from captrain.records import Message, Milestone, Rollout, leaves
 
 END = 1_000_000
 """Beyond the last message."""

@@ -14,12 +14,14 @@ import numpy as np
 
 from captrain.benchmarks import Kind, Worlds, open_worlds
 from captrain.capabilities import (
+    CLAUSES_PAGE,
     INFRASTRUCTURE,
     KINDS,
     SIMULATOR,
     Clauses,
     DiagnosisContext,
     Explanation,
+    ExpressionError,
     Needs,
     RecordBook,
     RolloutView,
@@ -30,7 +32,7 @@ from captrain.capabilities import (
     learn_toolbox,
     view_repaired,
 )
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml
@@ -261,7 +263,9 @@ def diagnose_rollouts(
     return DiagnosedLogs(_agreed(spool, outcomes), outcomes, toolbox, needs)
 
 
-def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine | None) -> dict[str, set[str]]:
+def needed_causes(
+    rollouts: Iterable[Rollout], target: CheckedEnvironment, machine: Machine | None
+) -> dict[str, set[str]]:
     """Find what failed rollouts need, proven by replay: by the id of each, the agent's own causes of the steps without
     which it does not pass. A rollout that no world plays, or whose reference is suspect, proves nothing; nor does a
     step that only follows from an earlier one.
@@ -342,7 +346,11 @@ def _explained(
     except (UserError, InfrastructureError) as trouble:
         # A benchmark may know no such call, and its worker may die.
         view, unproven = view_repaired(rollout, context, None), str(trouble)
-    explanation, found = explain(view), needs.found(rollout) if needs else {}
+    try:
+        explanation = explain(view)
+    except ExpressionError as error:
+        raise UserError(f"rollout {row.place} ({rollout.id}): {error}", CLAUSES_PAGE) from None
+    found = needs.found(rollout) if needs else {}
     causes = [
         RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, confidence="high")
         for verdict in explanation.causes
