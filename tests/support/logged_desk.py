@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from captrain.diagnosis import Explained, diagnose
+from captrain.diagnosis import DiagnosedRollout, diagnose
 from captrain.interop import read_logs
 from captrain.run import SelectionSettings
 
@@ -77,9 +77,9 @@ class Desk:
         self.simulations.append({**simulation, **more})
         return self
 
-    def explained(self) -> list[Explained]:
+    def explained(self) -> list[DiagnosedRollout]:
         info = {"environment_info": {"domain_name": "airline", "policy": self.policy}, "agent_info": {"llm": "a"}}
         path = self.folder / "log.json"
         path.write_text(json.dumps({"info": info, "tasks": self.tasks, "simulations": self.simulations}))
         diagnosis = diagnose(read_logs([path]), LIMITS, runs=2, count=4, seed=0)
-        return [*diagnosis.explanations.rollouts]
+        return [*diagnosis.diagnosed.rollouts]
