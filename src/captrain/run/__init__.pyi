@@ -43,6 +43,7 @@ from .outputs import require_folder as require_folder
 from .outputs import user_outputs as user_outputs
 from .rows import Awm as Awm
 from .rows import Baselines as Baselines
+from .rows import Faults as Faults
 from .rows import GrpoSettings as GrpoSettings
 from .rows import Solutions as Solutions
 from .rows import SolutionSource as SolutionSource
