@@ -36,7 +36,7 @@ import torch
 from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
-from captrain.contract import Play, Target
+from captrain.contract import CheckedEnvironment, RunningEpisode
 from captrain.errors import UserError
 from captrain.models import (
     CHECKPOINTS,
@@ -71,7 +71,7 @@ class Row:
     fill up a batch, have no reward."""
 
     environment: int
-    play: Play
+    play: RunningEpisode
     informative: bool
     reward: float | None
     advantage: float
@@ -83,7 +83,7 @@ def fit(
     recipe: GRPO,
     job: Job,
     policy: Learner,
-    targets: Sequence[Target],
+    targets: Sequence[CheckedEnvironment],
     workspace: Path,
 ) -> StepResult:
     """Train from the last whole checkpoint, or from the start, and leave the adapter in `workspace/adapter`.
@@ -141,7 +141,9 @@ class PolicyTrainer(TrlTrainer):
     weights and optimizer, later steps depend on `history` alone. The arguments are those of `fit`.
     """
 
-    def __init__(self, recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], workspace: Path) -> None:
+    def __init__(
+        self, recipe: GRPO, job: Job, policy: Learner, targets: Sequence[CheckedEnvironment], workspace: Path
+    ) -> None:
         self.recipe, self.job, self.policy = recipe, job, policy
         self.folder = workspace / collectives.checkpoints(job.machine.accelerate)
         self.sampling, self.points = self.folder / "sampling", workspace / POINTS
@@ -246,7 +248,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
     # 1. Rollouts
 
     def play(self, prompts: list[str]) -> Sampled:
-        """Play one step's groups with the current adapter, and add the step to the history.
+        """RunningEpisode one step's groups with the current adapter, and add the step to the history.
 
         The prompts returned have no hints. If the budget ends within the step, further rows repeat the first rollout
         without its reward and with nothing to learn from. Where several processes train, each knows all rollouts of

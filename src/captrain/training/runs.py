@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import digest
 from captrain.run import Machine, build, code_digest
 from captrain.training import processes
@@ -42,14 +42,14 @@ def train(job: Job) -> Trained:
     return Trained.of_steps(job.name, folder / "adapter", result)
 
 
-def _loaded(job: Job) -> tuple[Learner, list[Target], GRPO]:
+def _loaded(job: Job) -> tuple[Learner, list[CheckedEnvironment], GRPO]:
     """Load what a job names: policy, environments and recipe."""
     policy = learner(job.policy, job.base, job.machine, job.name, job.way_out)
     targets = [environment.target(job.machine) for environment in job.environments]
     return policy, targets, build(job.trainer, GRPO)
 
 
-def _fit(job: Job, policy: Learner, targets: Sequence[Target], recipe: GRPO, workspace: Path) -> StepResult:
+def _fit(job: Job, policy: Learner, targets: Sequence[CheckedEnvironment], recipe: GRPO, workspace: Path) -> StepResult:
     from captrain.training import grpo, student  # torch and TRL
 
     kind = student.Student if isinstance(job, Distillation) else grpo.PolicyTrainer

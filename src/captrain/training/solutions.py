@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from captrain.agents import collect
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.records import Message, Task
-from captrain.run import Component, Faults, Machine, SolutionSource, code_digest
+from captrain.run import Component, FaultSettings, Machine, SolutionSource, code_digest
 from captrain.training.jobs import FineTuned, Learner, TrainingEnvironment, learner
 from captrain.training.sft import TOO_LONG, Demonstration, FineTuning, Settings, demonstration_of, fine_tune
 
@@ -38,10 +38,10 @@ FAILED = "failed rollouts"
 DIGIT = re.compile(r"\d")
 
 
-NO_FAULTS = Faults(rate=0.0, kind="random", filtered=True)
+NO_FAULTS = FaultSettings(rate=0.0, kind="random", filtered=True)
 
 
-def solution_with_faults(target: Target, task: Task, faults: Faults) -> list[Message]:
+def solution_with_faults(target: CheckedEnvironment, task: Task, faults: FaultSettings) -> list[Message]:
     """Return the assistant messages of a task's solution, altered at the rate of the faults.
 
     A random fault drops a call, or changes a digit of an argument. A systematic one breaks the step of the
@@ -78,7 +78,7 @@ class SolutionLesson:
     counts: tuple[tuple[TrainingEnvironment, int], ...]
     dose: int
     source: SolutionSource
-    faults: Faults
+    faults: FaultSettings
     machine: Machine
 
 
@@ -131,11 +131,11 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
 
 
 def solution_rows(
-    target: Target,
+    target: CheckedEnvironment,
     tasks: Sequence[Task],
     policy: Learner,
     left_out: Counter[str],
-    faults: Faults,
+    faults: FaultSettings,
     wrong: str = WRONG,
 ) -> list[Demonstration]:
     """Tokenize the tasks' own solutions, altered or not; those that cannot be used are counted by reason, of which
@@ -152,7 +152,7 @@ def solution_rows(
     return rows
 
 
-def _broken(target: Target, task: Task, actions: Sequence[Message]) -> list[Message]:
+def _broken(target: CheckedEnvironment, task: Task, actions: Sequence[Message]) -> list[Message]:
     broken: Callable[[Any], list[Message]] | None = getattr(target.environment, "broken", None)
     if broken is not None:
         return target.call("broken", task.id, lambda: broken(task.model_dump()))
