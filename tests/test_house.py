@@ -27,7 +27,7 @@ READERS = {
     "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",
     "scripts/bench_growth.py": "the example that ships, and lines that it has written",
 }
-"""Files that parse by themselves, and why."""
+"""Files that parse files by themselves, and why."""
 
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
@@ -42,16 +42,16 @@ WRITERS = {
     "training/grpo.py": "into its workspace, from which training goes on",
     "training/processes.py": "orders and failures in a workspace, which are written anew",
 }
-"""Files that write but not aside first, and why they may."""
+"""Files that write in place, and why they may."""
 
 
 SKIPPING = {"pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.mark.skipif"}
-"""Ways to leave a test out, of which the suite's own takes one."""
+"""Ways to skip a test; only conftest.py uses one."""
 
 
 @cache
 def nodes(path: Path) -> list[ast.AST]:
-    """All of a file's syntax tree."""
+    """List the nodes of a file's syntax tree."""
     return [*ast.walk(ast.parse(path.read_text()))]
 
 
@@ -73,7 +73,7 @@ def test_every_room_is_in_the_layers_and_says_in_one_sentence_what_it_holds() ->
 
 
 def test_rooms_import_from_rooms_and_not_from_their_modules() -> None:
-    """A name that a room does not export is its own affair; a stage of a row runs that row."""
+    """A package's private names stay private; only the stage of a row imports that row's module."""
     for path in (path for path in SOURCES if "workers" not in path.parts and "confinement" not in path.parts):
         room = path.relative_to(ROOT / "src/captrain").parts[0] if "captrain" in path.parts else ""
         for node in nodes(path):
@@ -91,7 +91,8 @@ def test_any_stands_where_a_library_gives_it_and_no_line_is_kept_from_the_format
 
 
 def test_whatever_is_read_is_read_in_one_place() -> None:
-    """A function that opens a file and parses what it holds checks it by itself, or does not."""
+    """`records/files.py` reads and checks files; a function that opens and parses a file itself must be listed
+    above."""
     readers = set[str]()
     for path in SOURCES:
         for function in nodes(path):
@@ -109,7 +110,7 @@ def test_whatever_is_read_is_read_in_one_place() -> None:
 
 
 def test_whatever_is_written_is_written_aside_first() -> None:
-    """A file that a full disk cuts off is removed, and what lay there before stays."""
+    """With a full disk the half-written copy is removed and the old file stays."""
     writers = set[str]()
     for path in SOURCES:
         name = str(path.relative_to(ROOT)).removeprefix("src/captrain/")

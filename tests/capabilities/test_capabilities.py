@@ -23,7 +23,7 @@ from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.registry import KINDS
 from captrain.capabilities.rule import CandidateAccount, SelectionAccount, replay
-from captrain.capabilities.selection import Selection, select
+from captrain.capabilities.selection import SelectionResult, select
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import UserError
 from captrain.records import (
@@ -349,7 +349,7 @@ def test_what_a_tool_does_is_told_by_its_name(tool: str, kind: str) -> None:
     assert kind_of(tool) == kind
 
 
-def selected(target: CheckedEnvironment, rollouts: Sequence[Rollout], seed: int = 0) -> Selection:
+def selected(target: CheckedEnvironment, rollouts: Sequence[Rollout], seed: int = 0) -> SelectionResult:
     candidates, labels = label_runs(ProgrammaticAnalyst(), rollouts, target.tools, 10, seed)
     return select(labels, candidates, THRESHOLDS, 4, seed)
 
