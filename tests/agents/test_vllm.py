@@ -782,6 +782,7 @@ def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncat
         columns = Path("results/adapters/history.csv").read_text().splitlines()[0].split(",")
         assert columns[-4:] == ["mismatch", "mismatch_largest", "effective_tokens", "rerendered"]
     for step in one.history:
+        assert step.mismatch and step.effective_tokens
         assert 0.7 < step.mismatch < 1.0 and step.mismatch_largest == pytest.approx(1.0, abs=1e-4)
         assert 0.9 < step.effective_tokens < 1.0 and step.rerendered == 0
     if cap is not None:

@@ -9,14 +9,13 @@ from support.letters import Letters
 from support.training import POLICY, ROOT, inside
 
 from captrain.comparison.baselines import rejection_sft
-from captrain.comparison.baselines.rejection_sft import refine
+from captrain.comparison.baselines.rejection_sft import Refined, refine
 from captrain.comparison.baselines.sft import Lesson
 from captrain.contract import CheckedEnvironment, load_file
 from captrain.errors import UserError
 from captrain.models.lora import adapter_digest
 from captrain.records import Task
 from captrain.run import Spec, compose_spec
-from captrain.training import Trained
 
 
 def small(*overrides: str) -> Spec:
@@ -34,7 +33,7 @@ def target(letters: Letters, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def refined(folder: Path, tiny: Path, rollouts: int = 25) -> Trained:
+def refined(folder: Path, tiny: Path, rollouts: int = 25) -> Refined:
     with inside(folder):
         return refine(Lesson("rejection_sft", small(), tiny, rollouts=rollouts))
 

@@ -65,7 +65,7 @@ def trained(tiny: Path, home: Path, environment: Path) -> Trained:
     """An undisturbed training of three steps, in a workspace below `home`."""
     with inside(home):
         one = train(job(tiny, environment))
-    return Trained(**{**vars(one), "folder": home / one.folder})
+    return replace(one, folder=home / one.folder)
 
 
 def test_the_budget_is_spent_exactly_on_groups_of_equal_tasks(

@@ -257,8 +257,9 @@ def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedie
         alone, helped = trained(0.0), trained(0.5)
         assert (alone.discarded, {row.reward for row in alone.history}, moved(alone.folder)) == (96, {0.0}, 0.0)
         first, late = helped.history[0], helped.history[-6:]
-        assert first.unhinted_passed == 0 < first.unhinted
-        assert sum(step.unhinted_passed for step in late) > 0.8 * sum(step.unhinted for step in late) > 0
+        assert first.unhinted_passed == 0 and first.unhinted
+        passed, unhinted = (sum(getattr(step, name) for step in late) for name in ("unhinted_passed", "unhinted"))
+        assert passed > 0.8 * unhinted > 0
         # By itself, and not only while it is trained.
         one = job(obedient, path, policy={"temperature": 0.0})
         policy = build(one.policy, LocalPolicy, model=obedient)
