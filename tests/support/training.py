@@ -150,7 +150,7 @@ def trainer_of(one: Job) -> Any:
     policy, trainer = build(one.policy, LocalPolicy, model=one.base), build(one.trainer, recipe.GRPO)
     environment = one.environments[0].source
     assert isinstance(environment, EnvironmentFile)
-    return PolicyTrainer(trainer, one, policy, targets_of(one), environment.folder / "checkpoints")
+    return PolicyTrainer(trainer, one, policy, targets_of(one), environment.folder)
 
 
 def targets_of(one: Job) -> list[CheckedEnvironment]:
