@@ -1,7 +1,7 @@
 """The contract between policies and environments, both benchmarks and synthesized ones.
 
-Everything that crosses it is JSON, so an episode can run in another process or another venv. A score depends on the task
-and the recorded messages alone, so anyone can recompute it without trusting the episode.
+Everything that crosses it is JSON, so an episode can run in another process or another venv. A score depends on the
+task and the recorded messages alone, so anyone can recompute it without trusting the episode.
 
 A synthesized environment is one self-contained Python file that uses only the standard library and defines a class
 `Environment`. Such a file must not import captrain, so tasks and scores are plain dicts: tasks
@@ -254,7 +254,7 @@ class CheckedEnvironment:
         return messages
 
     def idle(self, task: Task, actions: Sequence[Message] = (IDLE,)) -> list[Message]:
-        """Return the messages of an agent that does nothing; `actions` stand for it if the environment has no `idle`."""
+        """Return the messages of an agent that does nothing: as `idle` tells, or else those of a play of `actions`."""
         idle: Callable[[JsonObject], list[Message]] | None = getattr(self.environment, "idle", None)
         if idle is None:
             return self.play(task, actions)
