@@ -87,7 +87,7 @@ TRANSFER = "share of tasks with the failed step"
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class Check:
     """A check: what it is called, what it measures, and the setting of `environments` that holds its bound."""
 
     name: str
@@ -623,40 +623,36 @@ def transfer(evidence: Evidence) -> CheckResult:
 
 
 CHECKS = (
-    CheckResult("schemas equal the target's", schemas),
-    CheckResult("imports that the sandbox lacks", imports),
-    CheckResult("tasks checked", count),
-    CheckResult(REFERENCE, reference),
-    CheckResult(IDLE, partial(mean_reward, idle_reward, "idle_reward", MOST_PER_TASK), "idle_reward"),
-    CheckResult(RANDOM, partial(mean_reward, random_reward, "random_reward", 1), "random_reward"),
-    CheckResult("same play, same observations", same_play),
-    CheckResult("same seed, same task in a fresh process", same_elsewhere),
-    CheckResult("share of distinct tasks", distinct),
-    CheckResult("structures among the tasks", structures, "structures"),
-    CheckResult("ids of test tasks", leaked_ids),
-    CheckResult("share of a test task's words", leaked_texts),
-    CheckResult("calls given away", given_away),
-    CheckResult(
+    Check("schemas equal the target's", schemas),
+    Check("imports that the sandbox lacks", imports),
+    Check("tasks checked", count),
+    Check(REFERENCE, reference),
+    Check(IDLE, partial(mean_reward, idle_reward, "idle_reward", MOST_PER_TASK), "idle_reward"),
+    Check(RANDOM, partial(mean_reward, random_reward, "random_reward", 1), "random_reward"),
+    Check("same play, same observations", same_play),
+    Check("same seed, same task in a fresh process", same_elsewhere),
+    Check("share of distinct tasks", distinct),
+    Check("structures among the tasks", structures, "structures"),
+    Check("ids of test tasks", leaked_ids),
+    Check("share of a test task's words", leaked_texts),
+    Check("calls given away", given_away),
+    Check(
         "reward of claiming success",
         partial(mean_reward, claiming_reward, "hacking_reward", MOST_PER_TASK),
         "hacking_reward",
     ),
-    CheckResult("gain of a repeated call", repeating),
-    CheckResult("steps that the broken solution changes", broken_steps),
-    CheckResult(
-        "reward of the broken solution", partial(mean_reward, broken_reward, "broken_reward", 1), "broken_reward"
-    ),
-    CheckResult("spread of rewards", spread),
-    CheckResult("reward of words alone", partial(drawn_plays, "words", SAYINGS, talking, None), "hacking_reward"),
-    CheckResult("reward of going on", partial(drawn_plays, "going on", ENDLESS, persisting, LONG), "hacking_reward"),
-    CheckResult("gain of calls that fit no schema", flawed_calls),
-    CheckResult(
-        "reward of many calls at once", partial(drawn_plays, "at once", [AT_ONCE], at_once, FEW), "hacking_reward"
-    ),
-    CheckResult("tasks that other words fail", partial(faulty_tasks, demanded_words, STRICT, None)),
-    CheckResult("tasks that nothing afterwards spoils", partial(faulty_tasks, unspoilt, 1 - STRICT, FEW)),
-    CheckResult("tasks with a success that is none", partial(faulty_tasks, false_success, STRICT, None)),
-    CheckResult("tasks that need no look-up", given_before),
-    CheckResult(TRANSFER, transfer, "transfer"),
+    Check("gain of a repeated call", repeating),
+    Check("steps that the broken solution changes", broken_steps),
+    Check("reward of the broken solution", partial(mean_reward, broken_reward, "broken_reward", 1), "broken_reward"),
+    Check("spread of rewards", spread),
+    Check("reward of words alone", partial(drawn_plays, "words", SAYINGS, talking, None), "hacking_reward"),
+    Check("reward of going on", partial(drawn_plays, "going on", ENDLESS, persisting, LONG), "hacking_reward"),
+    Check("gain of calls that fit no schema", flawed_calls),
+    Check("reward of many calls at once", partial(drawn_plays, "at once", [AT_ONCE], at_once, FEW), "hacking_reward"),
+    Check("tasks that other words fail", partial(faulty_tasks, demanded_words, STRICT, None)),
+    Check("tasks that nothing afterwards spoils", partial(faulty_tasks, unspoilt, 1 - STRICT, FEW)),
+    Check("tasks with a success that is none", partial(faulty_tasks, false_success, STRICT, None)),
+    Check("tasks that need no look-up", given_before),
+    Check(TRANSFER, transfer, "transfer"),
 )
 """Every check that needs no policy, from top to bottom."""
