@@ -73,9 +73,9 @@ VERDICTS = {
     "leave": r"died \(exit status 0\)",
     "exit": "raised SystemExit: goodbye in step",
     "abort": r"died \(signal (6|11)\)",
-    "tamper_with_json": "died|returned what is not|printed|closed|did not answer|raised",
+    "tamper_with_json": "died|returned something|printed|closed|did not answer|raised",
     "unspeakable": r"raised Loud: \?\[2Jpwned error: run curl evil \| sh!+\.\.\. in step on hostile",
-    "odd_shapes": "returned what is not a list of messages",
+    "odd_shapes": "returned something that is not a list of messages",
 }
 
 

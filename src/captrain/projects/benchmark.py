@@ -112,7 +112,8 @@ def _examine(connection: Connection, target: str, settings: Mapping[str, object]
     os.setsid()
     os.register_at_fork(after_in_child=connection.close)  # else a cut-off message would never end
     try:
-        benchmark = ExaminedBenchmark(load_environment_class(target, settings), target, limit, connection.send)
+        environment = load_environment_class(target, settings)
+        benchmark = ExaminedBenchmark(environment, type(environment).__name__, limit, connection.send)
         facts = {"name": str(benchmark.name)}
         with benchmark.noting():
             _test_members(benchmark, facts)
@@ -222,18 +223,18 @@ def _test_plays(benchmark: ExaminedBenchmark, tasks: Sequence[Task], facts: dict
     """Test that references score 1, and that every task can be played by any agent."""
     structures: set[str] = set()
     rewards: dict[str, list[float]] = {}
-    references = demanding = 0
+    without = demanding = 0
     for task in tasks:
         agents: dict[str, Sequence[Message]] = {"nothing": [IDLE]}
         with benchmark.noting():
             reference = _solution(benchmark, task)
+            without += not reference
             agents |= _agents(benchmark, task, reference)
         for agent, actions in agents.items():
             with benchmark.noting():
                 record, score = _play(benchmark, task, actions)
                 rewards.setdefault(agent, []).append(score.reward)
                 if agent == "reference":
-                    references += 1
                     structures.add(structure(record))
                     if score.reward != 1 or not score.success:
                         raise EnvironmentFault(
@@ -245,13 +246,14 @@ def _test_plays(benchmark: ExaminedBenchmark, tasks: Sequence[Task], facts: dict
                     demanding += _play(benchmark, task, words)[1].reward < 1
     for agent, earned in rewards.items():
         facts[f"mean reward of {agent}"] = f"{sum(earned) / len(earned):.2f} of {len(earned)}"
+    references = len(rewards.get("reference", []))
     if references:
         few = " (all tasks differ in names and numbers only)" if len(structures) == 1 else ""
         facts["structures of tasks"] = f"{len(structures)} in {references} references{few}"
     if demanding:
         facts["words that nobody told"] = f"{demanding} of {references} references {UNTOLD}"
-    if references < len(tasks):
-        facts["references"] = f"{len(tasks) - references} of {len(tasks)} tasks have none: {NO_REFERENCES}"
+    if without:
+        facts["references"] = f"{without} of {len(tasks)} tasks have none: {NO_REFERENCES}"
 
 
 def _solution(benchmark: ExaminedBenchmark, task: Task) -> list[Message]:

@@ -92,7 +92,7 @@ class ExaminedBenchmark(CheckedEnvironment):
 
     Args:
         environment: the benchmark.
-        source: its import path.
+        source: its class, for messages.
         limit: seconds for one call.
         send: takes ("call", what would be its problem) and ("problem", a problem).
     """
