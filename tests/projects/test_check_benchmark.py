@@ -40,7 +40,7 @@ FAULTS = {
     "no_list": (
         '        return [*messages, {"role": "assistant", "content": DONE}]',
         "        return messages[0]['content'] if messages else ''",
-        ["calendar_desk.py:{reference}: reference on", " is 'I", "return the assistant messages"],
+        ["calendar_desk.py:{reference}: reference on", " is ''", "return the assistant messages"],
     ),
     "no_name": ('    name = "calendar"\n', "    name = 3\n", ["calendar_desk.py:{desk}: name is 3", "by a text"]),
     "not_deterministic": (

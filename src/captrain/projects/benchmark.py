@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, cast, get_args
 
 from captrain.contract import IDLE, CheckedEnvironment, calls_of
 from captrain.environments import FLAWS, flawed, in_other_words, random_call, structure
@@ -133,12 +133,12 @@ def _examine(connection: Connection, target: str, settings: Mapping[str, object]
 
 def _plain(value: T, what: str) -> T:
     """Return a value as it comes back from a JSON file, or refuse it."""
-    copy: Any = None
+    copy: object = None
     with suppress(TypeError, ValueError, RecursionError):
         copy = json.loads(json.dumps(value, allow_nan=False))
     if copy != value:
         raise EnvironmentFault(f"{what} is not plain JSON: {str(value)[:60]!r}", "use texts, numbers, lists and dicts")
-    return copy
+    return cast(T, copy)
 
 
 def _test_members(benchmark: ExaminedBenchmark, facts: dict[str, str]) -> None:

@@ -137,7 +137,8 @@ class ExaminedBenchmark(CheckedEnvironment):
     def place(self, operation: str) -> str:
         """Return the line that defines a method, or else the first line of the benchmark's file."""
         first = f"{os.path.relpath(self.file)}:1" if self.file else ""
-        return next(filter(None, (definition(owner, operation) for owner in self._owners)), first)
+        owners = [owner for owner in self._owners if hasattr(owner, operation)]
+        return next(filter(None, (definition(owner, operation) for owner in owners)), first)
 
 
 def load_environment_class(target: str, settings: Mapping[str, object]) -> Environment:
