@@ -23,7 +23,6 @@ READERS = {
     "models/answers.py": "an answer that is not whole is asked for again",
     "environments/sandbox/confinement/server.py": "where nothing of ours is",
     "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",
-    "benchmarks/workers/openenv_worker.py": "where nothing of ours is",
     "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",
     "scripts/bench_growth.py": "the example that ships, and lines that it has written",
 }

@@ -96,7 +96,7 @@ class Finder:
 
 sys.meta_path.insert(0, Finder)
 worker = importlib.import_module("toolsandbox_worker")
-worker.Agent.get_available_tools = classmethod(lambda cls: {"good": None})
+worker.AgentRole.get_available_tools = classmethod(lambda cls: {"good": None})
 context = types.SimpleNamespace(get_execution_facing_tool_name=lambda name: name)
 worker.get_current_context = lambda: context
 episode = object.__new__(worker.Episode)
@@ -132,7 +132,7 @@ def test_the_code_of_a_call_holds_an_id_of_ours_a_tool_that_exists_and_values_al
 
 
 ANSWERING = (
-    WITHOUT.partition("worker.Agent")[0]
+    WITHOUT.partition("worker.AgentRole")[0]
     + """
 def asked(query):
     try:
