@@ -36,7 +36,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from captrain.agents import LocalPolicy
 from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk
-from captrain.contract import Play, Target, tool_call
+from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.records import JsonObject, Message, Task
 from captrain.run import Spec, build, compose_spec
 from captrain.training import build_model, build_tokenizer
@@ -134,7 +134,7 @@ def seconds_of_position(policy: LocalPolicy) -> float:
     return 2 * sum(map(torch.numel, policy.state.values())) * min(seconds) / (2 * 1024**3)
 
 
-def stock(trainer: Timed, target: Target, tasks: list[Task]) -> Row:
+def stock(trainer: Timed, target: CheckedEnvironment, tasks: list[Task]) -> Row:
     """Time TRL on the tasks."""
     trainer.seconds = 0.0
     openings = [target.open(task).messages for task in tasks]
@@ -148,10 +148,10 @@ def stock(trainer: Timed, target: Target, tasks: list[Task]) -> Row:
     return {**row, "prompts": trainer.prompts, "positions": 0}
 
 
-def captrain_engine(policy: LocalPolicy, target: Target, tasks: list[Task]) -> Row:
+def captrain_engine(policy: LocalPolicy, target: CheckedEnvironment, tasks: list[Task]) -> Row:
     """Time our engine on the tasks."""
     policy.batch = len(tasks)
-    plays = [Play(f"bench/{number}", target.open(task)) for number, task in enumerate(tasks)]
+    plays = [RunningEpisode(f"bench/{number}", target.open(task)) for number, task in enumerate(tasks)]
     assert all(play.episode.messages for play in plays)  # opened before the clock starts, as on the other side
     start = time.process_time()
     finished = list(policy.play(plays))
@@ -172,7 +172,7 @@ def measure(spec: Spec, model: Path) -> list[Row]:
         TRL's row and then ours, each with the prompts (token ids) that the side gave to the model, the tokens that it
         wrote, the positions that no engine could save, and the seconds that these take at best (`limit`).
     """
-    target = Target(ServiceDesk(mix="mixed"), "servicedesk", "bench")
+    target = CheckedEnvironment(ServiceDesk(mix="mixed"), "servicedesk", "bench")
     plain = [t for t in target.tasks("training", 4 * ROLLOUTS) if not (t.data["anonymous"] or t.data["human"])]
     measurements: list[Row] = []
     for group in GROUPS:

@@ -16,8 +16,8 @@ import numpy as np
 from judging import passes
 
 from captrain.comparison import (
-    Evidence,
     Lesson,
+    RoundState,
     generalist_lesson,
     refine,
     specialist_lessons,
@@ -54,7 +54,7 @@ def measure(point: tuple[Spec, str, int]) -> JsonObject:
         name = "demonstrations" if method == "solutions" else "specialist"
         section = spec.baselines.solutions.model_copy(update={name: dose})
         dosed = spec.model_copy(update={"baselines": spec.baselines.model_copy(update={"solutions": section})})
-        evidence = Evidence.of_project(Path())
+        evidence = RoundState.of_project(Path())
         general = method == "solutions"
         lessons = [generalist_lesson(dosed, base, evidence)] if general else specialist_lessons(dosed, base, evidence)
         adapters = [teach_solutions(lesson) for lesson in lessons]

@@ -31,7 +31,7 @@ from captrain.benchmarks import (
     open_worlds,
 )
 from captrain.capabilities import kind_of
-from captrain.contract import Target, calls_of, tool_call
+from captrain.contract import CheckedEnvironment, calls_of, tool_call
 from captrain.records import JsonObject, Message, Rollout, Task, publish_text, read_json
 from captrain.run import compose_spec
 
@@ -55,7 +55,7 @@ LOOKUPS = {"get_customer_by_phone": "phone_number", "get_details_by_id": "id"}
 class Spoken:
     """A task of an environment of the contract: its steps, what its answer owes, and its world."""
 
-    def __init__(self, target: Target, task: Task, world: World, reference: Sequence[Message]) -> None:
+    def __init__(self, target: CheckedEnvironment, task: Task, world: World, reference: Sequence[Message]) -> None:
         self.target, self._task, self.world, self.owed = target, task, world, world.owed
         self.task = task.id.removeprefix(f"{target.name}/") if target.name in BARE else task.id
         self.solution = reference
@@ -239,7 +239,7 @@ def rollout_of(environment: str, task: str, data: JsonObject) -> Rollout:
     )
 
 
-def spoken_stages(target: Target, worlds: Worlds, tasks: Sequence[Task]) -> list[Stage]:
+def spoken_stages(target: CheckedEnvironment, worlds: Worlds, tasks: Sequence[Task]) -> list[Stage]:
     """Tasks of an environment of the contract."""
     stages: list[Stage] = []
     for task in tasks:
@@ -265,10 +265,10 @@ def stages_of(benchmark: str, count: int, rng: random.Random) -> list[Stage]:
     if benchmark == "calendar":  # that a new project begins with
         module, source = ModuleType("calendar_desk"), ROOT / "src/captrain/projects/templates/calendar_desk.py.txt"
         exec(compile(source.read_text(encoding="utf-8"), str(source), "exec"), vars(module))
-        target = Target(module.CalendarDesk(), str(source), "")
+        target = CheckedEnvironment(module.CalendarDesk(), str(source), "")
         worlds = open_worlds(target=target)
     else:
-        target, worlds = Target(ServiceDesk(mix="mixed"), "servicedesk", ""), open_worlds("servicedesk")
+        target, worlds = CheckedEnvironment(ServiceDesk(mix="mixed"), "servicedesk", ""), open_worlds("servicedesk")
     return spoken_stages(target, worlds, target.tasks("training", count))
 
 

@@ -23,7 +23,7 @@ from captrain.comparison import (
     CONFIDENCE,
     GRPO,
     ComparisonRow,
-    Point,
+    SweepPoint,
     TableRow,
     differences_over_seeds,
     grouped,
@@ -46,9 +46,9 @@ OVERRIDES = ["machine.workers=1"]
 """Points run side by side, each in one process; `machine` is no param, so no stage runs again for it."""
 
 
-def run_all(grid: Sequence[Point], root: Path, jobs: int) -> list[Point]:
+def run_all(grid: Sequence[SweepPoint], root: Path, jobs: int) -> list[SweepPoint]:
     """Run all points, `jobs` at a time, with a line for each as it ends; returns those that failed."""
-    start, failed = time.monotonic(), list[Point]()
+    start, failed = time.monotonic(), list[SweepPoint]()
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(points.run, point, root): point for point in grid}
         for number, future in enumerate(as_completed(running), start=1):
@@ -63,7 +63,7 @@ def run_all(grid: Sequence[Point], root: Path, jobs: int) -> list[Point]:
     return failed
 
 
-def gather(whole: Iterable[Point], root: Path) -> list[TableRow]:
+def gather(whole: Iterable[SweepPoint], root: Path) -> list[TableRow]:
     """One row for each point and method."""
     return [row for point in whole for row in point_rows(point, root)]
 
@@ -143,7 +143,7 @@ def main() -> None:
     earlier = read_rows(folder / "points.csv") if options.join else []
     pairs = dict.fromkeys((name, seed) for seed in options.seeds for name in options.experiments)
     overrides = [*OVERRIDES, *options.overrides]
-    grid = [Point(Choice(experiment=name, seed=seed, overrides=overrides)) for name, seed in pairs]
+    grid = [SweepPoint(Choice(experiment=name, seed=seed, overrides=overrides)) for name, seed in pairs]
     print(f"{len(grid)} points, {options.jobs} at a time; each writes {points.WORKSPACES}/<point>/{points.LOG}")
     failed = run_all(grid, root, options.jobs)
     whole = [point for point in grid if point not in failed]

@@ -25,7 +25,7 @@ from support.warm import Server, warm_commands
 
 from captrain.benchmarks import installing
 from captrain.cli import app
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Task
 
 # As the Makefile sets it: nothing needs a network, and one thread is the faster number here.
@@ -96,13 +96,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Qwen3 with random weights and the embedded base's tokenizer."""
     import torch
 
-    from captrain.run import Base
+    from captrain.run import BaseModelSettings
     from captrain.training.base.tokenizer import build_tokenizer
     from captrain.training.base.training import build_model
 
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
-    size = Base(hidden=32, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
+    size = BaseModelSettings(hidden=32, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
     folder = tmp_path_factory.mktemp("models") / "tiny"
     build_model(tokenizer, size, seed=13).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -149,8 +149,10 @@ def letters(tmp_path: Path) -> Callable[..., Path]:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     """Every task that is opened from here on."""
     tasks: list[Task] = []
-    open_ = Target.open
-    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
+    open_ = CheckedEnvironment.open
+    monkeypatch.setattr(
+        CheckedEnvironment, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1]
+    )
     return tasks
 
 

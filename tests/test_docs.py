@@ -203,12 +203,12 @@ def test_every_row_of_the_registry_is_on_the_page_of_methods_by_its_label() -> N
     ] == []
 
 
-def test_the_rooms_on_the_page_stand_in_the_layers_that_hold_imports() -> None:
+def test_the_architecture_page_lists_the_layers_of_the_import_check() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    floors = [[room.strip() for room in layer.split("|")] for layer in layers]
-    expected = [(len(floors) - index, room) for index, rooms in enumerate(floors) for room in rooms]
-    listed = [(int(floor), re.sub(r"[`/]|\.py", "", room)) for floor, room, _ in table_of("house.md", "| floor |")]
+    expected = [(len(layers) - index, name.strip()) for index, layer in enumerate(layers) for name in layer.split("|")]
+    rows = table_of("architecture.md", "| layer |")
+    listed = [(int(layer), re.sub(r"[`/]|\.py", "", package)) for layer, package, _ in rows]
     assert listed == expected
 
 

@@ -43,7 +43,7 @@ from captrain.planning import Node, make_plan, plan_tables
 from captrain.planning.doctor import _answer as listed_models
 from captrain.planning.doctor import _tool_call as tool_call
 from captrain.records import Passport, Rollout, load, parse_yaml, read_json, read_table
-from captrain.run import Selection, compose_spec, load_choice, load_spec
+from captrain.run import SelectionSettings, compose_spec, load_choice, load_spec
 from captrain.run.compose import compose_data
 
 EXAMPLES = int(os.environ.get("CAPTRAIN_FUZZ", "30"))
@@ -190,7 +190,7 @@ def read_and_diagnose(path: Path) -> None:
     for rollout in logs.rollouts:
         for message in rollout.messages:
             calls_of(message)
-    selection = Selection(
+    selection = SelectionSettings(
         delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=10, ranking="product"
     )
     diagnosis = diagnose(logs, selection, runs=2, count=4, seed=0)

@@ -34,12 +34,12 @@ from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument
 from captrain.records import JsonObject, Rollout, Spool, Task, Usage, publish
 from captrain.reporting.pages import build, rollouts
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 from captrain.statistics import Bootstrap
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "tests/logs/library.json"
-LIMITS = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+LIMITS = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
 
 
 bench_growth = load_script("bench_growth")

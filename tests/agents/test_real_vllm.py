@@ -19,7 +19,7 @@ from captrain.agents.local import LocalPolicy
 from captrain.agents.policy import ClosedQuestion
 from captrain.agents.servers import Server, fleets
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import Play, Target, load_file
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.models.lora import Adapter, compose
 from captrain.records import Rollout
 from captrain.run import Machine, launch
@@ -47,12 +47,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 with random weights, whose heads are as wide as vLLM's kernels ask for."""
-    from captrain.run import Base
+    from captrain.run import BaseModelSettings
     from captrain.training.base.tokenizer import build_tokenizer
     from captrain.training.base.training import build_model
 
     tokenizer, folder = build_tokenizer(), tmp_path_factory.mktemp("models") / "wide"
-    size = Base(hidden=64, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
+    size = BaseModelSettings(hidden=64, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
     build_model(tokenizer, size, seed=13).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -76,7 +76,9 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return members | {"sum": compose(members, {"first": 1.0, "second": 1.0}, folder / "composed")}
 
 
-def played(acting: VLLMPolicy, target: Target, folder: Path, adapter: Adapter | None = None) -> list[Rollout]:
+def played(
+    acting: VLLMPolicy, target: CheckedEnvironment, folder: Path, adapter: Adapter | None = None
+) -> list[Rollout]:
     return collect(
         acting, target, target.tasks("training", 6), purpose="training", seed=0, adapter=adapter, journals=folder,
         quiet=True,
@@ -182,7 +184,7 @@ def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
 
     answer = VLLMPolicy._answer
 
-    def together(self: VLLMPolicy, play: Play) -> Any:
+    def together(self: VLLMPolicy, play: RunningEpisode) -> Any:
         """Answer a job once both wait for answers."""
         (tmp_path / f"waits-{os.getpid()}").touch()
         until(lambda: len([*tmp_path.glob("waits-*")]) == 2)

@@ -18,14 +18,14 @@ from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.installing import MARK
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.contract import Play, Target, tool_call
+from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import logs_of_rollouts
 from captrain.planning.feasibility import UNAIDED
 from captrain.projects import export_environment
 from captrain.records import Message, Task
-from captrain.run import Component, Machine, Selection, compose_spec
+from captrain.run import Component, Machine, SelectionSettings, compose_spec
 from captrain.training.jobs import Job, TrainingEnvironment
 from captrain.training.runs import train
 
@@ -33,7 +33,9 @@ TASKSETS = Path(__file__).parent / "tasksets"
 SHOP: dict[str, object] = {"taskset": "shop-sums", "folder": str(TASKSETS), "scale": [0.0, 2.0]}
 PRICES = {"apple": 3, "bread": 4, "cheese": 7, "dates": 5, "eggs": 2}
 EPISODES = 24
-RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product")
+RULE = SelectionSettings(
+    delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product"
+)
 installed = pytest.mark.needs("verifiers")
 
 
@@ -45,14 +47,14 @@ def settle(**settings: object) -> tuple[Component, Machine]:
     return component, composed.machine
 
 
-def make_target(request: pytest.FixtureRequest, **settings: object) -> Target:
+def make_target(request: pytest.FixtureRequest, **settings: object) -> CheckedEnvironment:
     target = load_benchmark(*settle(**settings))
     request.addfinalizer(target.environment.pool.close)  # pyright: ignore[reportAttributeAccessIssue]
     return target
 
 
 @pytest.fixture(scope="module")
-def shop(request: pytest.FixtureRequest) -> Target:
+def shop(request: pytest.FixtureRequest) -> CheckedEnvironment:
     return make_target(request, **SHOP)
 
 
@@ -129,7 +131,7 @@ def test_check_benchmark_plays_a_taskset_from_its_folder(tmp_path: Path, captrai
 
 
 @installed
-def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_rewards(shop: Target) -> None:
+def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_rewards(shop: CheckedEnvironment) -> None:
     sizes = {split: shop.size(split) or 0 for split in SPLITS}
     assert sizes == {"discovery": 4, "training": 3, "test": 3}
     tasks = [task for split in SPLITS for task in shop.tasks(split, sizes[split])]
@@ -163,10 +165,12 @@ def test_a_reward_outside_the_scale_is_one_message(request: pytest.FixtureReques
 
 
 @installed
-def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_planted_mistake(shop: Target, tmp_path: Path) -> None:
+def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_planted_mistake(
+    shop: CheckedEnvironment, tmp_path: Path
+) -> None:
     """In every other task the agent asks for the same price six times and gives up."""
 
-    def script(play: Play) -> Sequence[Message]:
+    def script(play: RunningEpisode) -> Sequence[Message]:
         solution = sum_up(play.messages[0]["content"])
         return [*solution[:1] * 6, say("I cannot tell.")] if int(play.key.split("/")[-2]) % 2 else solution
 
@@ -196,7 +200,7 @@ def test_a_missing_taskset_or_a_wrong_config_is_one_message(
 
 
 @installed
-def test_grpo_trains_on_a_foreign_environment(tmp_path: Path, shop: Target) -> None:
+def test_grpo_trains_on_a_foreign_environment(tmp_path: Path, shop: CheckedEnvironment) -> None:
     """The model has memorised two tasks: how to solve them, and how to give up."""
     benchmark, machine = settle(**SHOP)
     dialogues: list[tuple[Task, list[Message]]] = []

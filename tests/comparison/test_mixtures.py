@@ -13,7 +13,7 @@ from support.stages import stage
 from support.training import ROOT, inside, interrupted, job, kill, passport, project, published
 
 from captrain.comparison.baselines.grpo import MIXED, SINGLE, baseline_job
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Task, publish
@@ -66,13 +66,13 @@ def test_places_are_taken_in_turn_and_the_tasks_of_each_in_order(
     both: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[str, str, str]] = []
-    open_ = Target.open
+    open_ = CheckedEnvironment.open
 
-    def noted(self: Target, task: Task, key: str = "") -> Any:
+    def noted(self: CheckedEnvironment, task: Task, key: str = "") -> Any:
         opened.append((self.name, task.id, key))
         return open_(self, task, key)
 
-    monkeypatch.setattr(Target, "open", noted)
+    monkeypatch.setattr(CheckedEnvironment, "open", noted)
     with inside(tmp_path / "work"):
         one = train(both)
     expected = [(("alpha", "beta")[group % 2], group // 2 + (3 if group % 2 == 0 else 0)) for group in range(10)]
@@ -95,13 +95,13 @@ def test_an_environment_with_few_tasks_has_them_played_again_in_other_trials(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[str, str]] = []
-    open_ = Target.open
+    open_ = CheckedEnvironment.open
 
-    def noted(self: Target, task: Task, key: str = "") -> Any:
+    def noted(self: CheckedEnvironment, task: Task, key: str = "") -> Any:
         opened.append((task.id, key))
         return open_(self, task, key)
 
-    monkeypatch.setattr(Target, "open", noted)
+    monkeypatch.setattr(CheckedEnvironment, "open", noted)
     with inside(tmp_path / "work"):
         train(job(tiny, few(letters, 5), skip=2, rollouts=24))
     assert [task for task, _ in opened[::4]] == [f"letters/training/{at}" for at in (2, 3, 4, 2, 3, 4)]

@@ -11,7 +11,7 @@ from support.training import POLICY, ROOT, inside
 from captrain.comparison.baselines import rejection_sft
 from captrain.comparison.baselines.rejection_sft import refine
 from captrain.comparison.baselines.sft import Lesson
-from captrain.contract import Target, load_file
+from captrain.contract import CheckedEnvironment, load_file
 from captrain.errors import UserError
 from captrain.models.lora import adapter_digest
 from captrain.records import Task
@@ -118,4 +118,4 @@ def test_where_nothing_passes_there_is_nothing_to_learn_from(target: Path, tiny:
 def test_only_training_tasks_are_played(target: Path, tiny: Path, tmp_path: Path, opened: list[Task]) -> None:
     refined(tmp_path, tiny, rollouts=6)
     assert {task.split for task in opened} == {"training"}
-    assert isinstance(load_file(target), Target)
+    assert isinstance(load_file(target), CheckedEnvironment)

@@ -22,7 +22,7 @@ from captrain.diagnosis.findings import Collection
 from captrain.interop import read_logs
 from captrain.projects import init_project
 from captrain.records import Rollout, Score, Task
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 Chat = dict[str, Any]
 CALLS = {
@@ -49,7 +49,7 @@ def chat(task: str, names: Sequence[str], reward: int, reference: Sequence[str] 
 def diagnosed(folder: Path, chats: Sequence[Chat]) -> Diagnosis:
     log = folder / "log.jsonl"
     log.write_text("".join(json.dumps(entry) + "\n" for entry in chats))
-    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    selection = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
     return explain(read_logs([log], None), selection, runs=10, count=4, seed=0)
 
 
@@ -287,7 +287,7 @@ class Strict(World):
 def test_a_difference_that_costs_nothing_is_told_as_harmless(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(chat("f", ["page"], 0, ["restart"])) + "\n")
-    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    selection = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
     worlds: Any = World()
     [row] = explain(read_logs([log]), selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
     steps = {step.step: (step.kind, step.needed, step.proven) for step in row.repairs}
@@ -310,7 +310,7 @@ def test_a_milestone_that_a_proven_repair_meets_has_no_cause_of_its_own(tmp_path
     )  # fmt: skip
     log = tmp_path / "rollouts.jsonl"
     log.write_text(rollout.model_dump_json() + "\n")
-    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    selection = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
     [unproven] = explain(read_logs([log]), selection, runs=2, count=1, seed=0).explanations.rollouts
     assert [cause.cause for cause in unproven.causes] == ["missing_write"]
     solution = [tool_call("restart", {"service": "api"})]
@@ -419,6 +419,6 @@ def test_a_credential_that_reading_drops_is_the_reference_s_where_the_rollout_is
     logs = read_logs([log])
     assert "abc" not in next(iter(logs.rollouts)).model_dump_json()
     worlds: Any = SimpleNamespace(of=world.of, reference=lambda _: world.reference_of(), trouble="")
-    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    selection = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
     [row] = explain(logs, selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
     assert row.causes == [] and row.repairs == []

@@ -7,19 +7,21 @@ from pathlib import Path
 
 from support.domains import cellar
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.diagnosis import Diagnosis, advise, diagnose
 from captrain.interop import read_logs
 from captrain.records import JsonObject, Message
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
-SELECTION = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+SELECTION = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
 
 
-def diagnosed(folder: Path, reward: Callable[[Target, JsonObject, list[Message]], float], count: int) -> Diagnosis:
+def diagnosed(
+    folder: Path, reward: Callable[[CheckedEnvironment, JsonObject, list[Message]], float], count: int
+) -> Diagnosis:
     """Diagnosis of chats of an agent with three bad habits, none of them with a reference."""
     environment = type("Cellar", (cellar.Cellar,), {"tools": cellar.TOOLS})()
-    agent, rows = Target(environment, "support.domains.cellar", "cellar"), list[JsonObject]()
+    agent, rows = CheckedEnvironment(environment, "support.domains.cellar", "cellar"), list[JsonObject]()
     for task in agent.tasks("discovery", count):
         draw = random.Random(task.id)
         habits = {habit for habit, share in cellar.Demonstrations.habits.items() if draw.random() < share}
@@ -31,7 +33,7 @@ def diagnosed(folder: Path, reward: Callable[[Target, JsonObject, list[Message]]
     return diagnose(read_logs([log], None), SELECTION, runs=10, count=4, seed=0)
 
 
-def judged(agent: Target, task: JsonObject, messages: list[Message]) -> float:
+def judged(agent: CheckedEnvironment, task: JsonObject, messages: list[Message]) -> float:
     return float(agent.environment.score(task, messages)["success"])
 
 

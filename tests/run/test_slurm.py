@@ -633,7 +633,7 @@ def test_a_job_is_queued_again_only_so_often(
 
 
 def test_a_failure_that_was_cut_off_is_none(here: Path) -> None:
-    attempt = jobs.Attempt(here, "1", "key")
+    attempt = jobs.JobAttempt(here, "1", "key")
     whole = pickle.dumps(UserError("one is out of stock", "take two"))
     for content in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1]):
         (here / "key.failure").write_bytes(content)

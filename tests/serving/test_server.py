@@ -24,7 +24,7 @@ from support.waiting import PATIENCE, until
 from captrain.agents.local import LocalPolicy
 from captrain.agents.openai import OpenAIPolicy
 from captrain.benchmarks.servicedesk import ServiceDesk
-from captrain.contract import Play, Target, load_file
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.serving.endpoint import Server
 from captrain.serving.server import application
 
@@ -91,11 +91,11 @@ def test_a_served_agent_plays_as_the_same_agent_in_process(
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", url)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    target = load_file(letters()) if kind == "letters" else Target(ServiceDesk(), "desk", "code")
+    target = load_file(letters()) if kind == "letters" else CheckedEnvironment(ServiceDesk(), "desk", "code")
     served = OpenAIPolicy(name=NAME, temperature=0.0, max_turns=4, max_tokens=12)
 
     def dialogues(policy: Any) -> dict[str, list[Any]]:
-        plays = [Play(task.id, target.open(task)) for task in target.tasks("training", 6)]
+        plays = [RunningEpisode(task.id, target.open(task)) for task in target.tasks("training", 6)]
         return {play.key: play.messages for play in policy.play(plays)}
 
     # A special token that the model itself writes comes back to the server as text, and is one no longer.

@@ -6,14 +6,14 @@ from support.training import passport
 
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
-from captrain.records import Capability, Check, publish_json
+from captrain.records import Capability, CheckResult, publish_json
 from captrain.run import ModelAccess
 
 NAME = "wrong_record"
 CHECKS = [
-    Check(name="reward of the reference solution", passed=True, measured=1.0, bound="1"),
-    Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2"),
-    Check(name="same play, same observations", passed=True, measured=1.0, bound="1"),
+    CheckResult(name="reward of the reference solution", passed=True, measured=1.0, bound="1"),
+    CheckResult(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2"),
+    CheckResult(name="same play, same observations", passed=True, measured=1.0, bound="1"),
 ]
 
 

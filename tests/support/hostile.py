@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.environments import make_standard
 from captrain.environments.passport import run_checks
 from captrain.environments.sandbox import forkserver
@@ -169,7 +169,7 @@ def text_of(name: str) -> str:
     return f"{SOUND}\n\nSound = Environment\n\n\n{(BAD / f'{name}.py.txt').read_text()}"
 
 
-def attacked(target: Target, argument: str) -> str:
+def attacked(target: CheckedEnvironment, argument: str) -> str:
     """Play a step and a score of a hostile program and return the verdict; "= " and its words if it lives on."""
     task = target.tasks("training", 1)[0]
     episode = target.open(task)

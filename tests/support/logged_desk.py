@@ -6,9 +6,9 @@ from typing import Any
 
 from captrain.diagnosis import Explained, diagnose
 from captrain.interop import read_logs
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
-LIMITS = Selection(delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=20)
+LIMITS = SelectionSettings(delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=20)
 POLICY = """The current time is 2024-05-15 15:00:00 EST.
 Otherwise, flight can be cancelled if any of the following is true:
 - The booking was made within the last 24 hrs

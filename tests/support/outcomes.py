@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from captrain.comparison.tables import Evaluation, evaluate
+from captrain.comparison.tables import EvaluationTables, evaluate
 from captrain.ledger import LedgerEntry
 
 LEDGER = [
@@ -34,7 +34,7 @@ def routes_of(chosen: Sequence[str], **routers: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({"task": tasks, "kind": "any", **routers, "chosen": chosen})
 
 
-def run(outcomes: pd.DataFrame, routes: pd.DataFrame, ledger: Sequence[LedgerEntry] = LEDGER) -> Evaluation:
+def run(outcomes: pd.DataFrame, routes: pd.DataFrame, ledger: Sequence[LedgerEntry] = LEDGER) -> EvaluationTables:
     return evaluate(outcomes, routes, ledger, ranked=["a"], controls={}, resamples=500, confidence=0.95, seed=0)
 
 

@@ -3,16 +3,18 @@
 from collections.abc import Collection, Sequence
 
 from captrain.agents.scripted import Script, by_the_book
-from captrain.contract import IDLE, Play, tool_call
+from captrain.contract import IDLE, RunningEpisode, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.interop import logs_of_rollouts
 from captrain.records import Message, Rollout
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 
 def selected_causes(rollouts: Sequence[Rollout]) -> list[str]:
     """The causes that a diagnosis of rollouts selects, by the default's thresholds."""
-    rule = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product")
+    rule = SelectionSettings(
+        delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product"
+    )
     report = diagnose(logs_of_rollouts(rollouts), rule, runs=10, count=4, seed=0).report
     assert report is not None
     return [candidate["id"] for candidate in report["candidates"] if candidate["selected"]]
@@ -26,7 +28,7 @@ def slipping(fault: str, tasks: Collection[str]) -> Script:
         tasks: their ids.
     """
 
-    def script(play: Play) -> Sequence[Message]:
+    def script(play: RunningEpisode) -> Sequence[Message]:
         reference = by_the_book(play)
         if not any(f"/{task}/" in f"/{play.key}/" for task in tasks):
             return reference

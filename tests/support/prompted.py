@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from captrain.agents.scripted import ScriptedPolicy
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.records import digest
 from captrain.training.base.demonstrations import GUIDANCE
 
@@ -32,7 +32,7 @@ class Prompted(ScriptedPolicy):
         self.digest = digest("prompted", list(guidance), helps, skill, better, faults, stays)
         self._came: Counter[str] = Counter()
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         Prompted.batches += bool(plays)
         for at, play in enumerate(super().play(plays)):
             if Prompted.batches == int(os.environ.get("KILLED_IN_BATCH", 0)) and at == 3:

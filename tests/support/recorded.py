@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from captrain.contract import IDLE, Target, load_file, tool_call
+from captrain.contract import IDLE, CheckedEnvironment, load_file, tool_call
 from captrain.environments.probes import random_agent
 from captrain.records import JsonObject, Message, Task
 
@@ -31,7 +31,7 @@ def record(path: Path, count: int) -> list[JsonObject]:
     return episodes
 
 
-def actions(target: Target, task: Task, kind: str, rng: random.Random) -> Sequence[Message]:
+def actions(target: CheckedEnvironment, task: Task, kind: str, rng: random.Random) -> Sequence[Message]:
     reference = target.reference(task)
     if kind == "idle":
         return [IDLE]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Message, Split, Task
 from captrain.run import compose_spec
 
@@ -20,17 +20,17 @@ CALLS = 25
 """Hostile calls in a task."""
 
 
-def make_benchmark(name: str, python: str, *overrides: str) -> Target:
+def make_benchmark(name: str, python: str, *overrides: str) -> CheckedEnvironment:
     own = f"+machine.benchmarks.{name}={{python: '{python}', processes: 2, timeout: 60.0}}"
     composed = compose_spec("default", 0, [f"benchmark={name}", own, *overrides], CONF)
     return load_benchmark(composed.benchmark, composed.machine)
 
 
-def every(target: Target, split: Split) -> list[Task]:
+def every(target: CheckedEnvironment, split: Split) -> list[Task]:
     return target.tasks(split, target.size(split) or 0)
 
 
-def play_hostile_calls(target: Target, tasks: Sequence[Task], mark: Path, answered: int) -> int:
+def play_hostile_calls(target: CheckedEnvironment, tasks: Sequence[Task], mark: Path, answered: int) -> int:
     """Play calls of random form, 25 in each task, and return how many were answered. What they leave is scored as doing
     nothing is.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.installations import data_beside, interpreter
 
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Message, Task
 from captrain.run import compose_spec
 
@@ -48,7 +48,7 @@ class Tau2Demonstrations:
         return rng.choice(self.dialogues)
 
 
-def _play(target: Target, task: Task) -> tuple[list[Message], list[Message]]:
+def _play(target: CheckedEnvironment, task: Task) -> tuple[list[Message], list[Message]]:
     episode = target.open(task, "0")
     messages: list[Message] = []
     for action in target.reference(task):

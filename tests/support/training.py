@@ -14,7 +14,7 @@ from support.stages import command_of
 from support.waiting import until
 from support.warm import ADDRESS, start
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Passport, digest, file_digest, publish_json
 from captrain.run import compose_spec, publish_spec
 from captrain.run.components import Component
@@ -153,7 +153,7 @@ def trainer_of(one: Job) -> Any:
     return PolicyTrainer(trainer, one, policy, targets_of(one), environment.folder / "checkpoints")
 
 
-def targets_of(one: Job) -> list[Target]:
+def targets_of(one: Job) -> list[CheckedEnvironment]:
     """The environments that a job trains in."""
     return [place.target(one.machine) for place in one.environments]
 

@@ -30,7 +30,7 @@ from support.training import (
 )
 
 from captrain.comparison.baselines.grpo import GRPO_TARGET
-from captrain.contract import GuardedEpisode, Target, load_file
+from captrain.contract import CheckedEnvironment, GuardedEpisode, load_file
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.lora import Adapter, adapter_digest
@@ -532,7 +532,7 @@ def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
     path = letters()
     sandbox, asked = types.ModuleType("captrain.environments.sandbox.confined"), []
 
-    def confined(path: Path, least: str, *, source: bytes) -> Target:
+    def confined(path: Path, least: str, *, source: bytes) -> CheckedEnvironment:
         asked.append((path, least))
         raise UserError("confined", "")
 
@@ -563,9 +563,9 @@ def test_no_more_episodes_are_open_than_are_played_together(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, most = 0, 0
-    open_, close = Target._open_episode, GuardedEpisode.close
+    open_, close = CheckedEnvironment._open_episode, GuardedEpisode.close
 
-    def opened(self: Target, task: Task, key: str) -> Any:
+    def opened(self: CheckedEnvironment, task: Task, key: str) -> Any:
         nonlocal now, most
         now += 1
         most = max(most, now)
@@ -576,7 +576,7 @@ def test_no_more_episodes_are_open_than_are_played_together(
         now -= 1
         close(self)
 
-    monkeypatch.setattr(Target, "_open_episode", opened)
+    monkeypatch.setattr(CheckedEnvironment, "_open_episode", opened)
     monkeypatch.setattr(GuardedEpisode, "close", closed)
     with inside(tmp_path / "work"):
         train(job(tiny, letters(), policy={"batch": 3}, rollouts=8))
@@ -587,13 +587,13 @@ def test_a_score_that_raises_leaves_no_episode_open(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[GuardedEpisode] = []
-    open_ = Target.open
+    open_ = CheckedEnvironment.open
 
-    def recorded(self: Target, task: Task, key: str = "") -> GuardedEpisode:
+    def recorded(self: CheckedEnvironment, task: Task, key: str = "") -> GuardedEpisode:
         opened.append(open_(self, task, key))
         return opened[-1]
 
-    monkeypatch.setattr(Target, "open", recorded)
+    monkeypatch.setattr(CheckedEnvironment, "open", recorded)
     path = letters()
     path.write_text(
         path.read_text().replace("        said = ", '        assert "/4" not in task["id"]\n        said = ')

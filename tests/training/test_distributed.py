@@ -24,7 +24,7 @@ from support.warm import EXECUTABLE
 
 from captrain.agents.policy import load_policy
 from captrain.agents.servers import fleets
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.lora import adapter_digest
 from captrain.records import JsonObject
@@ -139,7 +139,7 @@ def same_work(several: Trained, one: Trained, job: Job) -> None:
     policy, [place] = load_policy(job.policy, job.base, job.machine, Learner), job.environments
     target = place.target(job.machine)
     [task] = target.tasks("training", 1)
-    plays = [Play("k", target.open(task, "k"), folder) for folder in ("", str(several.folder))]
+    plays = [RunningEpisode("k", target.open(task, "k"), folder) for folder in ("", str(several.folder))]
     base, adapted = (play.logprobs for play in policy.play(plays))
     assert base[: len(adapted)] != adapted[: len(base)]
 

@@ -12,7 +12,7 @@ from support.training import groups, inside, interrupted, job, moved, targets_of
 
 from captrain.agents import engine
 from captrain.agents.local import LocalPolicy
-from captrain.contract import Play, Target, load_file
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.errors import EnvironmentFault, UserError
 from captrain.run import build
 from captrain.training.checkpoints import last_checkpoint
@@ -87,9 +87,11 @@ def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counte
     tiny: Path, hinting: Path, read: list[engine.EngineRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[str] = []
-    score = Target.score
+    score = CheckedEnvironment.score
     monkeypatch.setattr(
-        Target, "score", lambda self, task, messages: (scored.append(str(messages)), score(self, task, messages))[1]
+        CheckedEnvironment,
+        "score",
+        lambda self, task, messages: (scored.append(str(messages)), score(self, task, messages))[1],
     )
     one = job(tiny, hinting, trainer=HALF, skip=0)
     policy = build(one.policy, LocalPolicy, model=tiny)
@@ -262,7 +264,7 @@ def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedie
         policy = build(one.policy, LocalPolicy, model=obedient)
         [task] = load_file(path).tasks("test", 1)
         for adapter, answer in (("", "no"), (str(helped.folder), "yes")):
-            [play] = policy.play([Play("key", load_file(path).open(task), adapter)])
+            [play] = policy.play([RunningEpisode("key", load_file(path).open(task), adapter)])
             assert play.messages[-1]["content"] == answer
 
 

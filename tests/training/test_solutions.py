@@ -10,9 +10,9 @@ from support.training import ROOT, inside, passport
 from captrain.agents.collection import collect, pass_rate
 from captrain.agents.policy import load_policy
 from captrain.benchmarks import ServiceDesk
-from captrain.comparison.baselines.rounds import Evidence
+from captrain.comparison.baselines.rounds import RoundState
 from captrain.comparison.baselines.solutions import generalist_lesson, specialist_lessons
-from captrain.contract import Target, load_file
+from captrain.contract import CheckedEnvironment, load_file
 from captrain.environments import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.errors import UserError
@@ -64,7 +64,7 @@ def lesson_of(spec: Spec) -> SolutionLesson:
     """Plan the lesson of the adapter over all environments of the working folder."""
     folders = (Path("results/environments"), Path("results/pairs"))
     environments = tuple(item for folder in folders for item in training_environments(folder))
-    return generalist_lesson(spec, Path("artifacts/base"), Evidence([], [], {}, [], environments))
+    return generalist_lesson(spec, Path("artifacts/base"), RoundState([], [], {}, [], environments))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_solutions_of_all_environments_alike_teach_what_these_pay_for(home: Path
         (("environments", "alpha", "14"), ("environments", "beta", "14"), ("pairs", "alpha+beta", "13"))
     ]  # fmt: skip
     assert one.demonstrations == 41 and one.left_out == {} and one.losses[-1] < one.losses[0]
-    target: Target = load_file(home / "results/environments/alpha.py")
+    target: CheckedEnvironment = load_file(home / "results/environments/alpha.py")
     policy = load_policy(chosen().policy, tiny, chosen().machine, Learner)
     with inside(home):
         rates = [
@@ -155,7 +155,7 @@ def test_a_specialist_is_taught_on_its_own_environment_alone(home: Path, tiny: P
     with inside(home):
         environments = training_environments(Path("results/environments"))
         pairs = training_environments(Path("results/pairs"))
-        evidence = Evidence([], [], {}, [], (*environments, *pairs))
+        evidence = RoundState([], [], {}, [], (*environments, *pairs))
         lessons = specialist_lessons(chosen("baselines.solutions.specialist=20"), Path("artifacts/base"), evidence)
     assert [(lesson.name, [(item.name, count) for item, count in lesson.counts]) for lesson in lessons] == [
         ("solutions:alpha", [("alpha", 20)]), ("solutions:beta", [("beta", 20)]),
@@ -165,7 +165,7 @@ def test_a_specialist_is_taught_on_its_own_environment_alone(home: Path, tiny: P
 # Faults of a known rate, on the desk's own solutions.
 
 
-DESK = Target(ServiceDesk(mix="mixed"), "servicedesk", "desk")
+DESK = CheckedEnvironment(ServiceDesk(mix="mixed"), "servicedesk", "desk")
 
 
 @pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0, 0), (0.2, 55, 105), (1.0, 400, 400)])

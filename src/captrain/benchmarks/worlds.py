@@ -12,7 +12,7 @@ from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDes
 from captrain.benchmarks.simulation import pool_of
 from captrain.benchmarks.spoken import ContractWorld, DialogueWorld, MilestoneWorld, WorkerDialogueWorld
 from captrain.benchmarks.toolsandbox import START, instant
-from captrain.contract import Target, tool_call
+from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import Message, Rollout, Split, Task
 from captrain.run import Machine
@@ -54,7 +54,7 @@ class Worlds:
         trouble: why the last world failed to open; "" if it opened, or if none is known.
     """
 
-    def __init__(self, benchmark: str, target: Target | None, machine: Machine | None) -> None:
+    def __init__(self, benchmark: str, target: CheckedEnvironment | None, machine: Machine | None) -> None:
         self.benchmark, self.target, self.machine = benchmark, target, machine
         self.missing = self.trouble = ""
         self._pools: dict[tuple[str, ...], Pool | None] = {}
@@ -167,7 +167,7 @@ class Worlds:
             raise UserError("its results differ here: it was played at another instant", "set the clock to it")
         return world
 
-    def _contract(self, target: Target, rollout: Rollout, kinds: Mapping[str, Kind]) -> World:
+    def _contract(self, target: CheckedEnvironment, rollout: Rollout, kinds: Mapping[str, Kind]) -> World:
         if getattr(target.environment, "user", None) is not None:
             raise _NoWorld  # a model plays the user
         if rollout.environment == target.name:
@@ -235,7 +235,7 @@ def _dialogues(pool: Pool, rollout: Rollout, location: Mapping[str, object]) -> 
 
 
 @cache
-def _tasks(target: Target, most: int) -> dict[str, Task]:
+def _tasks(target: CheckedEnvironment, most: int) -> dict[str, Task]:
     """Tasks of an environment by id: at most so many of each split."""
     tasks: list[Task] = []
     for split in SPLITS:
@@ -245,11 +245,13 @@ def _tasks(target: Target, most: int) -> dict[str, Task]:
 
 
 @cache
-def _desk(mix: str) -> Target:
-    return Target(ServiceDesk(mix=mix), "captrain.benchmarks.servicedesk", "")  # pyright: ignore[reportArgumentType]
+def _desk(mix: str) -> CheckedEnvironment:
+    return CheckedEnvironment(ServiceDesk(mix=mix), "captrain.benchmarks.servicedesk", "")  # pyright: ignore[reportArgumentType]
 
 
-def open_worlds(benchmark: str = "", *, target: Target | None = None, machine: Machine | None = None) -> Worlds:
+def open_worlds(
+    benchmark: str = "", *, target: CheckedEnvironment | None = None, machine: Machine | None = None
+) -> Worlds:
     """Worlds for the rollouts of logs or of a project. Nothing starts before a world is asked for.
 
     Args:

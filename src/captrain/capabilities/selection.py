@@ -93,7 +93,7 @@ class Estimate:
 def select(
     labels: Sequence[RolloutLabels],
     candidates: Sequence[Capability],
-    selection: spec.Selection,
+    selection: spec.SelectionSettings,
     count: int,
     seed: int,
     needs: Mapping[str, Collection[str]] | None = None,
@@ -118,7 +118,7 @@ def select(
 
 
 def select_by_verdicts(
-    verdicts: Verdicts, candidates: Sequence[Capability], selection: spec.Selection, count: int, seed: int
+    verdicts: Verdicts, candidates: Sequence[Capability], selection: spec.SelectionSettings, count: int, seed: int
 ) -> Selection:
     """See `select`; the rows of `verdicts` are the candidates, in their order."""
     gaps, shares = _resampled(verdicts, selection.resamples, seed)

@@ -32,7 +32,7 @@ from captrain.diagnosis.explained import Explained, Explanations, Standing, expl
 from captrain.diagnosis.findings import Collection, Findings
 from captrain.interop import Logs
 from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabels, Spool
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 FEW = 10
 """Fewer passed or fewer failed rollouts than this conclude nothing: with 9 on a side, the 95% interval of a rate of one
@@ -261,7 +261,7 @@ class Diagnosis:
 
 def diagnose(
     logs: Logs,
-    selection: Selection,
+    selection: SelectionSettings,
     *,
     runs: int,
     count: int,

@@ -24,7 +24,7 @@ from captrain.capabilities import (
     learn_needs,
     learn_toolbox,
 )
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.diagnosis.case import Case, Cause, Confidence
 from captrain.diagnosis.clauses import Clauses, RecordBook, Setting
 from captrain.diagnosis.explanation import Explanation, explain
@@ -259,7 +259,9 @@ def explain_logs(
     return Explanations(_agreed(spool, outcomes), outcomes, toolbox, needs)
 
 
-def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine | None) -> dict[str, set[str]]:
+def needed_causes(
+    rollouts: Iterable[Rollout], target: CheckedEnvironment, machine: Machine | None
+) -> dict[str, set[str]]:
     """Find what failed rollouts need, proven by replay: by the id of each, the agent's own causes of the steps without
     which it does not pass. A rollout that no world plays, or whose reference is suspect, proves nothing; nor does a
     step that only follows from an earlier one.

@@ -22,7 +22,7 @@ from captrain.diagnosis.explained import explain_logs
 from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.interop import Logs
 from captrain.records import JsonObject, Rollout, publish, publish_json
-from captrain.run import Component, ModelAccess, Selection, build, user_outputs
+from captrain.run import Component, ModelAccess, SelectionSettings, build, user_outputs
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 CHARACTERS = 16000
@@ -50,7 +50,15 @@ def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
 
 
 def judge(
-    logs: Logs, model: str, access: ModelAccess, selection: Selection, out: Path, *, runs: int, count: int, seed: int
+    logs: Logs,
+    model: str,
+    access: ModelAccess,
+    selection: SelectionSettings,
+    out: Path,
+    *,
+    runs: int,
+    count: int,
+    seed: int,
 ) -> list[Table | str]:
     """Let the pipeline's analyst, behind the endpoint that the environment names, propose capabilities and label
     rollouts, blind to their outcome, and select. Rollouts without a verdict are left out, and those whose reference is

@@ -21,7 +21,7 @@ from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.report import publish_diagnosis
 from captrain.interop import Logs, logs_of_rollouts, logs_of_rows, read_logs
 from captrain.records import Rollout
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 RUNS = 10
 LogPaths = Path | str | Iterable[Path | str]
@@ -132,7 +132,7 @@ def diagnose(
     Raises:
         UserError: nothing in the logs can be read.
     """
-    selection = Selection(
+    selection = SelectionSettings(
         delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
     )
     source = _read(logs, Path(scores) if scores else None)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from captrain.agents import PolicySource
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.environments import (
     EMBEDDED,
@@ -273,7 +273,7 @@ def order_synthesis(
             f"name a model by --model, {remedy}",
         )
     logged = LoggedTasks(evidence.rollouts, evidence.tools)
-    target = benchmark or Target(logged, "the logs", digest([rollout.id for rollout in evidence.rollouts]))
+    target = benchmark or CheckedEnvironment(logged, "the logs", digest([rollout.id for rollout in evidence.rollouts]))
     standard = make_standard(target, spec.evaluation.tasks if benchmark else logged.size("test"), spec.environments)
     brief = make_brief(capability, target.tools, evidence.rollouts, spec.benchmark if benchmark else None)
     return SynthesisOrder(spec, brief, standard, _synthesizer(model, access))
@@ -318,7 +318,7 @@ def _configuration(project: Path | None) -> Spec:
     return compose_spec("default", 0, [], shipped("conf"))
 
 
-def _benchmark(evidence: Evidence, spec: Spec, *, is_program: bool) -> Target | None:
+def _benchmark(evidence: Evidence, spec: Spec, *, is_program: bool) -> CheckedEnvironment | None:
     """The project's benchmark: of its own evidence, and of logs if it offers every tool of theirs and environments can
     be derived from it.
 

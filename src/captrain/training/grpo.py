@@ -38,7 +38,7 @@ from transformers.utils import logging as hf_logging
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.contract import Play, Target
+from captrain.contract import CheckedEnvironment, RunningEpisode
 from captrain.errors import UserError
 from captrain.models import (
     CHECKPOINTS,
@@ -73,7 +73,7 @@ class Row:
     nothing is learnt from it where its group is not informative."""
 
     environment: int
-    play: Play
+    play: RunningEpisode
     informative: bool
     reward: float | None
     advantage: float
@@ -110,7 +110,7 @@ def fit(
     recipe: GRPO,
     job: Job,
     policy: Learner,
-    targets: Sequence[Target],
+    targets: Sequence[CheckedEnvironment],
     workspace: Path,
 ) -> JsonObject:
     """Train from the last whole checkpoint in the workspace, or from nothing, and leave the adapter in
@@ -183,7 +183,9 @@ class PolicyTrainer(GRPOTrainer):
     weights and optimizer. The arguments are those of `fit`, `folder` that of the checkpoints.
     """
 
-    def __init__(self, recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], folder: Path) -> None:
+    def __init__(
+        self, recipe: GRPO, job: Job, policy: Learner, targets: Sequence[CheckedEnvironment], folder: Path
+    ) -> None:
         self.recipe, self.job, self.policy = recipe, job, policy
         self.sampling, self.points = folder / "sampling", folder.parent / POINTS
         self.groups = Groups(recipe, policy, targets, job)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Policy, Target
+from captrain.contract import CheckedEnvironment, Policy
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -44,7 +44,7 @@ class TrainingEnvironment:
     source: EnvironmentFile | Component
     skip: int = 0
 
-    def target(self, machine: Machine) -> Target:
+    def target(self, machine: Machine) -> CheckedEnvironment:
         """Load the environment to train in.
 
         Raises:

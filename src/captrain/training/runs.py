@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import JsonObject, digest
 from captrain.run import Machine, build, code_digest
 from captrain.training import processes
@@ -42,14 +42,14 @@ def train(job: Job) -> Trained:
     return Trained(job.name, folder=folder / "adapter", **train_once(folder, job.name, trained))
 
 
-def _loaded(job: Job) -> tuple[Learner, list[Target], GRPO]:
+def _loaded(job: Job) -> tuple[Learner, list[CheckedEnvironment], GRPO]:
     """Load what a job names: the policy that samples, its environments, and the trainer's settings."""
     policy = learner(job.policy, job.base, job.machine, job.name, job.way_out)
     targets = [environment.target(job.machine) for environment in job.environments]
     return policy, targets, build(job.trainer, GRPO)
 
 
-def _fit(job: Job, policy: Learner, targets: Sequence[Target], recipe: GRPO, workspace: Path) -> JsonObject:
+def _fit(job: Job, policy: Learner, targets: Sequence[CheckedEnvironment], recipe: GRPO, workspace: Path) -> JsonObject:
     from captrain.training import grpo, student  # torch and TRL
 
     kind = student.Student if isinstance(job, Distillation) else grpo.PolicyTrainer

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from captrain.agents import collect
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.records import Message, Task
@@ -53,7 +53,7 @@ class Faults:
     kind: Literal["random", "systematic"] = "random"
     filtered: bool = True
 
-    def solution(self, target: Target, task: Task) -> list[Message]:
+    def solution(self, target: CheckedEnvironment, task: Task) -> list[Message]:
         """Return the assistant messages of a task's solution, altered or not."""
         actions, rng = target.reference(task), random.Random(f"fault-{task.id}")
         if rng.random() >= self.rate:
@@ -139,7 +139,7 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
 
 
 def solution_rows(
-    target: Target,
+    target: CheckedEnvironment,
     tasks: Sequence[Task],
     policy: Learner,
     left_out: Counter[str],
@@ -160,7 +160,7 @@ def solution_rows(
     return rows
 
 
-def _broken(target: Target, task: Task, actions: Sequence[Message]) -> list[Message]:
+def _broken(target: CheckedEnvironment, task: Task, actions: Sequence[Message]) -> list[Message]:
     broken: Callable[[Any], list[Message]] | None = getattr(target.environment, "broken", None)
     if broken is not None:
         return target.call("broken", task.id, lambda: broken(task.model_dump()))

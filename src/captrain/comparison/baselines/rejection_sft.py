@@ -15,7 +15,7 @@ from captrain.agents import collect
 from captrain.benchmarks import load_benchmark
 from captrain.comparison.baselines.baseline import Baseline, trace_ledger
 from captrain.comparison.baselines.sft import Lesson
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
 from captrain.ledger import budget, ledger_entry
 from captrain.models import Adapter
@@ -93,7 +93,7 @@ def refine(lesson: Lesson) -> Trained:
 
 
 def play_round(
-    spec: Spec, policy: Learner, target: Target, before: int, count: int, adapter: FineTuned | None
+    spec: Spec, policy: Learner, target: CheckedEnvironment, before: int, count: int, adapter: FineTuned | None
 ) -> list[Rollout]:
     """Play exactly `count` rollouts on training tasks of the target: one each on tasks that no round before has played;
     where the target has too few, on each of its tasks as often as any other or once more.
