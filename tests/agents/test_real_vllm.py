@@ -155,7 +155,7 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     trained = train(job_in(path, model, served, "single", 0))
     assert killed and replica.place.starts == starts + 1
     assert (trained.rollouts, trained.errors, len(trained.history)) == (16, 0, 2)
-    assert any(step["informative"] > 0 for step in trained.history)
+    assert any(step.informative > 0 for step in trained.history)
 
 
 def job_in(path: Path, model: Path, machine: Machine, name: str, seed: int) -> Job:
@@ -199,7 +199,7 @@ def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
     assert [(one.rollouts, one.errors, len(one.history)) for one in trained] == [(16, 0, 2)] * 2
     assert trained[0].digest != trained[1].digest
     # What was sampled with one adapter is as likely to that adapter here, in each step.
-    assert max(step["mismatch_largest"] for one in trained for step in one.history) < TOLERANCE
+    assert max(step.mismatch_largest or 0.0 for one in trained for step in one.history) < TOLERANCE
 
 
 def server_of(replica: Server) -> int:

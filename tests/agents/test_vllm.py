@@ -782,8 +782,9 @@ def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncat
         columns = Path("results/adapters/history.csv").read_text().splitlines()[0].split(",")
         assert columns[-4:] == ["mismatch", "mismatch_largest", "effective_tokens", "rerendered"]
     for step in one.history:
-        assert 0.7 < step["mismatch"] < 1.0 and step["mismatch_largest"] == pytest.approx(1.0, abs=1e-4)
-        assert 0.9 < step["effective_tokens"] < 1.0 and step["rerendered"] == 0
+        assert step.mismatch and step.effective_tokens
+        assert 0.7 < step.mismatch < 1.0 and step.mismatch_largest == pytest.approx(1.0, abs=1e-4)
+        assert 0.9 < step.effective_tokens < 1.0 and step.rerendered == 0
     if cap is not None:
         # All are beyond the cap, but for what read a hint, which is not corrected for it.
         values = torch.cat(ratios)
@@ -834,7 +835,7 @@ def test_a_budget_is_met_exactly_whatever_fails(
     monkeypatch.setattr(VLLMPolicy, "_answer", unreliable)
     with inside(tmp_path / "work"):
         one = train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=30, trainer={"max_error_share": 0.5}))
-    assert [step["rollouts"] for step in one.history] == [8, 16, 24, 30]
+    assert [step.rollouts for step in one.history] == [8, 16, 24, 30]
     assert sum("/training/1/" in key for key in failed) == 4 * 3
     assert (len(played), one.errors) == (30, len(failed))
     # Its group is one of a task that the training would not have come to.

@@ -219,6 +219,6 @@ def test_grpo_trains_on_a_foreign_environment(tmp_path: Path, shop: CheckedEnvir
     with inside(tmp_path / "work") as work:
         trained = train(job)
     assert (trained.rollouts, trained.errors, trained.discarded) == (16, 0, 0)
-    assert [step["rollouts"] for step in trained.history] == [8, 16]
-    assert all(0 < step["reward"] < 1 for step in trained.history), "some solved it, some gave up"
+    assert [step.rollouts for step in trained.history] == [8, 16]
+    assert all(0 < step.reward < 1 for step in trained.history), "some solved it, some gave up"
     assert moved(work / trained.folder) > 1e-3

@@ -43,8 +43,8 @@ def test_two_of_three_planted_habits_at_least_are_selected_without_a_reference_a
     selected = {entry["id"] for entry in diagnosis.report["candidates"] if entry["selected"]}
     # A reading that is guessed is right in a third: so few rollouts need not tell that from luck.
     assert {"wrong_record", "missing_write"} <= selected <= {"missing_lookup", "wrong_record", "missing_write"}
-    assert diagnosis.explanations.toolbox.kind("gauge") == "read", "learnt of what no change follows at the end"
-    causes = {cause.cause: cause for row in diagnosis.explanations.rollouts for cause in row.causes}
+    assert diagnosis.diagnosed.toolbox.kind("gauge") == "read", "learnt of what no change follows at the end"
+    causes = {cause.cause: cause for row in diagnosis.diagnosed.rollouts for cause in row.causes}
     assert {cause.confidence for cause in causes.values()} == {"medium"}
     assert all("failed rollouts" in cause.evidence and "by contrast" in cause.evidence for cause in causes.values())
     assert [fix.facts.count("(not proven)") for fix in advise(diagnosis)[:3]] == [1, 1, 1]

@@ -155,8 +155,8 @@ def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived:
     with inside(tmp_path / "work") as work:
         trained = train(job)
     assert (trained.rollouts, trained.errors, trained.discarded) == (8, 0, 0)
-    assert [step["rollouts"] for step in trained.history] == [4, 8]
-    assert all(0 < step["reward"] < 1 for step in trained.history), "some took the step, some did not"
+    assert [step.rollouts for step in trained.history] == [4, 8]
+    assert all(0 < step.reward < 1 for step in trained.history), "some took the step, some did not"
     assert moved(work / trained.folder) > 1e-3
 
 

@@ -25,7 +25,7 @@ from captrain.agents.local import LocalPolicy
 from captrain.agents.openai import OpenAIPolicy
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
-from captrain.serving.endpoint import Server
+from captrain.serving.endpoint import ChatServer
 from captrain.serving.server import application
 
 NAME = "tiny"
@@ -37,7 +37,7 @@ def local(model: Path, temperature: float = 1.0) -> LocalPolicy:
 
 
 @contextmanager
-def serving(server: Server) -> Iterator[str]:
+def serving(server: ChatServer) -> Iterator[str]:
     """The URL of a running server."""
     app = token_routes(server) if isinstance(server, TokenServer) else application(server)
     runner = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
@@ -57,7 +57,7 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(tiny: Path) -> Iterator[str]:
-    with serving(Server(local(tiny), NAME, {})) as address:
+    with serving(ChatServer(local(tiny), NAME, {})) as address:
         yield address
 
 
@@ -157,7 +157,7 @@ def test_a_dialogue_with_calls_is_read_as_the_template_writes_it(client: openai.
 
 
 def test_adapters_come_and_go_by_name(tiny: Path, adapter: Path) -> None:
-    with serving(Server(local(tiny), NAME, {})) as address:
+    with serving(ChatServer(local(tiny), NAME, {})) as address:
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
         plain = core(ask(client, seed=2))
         with pytest.raises(openai.NotFoundError, match="there is no model skilled; there are tiny"):
@@ -229,7 +229,7 @@ def test_a_model_that_fails_is_an_error_of_the_server_and_it_goes_on(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = local(tiny)
-    with serving(Server(policy, NAME, {})) as address:
+    with serving(ChatServer(policy, NAME, {})) as address:
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
 
         def broken(adapter: str) -> Any:

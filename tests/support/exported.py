@@ -1,4 +1,4 @@
-"""A project with one environment that has passed, to be exported."""
+"""A project with one checked environment, ready for export."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ CHECKS = [
 
 
 def make_project(folder: Path) -> Path:
-    """A project with one environment that has passed."""
+    """Make a project with one environment that has its passport."""
     (folder / "dvc.yaml").touch()
     path = folder / f"results/environments/{NAME}.py"
     path.parent.mkdir(parents=True)

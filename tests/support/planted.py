@@ -1,4 +1,4 @@
-"""Diagnosis of rollouts in which a fault was planted."""
+"""Diagnosis of rollouts with a planted mistake."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,7 +11,7 @@ from captrain.run import SelectionSettings
 
 
 def selected_causes(rollouts: Sequence[Rollout]) -> list[str]:
-    """The causes that a diagnosis of rollouts selects, by the default's thresholds."""
+    """List the causes that a diagnosis selects with the default thresholds."""
     rule = SelectionSettings(
         delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product"
     )
@@ -21,11 +21,11 @@ def selected_causes(rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def slipping(fault: str, tasks: Collection[str]) -> Script:
-    """An agent that plays the reference, but for the tasks of these ids, in which it makes one mistake.
+    """An agent that plays the reference, with one mistake in the named tasks.
 
     Args:
-        fault: "last call left out", or "value with a slip" in the last call that has a text.
-        tasks: their ids.
+        fault: "last call left out", or "value with a slip" in the last call that has a text argument.
+        tasks: ids of the tasks with the mistake.
     """
 
     def script(play: RunningEpisode) -> Sequence[Message]:

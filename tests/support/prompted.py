@@ -1,4 +1,4 @@
-"""A policy whose skill is what its guidance says."""
+"""A policy whose skill depends on its guidance."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ FRIENDLY = tuple(GUIDANCE)[4]
 
 
 class Prompted(ScriptedPolicy):
-    """Solves a task as often as its guidance says: one line helps much, another does harm, all others do nothing.
+    """Solves tasks with a probability set by its guidance: one line helps, another one harms, the others do nothing.
 
-    Of its plays, the share `faults` end in errors, once or always. KILLED_IN_BATCH: in which batch its process dies.
+    A share `faults` of its plays end in errors, once or always. KILLED_IN_BATCH names the batch in which it is killed.
     """
 
     batches = 0

@@ -20,7 +20,7 @@ HOSTILE = (
     "__import__('os').system('true')",
 )  # fmt: skip
 CALLS = 25
-"""Hostile calls in a task."""
+"""Hostile calls per task."""
 
 
 def make_benchmark(name: str, python: str, *overrides: str, processes: int = 2) -> CheckedEnvironment:
@@ -40,14 +40,13 @@ def every(target: CheckedEnvironment, split: Split) -> list[Task]:
 
 
 def play_hostile_calls(target: CheckedEnvironment, tasks: Sequence[Task], mark: Path, answered: int) -> int:
-    """Play calls of random form, 25 in each task, and return how many were answered. What they leave is scored as doing
-    nothing is.
+    """Play 25 random calls in each task, check that they score like doing nothing, and return how many were answered.
 
     Args:
         target: the benchmark.
-        tasks: to play them in.
-        mark: a file that is there if text of a call was run.
-        answered: so many messages with calls an episode answers at least.
+        tasks: the tasks to play.
+        mark: a file that exists if the text of a call was executed.
+        answered: fewest messages with calls that an episode must answer.
     """
     rng, seen = random.Random(0), 0
     touch = f"__import__('pathlib').Path({str(mark)!r}).touch()"

@@ -126,7 +126,7 @@ class Worlds:
 
     def _tau2(self, rollout: Rollout) -> World:
         data, parts = rollout.task.data, rollout.score.parts if rollout.score else {}
-        if "nl_assertion" in data.get("graded", []) and parts.get("nl_assertion") != 1.0:
+        if "nl_assertion" in rollout.task.facts.graded and parts.get("nl_assertion") != 1.0:
             raise _NoWorld  # a language model judged it, and none is asked here
         location = {"domain": data.get("kind"), "task_id": data.get("task"), "task": data.get("definition")}
         return CallWorld(self._pool("tau2"), location)

@@ -238,12 +238,9 @@ def _drawn(*names: str) -> float:
     return int(digest(*names), 16) / 16**16
 
 
-def advantages(rewards: Sequence[float]) -> list[float]:
-    """Compute the advantages of one group's rollouts, (r - mean) / (std + 1e-4) (paper, section 3.3; std as TRL's, over
-    n - 1).
-
-    Sums are exact and all else is rounded as IEEE 754 says: they are the same on every CPU.
-    """
+def group_advantages(rewards: Sequence[float]) -> list[float]:
+    """Compute the advantages of one group's rollouts: (reward - mean) / (std + 1e-4), with std over n - 1 as in TRL
+    (paper, section 3.3). They are the same on every CPU: sums are exact, and the rest is rounded by IEEE 754."""
     mean = math.fsum(rewards) / len(rewards)
     differences = [reward - mean for reward in rewards]
     variance = math.fsum(value * value for value in differences) / max(1, len(rewards) - 1)
