@@ -228,7 +228,7 @@ def test_a_stateless_request_goes_to_the_least_busy_worker(pool: MakePool) -> No
     workers = pool(processes=2)
     assert len({workers.call("stats")["pid"] for _ in range(3)}) == 1, "no second one starts without need"
     with ThreadPoolExecutor(1) as threads:
-        slow = threads.submit(workers.call, "do", command="!late 0.8")
+        slow = threads.submit(workers.call, "do", command="!late 2")
         time.sleep(0.1)
         quick = workers.call("stats")["pid"]
         assert not slow.done()
