@@ -32,7 +32,7 @@ READERS = {
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
-    "run/loans.py": "locks hold nothing",
+    "run/locks.py": "locks hold nothing",
     "comparison/points.py": "workspaces of points, made again from what git has before each run; their logs",
     "interop/logs/reading.py": "into a folder that is gone once it is read",
     "models/lora.py": "into the folder that its callers name, which is aside",

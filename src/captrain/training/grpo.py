@@ -319,8 +319,6 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
             point = self.points / str(end)
             collectives.once(lambda: shutil.copytree(adapter, point, dirs_exist_ok=True))
 
-        if self.job.machine.vllm.sleeps:
-            torch.cuda.empty_cache()  # servers that wake need what the last step has left
         # The next steps' rollouts, too, where they may be of an adapter that is some updates old by then.
         while len(self.steps_ahead) <= self.recipe.staleness and number + len(self.steps_ahead) < self.steps:
             self.steps_ahead.append(self._begin(number + len(self.steps_ahead), len(prompts)))
