@@ -18,7 +18,7 @@ from captrain.agents.local import LocalPolicy
 from captrain.agents.policy import ClosedQuestion
 from captrain.agents.servers import VllmServer, fleets
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import Target, load_file
+from captrain.contract import CheckedEnvironment, load_file
 from captrain.models.lora import Adapter, compose
 from captrain.records import Rollout
 from captrain.run import Machine
@@ -46,12 +46,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 with random weights, whose heads are as wide as vLLM's kernels ask for."""
-    from captrain.run import Base
+    from captrain.run import BaseModelSettings
     from captrain.training.base.tokenizer import build_tokenizer
     from captrain.training.base.training import build_model
 
     tokenizer, folder = build_tokenizer(), tmp_path_factory.mktemp("models") / "wide"
-    size = Base(hidden=64, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
+    size = BaseModelSettings(hidden=64, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
     build_model(tokenizer, size, seed=13).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -75,7 +75,9 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return members | {"sum": compose(members, {"first": 1.0, "second": 1.0}, folder / "composed")}
 
 
-def played(acting: VLLMPolicy, target: Target, folder: Path, adapter: Adapter | None = None) -> list[Rollout]:
+def played(
+    acting: VLLMPolicy, target: CheckedEnvironment, folder: Path, adapter: Adapter | None = None
+) -> list[Rollout]:
     return collect(
         acting, target, target.tasks("training", 6), purpose="training", seed=0, adapter=adapter, journals=folder,
         quiet=True,
@@ -152,7 +154,7 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     trained = train(job_in(path, model, served, "single", 0))
     assert killed and replica.starts == starts + 1
     assert (trained.rollouts, trained.errors, len(trained.history)) == (16, 0, 2)
-    assert any(step["informative"] > 0 for step in trained.history)
+    assert any(step.informative > 0 for step in trained.history)
 
 
 def job_in(path: Path, model: Path, machine: Machine, name: str, seed: int) -> Job:

@@ -33,10 +33,10 @@ from captrain.capabilities.openai import OpenAIAnalyst
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.rule import stability_table
 from captrain.capabilities.selection import select
-from captrain.contract import Target, calls_of, tool_call
+from captrain.contract import CheckedEnvironment, calls_of, tool_call
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish
-from captrain.run import Component, Selection, compose_spec, publish_spec
+from captrain.run import Component, SelectionSettings, compose_spec, publish_spec
 from captrain.run.machine import ModelAccess
 from captrain.training.base.demonstrations import SHORTCUTS, take_shortcuts
 
@@ -49,11 +49,11 @@ NAMES = {
 }
 """Under which names the model knows causes; the first is the canonical one."""
 CANONICAL = {names[0].lower().replace(" ", "_"): cause for cause, names in NAMES.items()}
-THRESHOLDS = Selection(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, resamples=200)
+THRESHOLDS = SelectionSettings(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, resamples=200)
 
 
 @cache
-def desk() -> Target:
+def desk() -> CheckedEnvironment:
     target = "captrain.benchmarks.servicedesk.ServiceDesk"
     return load_benchmark(Component.model_validate({"_target_": target, "mix": "mixed"}))
 

@@ -12,14 +12,14 @@ from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.rule import CandidateAccount, mean_gap, replay
 from captrain.capabilities.selection import select
 from captrain.records import Capability, Label, Message, Rollout, Score, Task
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
-PUBLISHED = Selection(
+PUBLISHED = SelectionSettings(
     delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200, ranking="mean_gap"
 )
 
 
-def accounts(selection: Selection = PUBLISHED, count: int = 4) -> dict[str, CandidateAccount]:
+def accounts(selection: SelectionSettings = PUBLISHED, count: int = 4) -> dict[str, CandidateAccount]:
     report = select(published_labels(), CANDIDATES, selection, count, 0).report
     return {row["id"]: row for row in report["candidates"]}
 

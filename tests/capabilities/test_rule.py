@@ -9,7 +9,7 @@ from rich.console import Console
 from captrain.capabilities.rule import Contrast, Limits, RunRates, SelectionAccount, decide, replay, stability_table
 from captrain.capabilities.selection import select, selection_table
 from captrain.records import Capability, Label, RolloutLabels
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 LIMITS = Limits(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, count=2)
 RETAINED, NARROW = RunRates(gap=0.2, coverage=0.1), RunRates(gap=0.1, coverage=0.1)
@@ -63,7 +63,7 @@ def test_the_share_of_proven_failures_is_over_all_failures_and_its_interval_over
     ]
     candidates = [Capability(id=slug, name=slug, description=slug) for slug in ("a", "b")]
     needed = {f"r{n}": {"a"} for n in (*range(10), 50)}
-    chosen = select(labels, candidates, Selection.model_validate({**settings, "proof": 0.1}), 4, 0, needed)
+    chosen = select(labels, candidates, SelectionSettings.model_validate({**settings, "proof": 0.1}), 4, 0, needed)
     first, second = chosen.report["candidates"]
     assert [capability.id for capability in chosen.capabilities] == ["a"] and first.get("by_proof") is True
     assert first.get("proven") == 0.25 and 0.1 < first.get("proven_low", 0) < 0.2 < 0.3 < first.get("proven_high", 0)
@@ -72,7 +72,7 @@ def test_the_share_of_proven_failures_is_over_all_failures_and_its_interval_over
     with console.capture() as captured:
         console.print(selection_table(chosen.report))
     assert "by proof: 0.250 of the failures" in captured.get()
-    without = select(labels, candidates, Selection.model_validate(settings), 4, 0)
+    without = select(labels, candidates, SelectionSettings.model_validate(settings), 4, 0)
     assert not without.capabilities and "proven" not in without.report["candidates"][0]
 
 
@@ -93,7 +93,7 @@ def account(seed: int, failed: int, **changes: float) -> SelectionAccount:
             labels.append(row)
     candidates = [Capability(id=slug, name=slug, description=slug) for slug in "abc"]
     limits = {"delta": 0.2, "coverage": 0.1, "agreement": 4, "confidence": 0.5, "floor": -1.0, "resamples": 50}
-    return select(labels, candidates, Selection.model_validate(limits | changes), 2, seed).report
+    return select(labels, candidates, SelectionSettings.model_validate(limits | changes), 2, seed).report
 
 
 @pytest.mark.parametrize("failed", [1, 2, 6])

@@ -19,7 +19,7 @@ from captrain.comparison import (
     trained_baselines,
 )
 from captrain.comparison.baselines.registry import row_file, row_modules
-from captrain.comparison.tables import Evaluation
+from captrain.comparison.tables import EvaluationTables
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.planning import Node
@@ -63,7 +63,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         delattr(room, "toy")
 
 
-def evaluated(toy_rollouts: int) -> Evaluation:
+def evaluated(toy_rollouts: int) -> EvaluationTables:
     arms = {"idle": ("", 0.0), "base": ("", 0.0), "a": ("adapters", 1.0), "toy": ("toy", 1.0)}
     arms["grpo_target"] = ("grpo_target", 0.0)
     rows = [

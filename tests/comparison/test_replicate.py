@@ -20,7 +20,7 @@ from support.waiting import PATIENCE
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison.differences import differences_over_seeds, rates_over_seeds, versus
-from captrain.comparison.points import Point, write_table
+from captrain.comparison.points import SweepPoint, write_table
 from captrain.comparison.tables import evaluate, publish_evaluation
 from captrain.ledger import LedgerEntry
 from captrain.records import publish_json, publish_text
@@ -68,7 +68,7 @@ def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequ
 
 
 def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, tmp_path: Path) -> None:
-    point = Point(Choice(experiment="rare", seed=3, overrides=[]))
+    point = SweepPoint(Choice(experiment="rare", seed=3, overrides=[]))
     results = point.workspace(tmp_path) / "results"
     make_results(results, 2, 6, 9, [*FAMILIES[:3], "premature_stop"])
     rows = {row["method"]: row for row in replicate.gather([point], tmp_path)}
@@ -100,7 +100,7 @@ def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, t
 
 
 def test_cpu_seconds_are_those_of_stages_that_all_ran_there(replicate: ModuleType, tmp_path: Path) -> None:
-    point = Point(Choice(experiment="rare", seed=3, overrides=[]))
+    point = SweepPoint(Choice(experiment="rare", seed=3, overrides=[]))
     results = point.workspace(tmp_path) / "results"
     make_results(results, 2, 6, 9, FAMILIES)
     publish_text(results / "grpo_target/index.json", "{}")

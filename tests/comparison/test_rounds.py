@@ -8,7 +8,7 @@ import pytest
 from support.training import ROOT
 
 from captrain.capabilities import SelectionAccount, select, undecided
-from captrain.comparison.baselines.rounds import Evidence, contrast, rediscovery_table
+from captrain.comparison.baselines.rounds import RoundState, contrast, rediscovery_table
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Score, Task
 from captrain.run import Component, Spec, compose_spec
 from captrain.training.jobs import TrainingEnvironment
@@ -25,10 +25,10 @@ def capability(name: str) -> Capability:
     return Capability(id=name, name=name, description=name)
 
 
-def evidence(labels: Sequence[RolloutLabels] = (), *taught: str, **lacking: int) -> Evidence:
+def evidence(labels: Sequence[RolloutLabels] = (), *taught: str, **lacking: int) -> RoundState:
     candidates = {name: capability(name) for name in ("a", "b")}
     known = [candidates[name] for name in taught if name in candidates]
-    return Evidence([], labels, candidates, known, tuple(environment(name) for name in taught), 0.5, lacking)
+    return RoundState([], labels, candidates, known, tuple(environment(name) for name in taught), 0.5, lacking)
 
 
 def rows(prefix: str, runs: int = 5, **counts: tuple[str, int]) -> list[RolloutLabels]:

@@ -10,7 +10,7 @@ from captrain.benchmarks import evaluation_tasks, load_benchmark, overlapping_ta
 from captrain.comparison.tables import mark_overlap
 from captrain.contract import load_file
 from captrain.errors import UserError
-from captrain.run import Component, Evaluation
+from captrain.run import Component, EvaluationSettings
 
 SIZED = """class Environment:
     def size(self, split):
@@ -18,9 +18,9 @@ SIZED = """class Environment:
 """
 
 
-def settings(splits: str) -> Evaluation:
+def settings(splits: str) -> EvaluationSettings:
     chosen = {"tasks": 4, "trials": 2, "resamples": 10, "confidence": 0.95, "splits": splits}
-    return Evaluation.model_validate(chosen)
+    return EvaluationSettings.model_validate(chosen)
 
 
 def test_all_splits_are_played_as_test_tasks_and_known_to_overlap(letters: Callable[..., Path]) -> None:

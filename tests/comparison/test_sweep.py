@@ -18,7 +18,7 @@ from support.waiting import PATIENCE
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison import point_rows
-from captrain.comparison.points import LOCKS, Point, run
+from captrain.comparison.points import LOCKS, SweepPoint, run
 from captrain.comparison.sweep import point_of
 from captrain.records import publish_text
 from captrain.run import Choice, exclusive
@@ -278,7 +278,7 @@ def test_a_points_settings_win_over_those_of_params_yaml() -> None:
 )
 def test_where_a_point_runs_is_no_part_of_its_name(override: str) -> None:
     def name(*overrides: str) -> str:
-        return Point(Choice(experiment="default", seed=0, overrides=[*overrides])).name
+        return SweepPoint(Choice(experiment="default", seed=0, overrides=[*overrides])).name
 
     assert name(override) == name() == "default-0"
     assert name("machines=1") != name() != name("selection.delta=0.1") == name("selection.delta=0.1", override)
@@ -299,10 +299,10 @@ def test_two_selections_of_one_point_compose_into_its_workspace_one_after_the_ot
     monkeypatch.setenv("MENDED", "")
     selections = [Choice(experiment="default", seed=0, overrides=[f"machine.workers={count}"]) for count in (1, 2)]
     with ThreadPoolExecutor() as pool:
-        first, second = pool.map(lambda choice: run(Point(choice), project), selections)
+        first, second = pool.map(lambda choice: run(SweepPoint(choice), project), selections)
     assert first == second and sorted(ran.read_text().splitlines()) == ["base 0 0.2 4", "evaluation 0 0.2 4"]
-    with ThreadPoolExecutor() as pool, exclusive(Point(selections[0]).lock(project)):
-        reading = pool.submit(point_rows, Point(selections[1]), project)
+    with ThreadPoolExecutor() as pool, exclusive(SweepPoint(selections[0]).lock(project)):
+        reading = pool.submit(point_rows, SweepPoint(selections[1]), project)
         with pytest.raises(TimeoutError):
             reading.result(0.3)  # whoever holds the lock may be at work there
     assert [row["method"] for row in reading.result()] == ["base", "trace"]

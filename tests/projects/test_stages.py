@@ -7,7 +7,7 @@ import pytest
 
 from captrain.models import Chat
 from captrain.projects import init_project
-from captrain.run import Base, Component
+from captrain.run import BaseModelSettings, Component
 from captrain.training import train_base
 
 SIZE = {"hidden": 16, "layers": 1, "heads": 1, "steps": 2, "batch": 2, "learning_rate": 1e-3, "weight_decay": 0.0}
@@ -27,7 +27,7 @@ def test_the_tiny_base_is_trained_on_the_demonstrations_of_a_benchmark_of_the_us
     from transformers import AutoTokenizer
 
     component = Component.model_validate({"_target_": "components.calendar_desk:Demonstrations", "habit": 0.5})
-    summary = train_base(Base(**SIZE, demonstrations=component), 0, project / "artifacts/base")
+    summary = train_base(BaseModelSettings(**SIZE, demonstrations=component), 0, project / "artifacts/base")
     assert summary["steps"] == 2 and (project / "artifacts/base/model.safetensors").exists()
     tokenizer = AutoTokenizer.from_pretrained(project / "artifacts/base")
     desk = CalendarDesk()

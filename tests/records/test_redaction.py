@@ -17,7 +17,7 @@ from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.records import Label, Rollout, RolloutLabels, Score, Task, censored, publish, redacted, refuse_keys
 from captrain.reporting.pages.rollouts import Archive
-from captrain.run import Selection, compose_spec, load_choice
+from captrain.run import SelectionSettings, compose_spec, load_choice
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-abcdefghijklmnop1234567890"
@@ -139,7 +139,7 @@ def test_keys_in_a_log_come_into_nothing_that_is_written_of_it_and_the_log_stays
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": [{"role": words}]}]))
     before, texts = log.read_bytes(), {}
-    selection = Selection(
+    selection = SelectionSettings(
         delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=10, ranking="product"
     )
     for keep in (False, True):

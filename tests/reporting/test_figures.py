@@ -28,7 +28,7 @@ from captrain.records import Capability, Label, RolloutLabels, publish_json, pub
 from captrain.reporting import figures
 from captrain.reporting.figures import draw
 from captrain.reporting.style import render
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 STAGE = Path(__file__).parents[2] / "stages" / "figures.py"
 
@@ -252,11 +252,11 @@ def test_thresholds_replay_as_the_selection_itself_selects() -> None:
             labels.append(RolloutLabels(run=run, rollout=f"r{rollout}", outcome=outcome, count=count, labels=verdicts))
     candidates = [Capability(id=name, name=name, description="Does it.") for name in names]
     limits = {"agreement": 4, "confidence": 0.9, "floor": 0.0, "resamples": 200}
-    account = select(labels, candidates, Selection(delta=0.2, coverage=0.1, **limits), 3, 0).report
+    account = select(labels, candidates, SelectionSettings(delta=0.2, coverage=0.1, **limits), 3, 0).report
     found = set()
     for delta in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8):
         for coverage in (0.0, 0.1, 0.2, 0.4, 0.6):
-            exact = select(labels, candidates, Selection(delta=delta, coverage=coverage, **limits), 3, 0)
+            exact = select(labels, candidates, SelectionSettings(delta=delta, coverage=coverage, **limits), 3, 0)
             assert replay(account, delta, coverage) == [one.id for one in exact.capabilities], (delta, coverage)
             found.add(len(exact.capabilities))
     assert found == {0, 1, 2, 3}

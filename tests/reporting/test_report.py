@@ -21,7 +21,7 @@ from captrain.comparison import published
 from captrain.errors import UserError
 from captrain.records import (
     Capability,
-    Check,
+    CheckResult,
     Label,
     Message,
     Passport,
@@ -37,12 +37,12 @@ from captrain.records import (
 )
 from captrain.reporting import tables
 from captrain.reporting.pages import build, rollouts, site
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 STATIC = Path(build.__code__.co_filename).parent / "static"
 KINDS = ("check", "pick")
-LIMITS = Selection(delta=0.2, coverage=0.1, agreement=3, confidence=0.95, floor=0.0, resamples=200)
+LIMITS = SelectionSettings(delta=0.2, coverage=0.1, agreement=3, confidence=0.95, floor=0.0, resamples=200)
 NAMES = {"check_first": "Check first", "pick_right": "Pick right", "be_polite": "Be polite", "seldom": "Seldom"}
 CANDIDATES = [Capability(id=slug, name=name, description=f"{name}, always.") for slug, name in NAMES.items()]
 MAIN = """method,label,pass_rate,low,high,pass_hat_k,mean_reward,tasks,excluded,trials,errors,rollouts_spent
@@ -148,7 +148,7 @@ def made(root: Path) -> Path:
     publish(results / "labels/candidates.jsonl", CANDIDATES)
     publish(results / "capabilities/capabilities.jsonl", chosen.capabilities)
     publish_json(results / "capabilities/selection.json", chosen.report)
-    check = Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2")
+    check = CheckResult(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2")
     passport = Passport(
         capability="check_first", environment="e0", attempt=0, passed=True, trusted=True, calibration_tasks=1,
         checks=[check],

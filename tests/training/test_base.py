@@ -14,19 +14,20 @@ from captrain.benchmarks import servicedesk as desk
 from captrain.contract import calls_of
 from captrain.models.chat import Chat
 from captrain.records import Message
-from captrain.run import Base
+from captrain.run import BaseModelSettings
 from captrain.training.base import demonstrations
 from captrain.training.base.demonstrations import GUIDANCE, GUIDED, KINDS, SHORTCUTS, demonstration, drill
 from captrain.training.base.training import make_batches, train_base
 
-SIZE = Base(hidden=32, layers=2, heads=2, steps=3, batch=4, learning_rate=5e-3, weight_decay=0.05)
+SIZE = BaseModelSettings(hidden=32, layers=2, heads=2, steps=3, batch=4, learning_rate=5e-3, weight_decay=0.05)
 
 TRAIN = """
 import json, sys
 from pathlib import Path
 from captrain.training.base.training import train_base
-from captrain.run import Base
-print(json.dumps(train_base(Base.model_validate_json(sys.argv[1]), int(sys.argv[2]), Path("artifacts/base"))))
+from captrain.run import BaseModelSettings
+settings = BaseModelSettings.model_validate_json(sys.argv[1])
+print(json.dumps(train_base(settings, int(sys.argv[2]), Path("artifacts/base"))))
 """
 
 

@@ -17,9 +17,17 @@ from captrain.cli.console import (
     model_access,
     print_all,
 )
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
-from captrain.run import Machine, Ranking, Selection, compose_configuration, find_project, require_apart, require_folder
+from captrain.run import (
+    Machine,
+    Ranking,
+    SelectionSettings,
+    compose_configuration,
+    find_project,
+    require_apart,
+    require_folder,
+)
 
 RUNS = 10
 """Labelling runs over logs."""
@@ -59,7 +67,7 @@ def diagnose(
     require_apart(out)
     if dry_run and analyst != "openai":
         raise UserError("--dry-run says what a language model would cost, and none is asked", "add --analyst openai")
-    selection = Selection(
+    selection = SelectionSettings(
         delta=delta,
         coverage=coverage,
         agreement=agreement,
@@ -104,7 +112,7 @@ def diagnose(
     print_all(*diagnosis.diagnosis_summary(outcome, advice), *unproven, f"{out / 'report.md'} has the evidence")
 
 
-def benchmark_of_project(name: str) -> tuple[Target | None, Machine | None]:
+def benchmark_of_project(name: str) -> tuple[CheckedEnvironment | None, Machine | None]:
     """Load the benchmark of this name that the project around has of its own, None where there is none, and the
     machine that the project sets.
 

@@ -14,7 +14,7 @@ from .baselines.registry import row_file as row_file
 from .baselines.registry import spending_stages as spending_stages
 from .baselines.registry import trained_baselines as trained_baselines
 from .baselines.rejection_sft import refine as refine
-from .baselines.rounds import Evidence as Evidence
+from .baselines.rounds import RoundState as RoundState
 from .baselines.sft import Lesson as Lesson
 from .baselines.solutions import generalist_lesson as generalist_lesson
 from .baselines.solutions import specialist_lessons as specialist_lessons
@@ -31,7 +31,7 @@ from .differences import rates_over_seeds as rates_over_seeds
 from .differences import versus as versus
 from .evaluation import evaluate_project as evaluate_project
 from .points import WORKSPACES as WORKSPACES
-from .points import Point as Point
+from .points import SweepPoint as SweepPoint
 from .points import TableRow as TableRow
 from .points import point_rows as point_rows
 from .points import read_rows as read_rows

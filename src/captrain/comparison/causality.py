@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from captrain.capabilities import Analyst, LabelRequest, fault_of
-from captrain.comparison.baselines.baseline import GENERALIST, specialist_name
+from captrain.comparison.baselines.baseline import SOLUTIONS_ADAPTER, specialist_name
 from captrain.comparison.rows import ADAPTERS, BASE, Arms
 from captrain.ledger import guard_split
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load, publish_text, scan
@@ -36,7 +36,7 @@ LACKING, SOLE, REMAINDER, PASSED = STRATA = ("lacking", "sole", "other", "passed
 without the label; passed."""
 EFFECT_COLUMNS = ["capability", "stratum", "arm", "stage", "tasks", "base", "rate", "change", "low", "high"]
 QUANTITIES = ("claimed", "efficacy", "sole_efficacy", "repaired", "difference", "placebo", "specificity")
-FAMILIES = ((ADAPTERS, str, "{}"), (GENERALIST, specialist_name, "{} (solutions)"))
+FAMILIES = ((ADAPTERS, str, "{}"), (SOLUTIONS_ADAPTER, specialist_name, "{} (solutions)"))
 """Adapters of one capability each: the stage that made them, the arm of a capability, and what its row is called."""
 CAPABILITY_COLUMNS = [
     *("capability", "adapter", "name", "failures", "lacking", "sole", "tasks"),

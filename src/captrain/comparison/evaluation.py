@@ -24,7 +24,7 @@ from captrain.comparison.arms import Arm, ArmBatch, all_routes, composition_arms
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS
 from captrain.comparison.baselines.registry import spending_stages
 from captrain.comparison.rows import ADAPTERS, BASE, GRPO, TRACE, controls_of, label
-from captrain.comparison.tables import OUTCOMES, Evaluation, evaluate, mark_overlap
+from captrain.comparison.tables import OUTCOMES, EvaluationTables, evaluate, mark_overlap
 from captrain.environments import read_passports
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
@@ -37,7 +37,7 @@ ROUTE = "chosen"
 """The column of the routes that is TRACE."""
 
 
-def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout], Evaluation]:
+def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout], EvaluationTables]:
     """Play the test split with the base and all that can act, and compare.
 
     Args:
@@ -79,7 +79,7 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
     return rollouts, evaluation
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """A point of a method's curve: its number, from 1, the rollouts spent by then, and what acts."""
 
     method: str
@@ -119,7 +119,7 @@ def play_curve(spec: Spec, project: Path = Path()) -> tuple[pd.DataFrame, list[L
     return pd.DataFrame(rows, columns=COLUMNS), ledger
 
 
-def _points(spec: Spec, project: Path) -> Iterator[Point]:
+def _points(spec: Spec, project: Path) -> Iterator[CurvePoint]:
     """Yield the points before the end, of each method that has an adapter."""
     results = project / "results"
     routes = all_routes(results).filter(["task", "kind", ROUTE])
@@ -135,10 +135,12 @@ def _points(spec: Spec, project: Path) -> Iterator[Point]:
             arms = [Arm(name, ADAPTERS, adapter) for name, (_, adapter) in adapters.items()]
             compositions = composition_arms(results, {arm.name: arm for arm in arms}, routes)
             acting = [replace(arm, tasks=routed_tasks(arm.name, routes)) for arm in (Arm(BASE), *arms)]
-            yield Point(TRACE, number, before + sum(count for count, _ in adapters.values()), (*acting, *compositions))
+            yield CurvePoint(
+                TRACE, number, before + sum(count for count, _ in adapters.values()), (*acting, *compositions)
+            )
         for row in trained[GRPO].values():
             count, adapter = _checkpoint(row, GRPO, number, spec.curve.points, project)
-            yield Point(GRPO, number, count, (Arm(GRPO, GRPO, adapter),))
+            yield CurvePoint(GRPO, number, count, (Arm(GRPO, GRPO, adapter),))
 
 
 def _checkpoint(row: IndexEntry, stage: str, number: int, points: int, project: Path) -> tuple[int, Adapter]:

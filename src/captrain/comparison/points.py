@@ -47,7 +47,7 @@ def is_execution(override: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """A selection: what its params.yaml says."""
 
     choice: Choice
@@ -68,7 +68,7 @@ class Point:
         return root / LOCKS / f"point-{self.name}"
 
 
-def prepare(point: Point, root: Path) -> Path:
+def prepare(point: SweepPoint, root: Path) -> Path:
     """Make the workspace, or bring its code up to date; what ran there stays. The caller holds the point's lock."""
     workspace = point.workspace(root)
     for name in ("conf", "src", "stages", "components"):  # a file that is gone here must not stay there
@@ -87,7 +87,7 @@ def prepare(point: Point, root: Path) -> Path:
     return workspace
 
 
-def run(point: Point, root: Path) -> Path:
+def run(point: SweepPoint, root: Path) -> Path:
     """Bring a point up to date; what its stages say goes into log.txt of its workspace.
 
     Where it is being run already, perhaps by a job of an earlier sweep, that is waited for.
@@ -124,7 +124,7 @@ def run(point: Point, root: Path) -> Path:
         return workspace
 
 
-def point_rows(point: Point, root: Path) -> list[TableRow]:
+def point_rows(point: SweepPoint, root: Path) -> list[TableRow]:
     """Tabulate a finished point while nobody changes its workspace: one row for each method of its evaluation.
 
     Returns:

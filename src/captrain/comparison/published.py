@@ -22,7 +22,7 @@ GAIN = "gain over the base"
 """The column of a difference that is stated without the rate itself."""
 
 
-class Rates(Record):
+class PublishedRates(Record):
     """One table: method -> column -> number as printed, over `tasks` of each column.
 
     unit: `percent` of the tasks, `count` of them, or `mean` of a score in [0, 1]. benchmark: what a specification of
@@ -39,7 +39,7 @@ class Rates(Record):
     values: dict[str, dict[str, float]]
 
 
-class Curve(Record):
+class PublishedCurve(Record):
     """Method -> point -> number, of one table's quantity over all of its tasks. `start`: the row of the table that all
     lines start at."""
 
@@ -67,7 +67,7 @@ class FurtherResult(Record):
         return values + [(method, GAIN, value) for method, value in self.gains.items()]
 
 
-class Selection(Record):
+class PublishedSelection(Record):
     """Times that each candidate was retained in `runs` runs; kept from `needed` on, `kept` of them."""
 
     source: str
@@ -90,10 +90,10 @@ class Published(Record):
 
     paper: str
     model: str
-    tables: dict[str, Rates]
+    tables: dict[str, PublishedRates]
     further: dict[str, FurtherResult]
-    curves: dict[str, Curve]
-    selection: Selection
+    curves: dict[str, PublishedCurve]
+    selection: PublishedSelection
     disagreements: list[Disagreement]
 
 
@@ -154,7 +154,7 @@ def reference(results: Path) -> tuple[str, dict[str, float]]:
     return "", {}
 
 
-def _same(results: Path, rates: Rates) -> bool:
+def _same(results: Path, rates: PublishedRates) -> bool:
     """Tell if the table's benchmark was played in `results`, with the paper's model."""
     path = results / "spec.yaml"
     spec = read_yaml(path, JsonObject) if path.exists() else {}

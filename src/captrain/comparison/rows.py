@@ -16,8 +16,8 @@ from pathlib import Path
 from captrain.comparison.baselines.baseline import (
     CALIBRATION,
     DIAGNOSIS,
-    GENERALIST,
     ROUTED,
+    SOLUTIONS_ADAPTER,
     TRACE_STAGES,
     Supervision,
 )
@@ -107,9 +107,9 @@ def partial_stages(alternatives: bool) -> tuple[str, ...]:
     """List the stages of whose arms those that are not the stage's row play only the tasks that are routed to them.
 
     Args:
-        alternatives: to the configured router are rows of the table, too: see `captrain.run.Evaluation`.
+        alternatives: to the configured router are rows of the table, too: see `captrain.run.EvaluationSettings`.
     """
-    return ("compositions", "controls") if alternatives else ("compositions", "controls", "adapters", GENERALIST)
+    return ("compositions", "controls") if alternatives else ("compositions", "controls", "adapters", SOLUTIONS_ADAPTER)
 
 
 def methods(
@@ -164,7 +164,7 @@ def charged(entry: LedgerEntry, name: str, ranked: Sequence[str], controls: Mapp
 
 def _supervised(name: str) -> str:
     """Return the row whose adapters a method routes among; else the method itself."""
-    return GENERALIST if name == ROUTED else name
+    return SOLUTIONS_ADAPTER if name == ROUTED else name
 
 
 def spending(

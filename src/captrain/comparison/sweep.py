@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from captrain.comparison import points
-from captrain.comparison.points import LOCKS, Point, TableRow, is_execution, point_rows, write_table
+from captrain.comparison.points import LOCKS, SweepPoint, TableRow, is_execution, point_rows, write_table
 from captrain.errors import UserError
 from captrain.records import publish_text, read_yaml, refuse_keys
 from captrain.run import (
@@ -64,14 +64,14 @@ def settings_of(overrides: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def point_of(base: Choice, overrides: Sequence[str]) -> Point:
+def point_of(base: Choice, overrides: Sequence[str]) -> SweepPoint:
     """Make the point that a Hydra job stands for: its settings win over those of params.yaml."""
     settings = settings_of(overrides)
     experiment, seed = settings.pop("experiment", base.experiment), int(settings.pop("seed", base.seed))
     keys = {key.lstrip("+") for key in settings}
     inherited = [override for override in base.overrides if override.lstrip("+").split("=", 1)[0] not in keys]
     changes = [f"{key}={value}" for key, value in settings.items()]
-    return Point(Choice(experiment=experiment, seed=seed, overrides=[*inherited, *changes]))
+    return SweepPoint(Choice(experiment=experiment, seed=seed, overrides=[*inherited, *changes]))
 
 
 def job(config: Mapping[str, object]) -> None:

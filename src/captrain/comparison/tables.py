@@ -61,7 +61,7 @@ SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationTables:
     """Tables of one evaluation.
 
     main: one row a method: method, label, learns_from, pass_rate, low, high, pass_hat_k, mean_reward (empty for
@@ -99,7 +99,7 @@ def evaluate(
     confidence: float,
     seed: int,
     alternatives: bool = True,
-) -> Evaluation:
+) -> EvaluationTables:
     """Compare the base, the baselines, TRACE, other routers, merged adapters, controls and bounds on one set of
     outcomes.
 
@@ -145,7 +145,7 @@ def evaluate(
     intervals = Bootstrap(len(kinds), resamples, confidence, seed)
     main = _main_table(summaries, graded, intervals, {**totals, **dict.fromkeys(BOUNDS, totals[TRACE])})
     differences = _difference_table(summaries, intervals)
-    return Evaluation(
+    return EvaluationTables(
         main=main,
         differences=differences,
         kinds=_kind_table(summaries, graded, intervals, kinds),
@@ -155,7 +155,7 @@ def evaluate(
     )
 
 
-def mark_overlap(evaluation: Evaluation, overlapping: int, tasks: int) -> Evaluation:
+def mark_overlap(evaluation: EvaluationTables, overlapping: int, tasks: int) -> EvaluationTables:
     """Mark every row of the evaluation as one over tasks that were diagnosed or trained on: by its label, and in the
     tables of rates and differences by the column `overlapping`, how many there are of these.
 
@@ -236,7 +236,7 @@ def _main_table(
     intervals: Bootstrap,
     totals: Mapping[str, int],
 ) -> pd.DataFrame:
-    """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
+    """See `EvaluationTables.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
     rows = []
     whole = np.full(intervals.tasks, True)
     for (method, outcome), numbers in zip(outcomes.items(), _numbers(outcomes, rewards, intervals, whole), strict=True):
@@ -252,7 +252,7 @@ def _kind_table(
     intervals: Bootstrap,
     kinds: NDArray[np.object_],
 ) -> pd.DataFrame:
-    """See `Evaluation.kinds`."""
+    """See `EvaluationTables.kinds`."""
     rows = []
     for kind in sorted({*kinds} - {""}):
         for method, numbers in zip(outcomes, _numbers(outcomes, rewards, intervals, kinds == kind), strict=True):
@@ -284,7 +284,7 @@ def _numbers(
 
 
 def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap) -> pd.DataFrame:
-    """See `Evaluation.differences`.
+    """See `EvaluationTables.differences`.
 
     The interval is of the mean difference over tasks defined for both; `distinguishable` says that it leaves out
     zero. `effect` is Cohen's h of the two rates over those tasks. `p` is the exact two-sided sign test on tasks (more
@@ -332,7 +332,7 @@ def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
 def _cost_table(
     names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
 ) -> pd.DataFrame:
-    """See `Evaluation.costs`."""
+    """See `EvaluationTables.costs`."""
     rows = []
     for name in names:
         spent_on = (entry for entry in ledger if entry.purpose != "evaluation")
@@ -377,7 +377,9 @@ def _rounded(row: Mapping[str, float], *names: str) -> dict[str, float]:
 
 
 def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
-    """Word a row of `Evaluation.differences`. An interval that excludes 0 is not enough where the test, corrected for
+    """Word a row of `EvaluationTables.differences`.
+
+    An interval that excludes 0 is not enough where the test, corrected for
     all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
 
     Args:
@@ -392,7 +394,7 @@ def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
     return "distinguishable"
 
 
-def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
+def publish_evaluation(evaluation: EvaluationTables, folder: Path) -> None:
     """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv, metrics.json; curve.csv if there is one."""
     frames = {
         "main": evaluation.main,

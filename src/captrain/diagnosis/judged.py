@@ -18,11 +18,11 @@ from captrain.capabilities import (
     text_of,
 )
 from captrain.diagnosis.diagnosis import FEW
-from captrain.diagnosis.explained import explain_logs
+from captrain.diagnosis.rollouts import diagnose_rollouts
 from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.interop import Logs
 from captrain.records import JsonObject, Rollout, publish, publish_json
-from captrain.run import Component, ModelAccess, Selection, build, user_outputs
+from captrain.run import Component, ModelAccess, SelectionSettings, build, user_outputs
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 CHARACTERS = 16000
@@ -50,7 +50,15 @@ def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
 
 
 def judge(
-    logs: Logs, model: str, access: ModelAccess, selection: Selection, out: Path, *, runs: int, count: int, seed: int
+    logs: Logs,
+    model: str,
+    access: ModelAccess,
+    selection: SelectionSettings,
+    out: Path,
+    *,
+    runs: int,
+    count: int,
+    seed: int,
 ) -> list[Table | str]:
     """Let the pipeline's analyst, behind the endpoint that the environment names, propose capabilities and label
     rollouts, blind to their outcome, and select. Rollouts without a verdict are left out, and those whose reference is
@@ -65,7 +73,7 @@ def judge(
     """
     settings = {"_target_": ANALYST, "name": model, "temperature": 1.0, "max_tokens": 4096, "characters": CHARACTERS}
     analyst = build(Component.model_validate(settings), Analyst, access=access)
-    rows = zip(explain_logs(logs).rollouts, logs.rollouts, strict=True)
+    rows = zip(diagnose_rollouts(logs).rollouts, logs.rollouts, strict=True)
     rollouts: list[Rollout] = [rollout for row, rollout in rows if row.standing not in ("error", "suspect")]
     candidates, labels = label_runs(analyst, rollouts, logs.tools, runs, seed)
     report = select(labels, candidates, selection, count, seed).report

@@ -17,11 +17,11 @@ import pandas as pd
 from captrain.capabilities import KINDS
 from captrain.diagnosis import diagnosis as rules
 from captrain.diagnosis.advice import advise
-from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.report import publish_diagnosis
+from captrain.diagnosis.rollouts import DiagnosedRollout
 from captrain.interop import Logs, logs_of_rollouts, logs_of_rows, read_logs
 from captrain.records import Rollout
-from captrain.run import Selection
+from captrain.run import SelectionSettings
 
 RUNS = 10
 LogPaths = Path | str | Iterable[Path | str]
@@ -48,9 +48,9 @@ class NotebookDiagnosis:
         return f"{summary}; nothing can be concluded: {shortage}" if shortage else summary
 
     @cached_property
-    def rollouts(self) -> list[Explained]:
+    def rollouts(self) -> list[DiagnosedRollout]:
         """Every rollout with what explains it, in the order of the logs."""
-        return [*self.diagnosis.explanations.rollouts]
+        return [*self.diagnosis.diagnosed.rollouts]
 
     @property
     def causes(self) -> pd.DataFrame:
@@ -132,7 +132,7 @@ def diagnose(
     Raises:
         UserError: nothing in the logs can be read.
     """
-    selection = Selection(
+    selection = SelectionSettings(
         delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
     )
     source = _read(logs, Path(scores) if scores else None)

@@ -65,7 +65,7 @@ EASIEST = 2
 SEARCHED = 50
 """So many training tasks are looked through for one that exercises the capability, where there is no end to them."""
 UNBOUNDED = 10_000
-REMEDY = "set synthesizer=openai synthesizer.name=MODEL, or write a synthesizer of your own (docs/house.md)"
+REMEDY = "set synthesizer=openai synthesizer.name=MODEL, or write a synthesizer of your own (docs/architecture.md)"
 
 
 class TemplateSynthesizer:

@@ -38,14 +38,14 @@ class Submission(Record):
     items: list[str]
     at: str
 
-    def attempts(self, folder: Path = JOBS) -> list["Attempt"]:
+    def attempts(self, folder: Path = JOBS) -> list["JobAttempt"]:
         """List one attempt for each key whose job Slurm took."""
         names = [path.name.removesuffix(SUBMITTED) for path in (folder / self.name).glob(f"*{SUBMITTED}")]
         by_index = {int(job.partition("_")[2] or 0): job for job in names}
-        return [Attempt(folder / self.name, by_index[index], self.keys[index]) for index in sorted(by_index)]
+        return [JobAttempt(folder / self.name, by_index[index], self.keys[index]) for index in sorted(by_index)]
 
 
-class Attempt(NamedTuple):
+class JobAttempt(NamedTuple):
     """Slurm job for one item."""
 
     folder: Path
@@ -112,7 +112,7 @@ def states(jobs: Collection[str]) -> dict[str, State]:
 
 def jobs_table(root: Path, limit: int = 40) -> Table:
     """Tabulate the last attempt at each item, oldest first: job, item, state, node, elapsed, last line, reason."""
-    attempts: dict[str, list[tuple[str, Attempt]]] = {}
+    attempts: dict[str, list[tuple[str, JobAttempt]]] = {}
     for submission in submissions(root / JOBS):
         items = dict(zip(submission.keys, submission.items, strict=True))
         for attempt in submission.attempts(root / JOBS):

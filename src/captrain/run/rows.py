@@ -35,7 +35,7 @@ class GrpoSettings(Switch):
         return self.model_dump(exclude={"run"}, exclude_none=True)
 
 
-class RejectionSft(Switch):
+class RejectionSftSettings(Switch):
     """Rejection fine-tuning on the target: rounds of rollouts, of which the passed ones are fine-tuned on."""
 
     rounds: Count
@@ -44,7 +44,7 @@ class RejectionSft(Switch):
     learning_rate: Rate
 
 
-class Gepa(Switch):
+class GepaSettings(Switch):
     """Optimisation of the system prompt by GEPA, with rollouts on the training split. `model` names the one that
     reflects, asked as `machine.asking` says; null: a programmatic proposer over the lines that the base knows."""
 
@@ -56,7 +56,7 @@ class Gepa(Switch):
     """Accepted by the search at most, beside the prompt of the base; null: as many as the budget has room for."""
 
 
-class Adp(Switch):
+class AdpSettings(Switch):
     """Supervised fine-tuning on trajectories in the schema of the Agent Data Protocol. `source` is a JSONL file of
     them; "": generic demonstrations of our own, written in that schema."""
 
@@ -66,7 +66,7 @@ class Adp(Switch):
     learning_rate: Rate
 
 
-class Awm(Switch):
+class AwmSettings(Switch):
     """GRPO in synthetic environments that no diagnosis asked for. `source` is a folder in the layout of the Agent World
     Model; "": environments of our own, generated without regard to the diagnosis."""
 
@@ -74,7 +74,7 @@ class Awm(Switch):
     environments: Count
 
 
-class AwmSft(Awm):
+class AwmSftSettings(AwmSettings):
     """Supervised fine-tuning on the solutions that such environments know of their own tasks."""
 
     demonstrations: Count
@@ -86,7 +86,7 @@ class AwmSft(Awm):
 SolutionSource = Literal["reference", "rollouts"]
 
 
-class Faults(Section):
+class FaultSettings(Section):
     """Faults of a known rate in solutions (see `captrain.training.solutions`)."""
 
     rate: Share
@@ -94,7 +94,7 @@ class Faults(Section):
     filtered: bool
 
 
-class Rounds(Section):
+class RoundSettings(Section):
     """Diagnoses of the trained agent, at most `count`, among which `tasks` of the discovery split are shared evenly.
     `condition` says whether there is a further one always, or only where the last left a candidate undecided."""
 
@@ -107,7 +107,7 @@ class Rounds(Section):
         return self.tasks * (number - 1) // self.count
 
 
-class Solutions(Switch):
+class SolutionsSettings(Switch):
     """TRACE without rewards: fine-tuning on the solutions that the synthesized environments know of their own tasks,
     of one adapter over all environments and of one for each, in rounds of diagnosis."""
 
@@ -120,11 +120,11 @@ class Solutions(Switch):
     source: SolutionSource
     rollouts: Count
     """Played in all environments where the source is the agent's own passed rollouts."""
-    faults: Faults
-    rounds: Rounds
+    faults: FaultSettings
+    rounds: RoundSettings
 
 
-class FailuresSft(Switch):
+class FailuresSftSettings(Switch):
     """Supervised fine-tuning on the target's own solutions of the tasks that failed in the diagnosis."""
 
     demonstrations: Count
@@ -143,7 +143,7 @@ def row_names() -> set[str]:
     return {name for stage in stages if (name := stage["cmd"].partition("stages/row.py ")[2])}
 
 
-class Baselines(Section):
+class BaselineSettings(Section):
     """Rows that TRACE is compared with, one stage each. A row that is not declared here is trained by GRPO, and has the
     settings of those that are."""
 
@@ -152,14 +152,14 @@ class Baselines(Section):
 
     grpo_target: GrpoSettings
     grpo_untuned: GrpoSettings
-    rejection_sft: RejectionSft
-    gepa: Gepa
-    adp: Adp
-    awm_sft: AwmSft
+    rejection_sft: RejectionSftSettings
+    gepa: GepaSettings
+    adp: AdpSettings
+    awm_sft: AwmSftSettings
     warm_grpo: GrpoSettings
-    awm: Awm
+    awm: AwmSettings
     single: Switch
     mixed: Switch
-    solutions: Solutions
+    solutions: SolutionsSettings
     solutions_grpo: GrpoSettings
-    failures_sft: FailuresSft
+    failures_sft: FailuresSftSettings

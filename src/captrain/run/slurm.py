@@ -40,7 +40,7 @@ from captrain.errors import InfrastructureError, UserError
 from captrain.records import digest, publish_bytes
 from captrain.run import Slurm
 from captrain.run.fingerprint import fingerprint, identity_of
-from captrain.run.jobs import ALIVE, JOBS, RECORD, Attempt, Submission, states, submissions
+from captrain.run.jobs import ALIVE, JOBS, RECORD, JobAttempt, Submission, states, submissions
 from captrain.run.locks import exclusive
 
 if TYPE_CHECKING:
@@ -149,9 +149,9 @@ class Dispatch:
         self.items = dict(zip(self.order, items, strict=True))
         self.results: dict[str, Any] = {}
         self.failures: dict[str, Exception] = {}
-        self.out: dict[str, Attempt] = {}
+        self.out: dict[str, JobAttempt] = {}
         self.deaths: Counter[str] = Counter()
-        self.over: dict[Attempt, float] = {}
+        self.over: dict[JobAttempt, float] = {}
 
     def wait(self) -> list[Any]:
         """Return the results in the order of the items, when all jobs have come to their ends.
@@ -222,7 +222,7 @@ class Dispatch:
         """Attach to the job of every item that is not out, or submit it."""
         with exclusive(JOBS / "lock"):
             unsent = [key for key in self._collect() if key not in self.out]
-            last: dict[str, Attempt] = {}
+            last: dict[str, JobAttempt] = {}
             for submission in submissions():
                 if set(submission.keys) & set(unsent):
                     last |= {attempt.key: attempt for attempt in submission.attempts()}

@@ -34,17 +34,17 @@ from captrain.run.components import (
 )
 from captrain.run.compose import compose_data
 from captrain.run.machine import Machine
-from captrain.run.rows import CONTINUED, Baselines, GrpoSettings, Switch, row_names
+from captrain.run.rows import CONTINUED, BaselineSettings, GrpoSettings, Switch, row_names
 
 
-class Trainer(Component):
+class TrainerSettings(Component):
     """A trainer, of which the exact rollout budget needs to know the size of an update."""
 
     group_size: Annotated[int, Field(ge=2)]
     groups_per_step: Count
 
 
-class Base(Section):
+class BaseModelSettings(Section):
     """The tiny base model and its supervised training; or a `pretrained` one, name@digest of a folder below
     `machine.pretrained`, whose weights the training starts from; or a `model` that is served elsewhere, name or
     name@revision, in whose place nothing is trained. `demonstrations`: those of a benchmark of the user's own, a
@@ -64,7 +64,7 @@ class Base(Section):
     demonstrations: Component | None = None
 
 
-class Rollouts(Section):
+class RolloutSettings(Section):
     """Diagnostic rollouts of the base on the discovery split."""
 
     tasks: Count
@@ -72,7 +72,7 @@ class Rollouts(Section):
     retries: Annotated[int, Field(ge=0)]
 
 
-class Labels(Section):
+class LabelSettings(Section):
     """Labelling runs over the same rollouts, each on a bootstrap resample of their tasks, or on all of them."""
 
     runs: Count
@@ -84,7 +84,7 @@ Ranking = Literal["product", "gap", "mean_gap", "coverage"]
 gap, pooled coverage."""
 
 
-class Selection(Section):
+class SelectionSettings(Section):
     """Thresholds that a candidate capability must reach to be selected, and the order in which these are kept. `proof`:
     least share of failures, by its lower bound, that in a replay do not pass without a candidate's repair, which
     selects it where the contrast does not; null: the contrast alone does, as in the paper."""
@@ -99,13 +99,13 @@ class Selection(Section):
     proof: Share | None = None
 
 
-class Capabilities(Section):
+class CapabilitySettings(Section):
     """Number of selected capabilities that are kept."""
 
     count: Count
 
 
-class Environments(Section):
+class EnvironmentSettings(Section):
     """Synthesized environments and the bounds that their passport checks on the base. `temperature` is the policy's
     while it calibrates and trains; null: its own. Groups sampled at 0 are constant and teach nothing."""
 
@@ -127,20 +127,20 @@ class Environments(Section):
     """Seconds that the examination of a file may take which is not our own text."""
 
 
-class Adapters(Section):
+class AdapterSettings(Section):
     """Training budget of each adapter."""
 
     rollouts: Count
 
 
-class Pairs(Section):
+class PairSettings(Section):
     """Environments that demand two capabilities at once, of those that failed rollouts lack together most often; they
     cost no rollout. 0: none."""
 
     count: Annotated[int, Field(ge=0)]
 
 
-class Merging(Section):
+class MergingSettings(Section):
     """One adapter made of TRACE's adapters, by each of the methods."""
 
     methods: list[Literal["sum", "mean", "ties", "dare", "svd", "core", "distillation"]]
@@ -152,13 +152,13 @@ class Merging(Section):
     """Learning rate of on-policy distillation."""
 
 
-class Curve(Section):
+class CurveSettings(Section):
     """Points of one training at which its adapter is evaluated, the end among them; 0: at none but the end."""
 
     points: Annotated[int, Field(ge=0)]
 
 
-class Evaluation(Section):
+class EvaluationSettings(Section):
     """The comparison on the test split; or, as the paper has it, on the tasks of all splits, those that were diagnosed
     and trained on among them, which every row of the table then says.
 
@@ -179,24 +179,24 @@ class Spec(Section):
 
     seed: Annotated[int, Field(ge=0, lt=1 << 32)]
     benchmark: Component
-    base: Base
+    base: BaseModelSettings
     policy: Component
-    rollouts: Rollouts
+    rollouts: RolloutSettings
     analyst: Component
-    labels: Labels
-    selection: Selection
-    capabilities: Capabilities
+    labels: LabelSettings
+    selection: SelectionSettings
+    capabilities: CapabilitySettings
     synthesizer: Component
-    environments: Environments
-    trainer: Trainer
-    adapters: Adapters
-    baselines: Baselines
-    pairs: Pairs
-    merging: Merging
+    environments: EnvironmentSettings
+    trainer: TrainerSettings
+    adapters: AdapterSettings
+    baselines: BaselineSettings
+    pairs: PairSettings
+    merging: MergingSettings
     controls: Switch
     router: Component
-    evaluation: Evaluation
-    curve: Curve
+    evaluation: EvaluationSettings
+    curve: CurveSettings
     causality: Switch
     machine: Machine
 
@@ -225,7 +225,7 @@ class Spec(Section):
             for name, start in CONTINUED.items()
             if rows[name].run and not rows[start].run
         ]
-        if further := {*rows} - {*Baselines.model_fields}:
+        if further := {*rows} - {*BaselineSettings.model_fields}:
             broken += [f"baselines.{name} is not a row" for name in sorted(further - row_names())]
         rounds, width = self.baselines.solutions.rounds, 2 * self.base.heads
         relations = {
@@ -344,7 +344,9 @@ def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
         section: Any = kind
         for part in unknown[:-1]:
             field = getattr(section, "model_fields", {}).get(part)
-            section = field.annotation if field else GrpoSettings if section is Baselines else get_args(section)[-1]
+            section = (
+                field.annotation if field else GrpoSettings if section is BaselineSettings else get_args(section)[-1]
+            )
             section = get_args(section)[0] if NoneType in get_args(section) else section  # slurm: Slurm | None
         remedy = alternatives(str(unknown[-1]), section.model_fields)
     raise UserError(source + "; ".join(problem_text(problem) for problem in problems), remedy)

@@ -18,7 +18,7 @@ DIAGNOSIS, CALIBRATION = "rollouts", "environments"
 """Stages of TRACE that a baseline may rest on."""
 TRACE_STAGES = (DIAGNOSIS, CALIBRATION, "adapters")
 """Stages that spend TRACE's budget, which each baseline is given as a whole."""
-GENERALIST = "solutions"
+SOLUTIONS_ADAPTER = "solutions"
 """The arm of the adapter over all environments, which is the row's, and the stage that leaves all that are taught in
 rounds."""
 ROUTED = "solutions_routed"
@@ -127,4 +127,4 @@ def trace_ledger(results: Path = Path("results")) -> list[LedgerEntry]:
 
 def specialist_name(capability: str) -> str:
     """Name the arm of a capability's specialist, as rows, routes and tables use it."""
-    return f"{GENERALIST}:{capability}"
+    return f"{SOLUTIONS_ADAPTER}:{capability}"

@@ -31,7 +31,7 @@ from captrain.benchmarks import load_benchmark
 from captrain.capabilities import line_of
 from captrain.comparison.baselines.baseline import Baseline, Supervision, trace_ledger
 from captrain.comparison.baselines.reflection import Lines, Model, Reflection, Walk
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.records import JsonObject, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
@@ -55,7 +55,7 @@ ReflectiveDataset = Mapping[str, Sequence[Mapping[str, Rollout]]]
 """Records of the library by component of a candidate: the rollouts that a proposal is made from."""
 
 
-class Case(NamedTuple):
+class GepaExample(NamedTuple):
     """A task, and what it is played for."""
 
     purpose: Purpose
@@ -145,7 +145,7 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
     learning = -(-settings.validation // settings.minibatch) * settings.minibatch
     target = load_benchmark(spec.benchmark, spec.machine)
     tasks = target.tasks("training", settings.validation + learning)
-    validation = [Case("validation", task) for task in tasks[: settings.validation]]
+    validation = [GepaExample("validation", task) for task in tasks[: settings.validation]]
     model = settings.model
     proposer = Walk([*KNOWN], spec.seed) if model is None else Model(spec.machine.asking, model, target.tools)
     search = Search(spec, base, budget, target, proposer, validation)
@@ -155,7 +155,7 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
         silent: Any = SimpleNamespace(log=lambda message: None)
         optimize(
             {GUIDANCE: ""},
-            trainset=[Case("training", task) for task in tasks[settings.validation :]],
+            trainset=[GepaExample("training", task) for task in tasks[settings.validation :]],
             valset=validation,
             adapter=adapter,
             reflection_minibatch_size=settings.minibatch,
@@ -188,7 +188,13 @@ class Search:
     bar: "tqdm[NoReturn]"
 
     def __init__(
-        self, spec: Spec, base: Path, budget: int, target: Target, proposer: Walk | Model, validation: Sequence[Case]
+        self,
+        spec: Spec,
+        base: Path,
+        budget: int,
+        target: CheckedEnvironment,
+        proposer: Walk | Model,
+        validation: Sequence[GepaExample],
     ) -> None:
         self.spec, self.base, self.budget = spec, base, budget
         self.target, self.proposer, self.validation = target, proposer, validation
@@ -210,7 +216,9 @@ class Search:
             return True
         return self.fault is not None or self.total + step > self.budget or self.total >= (1 - CHOICE) * self.budget
 
-    def play(self, lines: Lines, cases: Sequence[Case], draw: int, retries: int, trials: int = 1) -> list[Rollout]:
+    def play(
+        self, lines: Lines, cases: Sequence[GepaExample], draw: int, retries: int, trials: int = 1
+    ) -> list[Rollout]:
         """Play cases of one purpose, with the randomness of a draw, and count what it took."""
         configured = self.spec.policy.settings().get(GUIDANCE, [])
         guided = self.spec.policy.model_copy(update={GUIDANCE: [*configured, *lines]})
@@ -233,7 +241,7 @@ class Search:
         return rollouts
 
     def evaluate(
-        self, batch: list[Case], candidate: dict[str, str], capture_traces: bool = False
+        self, batch: list[GepaExample], candidate: dict[str, str], capture_traces: bool = False
     ) -> "EvaluationBatch[Rollout, None]":
         """See `gepa.core.adapter.GEPAAdapter`: scores are 1 for a pass and 0 for a failure.
 

@@ -22,7 +22,7 @@ import pandas as pd
 from captrain.agents import PolicySource, RolloutBatch, collect_batch
 from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.capabilities import Analyst, SelectionAccount, fault_of, label_runs, pooled, select, undecided
-from captrain.comparison.baselines.baseline import GENERALIST
+from captrain.comparison.baselines.baseline import SOLUTIONS_ADAPTER
 from captrain.environments import (
     NoTemplate,
     SynthesisResult,
@@ -45,7 +45,7 @@ REDISCOVERY_COLUMNS = [
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RoundState:
     """Findings of all diagnoses so far.
 
     Args:
@@ -67,7 +67,7 @@ class Evidence:
     lacking: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of_project(cls, project: Path) -> "Evidence":
+    def of_project(cls, project: Path) -> "RoundState":
         """Load what the stages from `rollouts` to `pairs` left of the base.
 
         Raises:
@@ -112,7 +112,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Rediagnosis:
     """Findings of one diagnosis of the trained agent.
 
     Args:
@@ -132,7 +132,7 @@ class Diagnosis:
     new: Sequence[Capability]
     lacking: Sequence[str]
     undecided: Sequence[str]
-    evidence: Evidence
+    evidence: RoundState
 
     def row(self, agent: str) -> JsonObject:
         """Format the diagnosis as its row of results/solutions/rounds.json."""
@@ -150,10 +150,12 @@ class Diagnosis:
     @property
     def ledger(self) -> LedgerEntry:
         """Enter the rollouts that the diagnosis spent."""
-        return ledger_entry(self.rollouts, stage=GENERALIST, method=GENERALIST, item=f"diagnosis {self.number}")
+        return ledger_entry(
+            self.rollouts, stage=SOLUTIONS_ADAPTER, method=SOLUTIONS_ADAPTER, item=f"diagnosis {self.number}"
+        )
 
 
-def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: Evidence, number: int) -> Diagnosis | None:
+def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: RoundState, number: int) -> Rediagnosis | None:
     """Diagnose the trained agent; None where the discovery split has no fresh tasks.
 
     Args:
@@ -179,7 +181,7 @@ def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: Evidence, n
     )
     rollouts = collect_batch(batch, target, "solutions")
     if len({rollout.outcome for rollout in rollouts if fault_of(rollout) is None}) < 2:
-        return Diagnosis(number, rollouts, None, [], [], [], evidence)
+        return Rediagnosis(number, rollouts, None, [], [], [], evidence)
     analyst = build(spec.analyst, Analyst, access=spec.machine.asking)
     with open_worlds(target=target, machine=spec.machine) as worlds:
         candidates, labels = label_runs(
@@ -194,8 +196,8 @@ def contrast(
     rollouts: Sequence[Rollout],
     candidates: Sequence[Capability],
     labels: Sequence[RolloutLabels],
-    evidence: Evidence,
-) -> Diagnosis:
+    evidence: RoundState,
+) -> Rediagnosis:
     """Contrast fresh rollouts by their labels, alone and pooled with those of the diagnoses before."""
     pool = pooled([candidates, [*evidence.candidates.values()]])
     labels_of_all = [*evidence.labels, *labels]
@@ -213,7 +215,7 @@ def contrast(
     trained, open_before = {*evidence.trained}, {*undecided(before.report)}
     decided = [item for item in together.capabilities if item.id in open_before]
     selected = {item.id: item for item in (*lacking, *decided)}
-    return Diagnosis(
+    return Rediagnosis(
         number,
         rollouts,
         alone.report,
@@ -225,8 +227,8 @@ def contrast(
 
 
 def extend_environments(
-    spec: Spec, base: Path, agent: Adapter, diagnosis: Diagnosis, results: Path, artifacts: Path
-) -> tuple[Evidence, Sequence[LedgerEntry], Mapping[str, str]]:
+    spec: Spec, base: Path, agent: Adapter, diagnosis: Rediagnosis, results: Path, artifacts: Path
+) -> tuple[RoundState, Sequence[LedgerEntry], Mapping[str, str]]:
     """Synthesize environments for the new capabilities and for the pairs that now fail together most often.
 
     Args:
@@ -268,7 +270,7 @@ def extend_environments(
         lacking={name: evidence.lacking.get(name, 0) + (name in diagnosis.lacking) for name in evidence.trained},
     )
     ledger = [entry for result in syntheses for entry in result.ledger]
-    charged = [entry.model_copy(update={"stage": GENERALIST, "method": GENERALIST}) for entry in ledger]
+    charged = [entry.model_copy(update={"stage": SOLUTIONS_ADAPTER, "method": SOLUTIONS_ADAPTER}) for entry in ledger]
     if not diagnosis.new:
         return extended, charged, without
     # 2. Environments for the most frequent pairs of all labels that have none yet.
@@ -281,7 +283,7 @@ def extend_environments(
     return replace(extended, environments=environments), charged, without
 
 
-def rediscovery_table(base: SelectionAccount, diagnoses: Sequence[Diagnosis]) -> pd.DataFrame:
+def rediscovery_table(base: SelectionAccount, diagnoses: Sequence[Rediagnosis]) -> pd.DataFrame:
     """Tabulate gap and coverage of every capability before and after teaching, always on tasks that neither the agent
     nor an earlier diagnosis has seen.
 

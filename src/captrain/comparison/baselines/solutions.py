@@ -23,16 +23,16 @@ from captrain.capabilities import read_selection, undecided
 from captrain.comparison.baselines.baseline import (
     CALIBRATION,
     DIAGNOSIS,
-    GENERALIST,
     ROUTED,
+    SOLUTIONS_ADAPTER,
     Baseline,
     Supervision,
     specialist_name,
 )
 from captrain.comparison.baselines.rounds import (
     REDISCOVERY_COLUMNS,
-    Diagnosis,
-    Evidence,
+    Rediagnosis,
+    RoundState,
     diagnose_agent,
     extend_environments,
     rediscovery_table,
@@ -45,7 +45,6 @@ from captrain.run import Spec, build, launch
 from captrain.training import (
     LIBRARIES,
     SFT_COLUMNS,
-    Faults,
     FineTuned,
     SolutionLesson,
     TrainingEnvironment,
@@ -63,20 +62,20 @@ class Teaching:
 
     generalist: FineTuned
     specialists: Sequence[FineTuned]
-    evidence: Evidence
-    diagnoses: Sequence[Diagnosis]
+    evidence: RoundState
+    diagnoses: Sequence[Rediagnosis]
     account: Sequence[JsonObject]
     ledger: Sequence[LedgerEntry]
 
 
-def generalist_lesson(spec: Spec, base: Path, evidence: Evidence) -> SolutionLesson:
+def generalist_lesson(spec: Spec, base: Path, evidence: RoundState) -> SolutionLesson:
     """Plan the demonstrations of the adapter over all environments."""
     settings = spec.baselines.solutions
     tasks = settings.rollouts if settings.source == "rollouts" else settings.demonstrations
-    return _lesson(spec, base, GENERALIST, evidence.doses(tasks), settings.demonstrations)
+    return _lesson(spec, base, SOLUTIONS_ADAPTER, evidence.doses(tasks), settings.demonstrations)
 
 
-def specialist_lessons(spec: Spec, base: Path, evidence: Evidence) -> list[SolutionLesson]:
+def specialist_lessons(spec: Spec, base: Path, evidence: RoundState) -> list[SolutionLesson]:
     """Plan the demonstrations of each adapter of one environment."""
     settings = spec.baselines.solutions
     shares = {environment.name: count for environment, count in evidence.doses(settings.rollouts)}
@@ -97,10 +96,18 @@ def _lesson(
     spec: Spec, base: Path, name: str, counts: tuple[tuple[TrainingEnvironment, int], ...], dose: int
 ) -> SolutionLesson:
     section = spec.baselines.solutions
-    faults = Faults(section.faults.rate, section.faults.kind, section.faults.filtered)
     settings = fine_tuning_settings(spec, section.epochs, section.learning_rate)
     return SolutionLesson(
-        name, GENERALIST, base, spec.exploring(), settings, counts, dose, section.source, faults, spec.machine
+        name,
+        SOLUTIONS_ADAPTER,
+        base,
+        spec.exploring(),
+        settings,
+        counts,
+        dose,
+        section.source,
+        section.faults,
+        spec.machine,
     )
 
 
@@ -116,11 +123,11 @@ def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
     """
     if not training_environments(project / "results/environments"):
         return None
-    base, evidence = project / "artifacts/base", Evidence.of_project(project)
-    results, artifacts = project / "results" / GENERALIST, project / "artifacts" / GENERALIST
-    diagnoses, account, ledger = list[Diagnosis](), list[JsonObject](), list[LedgerEntry]()
+    base, evidence = project / "artifacts/base", RoundState.of_project(project)
+    results, artifacts = project / "results" / SOLUTIONS_ADAPTER, project / "artifacts" / SOLUTIONS_ADAPTER
+    diagnoses, account, ledger = list[Rediagnosis](), list[JsonObject](), list[LedgerEntry]()
     lessons = [generalist_lesson(spec, base, evidence), *specialist_lessons(spec, base, evidence)]
-    generalist, *specialists = launch.run(teach_solutions, lessons, spec.machine, GENERALIST, LIBRARIES)
+    generalist, *specialists = launch.run(teach_solutions, lessons, spec.machine, SOLUTIONS_ADAPTER, LIBRARIES)
     rounds, open_candidates = spec.baselines.solutions.rounds, undecided(read_selection(project / "results"))
     for number in range(1, rounds.count + 1):
         if rounds.condition == "undecided" and not open_candidates:
@@ -140,12 +147,12 @@ def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
         lessons = [generalist_lesson(spec, base, evidence)]
         if evidence.trained != previous.trained:
             lessons += specialist_lessons(spec, base, evidence)[len(previous.trained) :]
-        generalist, *further = launch.run(teach_solutions, lessons, spec.machine, GENERALIST, LIBRARIES)
+        generalist, *further = launch.run(teach_solutions, lessons, spec.machine, SOLUTIONS_ADAPTER, LIBRARIES)
         specialists += further
     return Teaching(generalist, specialists, evidence, diagnoses, account, ledger)
 
 
-def routed(spec: Spec, base: Path, evidence: Evidence) -> pd.DataFrame:
+def routed(spec: Spec, base: Path, evidence: RoundState) -> pd.DataFrame:
     """Route every test task among base, specialists and generalist: columns task and `ROUTED`.
 
     The configured router goes by openings of the environments, whose route is their specialist, or for a pair the
@@ -155,7 +162,7 @@ def routed(spec: Spec, base: Path, evidence: Evidence) -> pd.DataFrame:
     tasks = evaluation_tasks(benchmark, spec.evaluation)
     targets = {environment.name: environment.target(spec.machine) for environment in evidence.environments}
     rollouts = [rollout for rollout in evidence.rollouts if rollout.adapter is None]
-    arms = {name: GENERALIST if "+" in name else specialist_name(name) for name in targets} | {BASE: BASE}
+    arms = {name: SOLUTIONS_ADAPTER if "+" in name else specialist_name(name) for name in targets} | {BASE: BASE}
     solved = [Example(example.text, arms[example.route]) for example in examples(targets, OPENINGS, rollouts)]
     router = build(spec.router, Router, model=AskedModel.of(spec, base))
     routes = router.route(solved, openings(benchmark, tasks))
@@ -164,11 +171,11 @@ def routed(spec: Spec, base: Path, evidence: Evidence) -> pd.DataFrame:
 
 def publish_teaching(spec: Spec, project: Path, teaching: Teaching) -> None:
     """Write adapters, ledger, account, re-discovery, routes, and the rollouts of every diagnosis."""
-    results, artifacts = project / "results" / GENERALIST, project / "artifacts" / GENERALIST
+    results, artifacts = project / "results" / SOLUTIONS_ADAPTER, project / "artifacts" / SOLUTIONS_ADAPTER
     adapters = [teaching.generalist, *teaching.specialists]
     entries = {entry.item: entry for adapter in adapters for entry in adapter.costs}
     ledger = [*teaching.ledger, *entries.values()]
-    publish_adapters(adapters, GENERALIST, GENERALIST, columns=SFT_COLUMNS, calibration=ledger)
+    publish_adapters(adapters, SOLUTIONS_ADAPTER, SOLUTIONS_ADAPTER, columns=SFT_COLUMNS, calibration=ledger)
     publish_json(results / "rounds.json", [*teaching.account])
     table = rediscovery_table(read_selection(project / "results"), teaching.diagnoses)
     publish_text(results / "rediscovery.csv", table.to_csv(index=False, float_format="%.6f"))

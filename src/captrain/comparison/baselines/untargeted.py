@@ -19,7 +19,7 @@ from captrain.benchmarks import servicedesk as desk
 from captrain.environments import WORLD, Brief, examine, make_passport, make_standard, passport_page
 from captrain.errors import UserError
 from captrain.records import Capability, Passport, publish_json, publish_text
-from captrain.run import Awm, Spec
+from captrain.run import AwmSettings, Spec
 from captrain.training import EnvironmentFile, TrainingEnvironment
 
 VERBS = ("cancel", "return", "wrap", "zip")
@@ -34,7 +34,7 @@ DRAWS = 4
 """Environments drawn for each that is asked for, before the row is given up."""
 
 
-def untargeted_environments(spec: Spec, settings: Awm, folder: Path) -> tuple[TrainingEnvironment, ...]:
+def untargeted_environments(spec: Spec, settings: AwmSettings, folder: Path) -> tuple[TrainingEnvironment, ...]:
     """Write the environments to train in to `folder`, with their passports and pages.
 
     Args:

@@ -21,7 +21,7 @@ from captrain.benchmarks import servicedesk as desk
 from captrain.errors import UserError
 from captrain.models import Chat, dialogue_tokens, load_module
 from captrain.records import JsonObject, Message, file_digest, place_aside, publish_json
-from captrain.run import Base, Machine, build, launch, prepare_torch
+from captrain.run import BaseModelSettings, Machine, build, launch, prepare_torch
 from captrain.training.base import demonstrations
 from captrain.training.base.demonstrations import Demonstrations
 from captrain.training.base.tokenizer import build_tokenizer
@@ -67,7 +67,7 @@ def pretrained_folder(name: str, root: Path) -> Path:
     return folder
 
 
-def make_base(spec: Base, seed: int, folder: Path, machine: Machine, show: Show = iter) -> JsonObject:
+def make_base(spec: BaseModelSettings, seed: int, folder: Path, machine: Machine, show: Show = iter) -> JsonObject:
     """The base that the spec asks for: a pretrained model trained further, or `train_base`.
 
     Args:
@@ -86,7 +86,7 @@ def make_base(spec: Base, seed: int, folder: Path, machine: Machine, show: Show 
     return warm_start(spec, seed, folder, pretrained, show, launch.cores(machine), launch.room(machine))
 
 
-def train_base(spec: Base, seed: int, folder: Path, show: Show = iter, processes: int = 1) -> JsonObject:
+def train_base(spec: BaseModelSettings, seed: int, folder: Path, show: Show = iter, processes: int = 1) -> JsonObject:
     """Train and save the base in Hugging Face format. Where `model` names one that is served elsewhere, nothing is
     trained and the folder holds that name alone.
 
@@ -126,7 +126,7 @@ def train_base(spec: Base, seed: int, folder: Path, show: Show = iter, processes
 
 
 def warm_start(
-    spec: Base,
+    spec: BaseModelSettings,
     seed: int,
     folder: Path,
     pretrained: Path,
@@ -175,7 +175,7 @@ def warm_start(
     }
 
 
-def build_model(tokenizer: Any, spec: Base, seed: int) -> "Qwen3ForCausalLM":
+def build_model(tokenizer: Any, spec: BaseModelSettings, seed: int) -> "Qwen3ForCausalLM":
     """A Qwen3 with random weights, as wide and deep as the spec says."""
     import numpy as np
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -205,7 +205,9 @@ def build_model(tokenizer: Any, spec: Base, seed: int) -> "Qwen3ForCausalLM":
     return model
 
 
-def make_batches(chat: Chat, spec: Base, seed: int, source: Demonstrations | None = None) -> list[list[Supervised]]:
+def make_batches(
+    chat: Chat, spec: BaseModelSettings, seed: int, source: Demonstrations | None = None
+) -> list[list[Supervised]]:
     """All training batches, sequences of near length together: of the demonstrations of another benchmark, or of the
     service desk. For a pretrained model these are without guidance; for the embedded base drills are half of the first
     30% and a tenth of the rest."""
@@ -248,7 +250,7 @@ def _fit(
     passes: "SharedPasses",
     batches: Iterable[list[Supervised]],
     optimizers: "Sequence[Optimizer]",
-    spec: Base,
+    spec: BaseModelSettings,
     warm: int,
     floor: float,
 ) -> list[float]:
