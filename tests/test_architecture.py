@@ -31,7 +31,7 @@ READERS = {
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
-    "run/loans.py": "empty lock files",
+    "run/locks.py": "empty lock files",
     "comparison/points.py": "workspaces of points, made anew from git before each run, and their logs",
     "interop/logs/reading.py": "into a temporary folder",
     "models/lora.py": "into its callers' folder, which is written aside",
