@@ -481,11 +481,11 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
             # A busy machine may be the reason, so say it.
             reason += f"; it waited {idle:.0f} s for a processor: run it again when this machine is less busy"
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
-    if not reply["ok"]:
-        kind, message = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])
+    if reply.error:
+        kind, message = one_line(reply.error), one_line(reply.message)
         out = "ran out of memory (512 MiB)"
         raise Misbehaviour(out if kind == "MemoryError" else f"raised {kind}{': ' if message else ''}{message}")
-    pending: list[tuple[object, int]] = [(reply["result"], 0)]
+    pending: list[tuple[object, int]] = [(reply.result, 0)]
     while pending:
         element, depth = pending.pop()
         if depth > DEPTH:
@@ -503,4 +503,4 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
                 element.encode()
             except UnicodeEncodeError:
                 raise Misbehaviour("returned text that is not Unicode") from None
-    return reply["result"]
+    return reply.result
