@@ -1,4 +1,4 @@
-"""Few bytes that ask for many, for endless ones or for hours are refused with their reason, at little cost."""
+"""Small inputs that ask for huge, endless or slow work are refused quickly, with the reason."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from support.waiting import PATIENCE
 
-from captrain.capabilities import Story, Toolbox
+from captrain.capabilities import Toolbox, bare_view
 from captrain.diagnosis.findings import reference_traits
 from captrain.errors import UserError
 from captrain.interop import read_logs
@@ -48,7 +48,7 @@ def test_yaml_with_an_anchor_is_read() -> None:
 
 
 def archive(path: Path, sample: JsonObject, packed: bytes | None = None) -> Path:
-    """Make an Inspect log of one sample; `packed` in place of it, in zstd."""
+    """Make an Inspect log of one sample, or of `packed` bytes in zstd."""
     with zipfile.ZipFile(path, "w") as log:
         log.writestr("header.json", json.dumps({"version": 2, "eval": {}}))
         log.writestr("samples/1_epoch_1.json", json.dumps(sample) if packed is None else packed)
@@ -83,7 +83,7 @@ def test_a_member_in_zstd_costs_one_sample(
 
 @contextmanager
 def serving(send: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Serve answers that a function sends; yields the base URL."""
+    """Serve the answers of a function; yield the base URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -162,6 +162,6 @@ def test_references_of_thousands_of_calls_are_compared_in_moments() -> None:
         reference=[turn(number) for number in range(count)],
     )  # fmt: skip
     begin = time.process_time()
-    traits, faults = reference_traits(rollout, Story(rollout, Toolbox([], {"get_order": "read"})))
+    traits, faults = reference_traits(rollout, bare_view(rollout, Toolbox([], {"get_order": "read"})))
     assert time.process_time() - begin < 5 and not faults
     assert ("made", "get_order") in traits.holding

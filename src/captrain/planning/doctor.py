@@ -252,8 +252,7 @@ def _gpus(spec: Spec, _: Path) -> str:
     """Check that enough GPUs are free for training, servers and endpoint, and that torch can use them."""
     machine = spec.machine
     serving = machine.vllm.replicas * machine.vllm.gpus if spec.policy.target == VLLM else 0
-    training = machine.accelerate.processes if serving else 0
-    demand = training + serving + machine.asking.gpus
+    demand = (machine.accelerate.processes if serving else 0) + serving + machine.asking.gpus
     if not demand or machine.launcher == "slurm":
         return ""
     query = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")

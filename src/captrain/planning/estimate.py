@@ -18,8 +18,7 @@ wall time
     embedded base: rollouts / (rollouts a CPU second x workers)
     served model: the longest of
         computing  (new / prefill + written / decode) / server GPUs + 3.5 x trained / prefill / training GPUs. A token
-                   of a dialogue is new once and is trained on in each epoch. Jobs at once over one fleet of servers
-                   take at least the first term, and else one job's share of both
+                   of a dialogue is new once and is trained on in each epoch
         waiting    rollouts / episodes at once x tokens written in one / tokens a second of one request
         host       rollouts x seconds of the benchmark's worker / its processes
     policy=vllm adds the start of the servers, once a stage, on Slurm once a job. As many jobs run at once as the GPUs
@@ -174,10 +173,9 @@ class RunEstimate:
             self.episode = self.episode._replace(user=ModelUse())
         installed = machine.benchmarks.get(spec.benchmark.target.split(".")[-2])
         self.processes = installed.processes if installed else 1
-        # On Slurm each job has its own servers and GPUs; elsewhere trainings share one fleet of servers.
+        # On Slurm each job has its own servers and GPUs; elsewhere trainings run one after another.
         self.on_slurm = machine.launcher == "slurm"
         self.shards = SHARDS if self.on_slurm else 1
-        self.at_once = 1 if self.on_slurm else machine.served_at_once
         # Rollouts.
         self.diagnosis = spec.rollouts.tasks * spec.rollouts.trials
         calibration = attempts * spec.environments.groups * spec.environments.group_size
@@ -265,22 +263,22 @@ class RunEstimate:
             return tuned
         if not self.served:
             return replace(tuned, seconds=demonstrations * epochs / self.demonstration_rate + (cost.seconds or 0))
-        gpus = self.trainers(1)
+        gpus = self.trainers()
         seconds = TRAINING_FACTOR.value * tokens * epochs / self.throughput.prefill / gpus + (cost.seconds or 0)
         return replace(
             tuned, gpus=max(gpus, cost.gpus), memory=self.memory(True), seconds=seconds if self.timed else None
         )
 
-    def trainers(self, jobs: int) -> int:
-        """Count the GPUs of one of `jobs` trainings through servers: one for each of its processes."""
-        return self.spec.machine.accelerate.processes * (1 if self.on_slurm else self.spec.machine.places(jobs))
+    def trainers(self) -> int:
+        """Count the GPUs of one training through servers: one for each of its processes."""
+        return self.spec.machine.accelerate.processes * (1 if self.on_slurm else self.spec.machine.places(1))
 
     def servers(self, training: bool) -> int:
         """Count the GPUs of the servers that one job samples through, without those of training and endpoint."""
         machine = self.spec.machine
         if not self.vllm:
             return self.node.gpus
-        elsewhere = self.at_once * machine.accelerate.processes // machine.nodes * training + machine.asking.gpus
+        elsewhere = self.trainers() // machine.nodes * training + machine.asking.gpus
         gpus = machine.slurm.gpus if self.on_slurm and machine.slurm else self.node.gpus
         return machine.vllm.replicas * machine.vllm.gpus or max(1, gpus - elsewhere)
 
@@ -304,23 +302,21 @@ class RunEstimate:
             rate = self.rates.training if training else self.rates.rollouts
             return replace(cost, seconds=rollouts / rate.value * math.ceil(jobs / min(jobs, workers)) / jobs)
         # Jobs at once, and the GPUs that they hold.
-        training_gpus = self.trainers(jobs) if training and self.vllm else 0
+        training_gpus = self.trainers() if training and self.vllm else 0
         parallel, gpus = min(jobs, workers), servers + training_gpus
         if self.vllm and self.on_slurm:
             parallel = min(jobs, max(1, self.node.gpus // gpus))
             gpus *= parallel
         elif self.vllm:
-            parallel = min(parallel, self.at_once)
-            gpus += (parallel - 1) * training_gpus
+            parallel = 1
         # Computing. Our own servers and the trainer have separate GPUs; otherwise one model has all of them.
         separate = user and self.user is not None and self._is_other_model(self.user.settings())
         use = agent if separate else agent.plus(episode.user)
         sampling = rollouts * (use.new_input / throughput.prefill + use.output / throughput.decode) / servers
         trained = agent.new_input * self.trainer.get("epochs", 1) if training else 0
         passes = TRAINING_FACTOR.value * trained / throughput.prefill
-        combined = sampling + rollouts * passes / (self.trainers(jobs) if self.vllm else servers)
-        share = math.ceil(jobs / parallel) / jobs if self.vllm else 1
-        computing = combined * share if self.on_slurm else max(sampling, combined * share)
+        combined = sampling + rollouts * passes / (self.trainers() if self.vllm else servers)
+        computing = combined * math.ceil(jobs / parallel) / jobs if self.vllm else combined
         # Waiting for one request after another, and for the benchmark's worker.
         turns = max(1, rollouts / (self.spec.machine.batch * parallel))
         latency = turns * (agent.output + episode.user.output) / REQUEST_RATE.value
@@ -394,8 +390,8 @@ class RunEstimate:
         vllm, accelerate, lora = machine.vllm, machine.accelerate, size.lora(self.rank, self.experts)
         # Sampling.
         gpus = (vllm.gpus or self.servers(training)) if self.vllm else self.node.gpus
-        replicas, at_once = (vllm.replicas, self.at_once) if self.vllm else (1, 1)
-        cache = 4 * size.layers * size.kv_heads * size.head * longest * math.ceil(machine.batch * at_once / replicas)
+        replicas = vllm.replicas if self.vllm else 1
+        cache = 4 * size.layers * size.kv_heads * size.head * longest * math.ceil(machine.batch / replicas)
         copies = 2 if training and not self.vllm else 1
         serving = {"weights": copies * 2 * size.parameters / gpus, "KV cache": cache / min(gpus, size.kv_heads)}
         # Training, on the same GPUs or, with policy=vllm, on others.

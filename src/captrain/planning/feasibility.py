@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from captrain.agents import RANKS
-from captrain.benchmarks import TOOLS, StandardEnvironment, absences, in_workers, load_benchmark
+from captrain.benchmarks import TOOLS, Verifiers, absences, in_workers, load_benchmark
 from captrain.comparison import baselines, trained_baselines
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
@@ -83,8 +83,8 @@ def _benchmark(spec: Spec) -> list[Refusal]:
 def _too_many_tasks(spec: Spec) -> Iterator[Refusal]:
     sizes: dict[str, int | None] = {**split_sizes(spec.benchmark)}
     kind = component_class(spec.benchmark)
-    if isinstance(kind, type) and issubclass(kind, StandardEnvironment):
-        # The environment itself must be asked. Its worker starts and plays nothing.
+    if isinstance(kind, type) and issubclass(kind, Verifiers):
+        # Only the taskset knows its sizes. Its worker starts and plays nothing.
         target = load_benchmark(spec.benchmark, spec.machine)
         sizes = {split: target.size(split) for split in ("discovery", "test")}
     for key, split in (("rollouts.tasks", "discovery"), ("evaluation.tasks", "test")):
@@ -171,7 +171,7 @@ def mixture_without_gpus(model: str) -> Refusal:
 def _gpus(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
     """Refuse servers, training and endpoint that need more GPUs than are planned with, or than a job asks for."""
     spec, planned, machine = estimate.spec, estimate.node.gpus, estimate.spec.machine
-    serving, training = estimate.servers(True), estimate.at_once * machine.accelerate.processes
+    serving, training = estimate.servers(True), estimate.trainers()
     on_gpus = estimate.vllm and machine.vllm.gpus > 0
     fits = serving + training + machine.asking.gpus <= planned
     job, needed = machine.slurm.gpus if machine.slurm else 0, serving + training // machine.nodes

@@ -170,7 +170,7 @@ def _fleet(estimate: RunEstimate) -> tuple[str, list[BasisRow]]:
     machine, accelerate = estimate.spec.machine, estimate.spec.machine.accelerate
     shared = f", by {accelerate.strategy} over {accelerate.processes}" if accelerate.processes > 1 else ""
     nodes = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
-    gpus = f"{estimate.servers(True)} of its servers, and {accelerate.processes} to train{nodes}"
+    gpus = f"{estimate.servers(True)} of its servers, and {estimate.trainers()} to train{nodes}"
     endpoint = machine.asking.gpus
     place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
     start = f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}"
@@ -184,12 +184,10 @@ def _fleet(estimate: RunEstimate) -> tuple[str, list[BasisRow]]:
 def _jobs(estimate: RunEstimate) -> tuple[str, str]:
     """Describe how many jobs run at once over our own servers, and the settings that decide it."""
     gpus, processes = estimate.node.gpus, estimate.spec.machine.accelerate.processes
-    if estimate.on_slurm:
-        parallel = max(1, gpus // (processes + estimate.servers(True)))
-        return f"{parallel} of training on {gpus} GPUs", "machine.launcher = slurm; --gpus"
-    if estimate.at_once > 1:
-        return f"{estimate.at_once} of training, over one fleet of servers", "machine.workers"
-    return f"1 on {gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
+    if not estimate.on_slurm:
+        return f"1 on {gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
+    parallel = max(1, gpus // (processes + estimate.servers(True)))
+    return f"{parallel} of training on {gpus} GPUs", "machine.launcher = slurm; --gpus"
 
 
 def plan_tables(plan: Plan) -> list[RenderableType]:

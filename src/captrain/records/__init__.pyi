@@ -25,11 +25,12 @@ from .publication import publish_folder as publish_folder
 from .publication import publish_json as publish_json
 from .publication import publish_text as publish_text
 from .record import Capability as Capability
-from .record import Check as Check
+from .record import CheckResult as CheckResult
 from .record import IndexEntry as IndexEntry
 from .record import JsonObject as JsonObject
 from .record import Label as Label
 from .record import Message as Message
+from .record import Milestone as Milestone
 from .record import Passport as Passport
 from .record import Purpose as Purpose
 from .record import Record as Record
@@ -38,10 +39,13 @@ from .record import RolloutLabels as RolloutLabels
 from .record import Score as Score
 from .record import Split as Split
 from .record import Task as Task
+from .record import TaskFacts as TaskFacts
 from .record import Usage as Usage
+from .record import UserCall as UserCall
 from .record import Verdict as Verdict
 from .text import as_markdown as as_markdown
 from .text import censored as censored
+from .text import leaves as leaves
 from .text import plain as plain
 from .text import redacted as redacted
 from .text import refuse_keys as refuse_keys

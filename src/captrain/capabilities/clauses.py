@@ -1,0 +1,313 @@
+"""Clauses: sentences of a policy that records can check. Writes of agents and of references are held against them.
+
+Clauses are data (docs/diagnose.md has the format): those of benchmarks lie beside their workers, those of a user in a
+file. A clause is in force if the log's own policy holds its sentence. In any policy, sentences that require a value of
+a record count too ("an order can only be cancelled if its status is 'pending'").
+
+Records are those shown before anything was written, over all rollouts of an environment: every task of a benchmark
+starts from the same records. A clause forbids nothing where the log does not show the records it needs.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache, cached_property
+from importlib.resources import files
+from itertools import takewhile
+from pathlib import Path
+from typing import Literal
+
+from pydantic import model_validator
+
+from captrain.capabilities.calls import Call
+from captrain.capabilities.expressions import (
+    FUNCTIONS,
+    Evaluation,
+    Expression,
+    ExpressionError,
+    MissingValue,
+    Pattern,
+    Template,
+    look_up,
+)
+from captrain.capabilities.text import plain
+from captrain.capabilities.toolbox import Toolbox
+from captrain.records import JsonObject, Record, parse_yaml, read_yaml
+
+NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
+REQUIREMENT = re.compile(r"\ban? (\w+) can only be (\w+) if its (\w+) is ['\"‘“]([\w ]+)['\"’”]", re.IGNORECASE)
+"""A sentence that requires a value of a record: noun of the record, participle of the operation, field, value."""
+SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched")
+"""Names of what is known of a write."""
+OF_WRITE = ("by_now", "findall", "look", "said")
+"""Functions of expressions beside those that every expression has (`Clause.objection` makes them)."""
+IDENTIFIERS = ("_id", "_number", "id", "number")
+CLAUSES_PAGE = "docs/diagnose.md has the format of clauses"
+
+
+class RecordBook:
+    """Records that read tools returned, by the names and values of their identifiers."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], list[JsonObject]] = {}
+        self._people: dict[tuple[str, str], list[JsonObject]] = {}
+
+    def add(self, acts: list[Call]) -> None:
+        """Keep the records that a rollout read before its first write."""
+        for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
+            if act.kind == "read" and not act.failed:
+                # A record that does not hold its own key is known by the one it was asked for by.
+                result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result
+                for record in objects(result):
+                    self._keep(record)
+
+    def _keep(self, record: JsonObject) -> None:
+        for key in {(k, str(v)) for k, v in record.items() if k.endswith(IDENTIFIERS) and isinstance(v, str | int)}:
+            entries = self._records.setdefault(key, [])
+            if not any(record.keys() <= entry.keys() for entry in entries):
+                entries.append(record)
+        if "first_name" in record and "last_name" in record:
+            people = self._people.setdefault(_person(record), [])
+            if record not in people:
+                people.append(record)
+
+    def record(self, name: str, value: object, *fields: str) -> JsonObject | None:
+        """The record with this identifier and these fields, as it was before any write; None if none was shown."""
+        entries = self._records.get((name, str(value)), [])
+        return next((entry for entry in entries if all(field in entry for field in fields)), None)
+
+    def people(self, person: Mapping[str, object]) -> list[JsonObject]:
+        """The records of people with the same name."""
+        return self._people.get(_person(person), [])
+
+
+def _person(record: Mapping[str, object]) -> tuple[str, str]:
+    return str(record.get("first_name")).lower(), str(record.get("last_name")).lower()
+
+
+def objects(value: object) -> Iterator[JsonObject]:
+    """Every JSON object inside a value, the outermost first."""
+    parts: Sequence[object] = []
+    if isinstance(value, dict):
+        yield value
+        parts = [*value.values()]
+    elif isinstance(value, list):
+        parts = value
+    for part in parts:
+        yield from objects(part)
+
+
+class Clause(Record):
+    """A sentence of a policy, in the words of each policy that has it, and the tools that it governs.
+
+    names: expressions, in order; later ones may use earlier ones. record: the argument that names the record of a
+    write, and the fields of it that must be shown. forbidden: true of a write that the clause forbids. reason: what is
+    wrong with it, with names in braces. breach: the cause that such a write counts as. proof: a pattern that some
+    result before an agent's write must show. claimed: a pattern of words by which users claim the same.
+    """
+
+    sentences: list[str]
+    tools: list[str]
+    breach: Literal["undue_compliance", "wrong_argument"] = "undue_compliance"
+    record: list[str] = []
+    names: dict[str, Expression] = {}
+    forbidden: Expression | Literal[""] = ""
+    reason: Template
+    proof: Pattern | None = None
+    claimed: Pattern = Pattern.parse("(?!)")
+
+    def objection(
+        self,
+        act: Call,
+        earlier: Sequence[Call],
+        wishes: str,
+        context: "DiagnosisContext",
+        patterns: Mapping[str, Pattern],
+    ) -> str | None:
+        """Say what is wrong with a write; None where nothing is or no record shows it.
+
+        Args:
+            act: the write.
+            earlier: the writes before it.
+            wishes: all that the user said or was told to say, as `plain` returns it.
+            context: policy and records.
+            patterns: by the names that expressions use.
+
+        Raises:
+            ExpressionError: an expression fails, or exceeds a limit.
+        """
+        if not self.forbidden:
+            return None
+        key, fields = (self.record or [""])[0], self.record[1:]
+        peers = [peer for peer in earlier if key in act.arguments and peer.arguments.get(key) == act.arguments[key]]
+        record = context.book.record(key, act.arguments.get(key), *fields)
+
+        def matcher(pattern: str | Pattern) -> Pattern:
+            return Pattern.parse(pattern) if isinstance(pattern, str) else pattern
+
+        def by_now(field: str) -> object:
+            values = [peer.arguments[field] for peer in [act, *peers] if field in peer.arguments]
+            return values[-1] if values else look_up(record, field)
+
+        def findall(pattern: str | Pattern, text: str) -> list[object]:
+            return matcher(pattern).find_all(text, evaluation.seconds)
+
+        def said(pattern: str | Pattern, negated: str | Pattern = "(?!)") -> bool:
+            exception = matcher(negated)
+            matches = matcher(pattern).matches(wishes, evaluation.seconds)
+            return any(not exception.search(wishes[: match.start()], evaluation.seconds) for match in matches)
+
+        evaluation = Evaluation({"by_now": by_now, "findall": findall, "look": context.book.record, "said": said})
+        scope: dict[str, object] = {"arguments": act.arguments, "record": record, "now": context.now}
+        scope |= {"policy": context.rules, "earlier": [peer.tool for peer in earlier], "touched": bool(peers)}
+        scope |= patterns
+        try:
+            for name, expression in self.names.items():
+                scope[name] = evaluation.evaluate(expression, scope)
+            return self.reason.fill(scope) if evaluation.evaluate(self.forbidden, scope) else None
+        except MissingValue:
+            return None
+
+    def check_names(self, patterns: Mapping[str, Pattern]) -> None:
+        """Check that expressions and reason use only names that exist.
+
+        Raises:
+            ValueError: they do not.
+        """
+        expressions = [*self.names.values(), *([self.forbidden] if self.forbidden else [])]
+        used = {name for expression in expressions for name in expression.names}
+        used |= {name for name, _ in self.reason.fields}
+        called = {name for expression in expressions for name in expression.functions}
+        if unknown := (used - {*SCOPE, *patterns, *self.names}) | (called - {*FUNCTIONS, *OF_WRITE}):
+            raise ValueError(f"a clause uses {min(unknown)}, which expressions do not know")
+        keys = {key for expression in expressions for key in expression.keys_of("record")}
+        keys |= {indices[0] for name, indices in self.reason.fields if name == "record" and indices}
+        if unlisted := keys - {*self.record}:
+            raise ValueError(f"a clause uses {min(unlisted)} of the record: list it under `record`")
+
+
+class Clauses(Record):
+    """Clauses of policies, and patterns that their expressions use by name."""
+
+    patterns: dict[str, Pattern] = {}
+    clauses: list[Clause]
+
+    @model_validator(mode="after")
+    def _with_known_names(self) -> "Clauses":
+        for clause in self.clauses:
+            clause.check_names(self.patterns)
+        return self
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A write that a clause forbids: the clause, its sentence in the policy, and why."""
+
+    act: Call
+    clause: Clause
+    sentence: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f'{self.act}: {self.reason}; the policy says "{self.sentence}"'
+
+
+@cache
+def shipped_clauses() -> tuple[Clauses, ...]:
+    """The clauses of captrain's own benchmarks."""
+    folder = files("captrain").joinpath("benchmarks/workers")
+    paths = sorted((path for path in folder.iterdir() if path.name.endswith("_clauses.yaml")), key=str)
+    return tuple(parse_yaml(path.read_text(encoding="utf-8"), Clauses, path.name, CLAUSES_PAGE) for path in paths)
+
+
+def read_clauses(path: Path) -> Clauses:
+    """Read a user's clauses.
+
+    Raises:
+        UserError: the file does not hold clauses.
+    """
+    return read_yaml(path, Clauses, CLAUSES_PAGE)
+
+
+def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
+    """A clause for each sentence of the policy that requires a value of a record, whatever the domain."""
+    for match in REQUIREMENT.finditer(policy):
+        noun, participle, field, value = match.groups()
+        stem = re.sub(r"(l?led|d|ed)$", "", participle.lower())
+        yield Clause.model_validate(
+            {
+                "sentences": [match.group()],
+                "tools": [name for name in toolbox.schemas if name.startswith(stem) and noun.lower() in name],
+                "record": [f"{noun.lower()}_id", field],
+                "names": {"state": f"str(record[{field!r}])"},
+                "forbidden": f"not touched and not begins(state, {value!r})",
+                "reason": f"its {field} is {{state}}",
+            }
+        )
+
+
+@dataclass(frozen=True)
+class DiagnosisContext:
+    """What the rollouts of an environment have in common.
+
+    toolbox: the tools. policy: "" where the log has none. book: records shown before anything was written. idle: tools
+    that passed rollouts called and no reference calls, so that they have no effect on the outcome. needless: tools by
+    which passed rollouts transferred to a human without need. additions: clauses beside those of captrain's benchmarks.
+    """
+
+    toolbox: Toolbox
+    policy: str
+    book: RecordBook
+    idle: set[str]
+    needless: set[str]
+    additions: Sequence[Clauses] = ()
+
+    @cached_property
+    def rules(self) -> str:
+        """The policy in lower case, spaces and dashes as one space."""
+        return plain(self.policy)
+
+    @cached_property
+    def now(self) -> datetime | None:
+        """The present time according to the policy."""
+        match = NOW.search(self.policy)
+        return datetime.fromisoformat(" ".join(part for part in match.groups() if part)) if match else None
+
+    @cached_property
+    def in_force(self) -> list[tuple[Clause, str, Clauses]]:
+        """The clauses whose sentence the policy holds, each with that sentence and all clauses of its file."""
+        sources = (*shipped_clauses(), *self.additions, Clauses(clauses=[*_stated(self.policy, self.toolbox)]))
+        return [
+            (clause, sentence, source)
+            for source in sources
+            for clause in source.clauses
+            for sentence in [sentence for sentence in clause.sentences if plain(sentence) in self.rules][:1]
+        ]
+
+
+def violations(acts: Sequence[Call], wishes: str, context: DiagnosisContext) -> Iterator[Violation]:
+    """Find the writes that a clause forbids.
+
+    Args:
+        acts: writes in their order, of a reference or of an agent.
+        wishes: all that the user said or was told to say, as `plain` returns it.
+        context: policy and records.
+
+    Raises:
+        ExpressionError: a clause of `context.additions` fails. One of captrain's own then forbids nothing: its user
+            cannot mend it.
+    """
+    for clause, sentence, source in context.in_force:
+        is_own = any(source is addition for addition in context.additions)
+        for place, act in enumerate(acts):
+            if act.tool not in clause.tools:
+                continue
+            try:
+                reason = clause.objection(act, acts[:place], wishes, context, source.patterns)
+            except ExpressionError as error:
+                if is_own:
+                    raise ExpressionError(f'clause "{sentence}" on {act}: {error}') from None
+                continue
+            if reason:
+                yield Violation(act, clause, sentence, reason)
