@@ -90,7 +90,7 @@ def test_a_repository_without_an_owner_is_refused_before_anything_is_written(
     name: str, project: Path, captrain: Captrain
 ) -> None:
     status, _, err = captrain(project, "push", "adapters", name, "--dry-run", "sent")
-    assert status == 2 and f"{name} is no repository" in err and "OWNER/NAME" in err
+    assert status == 2 and f"{name} is not a repository" in err and "OWNER/NAME" in err
     assert not (project / "sent").exists()
 
 

@@ -126,7 +126,7 @@ def push(
 ) -> None:
     """Send adapters with their cards and routes, or environments with their passports, to the Hugging Face Hub."""
     if [*map(bool, repository.split("/"))] != [True, True]:
-        raise UserError(f"{repository} is no repository of the hub", "name it as OWNER/NAME")
+        raise UserError(f"{repository} is not a repository of the hub", "name it as OWNER/NAME")
     if (dry_run is None) != confirmed:
         raise UserError(
             f"nothing was sent to {repository}",

@@ -5,13 +5,11 @@ and its report says what else there could be. A corrupt file (truncated, of anot
 shown) is a `UserError` that names it and the stage that makes it, so that no report has unseen holes.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from captrain.comparison import ComparisonRow
@@ -108,18 +106,10 @@ def table_of(root: Path, name: str) -> list[ComparisonRow] | Missing:
         kinds = {column: str for column, field in fields.items() if field.annotation is str}
         # A kind or an arm may be called "none" or "NA".
         frame = read_table(root / name, columns=fields, words=True, kinds=kinds)
-        rows: list[ComparisonRow] = [
-            {str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")
-        ]
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
         if fields:
             for row in rows:
                 TABLES[name].model_validate(row, strict=True)
-        return rows
+        return [*rows]
 
     return present(root, name, name.split("/")[1], read)
-
-
-def plain(value: object) -> Any:
-    """Convert a numpy scalar to Python's own; NaN to None."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and math.isnan(value) else value
