@@ -9,22 +9,19 @@ a bootstrap over tasks (clusters); the paired test is the exact sign test over t
 where each task was played once. Many comparisons of one table are one family: Holm (1979) keeps the chance of any
 false one at the level. The effect size is Cohen's h (1988) of two rates.
 
-Power is simulated: two methods play the same tasks, each several times, as in the evaluation. A task's chance to be
-passed is drawn from a beta distribution with the method's rate as mean and `icc` as the share of the variance of
-outcomes that lies between tasks; the two methods' chances on one task are tied by a normal copula of correlation
-`shared`, because a hard task is hard for both. The test is the two-sided paired t on the tasks' differences: on some
-dozens of tasks or more it agrees with the bootstrap over tasks, and it costs nothing to repeat. More trials remove the
-noise within tasks alone; what the methods differ by from task to task stays, so that on few tasks a small difference is
-out of reach at any price.
+Power is the closed form for paired proportions: two methods play the same tasks, each several times. `icc` is the share
+of the variance of outcomes that lies between tasks, and `shared` correlates the two methods' chances, because a hard
+task is hard for both. More trials remove only the noise within tasks; the difference between tasks stays. So on few
+tasks a small difference is out of reach at any price.
 
 scipy is imported where it is called, because most readers of a table test nothing.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from math import asin, comb, sqrt
+from functools import cache
+from math import asin, ceil, comb, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -35,10 +32,9 @@ from captrain.errors import UserError
 Floats = NDArray[np.float64]
 MAX_TASKS, MAX_TRIALS = 100_000, 64
 """Most tasks and trials of a planned comparison."""
-GRID = 512
-"""Equal shares that the distribution of tasks is cut into, by difficulty."""
 STEP = 0.001
-"""Detectable differences are known to this."""
+"""Resolution of detectable differences."""
+NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -225,7 +221,7 @@ def sign_test(better: int, worse: int) -> float:
 
 def wilson(count: int, total: int) -> tuple[float, float]:
     """Compute Wilson's 95% interval of a share of so many; 0 to 1 of none."""
-    z = NormalDist().inv_cdf(0.975)
+    z = NORMAL.inv_cdf(0.975)
     if not total:
         return 0.0, 1.0
     middle = (count + z**2 / 2) / (total + z**2)
@@ -282,11 +278,16 @@ def _log_factorials(bits: int) -> Floats:
 
 @dataclass(frozen=True)
 class Design:
-    """A comparison as it is planned: the second method's rate, tasks, trials of each task and method, what is known of
-    the tasks' difficulty, the test's level, the power that is wanted, and how it is simulated.
+    """Plan of a paired comparison of two methods on the same tasks.
 
-    Difficulty is `icc` in [0, 1), the share of the variance of outcomes that lies between tasks, and `shared` in [0,
-    1], how far two methods find the same tasks hard.
+    Args:
+        base: pass rate of the second method.
+        tasks: that both methods play.
+        trials: of each task and method.
+        icc: share of the variance of outcomes that lies between tasks, in [0, 1).
+        shared: correlation between the two methods' chances on one task, in [0, 1].
+        level: of the two-sided test.
+        power: chance to detect the difference.
     """
 
     base: float
@@ -296,8 +297,6 @@ class Design:
     shared: float
     level: float = 0.05
     power: float = 0.8
-    worlds: int = 2000
-    seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -315,102 +314,58 @@ class Design:
                 "plan with others by --tasks and --trials",
             )
 
+    @property
+    def sigmas(self) -> float:
+        """Standard errors that a difference must span to be detected with the wanted power."""
+        return NORMAL.inv_cdf(1 - self.level / 2) + NORMAL.inv_cdf(self.power)
 
-@lru_cache(maxsize=4096)
-def simulated_power(design: Design, difference: float) -> float:
-    """Simulate the chance that the test finds the difference.
+    def variances(self, difference: float) -> tuple[float, float]:
+        """Return the variance of a task's difference between tasks, and within a task for one trial.
 
-    Args:
-        design: of the comparison.
-        difference: the first method's rate less the second's, which is `design.base`.
+        Raises:
+            UserError: the first method's rate would not lie in (0, 1).
+        """
+        rate = self.base + difference
+        if not 0.0 < rate < 1.0:
+            raise UserError(f"base + difference must lie in (0, 1), got {rate:.3g}", "give a smaller --difference")
+        first, second = rate * (1 - rate), self.base * (1 - self.base)
+        between = self.icc * (first + second - 2 * self.shared * sqrt(first * second))
+        return between, (1 - self.icc) * (first + second)
+
+
+def power_of(design: Design, difference: float) -> float:
+    """Return the chance to detect a difference (first rate minus `design.base`), by the normal approximation.
 
     Raises:
-        UserError: the first method's rate would not be in (0, 1).
+        UserError: the first method's rate would not lie in (0, 1).
     """
-    from scipy.special import stdtrit
-
-    if not 0.0 < design.base + difference < 1.0:
-        raise UserError(
-            f"base + difference must lie in (0, 1), got {design.base + difference:.3g}", "give a smaller --difference"
-        )
-    # Tasks are alike before they are drawn, so a world is how many of them come to each difference.
-    random = np.random.default_rng(design.seed)
-    worlds = random.multinomial(design.tasks, _differences(design, difference), size=design.worlds)
-    passed = np.arange(-design.trials, design.trials + 1)
-    total, square = worlds @ passed, worlds @ passed**2
-    # Of whole trials, so that a spread of 0 is exactly 0.
-    spread = np.sqrt((design.tasks * square - total**2) / (design.tasks - 1))
-    bound = stdtrit(design.tasks - 1, 1 - design.level / 2)
-    return float((np.abs(total) > bound * spread).mean())
+    between, within = design.variances(difference)
+    distance = abs(difference) / sqrt((between + within / design.trials) / design.tasks)
+    bound = NORMAL.inv_cdf(1 - design.level / 2)
+    return NORMAL.cdf(distance - bound) + NORMAL.cdf(-distance - bound)
 
 
 def detectable(design: Design) -> float | None:
-    """Find the least gain over the base, to .001, that is found with the power wanted; None where none is."""
-    steps = int((1.0 - design.base) / STEP - 1e-9)
-    least = _first(steps, lambda step: simulated_power(design, step * STEP) >= design.power)
-    return None if least is None else round(least * STEP, 3)
+    """Return the least gain over the base, to .001, that is detected with the wanted power; None if there is none."""
+    gains = (step * STEP for step in range(1, int((1.0 - design.base) / STEP - 1e-9) + 1))
+    return next((round(gain, 3) for gain in gains if power_of(design, gain) >= design.power), None)
 
 
 def trials_needed(design: Design, difference: float) -> int | None:
-    """Find the least trials of each task with which the difference is found on the design's tasks; None beyond
-    `MAX_TRIALS`, where as a rule no number will do: the methods differ too much from task to task."""
-    return _first(
-        MAX_TRIALS, lambda trials: simulated_power(replace(design, trials=trials), difference) >= design.power
-    )
+    """Return the least trials of each task that detect the difference on the design's tasks.
+
+    None above `MAX_TRIALS`: trials remove only the noise within tasks, so no number of them may be enough.
+    """
+    between, within = design.variances(difference)
+    allowed = design.tasks * (difference / design.sigmas) ** 2 - between
+    return _at_most(MAX_TRIALS, within / allowed) if allowed > 0 else None
 
 
 def tasks_needed(design: Design, difference: float) -> int | None:
-    """Find the least tasks with which the difference is found with the design's trials; None beyond `MAX_TASKS`."""
-    return _first(
-        MAX_TASKS, lambda tasks: tasks > 1 and simulated_power(replace(design, tasks=tasks), difference) >= design.power
-    )
+    """Return the least tasks that detect the difference with the design's trials; None above `MAX_TASKS`."""
+    between, within = design.variances(difference)
+    return _at_most(MAX_TASKS, max(2.0, (between + within / design.trials) * (design.sigmas / difference) ** 2))
 
 
-def _first(most: int, enough: Callable[[int], bool]) -> int | None:
-    """Find the least of 1..most that is enough, by doubling and halving."""
-    low, high = 0, 1
-    while not enough(min(high, most)):
-        if high >= most:
-            return None
-        low, high = high, 2 * high
-    high = min(high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def _differences(design: Design, difference: float) -> Floats:
-    """Compute the distribution of one task's difference in passed trials, at -trials, ..., trials."""
-    trials = design.trials
-    first = _outcomes(design.base + difference, design.icc, trials)
-    second = _outcomes(design.base, design.icc, trials)
-    joint = first.T @ _joint_shares(design.shared) @ second / GRID
-    passed = np.arange(trials + 1)
-    shares = np.bincount((passed[:, None] - passed + trials).ravel(), weights=joint.ravel())
-    return shares / shares.sum()
-
-
-@lru_cache(maxsize=64)
-def _outcomes(rate: float, icc: float, trials: int) -> Floats:
-    """Compute the chance of 0, ..., trials passed on a task, in each of GRID equal shares of tasks, hardest first."""
-    from scipy.special import betaincinv, comb
-
-    chance = np.full(GRID, rate)
-    if icc > 0.0:
-        size = 1 / icc - 1
-        chance = betaincinv(rate * size, (1 - rate) * size, (np.arange(GRID) + 0.5) / GRID)
-    passed = np.arange(trials + 1)
-    sequence = np.float_power(chance[:, None], passed) * np.float_power(1 - chance[:, None], trials - passed)
-    return np.asarray(comb(trials, passed) * sequence, dtype=float)
-
-
-@lru_cache(maxsize=8)
-def _joint_shares(shared: float) -> Floats:
-    """Compute the chance that a task of each share of the first method's tasks is of each share of the second's."""
-    from scipy.special import ndtr, ndtri
-
-    if shared == 1.0:
-        return np.eye(GRID)
-    middles, edges = ndtri((np.arange(GRID) + 0.5) / GRID), ndtri(np.arange(GRID + 1) / GRID)
-    return np.diff(ndtr((edges - shared * middles[:, None]) / np.sqrt(1 - shared**2)), axis=1)
+def _at_most(most: int, number: float) -> int | None:
+    return ceil(number) if number <= most else None

@@ -58,7 +58,6 @@ EXTRAS = {
     "zstandard": "inspect",
 }
 """Modules that the light installation lacks, each with the extra that it comes with."""
-COMPUTING = "scipy"
 
 
 def has_package(module: str) -> bool:
