@@ -1,15 +1,16 @@
-"""Rollouts per CPU-second: our engine beside stock TRL generation, on one thread. Run by `make bench`; with `--growth`
-how time and memory grow with the size of what is given, with `--barrier` how much luck the same bytes take.
+"""Rollouts per CPU-second: our engine against stock TRL generation, on one thread. Run by `make bench`.
 
-Both sides play the same tasks of servicedesk (mix `mixed`) with the same model and the same prompt tokens, and their
-dialogues are scored by the same benchmark. Stock TRL is GRPOTrainer with `environment_factory`: its own loop over tool
-calls, `generate` of Hugging Face for every turn; its method `_generate` alone is timed. Our side is `LocalPolicy`,
-timed whole. Each side is timed in float64, which the pipeline uses, and in float32; neither has an adapter. The
-rollouts are GRPO's, groups of eight of one task, or of one task each. TRL's loop ends at the first message without a
-tool call and never at one with it, so the tasks are those that need neither a user's reply nor a hand-over.
+`--growth` measures how time and memory grow with the input, `--barrier` how far the same bytes depend on luck.
 
-The arithmetic's own limit stands beside: what the positions that a side cannot do without would take at the rate of
-one large product of matrices on this machine. Of rows that begin alike a position is counted once.
+Both sides play the same servicedesk tasks (mix `mixed`) with the same model and prompt tokens, and the same benchmark
+scores their dialogues. Stock TRL is GRPOTrainer with `environment_factory`: its own loop over tool calls and Hugging
+Face's `generate` for every turn; only its method `_generate` is timed. Our side is `LocalPolicy`, timed whole. Each
+side runs in float64, as the pipeline does, and in float32, without an adapter. The rollouts are GRPO's groups of eight
+for one task, or single ones. TRL's loop ends at the first message without a tool call, so only tasks are used that need
+neither a reply of the user nor a transfer to a human.
+
+The table also shows the arithmetic's limit: the time for the positions that no engine can skip, at the rate of one
+large matrix product on this machine. A position shared by several rows counts once.
 """
 
 import argparse
@@ -36,25 +37,25 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from captrain.agents import LocalPolicy
 from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk
-from captrain.contract import Play, Target, tool_call
+from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.records import JsonObject, Message, Task
 from captrain.run import Spec, build, compose_spec
 from captrain.training import build_model, build_tokenizer
 
 ROLLOUTS = 256
 GROUPS = (8, 1)
-"""Rollouts of one task: GRPO's group, and none."""
+"""Rollouts per task: GRPO's group, or one."""
 PRECISIONS = ("float64", "float32")
 BASE = Path("artifacts/base")
 Row = JsonObject
-"""One side in one precision, at groups of one size."""
+"""Measurement of one side in one precision and group size."""
 
 
 class Desk:
-    """The service desk as TRL's `environment_factory` wants it: the public methods are the tools."""
+    """The service desk for TRL's `environment_factory`: its public methods are the tools."""
 
     def reset(self, task: dict[str, Any], **_: object) -> None:
-        """Open a task; its messages are in the prompt already."""
+        """Open a task; the prompt already contains its messages."""
         self._episode = DeskEpisode(task["data"])
 
     def _call(self, name: str, arguments: dict[str, object]) -> str:
@@ -70,13 +71,13 @@ def _method(name: str) -> Any:
     return call
 
 
-# Any arguments reach the desk, which refuses wrong ones in its own words: so both sides' models read the same.
+# The desk rejects wrong arguments in its own words, so both models read the same text.
 for _name in ARGUMENTS:
     setattr(Desk, _name, _method(_name))
 
 
 class Timed(GRPOTrainer):
-    """Stock GRPOTrainer with a clock around its generation, and a look at what it made."""
+    """GRPOTrainer with a timer around its generation."""
 
     seconds = 0.0
     prompts: list[list[int]]
@@ -92,7 +93,7 @@ class Timed(GRPOTrainer):
 
 
 def make_trainer(policy: LocalPolicy, model: Path, precision: str, folder: str) -> Timed:
-    """Build stock TRL with the policy's limits; only generation is ever asked of it."""
+    """Build stock TRL with the policy's limits; only its generation is used."""
     hf_logging.disable_progress_bar()
     config = GRPOConfig(
         output_dir=folder,
@@ -118,13 +119,13 @@ def make_trainer(policy: LocalPolicy, model: Path, precision: str, folder: str) 
         environment_factory=Desk,
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
     )
-    # TRL would render the methods' own schemas, by name: the model must read the desk's, in the desk's order.
+    # TRL would render the methods' own schemas sorted by name. Give the model the desk's schemas in the desk's order.
     trainer._env_tools[None] = TOOLS
     return trainer
 
 
 def seconds_of_position(policy: LocalPolicy) -> float:
-    """Time one large product of matrices on this machine, 20 times: what a position of the model takes at its rate."""
+    """Time a large matrix product 20 times; return the seconds that one position of the model takes at that rate."""
     matrix = torch.rand((1024, 1024), dtype=getattr(torch, policy.precision))
     seconds: list[float] = []
     for _ in range(20):
@@ -134,7 +135,7 @@ def seconds_of_position(policy: LocalPolicy) -> float:
     return 2 * sum(map(torch.numel, policy.state.values())) * min(seconds) / (2 * 1024**3)
 
 
-def stock(trainer: Timed, target: Target, tasks: list[Task]) -> Row:
+def stock(trainer: Timed, target: CheckedEnvironment, tasks: list[Task]) -> Row:
     """Time TRL on the tasks."""
     trainer.seconds = 0.0
     openings = [target.open(task).messages for task in tasks]
@@ -148,11 +149,11 @@ def stock(trainer: Timed, target: Target, tasks: list[Task]) -> Row:
     return {**row, "prompts": trainer.prompts, "positions": 0}
 
 
-def captrain_engine(policy: LocalPolicy, target: Target, tasks: list[Task]) -> Row:
+def captrain_engine(policy: LocalPolicy, target: CheckedEnvironment, tasks: list[Task]) -> Row:
     """Time our engine on the tasks."""
     policy.batch = len(tasks)
-    plays = [Play(f"bench/{number}", target.open(task)) for number, task in enumerate(tasks)]
-    assert all(play.episode.messages for play in plays)  # opened before the clock starts, as on the other side
+    plays = [RunningEpisode(f"bench/{number}", target.open(task)) for number, task in enumerate(tasks)]
+    assert all(play.episode.messages for play in plays)  # opened before the timer starts
     start = time.process_time()
     finished = list(policy.play(plays))
     seconds = time.process_time() - start
@@ -166,13 +167,13 @@ def captrain_engine(policy: LocalPolicy, target: Target, tasks: list[Task]) -> R
 
 
 def measure(spec: Spec, model: Path) -> list[Row]:
-    """Measure stock TRL and ours, in each precision and at each size of groups, each warmed up on other tasks first.
+    """Measure stock TRL and our engine in each precision and group size, after a warm-up on other tasks.
 
     Returns:
-        TRL's row and then ours, each with the prompts (token ids) that the side gave to the model, the tokens that it
-        wrote, the positions that no engine could save, and the seconds that these take at best (`limit`).
+        TRL's row, then ours. Each has the prompts (token ids), the number of tokens written, the positions that no
+        engine can skip, and the seconds that these take at best (`limit`).
     """
-    target = Target(ServiceDesk(mix="mixed"), "servicedesk", "bench")
+    target = CheckedEnvironment(ServiceDesk(mix="mixed"), "servicedesk", "bench")
     plain = [t for t in target.tasks("training", 4 * ROLLOUTS) if not (t.data["anonymous"] or t.data["human"])]
     measurements: list[Row] = []
     for group in GROUPS:
@@ -200,7 +201,7 @@ def measure(spec: Spec, model: Path) -> list[Row]:
 
 
 def table(measurements: list[Row], title: str) -> Table:
-    """Tabulate the measurements, with the ratio of each of ours to TRL's in the same precision."""
+    """Make a table of the measurements, with the ratio of our engine to TRL in the same precision."""
     comparison = Table(title=title, title_justify="left")
     names = ("rollouts", "passed", "prompt", "model tokens", "CPU s", "limit s", "rollouts / CPU s", "ratio")
     for name in ("of a task", "precision", "side"):
@@ -232,7 +233,7 @@ def table(measurements: list[Row], title: str) -> Table:
 
 
 def main() -> None:
-    """Measure, print, and write if asked to."""
+    """Measure, print, and optionally write."""
     parser = argparse.ArgumentParser(description="Rollouts per CPU-second of our engine beside stock TRL generation.")
     parser.add_argument("--model", type=Path, default=BASE, help="folder of a model of the base stage")
     parser.add_argument(
@@ -241,7 +242,7 @@ def main() -> None:
     parser.add_argument("--barrier", action="store_true", help="what is left to luck of the same bytes; takes --only")
     options, further = parser.parse_known_args()
     if options.growth or options.barrier:
-        # Of its own: a process begins with the peak memory of the one that starts it.
+        # Use a new process: a process inherits the peak memory of its parent.
         script = Path(__file__).with_name("bench_growth.py" if options.growth else "bench_barrier.py")
         raise SystemExit(subprocess.run([sys.executable, str(script), *further]).returncode)
     parser.parse_args()

@@ -1,11 +1,10 @@
-"""Margin of the barrier, measured: `python scripts/bench.py --barrier`.
+"""The barrier's safety margin: `python scripts/bench.py --barrier`.
 
-The base of the default and its first adapter are trained twice, by kernels of the best instruction set that this
-machine has and without vector code. `captrain.models.barrier` says why both must come out the same: before each
-rounding the two differ by some noise, and an element differs after it with probability (noise / grid). Here what is to
-be rounded is written down at some steps of both, so that the expected number of elements that land on another side of a
-boundary can be told from the noise, and those that did can be counted. Sampling is part of an adapter's training, so
-one other token would show as well.
+The default's base and its first adapter are trained twice: with the best instruction set of this machine, and without
+vector code. `captrain.models.barrier` explains why both must give the same bytes. Before each rounding the two differ
+by some noise; an element differs after rounding with probability noise / grid. At some steps both trainings record what
+they are about to round. The noise gives the expected number of elements that round differently, and the script counts
+those that did. Adapters are trained on sampled rollouts, so one different token would show as well.
 """
 
 import argparse
@@ -42,19 +41,22 @@ WITHOUT_VECTORS = {
     "OPENBLAS_CORETYPE": "Nehalem",
     "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
 }
-"""Variables that keep torch, MKL, OpenBLAS and numpy from the vector kernels that they would choose."""
+"""Variables that keep torch, MKL, OpenBLAS and numpy from using vector kernels."""
 KERNELS = {"vectors": {}, "none": WITHOUT_VECTORS}
 EVERY = {"base": 100, "adapter": 1}
-"""One step in so many is written down, the first among them."""
+"""Record every n-th step, including the first."""
 ROUNDED = ("gradient", "weight")
-"""Quantities that a step of the barrier rounds, in this order."""
+"""What a step of the barrier rounds, in this order."""
 STEPS = "steps.npy"
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise between two trainings in what is rounded at the recorded steps: `steps` of one training, mean and largest
-    difference of an element, how many elements are expected on another side in a whole training, and those seen."""
+    """Noise between two trainings in the rounded quantities.
+
+    `steps` of one training, mean and largest difference of an element, and the number of elements that round
+    differently in a whole training, expected and seen.
+    """
 
     steps: int
     elements: int
@@ -66,7 +68,7 @@ class Noise:
 
 @contextmanager
 def recording(folder: Path, every: int) -> Iterator[None]:
-    """Write what each optimizer is about to round at one step in so many into a folder, and how many steps it took."""
+    """Record what each optimizer is about to round at every n-th step, and the number of steps."""
     steps, tensors, to_grid = Counter[str](), list[np.ndarray](), barrier.to_grid
 
     def begin(*_: object) -> None:
@@ -95,7 +97,7 @@ def recording(folder: Path, every: int) -> Iterator[None]:
 
 
 def noises(folders: Sequence[Path]) -> dict[str, Noise]:
-    """Measure the noise between two trainings that were recorded, of each thing that is rounded."""
+    """Measure the noise between two recorded trainings for each rounded quantity."""
     result = {}
     for rounded, grid in zip(ROUNDED, (barrier.GRADIENT_GRID, barrier.WEIGHT_GRID), strict=True):
         names = sorted(path.name for path in folders[0].glob(f"{rounded}-*.npy"))
@@ -109,7 +111,7 @@ def noises(folders: Sequence[Path]) -> dict[str, Noise]:
 
 
 def train_once(part: str, folder: Path, root: Path) -> None:
-    """Train a part of the default, recorded, and write the digest of its weights."""
+    """Train one part of the default with recording, and write the digest of its weights."""
     spec = compose_spec("default", 0, [], root / "conf")
     with recording(folder, EVERY[part]):
         if part == "base":
@@ -120,7 +122,7 @@ def train_once(part: str, folder: Path, root: Path) -> None:
 
 
 def train_twice(part: str) -> tuple[dict[str, Noise], list[str]]:
-    """Train a part under both kernels, one after the other: its noise by what is rounded, and both digests.
+    """Train a part with both kernels; return the noise for each rounded quantity, and both digests.
 
     Raises:
         SystemExit: a training failed.
@@ -137,7 +139,7 @@ def train_twice(part: str) -> tuple[dict[str, Noise], list[str]]:
 
 @partial(entry_point, stage=False)
 def main() -> None:
-    """Measure and print; or, in a process that the measuring starts, train and write down."""
+    """Measure and print. In a child process: train and record."""
     parser = argparse.ArgumentParser(description="How many elements the noise of kernels takes over the barrier.")
     parser.add_argument("--only", nargs="+", choices=[*EVERY], default=[*EVERY], help="measure these alone")
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)

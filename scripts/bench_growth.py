@@ -1,10 +1,9 @@
-"""Growth of time and memory with what is given to captrain: `python scripts/bench.py --growth`.
+"""How time and memory grow with the input of captrain: `python scripts/bench.py --growth`.
 
-Work that is linear today is what lets a log of a hundred rollouts and one of a hundred thousand be read by the same
-command; a nested scan shows only when the input is large, so it is looked for here. Each measurement is a process of
-its own that runs a command, files read and written included; data are made before it starts, of rollouts that ship,
-again under other ids. An exponent is the slope of log(cost) over log(size), by least squares over the larger half of
-the sizes: 1 is linear, 2 quadratic.
+Linear work lets the same command read a log of a hundred rollouts and one of a hundred thousand. A nested scan shows
+only with large inputs, so this script looks for one. Each measurement is a process that runs one command, including
+its reading and writing. The data are copies of the example rollouts under other ids, made beforehand. The exponent is
+the slope of log(cost) over log(size), by least squares over the larger half of the sizes: 1 is linear, 2 quadratic.
 """
 
 import argparse
@@ -30,14 +29,14 @@ TRIALS = 4
 RUNS = 10
 LARGEST = 100_000
 MOST = 1.1
-"""The largest exponent that is called linear: what is constant bends a line, and caches fill."""
+"""Largest exponent that counts as linear. Constant costs and filling caches bend the line."""
 STEPS = 8
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing that grows, in rollouts. `prepare` makes its data in a folder, `command` are the arguments of captrain
-    that are measured there."""
+    """One command to measure against the number of rollouts. `prepare` makes its data, `command` are captrain's
+    arguments."""
 
     name: str
     prepare: Callable[[int, Path], None]
@@ -46,7 +45,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one process: CPU seconds, and its peak memory in MiB."""
+    """CPU seconds and peak memory (MiB) of one process."""
 
     size: int
     seconds: float
@@ -54,12 +53,12 @@ class Cost:
 
 
 def shipped_rows() -> list[dict[str, object]]:
-    """Read the rollouts that ship, as lines of a chat log."""
+    """Read the example rollouts as lines of a chat log."""
     return [json.loads(line) for line in SHIPPED.read_text().splitlines()]
 
 
 def copies(size: int) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield shipped rollouts over and over: the number of each, and its line, with trials of a task side by side."""
+    """Yield copies of the example rollouts, numbered, with the trials of a task side by side."""
     rows = shipped_rows()
     for number in range(size):
         row = rows[number % len(rows)]
@@ -68,14 +67,14 @@ def copies(size: int) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def prepare_chats(size: int, folder: Path) -> None:
-    """Write a chat log, one rollout a line, as `captrain export` writes them."""
+    """Write a chat log, one rollout per line, like `captrain export`."""
     with (folder / "log.jsonl").open("w") as file:
         for _, row in copies(size):
             file.write(json.dumps(row) + "\n")
 
 
 def write_rollouts(size: int, path: Path) -> None:
-    """Write rollouts of discovery, in the project's own format."""
+    """Write discovery rollouts in the project's own format."""
     from captrain.interop import read_logs
     from captrain.records import digest
 
@@ -92,7 +91,7 @@ def write_rollouts(size: int, path: Path) -> None:
 
 
 def prepare_project(size: int, folder: Path) -> None:
-    """Prepare a project with the committed results, and rollouts of discovery and of the evaluation in equal parts."""
+    """Make a project with the committed results, and with equally many discovery and evaluation rollouts."""
     from captrain.capabilities import ProgrammaticAnalyst, label_runs
     from captrain.records import Rollout, digest, load, read_index
 
@@ -144,7 +143,7 @@ def sizes(largest: int, steps: int = STEPS) -> list[int]:
 
 
 def larger_half(costs: Sequence[Cost]) -> Sequence[Cost]:
-    """Select the costs that an exponent is read off: two at least."""
+    """Return the costs that the exponent is computed from: at least two."""
     return costs[len(costs) // 2 :] if len(costs) > 2 else costs
 
 
@@ -155,11 +154,12 @@ def exponent(costs: Sequence[Cost], value: Callable[[Cost], float]) -> float:
 
 
 def measure_once(measure: Measure, size: int) -> Cost:
-    """Prepare in one process, measure another, by what the system says of it when it has ended. Its peak memory is no
-    less than this process had when it started it, so that nothing large is imported here.
+    """Prepare the data in one process and measure another one, with the system's accounting after its end.
+
+    A process's peak memory is at least that of its parent at the start, so this module imports nothing large.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the command failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = [sys.executable, str(Path(__file__)), "--prepare", measure.name, str(size), folder]
@@ -177,7 +177,7 @@ def measure_once(measure: Measure, size: int) -> Cost:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and print, each cost as it comes to stderr; or, in a process that the measuring starts, prepare."""
+    """Measure and print; each cost goes to stderr at once. In a child process: prepare."""
     parser = argparse.ArgumentParser(description="How time and memory grow with the size of what is given.")
     parser.add_argument("--only", nargs="+", choices=[*MEASURES], default=[*MEASURES], help="measure these alone")
     parser.add_argument("--largest", type=int, default=LARGEST, help="no size above this one")

@@ -1,12 +1,12 @@
-"""Pass rates against the number of demonstrations, of the two rows that are fine-tuned. Run by `make doses`.
+"""Pass rates against the number of demonstrations, for the two rows that are fine-tuned. Run by `make doses`.
 
-A dose is chosen where its curve is flat, for the baseline as for our own row: on tasks of the training split from
-number 20,000 on, which nothing trains on, in the project that lies here. The test split is never played. Doses of
-`solutions` are those of its first adapter over all environments, of `specialist` those of each adapter of one
-environment, whose pass rates are averaged; of `rejection_sft` the rows that each of its fine-tunings sees, whose
+We choose each dose where its curve is flat, for the baseline as for our own row. The judging tasks are training tasks
+from number 20,000 on, which nothing trains on; the test split is never played. A dose of `solutions` counts the
+demonstrations of its first adapter over all environments. A dose of `specialist` counts those of each one-environment
+adapter, whose pass rates are averaged. A dose of `rejection_sft` counts the rows that each fine-tuning sees; the
 rollouts are those of the row itself.
 
-Writes results/studies/doses.csv: one row a method and dose, with a 95% interval over tasks.
+Writes results/studies/doses.csv: one row per method and dose, with a 95% interval over tasks.
 """
 
 from functools import partial
@@ -37,12 +37,12 @@ DOSES = {
     "rejection_sft": (1000, 2000, 3000, 4000),
 }
 TASKS = 400
-"""Tasks that judge."""
+"""Number of judging tasks."""
 RESULTS = Path("results/studies/doses.csv")
 
 
 def measure(point: tuple[Spec, str, int]) -> JsonObject:
-    """Train one method with one dose and play the tasks that judge."""
+    """Train one method with one dose and play the judging tasks."""
     spec, method, dose = point
     base = Path("artifacts/base")
     if method == "rejection_sft":

@@ -1,12 +1,12 @@
 """A campaign of faults. Run by `make faults FAULTS=20`.
 
-The pipeline of `experiment=smoke` runs once undisturbed. Then it runs again from nothing, each time with faults drawn
-at random, and is started again after every one, until it is whole: what it leaves in results/, artifacts/ and dvc.lock
-must be the same bytes. Prints a line a pipeline; at the end, or when SIGINT, SIGTERM or `--seconds` ends it, a row a
-kind of fault and how often each stage was hit. The exit status is 1 where a byte differs, a traceback of ours stands in
-place of a message, a half-written file stayed, a pipeline was not resumed, or none was whole.
+The pipeline of `experiment=smoke` runs once undisturbed. Then it runs again from nothing, with random faults, and is
+restarted after each one until it is complete. Its results/, artifacts/ and dvc.lock must be the same bytes. The script
+prints a line per pipeline. At the end, or after SIGINT, SIGTERM or `--seconds`, it prints a row per kind of fault and
+how often each stage was hit. The exit status is 1 if a byte differs, one of our tracebacks appears instead of a
+message, a half-written file stayed, a pipeline was not resumed, or no pipeline was completed.
 
-Each pipeline has a copy of the files that git keeps, and a DVC cache of its own, so that nothing is restored.
+Each pipeline has a copy of git's files and its own DVC cache, so that nothing is restored.
 """
 
 import argparse
@@ -34,34 +34,34 @@ from captrain.projects import remove_cut_off
 WORK = Path(".cache/faults")
 POLL = 0.1
 COMPARED = ("results", "artifacts", "dvc.lock")
-"""Paths that must come out the same."""
+"""What must come out the same."""
 LIMITS: Mapping[str, tuple[int, Sequence[int]]] = {
     "files may not grow (ulimit -f)": (resource.RLIMIT_FSIZE, (1 << 10, 1 << 16, 1 << 20)),
     "few open files (ulimit -n)": (resource.RLIMIT_NOFILE, (24, 48, 96)),
 }
-"""Faults of the machine that last to the end of a run: what is limited, and the limits drawn from."""
+"""Limits that last for a whole run, and the values drawn."""
 SIGNALS: Mapping[str, tuple[signal.Signals, bool]] = {
     "SIGKILL to all": (signal.SIGKILL, True),
     "SIGTERM to all": (signal.SIGTERM, True),
     "SIGINT to all": (signal.SIGINT, True),
     "SIGKILL to the stage": (signal.SIGKILL, False),
 }
-"""Faults of a moment: the signal, and whether the pipeline gets it too or its stage alone."""
+"""Signals, and whether they go to the whole pipeline or only to its stage."""
 
 
 class NotResumedError(Exception):
-    """A pipeline that was started again ended by itself, and not well."""
+    """A restarted pipeline failed by itself."""
 
 
 class Stopped(BaseException):  # noqa: N818  (no error)
-    """The campaign is to end now; what it has seen is told."""
+    """Ends the campaign early; its outcomes so far are printed."""
 
 
 @dataclass
 class Campaign:
-    """Outcomes of all faults till now: how often each kind was made, the stages that were at work, the pipelines that
-    were whole afterwards, the files that differ, what half-written stayed, and the ends of logs with a traceback in
-    place of a message or of pipelines that were not resumed."""
+    """Outcomes of all faults so far: how often each kind was made, the stages at work, the pipelines completed
+    afterwards, the files that differ, half-written files, and ends of logs with a traceback or of pipelines that
+    were not resumed."""
 
     faults: Counter[str] = field(default_factory=Counter)
     stages: Counter[str] = field(default_factory=Counter)
@@ -73,7 +73,7 @@ class Campaign:
 
     @property
     def complaints(self) -> list[str]:
-        """All that should not have come out."""
+        """List everything that must not happen and did."""
         return [*self.failures, *self.differing, *self.remains, *self.tracebacks]
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Campaign:
 
 
 def prepare(folder: Path, overrides: Sequence[str]) -> Path:
-    """Copy the files that git keeps, without results, and select the smoke experiment."""
+    """Copy git's files without results and select the smoke experiment."""
     shutil.rmtree(folder, ignore_errors=True)
     listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
     for name in filter(None, listing.split("\0")):
@@ -98,10 +98,10 @@ def prepare(folder: Path, overrides: Sequence[str]) -> Path:
 
 @contextmanager
 def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
-    """Start the pipeline in a session of its own; what it says goes to log.txt. It goes where the campaign does."""
+    """Start the pipeline in its own session, with its output in log.txt; stop it when the campaign stops."""
     env = {**os.environ, "PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    # Python 3.11 keeps a .pyc whose end a limit cut off, and cannot read it afterwards: not what is tested here.
+    # Python 3.11 keeps a .pyc file that a limit cut off, and cannot read it later. That is not tested here.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     remove_cut_off(folder)  # as `captrain run` does
     with (folder / "log.txt").open("w") as log:
@@ -124,12 +124,12 @@ def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[
 
 
 def begun(folder: Path) -> list[str]:
-    """List the stages that the pipeline has begun since it was started last, in their order."""
+    """List the stages that the pipeline has started since its last start, in order."""
     return re.findall(r"Running stage '(\w+)'", (folder / "log.txt").read_text(errors="replace"))
 
 
 def stage_times(process: "subprocess.Popen[str]", folder: Path) -> dict[str, float]:
-    """Run a pipeline to its end undisturbed: the seconds that each of its stages took, in their order."""
+    """Run a pipeline to its end and return the seconds of each stage, in order."""
     beginnings = dict[str, float]()
     while process.poll() is None:
         for stage in begun(folder):
@@ -144,12 +144,13 @@ def stage_times(process: "subprocess.Popen[str]", folder: Path) -> dict[str, flo
 def disturb(
     process: "subprocess.Popen[str]", folder: Path, name: str, stages: Sequence[str], delay: float, draw: random.Random
 ) -> bool:
-    """Make a fault so many seconds after one of these stages has begun (a later one, where the first is whole already),
-    and wait until the pipeline has ended or, after a limit that its stage did not meet,
-    goes on without it; whether the pipeline was still at work.
+    """Make a fault some seconds after one of these stages started, or after a later one if the first is complete.
+
+    Then wait until the pipeline has ended, or has gone on without the stage if the limit did not hurt it. Return
+    whether the pipeline was still running.
 
     Raises:
-        NotResumedError: it had ended by itself, and not well.
+        NotResumedError: it had failed by itself.
     """
     while {*stages}.isdisjoint(begun(folder)) and process.poll() is None:
         time.sleep(POLL)
@@ -160,8 +161,8 @@ def disturb(
     except subprocess.TimeoutExpired:
         family = psutil.Process(process.pid).children(recursive=True)
     number, whole_family = SIGNALS.get(name, (None, False))
-    # The stage is the first of those that DVC has started. Limits are the stages' alone: DVC's own lock, cut off by
-    # one, has to be removed by hand (.dvc/tmp/rwlock).
+    # The stage is the first process that DVC has started. Limits apply to the stages only: DVC's own lock
+    # (.dvc/tmp/rwlock), cut off by a limit, has to be removed by hand.
     victims = [psutil.Process(process.pid), *family] if whole_family else family[:1] if number else family
     kind, values = LIMITS.get(name, (0, (0,)))
     value, stage = draw.choice(values), begun(folder)[-1:]
@@ -191,11 +192,13 @@ def hurt(
     count: int,
     campaign: Campaign,
 ) -> None:
-    """Run one pipeline with `count` faults at most, until it is whole: each at any moment of the time that its stage
-    took undisturbed, in a stage that is not whole yet, and not so far ahead that the faults left would find none.
+    """Run one pipeline with at most `count` faults until it is complete.
+
+    Each fault comes at a random moment of its stage's undisturbed duration, in a stage that is not complete, and not so
+    late that the remaining faults would find none.
 
     Raises:
-        NotResumedError: it did not end well when nothing disturbed it any more.
+        NotResumedError: it failed although nothing disturbed it any more.
     """
     order, number, name = [*times], 0, ""
     stages = order
@@ -214,7 +217,7 @@ def hurt(
             if process.wait() == 0:
                 return
         log = (folder / "log.txt").read_text(errors="replace")
-        # DVC's own words are not ours to write; those of a stage are. What a signal ends says nothing.
+        # DVC's own messages are not ours. The stages' messages are. A process ended by a signal says nothing.
         if name in LIMITS and "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
             campaign.tracebacks.append(log[-400:])
     with started(folder, targets) as process:
@@ -227,7 +230,7 @@ def _not_resumed(folder: Path) -> NotResumedError:
 
 
 def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
-    """Run the pipeline undisturbed, and then with faults, until so many were made; prints a line a pipeline."""
+    """Run the pipeline undisturbed, then with faults until enough were made; print a line per pipeline."""
     draw, reference = random.Random(options.seed), prepare(WORK / "undisturbed", options.overrides)
     with started(reference, options.targets) as process:
         times = stage_times(process, reference)
@@ -249,17 +252,17 @@ def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
             content = contents(folder)
             campaign.pipelines += 1
             campaign.differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
-            # Half-written files that nobody will finish.
+            # Half-written files that nobody will complete.
             remains = (path.relative_to(folder) for path in folder.rglob(".*.tmp"))
             campaign.remains += sorted(str(path) for path in remains if ".dvc" not in path.parts)
             shutil.rmtree(folder)
-        except NotResumedError as error:  # its folder stays, to be looked at
+        except NotResumedError as error:  # keep its folder for inspection
             campaign.failures.append(str(error))
         print(campaign, flush=True)
 
 
 def stop(number: int, _: object) -> None:
-    """End the campaign at a signal; another one ends it without a table.
+    """Stop the campaign at a signal; a second signal stops it without a table.
 
     Raises:
         Stopped: always.
@@ -270,7 +273,7 @@ def stop(number: int, _: object) -> None:
 
 
 def main() -> int:
-    """Parse the command line and run the campaign; returns the exit status."""
+    """Parse the command line, run the campaign, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=20, help="how many are made in all")
     parser.add_argument("--length", type=int, default=8, help="at most so many in one pipeline")

@@ -1,8 +1,7 @@
-"""Draw every figure that results/ holds the data of. Run by `make figures`.
+"""Draw every figure for which results/ has the data. Run by `make figures`.
 
-The run's own go to results/figures/, as the pipeline's last stage draws them; those of several runs go to
-results/studies/. Two processes draw, of which one takes the run's own and each the next of the others: they are forked
-once the libraries are there, which take a fifth of the time.
+Figures of the run itself go to results/figures/, as the last stage draws them. Figures of several runs go to
+results/studies/. Two processes draw; they are forked after the libraries are imported, which takes a fifth of the time.
 """
 
 import multiprocessing
@@ -20,7 +19,7 @@ RESULTS = Path("results")
 
 @partial(entry_point, stage=False)
 def main() -> None:
-    """Draw all."""
+    """Draw all figures."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         drawings = [
             pool.submit(figures.draw, RESULTS, RESULTS / "figures"),

@@ -1,5 +1,7 @@
-"""Adapters judged on tasks that nothing trains on: those of the training split from number 20,000 on. The test split is
-never played. What `tune_grpo` and `doses` choose by is measured here."""
+"""Pass rates of adapters on training tasks from number 20,000 on, which nothing trains on.
+
+`tune_grpo` and `doses` choose settings by these rates. The test split is never played.
+"""
 
 from pathlib import Path
 
@@ -12,11 +14,11 @@ from captrain.models import Adapter
 from captrain.run import Spec
 
 FIRST, TRIALS = 20_000, 2
-"""The number of the first task that judges, and how often each is played."""
+"""Number of the first judging task, and trials per task."""
 
 
 def passes(spec: Spec, base: Path, adapter: Adapter, tasks: int) -> NDArray[np.float64]:
-    """Tell which of the tasks that judge an adapter passes, (tasks, trials); an error is NaN."""
+    """Return which judging tasks an adapter passes, shape (tasks, trials); an error is NaN."""
     target = load_benchmark(spec.benchmark, spec.machine)
     policy = load_policy(spec.policy, base, spec.machine, batch=spec.machine.batch)
     played_tasks = target.tasks("training", FIRST + tasks)[FIRST:]

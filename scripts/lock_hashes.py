@@ -1,8 +1,8 @@
-"""The hashes in the lock files, written anew after a pin has changed.
+"""Writes the hashes in the lock files after a pin has changed.
 
-Each pin gets the hashes of all files that the package index has of that version, whatever platform they are for; hashes
-that stand at the same version already stay, and those of files named on the command line are added, because indexes of
-torch's wheels for the CPU are others. What is pinned for a platform alone stays. Needs `uv` on the path.
+Each pin gets the hashes of all files that the package index has for that version, on any platform. Existing hashes of
+the same version stay, and those of wheels named on the command line are added, because torch's CPU wheels come from
+another index. Pins for one platform stay. Needs `uv` on the path.
 """
 
 import argparse
@@ -19,7 +19,7 @@ HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
 
 
 def plain(name: str) -> str:
-    """Write the name of a distribution as indexes do."""
+    """Normalise the name of a distribution as indexes do."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -35,7 +35,7 @@ def hashes_in(text: str) -> dict[tuple[str, str], set[str]]:
 
 
 def hashes_of_files(paths: list[Path]) -> dict[tuple[str, str], set[str]]:
-    """Hash wheels, by name and version without the part that names their build."""
+    """Hash wheels by name and version, without the local build label."""
     return {
         (plain(name), version.partition("+")[0]): {f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"}
         for path in paths
@@ -44,7 +44,7 @@ def hashes_of_files(paths: list[Path]) -> dict[tuple[str, str], set[str]]:
 
 
 def locked(text: str, sources: list[Mapping[tuple[str, str], set[str]]]) -> str:
-    """Write a lock file with the hashes of all sources."""
+    """Return a lock file with the hashes from all sources."""
     lines, is_marked = list[str](), False
     for line in text.splitlines():
         match = PIN.match(line)
@@ -63,7 +63,7 @@ def locked(text: str, sources: list[Mapping[tuple[str, str], set[str]]]) -> str:
 
 
 def main() -> None:
-    """Write the hashes of all lock files: those of the index, those that stand there, and those of the wheels."""
+    """Write the hashes of all lock files: from the index, the files themselves, and the wheels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", nargs="*", type=Path, help="files whose hashes are taken, too")
     wheels = hashes_of_files(parser.parse_args().wheels)

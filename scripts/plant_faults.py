@@ -1,10 +1,11 @@
-"""Plant faults into solutions of benchmarks, as a log whose truth is known: `python scripts/plant_faults.py FOLDER`.
+"""Plants faults into solutions of benchmarks and writes logs with known causes: `python scripts/plant_faults.py
+FOLDER`.
 
-The solutions of the embedded desk, of the calendar that new projects begin with, of tau2's airline, retail and telecom,
-of BFCL, AgentDojo and (`--benchmark toolsandbox`) ToolSandbox get one fault each (`planting`), are played in their own
-worlds, so that everything after the fault is real, and what then fails is kept. Each benchmark gives a log that
-`captrain diagnose` reads, with untouched solutions in it, and `truth.jsonl` says what was planted where.
-`scripts/score_diagnosis.py` holds a diagnosis to it.
+The solutions come from the embedded desk, the calendar of new projects, tau2's airline, retail and telecom, BFCL,
+AgentDojo, and ToolSandbox (`--benchmark toolsandbox`). Each gets one fault (`planting`) and is played in its own world,
+so everything after the fault is real. Failing ones are kept. Each benchmark gives a log for `captrain diagnose`, which
+also contains untouched solutions. `truth.jsonl` says what was planted where, and `scripts/score_diagnosis.py` compares
+a diagnosis with it.
 """
 
 import argparse
@@ -31,31 +32,31 @@ from captrain.benchmarks import (
     open_worlds,
 )
 from captrain.capabilities import kind_of
-from captrain.contract import Target, calls_of, tool_call
+from captrain.contract import CheckedEnvironment, calls_of, tool_call
 from captrain.records import JsonObject, Message, Rollout, Task, publish_text, read_json
 from captrain.run import compose_spec
 
 ROOT = Path(__file__).parents[1]
 SEED = 33
 BASIS = ["DB", "COMMUNICATE"]
-"""Checks by which tau2 judges a task that does not name any."""
+"""Checks for tau2 tasks that do not name any."""
 TAU2 = ("airline", "retail", "telecom")
 WITH_REFERENCES = ("servicedesk", "calendar")
-"""Benchmarks whose logs hold references; those of BFCL, AgentDojo and ToolSandbox hold none."""
+"""Benchmarks whose logs contain references. Logs of BFCL, AgentDojo and ToolSandbox have none."""
 BARE = ("bfcl", "agentdojo", "toolsandbox")
-"""Benchmarks whose logs name a task without the environment."""
+"""Benchmarks whose logs name a task without its environment."""
 SANDBOX = "CAPTRAIN_TOOLSANDBOX_PYTHON"
-"""Variable that names an interpreter which has ToolSandbox; no command of ours installs it."""
+"""Variable with an interpreter that has ToolSandbox; captrain does not install it."""
 SUSPECTS = {"airline": {"2", "9", "14", "23", "27", "29", "33", "35", "37", "38", "39", "44"}}
-"""Tasks whose solution the policy or the records contradict, as somebody has read: they are left out."""
+"""Tasks left out: a human reader found that policy or records contradict their solution."""
 LOOKUPS = {"get_customer_by_phone": "phone_number", "get_details_by_id": "id"}
-"""Look-ups of one argument that no solution of telecom makes."""
+"""One-argument look-ups that no solution of telecom makes."""
 
 
 class Spoken:
-    """A task of an environment of the contract: its steps, what its answer owes, and its world."""
+    """A task of an environment: its steps, the required answer, and its world."""
 
-    def __init__(self, target: Target, task: Task, world: World, reference: Sequence[Message]) -> None:
+    def __init__(self, target: CheckedEnvironment, task: Task, world: World, reference: Sequence[Message]) -> None:
         self.target, self._task, self.world, self.owed = target, task, world, world.owed
         self.task = task.id.removeprefix(f"{target.name}/") if target.name in BARE else task.id
         self.solution = reference
@@ -66,7 +67,7 @@ class Spoken:
         self.steps = tuple(solution)
 
     def play(self, steps: Sequence[Step]) -> Played:
-        """Play steps from the task's start."""
+        """Play steps from the start of the task."""
         actions: list[Message] = [
             tool_call(step.tool, step.arguments)
             if isinstance(step, ReplayCall)
@@ -88,7 +89,7 @@ class Spoken:
 
 
 class Tau2:
-    """A task of tau2, whose solutions rarely look anything up: a careful agent's look-ups are put in."""
+    """A task of tau2. Its solution rarely looks anything up, so the look-ups of a careful agent are inserted."""
 
     def __init__(self, definition: JsonObject, world: World, lookups: dict[str, str]) -> None:
         self.definition, self.world, self.owed, self.task = definition, world, world.owed, str(definition["id"])
@@ -97,12 +98,13 @@ class Tau2:
         self.steps = self._careful(lookups)
 
     def _careful(self, lookups: dict[str, str]) -> tuple[Step, ...]:
-        """The reference with the look-ups that show the ids its changes take."""
+        """Return the reference, with look-ups that show the ids used by its changes."""
         history: list[ReplayCall] = []
         view = self.words
 
         def look(ids_of_call: Sequence[str], lacking: Sequence[str]) -> None:
-            """Look up what is in view: the ids of its own, what shows one that is lacking, all where none is named."""
+            """Look up visible ids: the call's own, those that show a missing id, or all of them if the call names
+            none."""
             nonlocal view
             tokens = dict.fromkeys(token for token in TOKEN.findall(view) if is_id(token) or "_" in token)
             calls = [ReplayCall(tool, {name: token}) for tool, name in lookups.items() for token in list(tokens)[:40]]
@@ -135,7 +137,7 @@ class Tau2:
         return (*steps, f"{CLOSING} {', '.join(self.owed)}".strip())
 
     def play(self, steps: Sequence[Step]) -> Played:
-        """Play steps from the task's start."""
+        """Play steps from the start of the task."""
         calls = tuple(step for step in steps if isinstance(step, ReplayCall))
         texts = tuple(step for step in steps if isinstance(step, str))
         (replayed,) = self.world.play([Replay(calls, texts)])
@@ -166,8 +168,8 @@ Stage = Spoken | Tau2
 def plant(
     stages: Sequence[Stage], per_class: int, rng: random.Random
 ) -> Iterator[tuple[Stage, str, Played, int | None, list[str]]]:
-    """The untouched solutions (class ""), and failures by class, tasks in turn, with the message of each fault and the
-    causes that are right."""
+    """Yield untouched solutions (class "") and failures by class, with the message of each fault and its right
+    causes."""
     tools, cases = Tools(), list[tuple[Stage, Case]]()
     for stage in stages:
         calls = tuple(step for step in stage.steps if isinstance(step, ReplayCall))
@@ -202,7 +204,7 @@ def plant(
 
 
 def tau2_stages(worlds: Worlds, domain: str, count: int, rng: random.Random) -> list[Stage]:
-    """Tasks of a domain, as tau2's own file has them."""
+    """Read the tasks of a domain from tau2's own file."""
     installed = made_installation("tau2")
     assert installed is not None
     file = Path(installed.data) / "tau2/domains" / domain / "tasks.json"
@@ -225,7 +227,7 @@ def tau2_stages(worlds: Worlds, domain: str, count: int, rng: random.Random) -> 
 
 
 def rollout_of(environment: str, task: str, data: JsonObject) -> Rollout:
-    """A rollout of a task in which nothing has been done yet."""
+    """Return a rollout of a task in which nothing has been done yet."""
     task_record = Task(id=f"{environment}/{task}", split="training", data=data)
     return Rollout(
         id=uuid.uuid4().hex,
@@ -239,8 +241,8 @@ def rollout_of(environment: str, task: str, data: JsonObject) -> Rollout:
     )
 
 
-def spoken_stages(target: Target, worlds: Worlds, tasks: Sequence[Task]) -> list[Stage]:
-    """Tasks of an environment of the contract."""
+def spoken_stages(target: CheckedEnvironment, worlds: Worlds, tasks: Sequence[Task]) -> list[Stage]:
+    """Return stages for the tasks of an environment."""
     stages: list[Stage] = []
     for task in tasks:
         rollout = rollout_of("", task.id, {}).model_copy(update={"environment": target.name, "task": task})
@@ -250,7 +252,7 @@ def spoken_stages(target: Target, worlds: Worlds, tasks: Sequence[Task]) -> list
 
 
 def stages_of(benchmark: str, count: int, rng: random.Random) -> list[Stage]:
-    """Tasks of a benchmark by its name in a log."""
+    """Return stages for a benchmark, by its name in a log."""
     if benchmark in TAU2:
         return tau2_stages(open_worlds("tau2"), benchmark, count, rng)
     if benchmark in BARE:
@@ -262,18 +264,18 @@ def stages_of(benchmark: str, count: int, rng: random.Random) -> list[Stage]:
         tasks += target.tasks("discovery", target.size("discovery") or 0)
         worlds = open_worlds(benchmark, machine=spec.machine)
         return spoken_stages(target, worlds, rng.sample(tasks, min(count, len(tasks))))
-    if benchmark == "calendar":  # that a new project begins with
+    if benchmark == "calendar":  # the example of a new project
         module, source = ModuleType("calendar_desk"), ROOT / "src/captrain/projects/templates/calendar_desk.py.txt"
         exec(compile(source.read_text(encoding="utf-8"), str(source), "exec"), vars(module))
-        target = Target(module.CalendarDesk(), str(source), "")
+        target = CheckedEnvironment(module.CalendarDesk(), str(source), "")
         worlds = open_worlds(target=target)
     else:
-        target, worlds = Target(ServiceDesk(mix="mixed"), "servicedesk", ""), open_worlds("servicedesk")
+        target, worlds = CheckedEnvironment(ServiceDesk(mix="mixed"), "servicedesk", ""), open_worlds("servicedesk")
     return spoken_stages(target, worlds, target.tasks("training", count))
 
 
 def log_of(benchmark: str, rows: Sequence[tuple[Stage, int, Played]]) -> str:
-    """A log as its benchmark writes it, or as chats are kept."""
+    """Write a log in its benchmark's format, or as chats."""
     if benchmark not in TAU2:
         lines = list[str]()
         for stage, trial, performance in rows:
@@ -309,11 +311,11 @@ def log_of(benchmark: str, rows: Sequence[tuple[Stage, int, Played]]) -> str:
 
 BENCHMARKS = ("servicedesk", "calendar", "airline", "retail", "telecom", "bfcl", "agentdojo")
 FURTHER = ("toolsandbox",)
-"""Benchmarks that no command of ours installs."""
+"""Benchmarks that captrain does not install."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write logs and truth."""
+    """Write the logs and their truth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument(

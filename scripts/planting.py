@@ -1,7 +1,7 @@
-"""Faults to plant into solutions: what each class does to the steps of one, and what it is called.
+"""Classes of faults: how each changes the steps of a solution, and which causes are right for it.
 
-A step is a call or a text of the agent. A class proposes changed solutions; which of them fail, and what their calls
-then return, the world of the task says.
+A step is a tool call or a text of the agent. A class proposes changed solutions. The task's world decides which of them
+fail, and what their calls return.
 """
 
 import random
@@ -20,7 +20,7 @@ CLOSING = "That is everything."
 
 @dataclass(frozen=True)
 class Played:
-    """A solution as it was played: the messages, a result and whether it was refused for each call, the verdict."""
+    """A played solution: messages, result and refusal of each call, and the verdict."""
 
     messages: list[JsonObject]
     results: tuple[str, ...]
@@ -30,8 +30,8 @@ class Played:
 
 @dataclass
 class Tools:
-    """Facts about tools that the solutions of a benchmark show: writes, hand-overs, the arguments that look-ups take,
-    what was looked up, the values that every argument of a tool has had, and the arguments of each tool."""
+    """What a benchmark's solutions show about its tools: writes, transfers to a human, arguments of look-ups, what
+    was looked up, the values of every argument, and the arguments of each tool."""
 
     writes: set[str] = field(default_factory=set)
     handovers: set[str] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Tools:
     arguments: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def add(self, call: ReplayCall, writes: bool, kind: str | None) -> None:
-        """Count a call of a solution in."""
+        """Count one call of a solution."""
         (self.handovers if kind == "handover" else self.writes if writes or kind == "write" else set[str]()).add(
             call.tool
         )
@@ -55,21 +55,23 @@ class Tools:
                 self.looked_up.add(str(value))
 
     def names_record(self, name: str, value: object) -> bool:
-        """Tell whether an argument says which record is meant: a zip code or the like says something of it."""
+        """Return whether an argument names a record, unlike, say, a zip code, which only describes it."""
         if not is_id(value) or not re.search(r"[A-Za-z#]|\d{8}", str(value)):
             return False
         return name in self.keys or value in self.looked_up
 
     def alike(self, write: ReplayCall) -> list[str]:
-        """The other writes that take the same arguments."""
+        """List the other writes with the same arguments."""
         names = frozenset(write.arguments)
         return [tool for tool in sorted(self.writes) if tool != write.tool and self.arguments[tool] == names and names]
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A changed solution: the steps, and of the fault the place of its call, or None where a call is missing;
-    `accepted`: causes that are right for it beside those of its class."""
+    """A changed solution: its steps, and the place of the faulty call, or None if a call is missing.
+
+    `accepted` lists causes that are right beside those of its class.
+    """
 
     steps: tuple[Step, ...]
     call: int | None
@@ -78,7 +80,7 @@ class Planted:
 
 @dataclass(frozen=True)
 class Case:
-    """Material that a class may use: the solution, as it was played, what the user said, and the tools."""
+    """Input of a class: the solution, how it was played, what the user said, and the tools."""
 
     steps: tuple[Step, ...]
     performance: Played
@@ -88,7 +90,7 @@ class Case:
     rng: random.Random
 
     def calls(self) -> Iterator[tuple[int, int, ReplayCall]]:
-        """(step, number, call) of each call."""
+        """Yield (step, number, call) for each call."""
         number = -1
         for place, step in enumerate(self.steps):
             if isinstance(step, ReplayCall):
@@ -96,27 +98,27 @@ class Case:
                 yield place, number, step
 
     def writes(self) -> list[tuple[int, int, ReplayCall]]:
-        """The calls that change something."""
+        """List the calls that change something."""
         return [entry for entry in self.calls() if entry[2].tool in self.tools.writes]
 
     def is_grounded(self, number: int, call: ReplayCall) -> bool:
-        """Tell whether the records of a call were looked up before it, those that look-ups of solutions open."""
+        """Return whether the records of a call were looked up before it."""
         records = [value for name, value in call.arguments.items() if self.tools.names_record(name, value)]
         earlier = {leaf for _, place, step in self.calls() if place < number for leaf in leaves(step.arguments)}
         return all(record in earlier for record in records)
 
     def view(self, number: int) -> str:
-        """Texts in view before a call: the user's words, and earlier results."""
+        """Return the texts visible before a call: the user's words and earlier results."""
         return "\n".join([self.words, *self.performance.results[:number]])
 
 
 def shape(value: object) -> str:
-    """Letters and digits by their kind: ids of one sort have one shape."""
+    """Replace letters and digits by their kind, so that ids of one sort have one shape."""
     return re.sub("[A-Z]", "A", re.sub("[a-z]", "a", re.sub(r"\d", "9", str(value))))
 
 
 def leaves(value: object) -> Iterator[str]:
-    """The texts and numbers in a value, as texts."""
+    """Yield the texts and numbers in a value as texts."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     if inner is None:
         yield str(value)
@@ -126,12 +128,12 @@ def leaves(value: object) -> Iterator[str]:
 
 
 def is_id(value: object) -> bool:
-    """Tell whether a value looks like the name of a record."""
+    """Return whether a value looks like the id of a record."""
     return isinstance(value, str) and bool(re.search(r"\d", value)) and 3 <= len(value) <= 40 and " " not in value
 
 
 def siblings(value: str, view: str) -> list[str]:
-    """Other values of the same sort in view: the letters before a number say what it is of."""
+    """List other visible values of the same sort, which have the same letters before a number."""
     alike = {token for token in TOKEN.findall(view) if shape(token) == shape(value) and token != value}
     if prefix := re.fullmatch(r"(\D+)\d+", value):
         alike = {token for token in alike if token.startswith(prefix[1])}
@@ -139,18 +141,21 @@ def siblings(value: str, view: str) -> list[str]:
 
 
 def put(steps: Sequence[Step], place: int, *new: Step) -> tuple[Step, ...]:
-    """Steps with others in the place of one."""
+    """Replace one step by others."""
     return (*steps[:place], *new, *steps[place + 1 :])
 
 
 def changed(call: ReplayCall, name: str, value: object) -> ReplayCall:
-    """A call with another value of one argument."""
+    """Return a call with another value for one argument."""
     return replace(call, arguments={**call.arguments, name: value})
 
 
 def skip_lookup(case: Case) -> Iterator[Planted]:
-    """The look-up that alone shows a value is not made, and the value is guessed: one that stands nowhere is a
-    fabricated fact, too, and a look-up beside others by its tool leaves the search incomplete."""
+    """Skip the look-up that alone shows a value, and guess the value.
+
+    A value that appears nowhere is a fabricated fact as well. Skipping one of several look-ups with the same tool
+    leaves the search incomplete.
+    """
     entries = list(case.calls())
     counts = Counter(call.tool for _, _, call in entries)
     for place, number, lookup in entries:
@@ -167,7 +172,7 @@ def skip_lookup(case: Case) -> Iterator[Planted]:
                     steps = put(case.steps, later, changed(write, name, guess))
                     guessed = () if str(guess) in remainder else ("fabricated_fact",)
                     yield Planted(put(steps, place), number_of(steps, later) - 1, (*search, *guessed))
-            # Or it is what decides which operation is right for its record.
+            # Or the look-up decides which operation is right.
             if set(map(str, lookup.arguments.values())) & set(map(str, write.arguments.values())):
                 for tool in case.tools.alike(write):
                     steps = put(case.steps, later, replace(write, tool=tool))
@@ -175,14 +180,14 @@ def skip_lookup(case: Case) -> Iterator[Planted]:
 
 
 def guesses(case: Case, name: str, value: object) -> list[object]:
-    """Values that the argument has elsewhere, of the same sort, else the value a little off."""
+    """Return other values of the same sort for the argument, or else values slightly off."""
     pool = [entry for entry in case.tools.values.get(name, []) if type(entry) is type(value) and entry != value]
     pool = [entry for entry in pool if shape(entry) == shape(value)] or pool
     return case.rng.sample(pool, min(3, len(pool))) or list(off(value))
 
 
 def off(value: object) -> Iterator[object]:
-    """Values near one."""
+    """Yield values near one."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         yield from (value + 1, value + 7, value * 3)
     if isinstance(value, str) and (digit := re.search(r"\d(?!.*\d)", value)):
@@ -190,7 +195,7 @@ def off(value: object) -> Iterator[object]:
 
 
 def other_record(case: Case) -> Iterator[Planted]:
-    """A change is made on another record in view than the one that is meant."""
+    """Make a change on another visible record than the intended one."""
     for place, number, write in case.writes():
         for name, value in write.arguments.items():
             if case.tools.names_record(name, value):
@@ -199,20 +204,22 @@ def other_record(case: Case) -> Iterator[Planted]:
 
 
 def value_off(case: Case) -> Iterator[Planted]:
-    """A value that the user has said is another one in the change, which stands nowhere: where it names what look-ups
-    open, it is an invented name, too."""
+    """Change a value that the user gave to one that appears nowhere. If it names a record, it is an invented name,
+    too."""
     for place, number, write in case.writes():
         for name, value in write.arguments.items():
             if case.tools.names_record(name, value) or isinstance(value, list | dict | bool) or len(str(value)) < 2:
                 continue
-            for wrong in (*off(value), *guesses(case, name, value)) if str(value) in case.words else ():
+            if str(value) not in case.words:
+                continue
+            for wrong in (*off(value), *guesses(case, name, value)):
                 if str(wrong) not in case.view(number):
                     accepted = ("fabricated_fact",) if name in case.tools.keys else ()
                     yield Planted(put(case.steps, place, changed(write, name, wrong)), number, accepted)
 
 
 def left_out(case: Case) -> Iterator[Planted]:
-    """One of several changes is not made, and later ones are; its record had been looked up."""
+    """Leave out one of several changes, after its record was looked up, and make the later ones."""
     writes = case.writes()
     for place, number, write in case.rng.sample(writes[:-1], len(writes[:-1])):
         if not case.is_grounded(number, write):
@@ -222,13 +229,15 @@ def left_out(case: Case) -> Iterator[Planted]:
 
 
 def request_of(step: Step) -> str | None:
-    """Words by which the agent asks a user to use a tool of their own."""
+    """Return the sentence in which the agent asks the user to use one of the user's tools."""
     return f"Please do this: {step.tool}." if isinstance(step, ReplayCall) and step.by == "user" else None
 
 
 def added(case: Case) -> Iterator[Planted]:
-    """A change that nobody has asked for is made beside the others, on another record in view: not on one that is still
-    to be looked up or changed, which would be a decision without its look-up."""
+    """Add a change that nobody asked for, on another visible record.
+
+    Records that are looked up or changed later are left out: changing them would be a decision without its look-up.
+    """
     for place, number, write in case.writes():
         later = {
             leaf for step in case.steps[place + 1 :] if isinstance(step, ReplayCall) for leaf in leaves(step.arguments)
@@ -241,15 +250,17 @@ def added(case: Case) -> Iterator[Planted]:
 
 
 def swapped(case: Case) -> Iterator[Planted]:
-    """Another operation that takes the same arguments is carried out."""
+    """Carry out another operation with the same arguments."""
     for place, number, write in case.writes():
         for tool in case.tools.alike(write):
             yield Planted(put(case.steps, place, replace(write, tool=tool)), number)
 
 
 def handed_over(case: Case) -> Iterator[Planted]:
-    """The user is handed over instead of a change and all after it; a step of the user's own is then one that was never
-    asked for."""
+    """Transfer the user to a human instead of making a change and everything after it.
+
+    If the step was the user's own, it was then never asked for.
+    """
     for place, number, write in case.writes():
         for tool in sorted(case.tools.handovers):
             summary = dict.fromkeys(case.tools.arguments[tool], "The user needs help with the rest.")
@@ -259,7 +270,7 @@ def handed_over(case: Case) -> Iterator[Planted]:
 
 
 def stopped(case: Case) -> Iterator[Planted]:
-    """The agent says goodbye before a change, whose record it has looked up, and all after it."""
+    """Say goodbye before a change whose record was looked up, and skip everything after it."""
     turns = [place for place, step in enumerate(case.steps) if isinstance(step, str)]
     for place, number, write in case.writes():
         if not case.is_grounded(number, write):
@@ -270,14 +281,14 @@ def stopped(case: Case) -> Iterator[Planted]:
 
 
 def unsaid(case: Case) -> Iterator[Planted]:
-    """The answer lacks what it owes."""
+    """Leave the required content out of the answer."""
     if case.owed:
         last = max((place for place, step in enumerate(case.steps) if isinstance(step, str)), default=len(case.steps))
         yield Planted(put(case.steps, last, CLOSING), None)
 
 
 def number_of(steps: Sequence[Step], place: int) -> int:
-    """The number of the call at a place."""
+    """Return the number of the call at a place."""
     return sum(isinstance(step, ReplayCall) for step in steps[:place])
 
 
@@ -292,6 +303,6 @@ CLASSES: dict[str, tuple[Callable[[Case], Iterator[Planted]], tuple[str, ...]]] 
     "stopped early": (stopped, ("premature_stop", "missing_write")),
     "answer without the value": (unsaid, ("missing_information",)),
 }
-"""By name: the class, and the causes that are right for it, the first the one meant."""
+"""Name -> the class and its right causes, the intended one first."""
 REFUSABLE = ("look-up skipped", "value off")
 """Classes whose call a tool may refuse."""

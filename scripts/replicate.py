@@ -1,8 +1,8 @@
 """The whole pipeline over seeds and experiments. Run by `make replicate SEEDS="0 1 2" EXPERIMENTS="default rare"`.
 
-Each experiment with each seed is a point (see `captrain.comparison`), run in a workspace of its own; stages that two
-points share run once. A point that fails is reported and the others go on. At the end the points are gathered in
-results/replicates/, in the folder that NAME is where there is one; with --join the points that it has already stay.
+Each experiment with each seed is a point (see `captrain.comparison`) with a workspace of its own. A stage that two
+points share runs once. If a point fails, the script reports it and goes on. At the end the points are gathered in
+results/replicates/, or in its subfolder NAME. With --join, earlier points stay.
 """
 
 import argparse
@@ -41,13 +41,13 @@ from captrain.records import require_file_name
 from captrain.run import Choice, entry_point
 
 WORDS = ("experiment", "method", "learns from", "reading")
-"""Columns of the printed table that are no numbers."""
+"""Columns of the printed table that contain words."""
 OVERRIDES = ["machine.workers=1"]
-"""Points run side by side, each in one process; `machine` is no param, so no stage runs again for it."""
+"""Points run side by side with one process each. `machine` is not a param, so no stage runs again because of it."""
 
 
 def run_all(grid: Sequence[SweepPoint], root: Path, jobs: int) -> list[SweepPoint]:
-    """Run all points, `jobs` at a time, with a line for each as it ends; returns those that failed."""
+    """Run all points, `jobs` at a time, print a line as each ends, and return the failed ones."""
     start, failed = time.monotonic(), list[SweepPoint]()
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(points.run, point, root): point for point in grid}
@@ -64,12 +64,12 @@ def run_all(grid: Sequence[SweepPoint], root: Path, jobs: int) -> list[SweepPoin
 
 
 def gather(whole: Iterable[SweepPoint], root: Path) -> list[TableRow]:
-    """One row for each point and method."""
+    """Return one row per point and method."""
     return [row for point in whole for row in point_rows(point, root)]
 
 
 def joined(rows: Sequence[TableRow], earlier: Sequence[TableRow]) -> list[TableRow]:
-    """The rows, and of earlier ones those of other points, by seed and in the order of the experiments."""
+    """Add the earlier rows of other points, sorted by seed and in the order of the experiments."""
     new = {(row["experiment"], row["seed"]) for row in rows}
     union = [*(row for row in earlier if (row["experiment"], row["seed"]) not in new), *rows]
     order = [*dict.fromkeys(row["experiment"] for row in union)]
@@ -77,7 +77,7 @@ def joined(rows: Sequence[TableRow], earlier: Sequence[TableRow]) -> list[TableR
 
 
 def table(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Table:
-    """Tabulate the mean pass rate of the base, the baselines and TRACE, and the difference to GRPO on the target."""
+    """Make a table of mean pass rates and differences to GRPO on the target."""
 
     def interval(low: float, high: float, form: str) -> str:
         return "" if np.isnan(low) else f"{low:{form}} to {high:{form}}"
@@ -108,7 +108,7 @@ def table(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) 
 
 
 def selections(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Count the points of each experiment by what was selected in them, the most frequent first."""
+    """Count the points of each experiment by their selected capabilities, most frequent first."""
     lines = []
     for experiment, members in grouped(rows, "experiment").items():
         by_seed = {row["seed"]: row["selected"] for row in members}
@@ -119,7 +119,7 @@ def selections(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def folder_name(text: str) -> str:
-    """A name that a folder can have, or none."""
+    """Return a valid folder name, or ""."""
     try:
         return require_file_name(text, "--name") if text else text
     except UserError as error:
@@ -128,7 +128,7 @@ def folder_name(text: str) -> str:
 
 @partial(entry_point, stage=False)
 def main() -> None:
-    """Run, gather, print; the exit status is 1 if a point failed."""
+    """Run, gather and print; exit with 1 if a point failed."""
     root = Path.cwd()
     experiments = sorted(path.stem for path in (root / "conf/experiment").glob("*.yaml"))
     parser = argparse.ArgumentParser(description="Run the pipeline over seeds and experiments and gather the results.")

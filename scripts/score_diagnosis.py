@@ -1,19 +1,20 @@
-"""Hold diagnoses to what is known of their failures: `python scripts/score_diagnosis.py GOLD FILE=FOLDER...`.
+"""Compares diagnoses with known causes: `python scripts/score_diagnosis.py GOLD FILE=FOLDER...`.
 
-GOLD has a line for each failure: `file`, `task_id`, `trial`, `primary`, `secondary`, `suspect_reference`, and where
-more than one cause is right `accepted`; a line whose primary is null is a rollout for which nothing may be printed.
-FOLDER is what `captrain diagnose FILE --out FOLDER` has written; one whose own name is FILE's, with or without its
-suffix, needs no `FILE=`. Nothing else is asked than `causes.jsonl`.
+GOLD has a line per failure: `file`, `task_id`, `trial`, `primary`, `secondary`, `suspect_reference`, and `accepted`
+where several causes are right. A null primary marks a rollout for which no cause may be printed. FOLDER is the output
+of `captrain diagnose FILE --out FOLDER`; if the folder has FILE's name, with or without suffix, `FILE=` may be left
+out. Only `causes.jsonl` is read.
 
-Prints a row for each file and each domain, the agent's own faults and all failures apart, with Wilson's 95% intervals:
-    primary   the primary cause is the one that is known; by its family in the next column
-    among     it is one of the causes printed
-    printed   causes printed that are known of the failure, primary or secondary
+Prints a row per file and per domain, the agent's own faults and all failures apart, with Wilson's 95% intervals:
+    primary   the primary cause is right; the next column compares families
+    among     the right primary cause is among those printed
+    printed   printed causes that are right, primary or secondary
     repaired  failures with a repair that replay has proven
-and below them suspect references, rollouts for which nothing may be printed, and classes of planted faults.
+Below follow suspect references, rollouts for which nothing may be printed, and classes of planted faults.
 
-GOLD may be AgentRx's file of root causes instead, with the folder of its rollouts' diagnosis: then it prints how many
-primary causes stand at the root's message, or within two of it, of even and of odd trajectory ids, which are not read.
+GOLD may also be AgentRx's file of root causes, with the folder of its diagnosis. The script then prints how many
+primary causes are at the root's message, or within two of it, for even and for odd trajectory ids. Odd ones are not
+read by us.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def folders_by_file(arguments: Sequence[str], files: set[str]) -> dict[str, Path]:
-    """The folder of each file's diagnosis."""
+    """Return the folder of each file's diagnosis."""
     folders: dict[str, Path] = {}
     for argument in arguments:
         name, _, folder = argument.rpartition("=")
@@ -62,12 +63,12 @@ def folders_by_file(arguments: Sequence[str], files: set[str]) -> dict[str, Path
 
 
 def matched(gold: Sequence[Row], folders: Mapping[str, Path]) -> Iterator[tuple[Row, Row]]:
-    """Known causes of a rollout beside what its diagnosis says."""
+    """Yield the known causes of a rollout with its diagnosis."""
     diagnosed: dict[str, dict[tuple[str, int], Row]] = {}
     for file, folder in folders.items():
         rows = diagnosed.setdefault(file, {})
         for row in rows_of(folder / "causes.jsonl"):
-            parts = row["task"].split("/")  # the environment, then the task's own name, which may hold a slash
+            parts = row["task"].split("/")  # environment, then the task's name, which may contain slashes
             rows |= {("/".join(parts[start:]), row["trial"]): row for start in range(len(parts))}
     for truth in gold:
         if truth["file"] in diagnosed:
@@ -78,14 +79,14 @@ def matched(gold: Sequence[Row], folders: Mapping[str, Path]) -> Iterator[tuple[
 
 
 def causes_of(row: Row) -> list[str]:
-    """The causes printed, the primary one first."""
+    """List the printed causes, the primary one first."""
     return [cause["cause"] for cause in [row.get("primary"), *row.get("secondary", [])] if cause]
 
 
 def count(truth: Row, row: Row) -> Counter[str]:
-    """One failure as counts."""
+    """Return the counts for one failure."""
     causes, accepted = causes_of(row), {truth["primary"], *truth.get("accepted", [])}
-    # A reference that is doubted is named by its suspicion, whatever stands beside it.
+    # A doubted reference is named by its suspicion, whatever else is printed.
     doubted = {"suspect_reference"} if row.get("suspicions") and truth["suspect_reference"] else set[str]()
     primary = {row["primary"]["cause"]} if row.get("primary") else set[str]()
     families = {FAMILY.get(cause, cause) for cause in accepted}
@@ -104,8 +105,8 @@ def count(truth: Row, row: Row) -> Counter[str]:
 
 
 def root_steps(gold: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """A line for even and for odd ids of AgentRx's failures: how far the primary cause is from the root, whose steps
-    count messages from 1."""
+    """Yield a line for AgentRx's even and odd ids: distance of the primary cause from the root, whose steps count
+    from 1."""
     failed = {int(row["task"].rpartition("/")[2]): row for row in rows if row["outcome"] == "failed"}
     for name, parity in (("even", 0), ("odd", 1)):
         entries = [entry for entry in gold if entry["trajectory_id"] in failed and entry["trajectory_id"] % 2 == parity]
@@ -119,13 +120,13 @@ def root_steps(gold: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def cell(part: int, whole: int) -> str:
-    """A share with its interval."""
+    """Return a share with its interval as text."""
     low, high = wilson(part, whole)
     return f"{part}/{whole} {part / whole:.2f} [{low:.2f}, {high:.2f}]" if whole else "0/0"
 
 
 def table_of(groups: Mapping[str, Counter[str]], title: str) -> Table:
-    """A row for each group of failures."""
+    """Make a table with a row per group of failures."""
     table = Table(title=title, title_justify="left")
     for name in ("", "primary", "family", "among", "printed", "repaired", "unexplained"):
         table.add_column(name, no_wrap=True)
@@ -161,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flags["found"] += truth["suspect_reference"] and bool(row.get("suspicions"))
         flags["false"] += not truth["suspect_reference"] and bool(row.get("suspicions"))
         counts = count(truth, row)
-        # The domain of a rollout is its environment, or of a chat the beginning of its task's name.
+        # The domain of a rollout is its environment; for a chat, the beginning of its task's name.
         chat = row["task"].split("/")[1].split("-")[0].split(":")[0]
         domain = chat if row["environment"] == "chat" else row["environment"]
         for group in dict.fromkeys((truth["file"], domain, "all")):
@@ -185,7 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if flags["untouched"]:
         console.print(f"untouched solutions with a cause: {len(silent)} of {flags['untouched']}")
-    for line in [*silent, *(misses if options.misses else [])]:
+    if options.misses:
+        silent += misses
+    for line in silent:
         console.print(f"  {line}", highlight=False, markup=False)
     return 0
 

@@ -1,7 +1,7 @@
-"""A hook of mkdocs: a file outside docs/ that a page links to, such as a figure of results/, is part of the site.
+"""A hook for mkdocs: files outside docs/ that a page links to, such as figures of results/, become part of the site.
 
-Pages link to it by its path from docs/, which GitHub follows too. The site takes the file from where it lies when it is
-built, so that no copy can grow old.
+Pages link to them by the path from docs/, which works on GitHub as well. The site copies the file when it is built, so
+no copy gets outdated.
 """
 
 import re
@@ -12,11 +12,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 OUTSIDE = re.compile(r"(?<=\]\()\.\./([^)#\s]+)")
-"""The target of a link that leaves docs/, whose pages lie side by side."""
+"""Target of a link that leaves docs/."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the linked files. One that is missing stays a broken link, which ends a strict build."""
+    """Add the linked files. A missing file stays a broken link, which ends a strict build."""
     root = Path(config.config_file_path).parent
     for page in list(files.documentation_pages()):
         for name in OUTSIDE.findall(page.content_string):
@@ -26,5 +26,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point the links at the files' places in the site."""
+    """Point the links to the files' places in the site."""
     return OUTSIDE.sub(r"\1", markdown)

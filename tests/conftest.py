@@ -1,5 +1,4 @@
-"""Fixtures of several tests: a tiny model with random weights, an environment that needs no skill to be rewarded, a
-pipeline that has run, and the command line."""
+"""Fixtures of several tests: a tiny random model, an easy environment, a finished pipeline, and the command line."""
 
 import gc
 import importlib
@@ -25,22 +24,22 @@ from support.warm import Server, warm_commands
 
 from captrain.benchmarks import installing
 from captrain.cli import app
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Task
 
-# As the Makefile sets it: nothing needs a network, and one thread is the faster number here.
+# As in the Makefile. Tests need no network, and one thread is faster here.
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
 
 compose_once()
 
 LONGEST = ("test_pipeline.py", "test_slurm.py", "test_sweep.py", "test_distributed.py", "test_instruction_sets.py")
-"""Minutes each; the last needs what the first makes."""
+"""These files take minutes each. The last one needs the output of the first."""
 MANY = 20_000
-"""Objects that are worth leaving out of searches for garbage: some hundredths of a second for each search."""
+"""Fewest objects worth freezing: a search for garbage among them takes hundredths of a second."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the server of warm processes, unless whoever started this process has."""
+    """Start the server of warm processes, unless the parent process has."""
     if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory()
         server = Server(Path(folder.name))
@@ -50,8 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs anything outside of .venv, and put the longest files first: workers that take a file at a time
-    then end at about the same time."""
+    """Mark tests that need anything outside of .venv, and start with the longest files.
+
+    xdist's workers take one file at a time, so they then end at about the same time.
+    """
     for item in items:
         if any(NEEDS[name].outside for name in needs_of(item)):
             item.add_marker("outside")
@@ -59,17 +60,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what the modules of the tests have imported out of every search for garbage."""
+    """Exclude everything that the test modules have imported from garbage collection."""
     freeze()
 
 
 def needs_of(item: pytest.Item) -> list[str]:
-    """Names of what a test needs."""
+    """List what a test needs."""
     return [name for mark in item.iter_markers("needs") for name in mark.args]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what cannot run here, and leave out what has been imported since, too."""
+    """Skip tests whose needs are missing, and freeze new imports."""
     if reasons := [reason for name in needs_of(item) if (reason := NEEDS[name].lacking())]:
         pytest.skip("; ".join(reasons))
     if len(gc.get_objects(generation=2)) > MANY:
@@ -77,16 +78,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def freeze() -> None:
-    """Leave all that is in memory out of every search for garbage: libraries ask for these after each training and each
-    correction, and they would go through all that has ever been loaded."""
+    """Exclude everything in memory from garbage collection.
+
+    Libraries collect after each training, and would search all that was ever loaded.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def only_what_is_needed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide what `make installations` has made from tests that do not ask for it: these do the same on every
-    machine, and start none of its processes."""
+    """Hide the environments of `make installations` from tests that do not need them.
+
+    Such a test then does the same on every machine, and starts none of their processes.
+    """
     if not any(NEEDS[name].outside for name in needs_of(request.node)):
         monkeypatch.setattr(installing, "MARK", ".made-by-a-test")
 
@@ -106,26 +111,26 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     build_model(tokenizer, size, seed=13).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    importlib.import_module("trl.trainer.grpo_trainer")  # what trains it: a part of what is loaded for good
+    importlib.import_module("trl.trainer.grpo_trainer")  # imported here so that it is frozen, too
     freeze()
     return folder
 
 
 @pytest.fixture(scope="session")
 def warm() -> Path:
-    """Folder of the commands `python`, `dvc` and `captrain`, whose processes have their libraries at once."""
+    """Folder of the commands `python`, `dvc` and `captrain`, which run in warm processes."""
     return warm_commands()
 
 
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Path:
-    """The repository after `dvc repro` of experiment smoke, all committed: to read and to copy."""
+    """The repository after `dvc repro` of experiment smoke, committed. Read or copy it."""
     return make_once(tmp_path_factory, "smoke", lambda folder: make_smoke(folder, warm))
 
 
 @pytest.fixture(scope="session")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commit that is checked out, without what has been changed or run in this folder since."""
+    """The commit that is checked out, without later changes in this folder."""
     root, folder = Path(__file__).parent.parent, tmp_path_factory.mktemp("committed")
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=root, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
@@ -135,7 +140,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def letters(tmp_path: Path) -> Callable[..., Path]:
-    """Write an environment file that pays for letters; every `flat`-th task, or with 1 each, pays 0.5 for anything."""
+    """Write an environment file that pays for letters; every `flat`-th task pays 0.5 for anything."""
 
     def write(name: str = "letters", flat: int = 0, folder: Path = tmp_path) -> Path:
         path = folder / f"{name}.py"
@@ -147,17 +152,21 @@ def letters(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    """Every task that is opened from here on."""
+    """List every task that is opened from now on."""
     tasks: list[Task] = []
-    open_ = Target.open
-    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
+    open_ = CheckedEnvironment.open
+    monkeypatch.setattr(
+        CheckedEnvironment, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1]
+    )
     return tasks
 
 
 @pytest.fixture(scope="module")
 def vouched() -> Iterator[None]:
-    """Environment files whose passports say so are taken for text of our own, and play in this process: in the sandbox
-    each of hundreds of episodes and scores would start another. That results are equal there has tests of its own."""
+    """Trust environment files that their passports call our own text, so that they run in this process.
+
+    The sandbox would start a process for each of hundreds of episodes. Other tests show that its results are equal.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("captrain.environments.loading.is_own_text", lambda _text: True)
         yield
@@ -165,7 +174,7 @@ def vouched() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline that has run, all committed. Copied for each test."""
+    """A finished and committed pipeline, made once. Each test copies it."""
     return make_once(tmp_path_factory, "finished", finished_pipeline)
 
 
@@ -177,7 +186,7 @@ def pipeline(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def captrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Captrain:
-    """Run `captrain ARGUMENTS` in a folder; gives exit status, stdout and stderr."""
+    """Run `captrain ARGUMENTS` in a folder; return exit status, stdout and stderr."""
 
     def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""Odd inputs at the edges: each is refused in one message that names it, and nothing is written."""
+"""Odd inputs: each is refused in one message that names it, and nothing is written."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Few bytes that ask for many, for endless ones or for hours are refused with their reason, at little cost."""
+"""Small inputs that ask for huge, endless or slow work are refused quickly, with the reason."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ def test_yaml_with_an_anchor_is_read() -> None:
 
 
 def archive(path: Path, sample: JsonObject, packed: bytes | None = None) -> Path:
-    """Make an Inspect log of one sample; `packed` in place of it, in zstd."""
+    """Make an Inspect log of one sample, or of `packed` bytes in zstd."""
     with zipfile.ZipFile(path, "w") as log:
         log.writestr("header.json", json.dumps({"version": 2, "eval": {}}))
         log.writestr("samples/1_epoch_1.json", json.dumps(sample) if packed is None else packed)
@@ -83,7 +83,7 @@ def test_a_member_in_zstd_costs_one_sample(
 
 @contextmanager
 def serving(send: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Serve answers that a function sends; yields the base URL."""
+    """Serve the answers of a function; yield the base URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,8 +1,7 @@
-"""A disk that takes no more, in every stage: one message, what there was is kept, and nothing half-written stays.
+"""A full or read-only disk in every stage: one message, old outputs are kept, and no half-written file stays.
 
-Each stage of the finished smoke pipeline runs again, its caches there, in a process of its own in which the kernel
-refuses what it writes: by RLIMIT_FSIZE, and by a mount that is read-only. Commands have a table of their own
-(`tests/cli/test_commands_on_disk.py`).
+Each stage of the finished smoke pipeline runs again with its caches, in a process in which the kernel refuses writes:
+by RLIMIT_FSIZE, or by a read-only mount. `tests/cli/test_commands_on_disk.py` does this for commands.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ def contents(folder: Path) -> dict[str, str]:
 def project(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shutil.copytree(smoke, tmp_path_factory.mktemp("project") / "repository", symlinks=True)
     spec = yaml.safe_load((folder / "results/spec.yaml").read_text())
-    spec["base"]["steps"] = 2  # the one stage that has no cache of its own
+    spec["base"]["steps"] = 2  # the only stage without a cache of its own
     (folder / "results/spec.yaml").write_text(yaml.safe_dump(spec))
     return folder
 

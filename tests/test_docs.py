@@ -1,7 +1,7 @@
-"""The pages of docs/ and the README: every command on them works, and what they list is what there is.
+"""The pages of docs/ and the README: every command works, and their lists match the code.
 
-A command in a shell fence is run here, in a scratch copy of what is committed; or a test that is named here covers what
-it does; or the page itself says why it is not run. A new command that is none of these fails.
+A command in a shell fence either runs here in a scratch copy of the commit, or is listed below with the test that
+covers it, or the page says why it is not run. A new command that is none of these fails.
 """
 
 import ast
@@ -41,7 +41,7 @@ RUN = (
     "dvc metrics show",
     "lint-imports",
 )
-"""Beginnings of the commands that are run here."""
+"""Beginnings of the commands that run here."""
 COVERED = {
     "captrain jobs": "tests/run/test_slurm.py::test_jobs_are_shown_with_what_they_do_say_and_wait_for",
     "captrain serve": "tests/serving/test_server.py::"
@@ -64,7 +64,7 @@ COVERED = {
     "make test": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
     "pytest tests/": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
 }
-"""Beginnings of further commands, each with the test that covers what it does; tests are run by themselves."""
+"""Beginnings of other commands, each with the test that covers it."""
 COMMANDS = {command.line: command for page in PAGES for command in commands_of(page)}
 SELECTIONS = [
     pytest.param(text, id=f"{page.stem}-{number}")
@@ -78,7 +78,7 @@ CUT = """(() => {
     .filter(table => table.getBoundingClientRect().right > edge);
   return cut.map(table => table.textContent.slice(0, 50));
 })()"""
-"""JavaScript: the beginnings of tables and code blocks that reach beyond the column of text."""
+"""JavaScript that lists tables and code blocks wider than the text column."""
 INLINE = re.compile(r"`([^`\n]+)`")
 
 
@@ -98,7 +98,7 @@ def commands_offered() -> set[str]:
 
 
 def table_of(page: str, head: str) -> list[list[str]]:
-    """The rows of the first table of a page whose first line is this."""
+    """Return the rows of a page's first table with this header."""
     text = (ROOT / "docs" / page).read_text()
     table = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
@@ -106,8 +106,7 @@ def table_of(page: str, head: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
-    """The code and pages that are here, the results that are committed, and rollouts where the pipeline leaves them:
-    those of the file that ships."""
+    """This checkout's code and pages, the committed results, and the example chats as discovery rollouts."""
     root = tmp_path_factory.mktemp("project")
     for name in ("conf", "docs", "scripts", "src", "stages"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -229,7 +228,7 @@ def test_search_works_from_a_disk_and_no_table_is_cut_at_1280_pixels(
 ) -> None:
     assert run_command(f"mkdocs build --strict --quiet --site-dir {tmp_path}", project).returncode == 0
     browser.screen(1280, 1000)
-    for page in sorted(tmp_path.glob("[!4]*.html")):  # 404.html is for a server
+    for page in sorted(tmp_path.glob("[!4]*.html")):  # 404.html only works on a server
         browser.open(page.as_uri())
         assert browser.run(CUT) == [], page.name
     browser.open((tmp_path / "index.html").as_uri())

@@ -1,4 +1,4 @@
-"""The campaign of faults, `make faults`: short here, on the first stage alone; hundreds are made by hand."""
+"""The campaign of `make faults`, shortened to the first stage. Longer campaigns are started by hand."""
 
 import subprocess
 import sys

@@ -1,8 +1,7 @@
-"""Nothing that is read, and no setting, ends in anything but records or one message, however it was written:
-property-based.
+"""Property-based tests: whatever a file or a setting contains, captrain returns records or ends with one message.
 
-Each reader of files of others gets documents that begin as one of its own and are bent somewhere, and bytes that were
-never any. `CAPTRAIN_FUZZ` says how many of each; what was found once stays in `FOUND`.
+Each reader gets documents of its own format with one place changed, and random bytes. `CAPTRAIN_FUZZ` sets how many.
+Inputs that once broke something are kept in `FOUND`.
 """
 
 import copy
@@ -55,7 +54,7 @@ FUZZ = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 LATE = 300
-"""Seconds after which an example is without end."""
+"""Seconds after which an example counts as endless."""
 CALL = {"id": "c", "type": "function", "function": {"name": "get_order", "arguments": '{"id": "#1"}'}}
 MESSAGES = [
     {"role": "system", "content": "Help."},
@@ -152,17 +151,17 @@ FOUND: list[tuple[str, list[Any], Any]] = [
     ("verifiers", ["traces", 0, "nodes", 0, "parent"], -1),
     ("verifiers", ["traces", 0, "nodes", 0, "parent"], 0),
 ]
-"""Documents, the place in them, and what stood there when something broke."""
+"""Documents that once broke something: the document, the place, and the value there."""
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a JSON document."""
+    """List every place in a JSON document."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, element in inner for place in places(element, (*path, key)))]
 
 
 def bent(document: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """The document with another value in a place."""
+    """Return the document with another value in a place."""
     if not place:
         return value
     changed = copy.deepcopy(document)
@@ -174,7 +173,7 @@ def bent(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def survives(action: Callable[[], object]) -> None:
-    """Run it: a result or a `UserError`, whose message no Python error is named in, and neither too late."""
+    """Run it in time, to a result or to a `UserError` whose message names no Python error."""
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"no end within {LATE} s"))
     signal.alarm(LATE)
     try:
@@ -256,18 +255,18 @@ VALUES = st.one_of(
                      "captrain.agents.local.LocalPolicy", "range(1,3)", "\x1b[31m", "\ud800", "x" * 10_000]),
 )  # fmt: skip
 MISTAKES = [
-    "trainer.checkpoint_every=" + "9" * 5000,  # an error of Python's own
-    "baselines.gepa=\x1b[31m",  # the name of an error, and signs that a terminal obeys
+    "trainer.checkpoint_every=" + "9" * 5000,  # Python's own error
+    "baselines.gepa=\x1b[31m",  # terminal escapes
     "baselines.solutions.faults=${oc.env:NOPE}",
-    "machine.sandbox=" + "x" * 10_000,  # a message of as many characters
+    "machine.sandbox=" + "x" * 10_000,  # a very long message
     "benchmark._target_=" + "x" * 10_000,
     "benchmark._target_=captrain." + "x" * 10_000,
 ]
-"""Overrides that broke something once."""
+"""Overrides that once broke something."""
 
 
 def configure(override: str) -> None:
-    """Compose with an override, as every command and stage that takes settings does."""
+    """Compose with an override, as every command and stage does."""
     try:
         compose_spec("smoke", 0, [override], Path(__file__).parents[1] / "conf")
     except UserError as error:
@@ -314,7 +313,7 @@ YAML_READERS: dict[str, Callable[[Path], object]] = {
 
 
 def compose_mine(path: Path) -> None:
-    """Compose with a file of a project's own in conf/."""
+    """Compose with a project's own file in conf/."""
     folder = path.parent / "conf/experiment"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("# @package _global_\ndefaults: [smoke]\n" + path.read_text())
@@ -363,7 +362,7 @@ def test_scores_of_any_cells_are_read_or_refused_in_one_message(
 
 
 def packed(member: bytes, way: int) -> bytes:
-    """Pack the samples of an Inspect log: stored, deflated, in zstd, with a bent directory."""
+    """Pack the samples of an Inspect log: stored, deflated, in zstd, or with a damaged directory."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED if way == 1 else zipfile.ZIP_STORED) as archive:
         archive.writestr("header.json", json.dumps({"version": 2, "eval": {"model": "m"}}))
@@ -400,7 +399,7 @@ NUMBERS = st.one_of(
 
 
 def numeric_settings(value: object, name: str = "") -> list[str]:
-    """Names of all settings below one that hold a number."""
+    """List the names of all numeric settings below one."""
     if isinstance(value, dict):
         return [found for key, inner in value.items() for found in numeric_settings(inner, f"{name}.{key}".strip("."))]
     return [name] if isinstance(value, int | float) and not isinstance(value, bool) else []
@@ -410,7 +409,7 @@ NUMERIC = numeric_settings(compose_data("smoke", 0, [], Path(__file__).parents[1
 
 
 def plan_with(override: str) -> None:
-    """Compose with an override and say what it would take."""
+    """Compose with an override and make the plan."""
     spec = compose_spec("smoke", 0, [override], Path(__file__).parents[1] / "conf")
     plan = make_plan(spec, Node(), "it")
     console = Console(file=io.StringIO(), width=120)
@@ -444,7 +443,7 @@ STATUSES = st.sampled_from([200] * 6 + [204, 301, 400, 401, 402, 404, 413, 429, 
 
 @pytest.fixture(scope="module")
 def asking() -> Iterator[tuple[dict[str, Callable[[], object]], list[Any]]]:
-    """All that is asked of an endpoint, and the list of status, headers and bytes of which its next answer is made."""
+    """Yield every kind of request to an endpoint, and a list for the status, headers and bytes of its next answer."""
     answer: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):

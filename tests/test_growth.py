@@ -1,6 +1,6 @@
-"""Growth of time and memory: the benchmark of growth itself, and what keeps memory from growing with the rollouts.
+"""Time and memory against the number of rollouts: the benchmark of growth, and limits on memory.
 
-No time is measured here. Memory is: what stays in it at once is counted, or traced at two sizes.
+Times are not measured here. Memory is: by counting live objects, or by tracing at two sizes.
 """
 
 import gc
@@ -46,14 +46,14 @@ bench_growth = load_script("bench_growth")
 
 
 def prepared(size: int, folder: Path) -> Path:
-    """A chat log of so many rollouts, made as the benchmark makes its own."""
+    """Make a chat log of this many rollouts with the benchmark's own code."""
     folder.mkdir()
     bench_growth.prepare_chats(size, folder)
     return folder / "log.jsonl"
 
 
 def prepare_tau2(size: int, folder: Path) -> None:
-    """Write the same rollouts as one result file of tau2: tasks with their gold actions, and simulations."""
+    """Write the same rollouts as one tau2 result file: tasks with gold actions, and simulations."""
     rows, names = bench_growth.shipped_rows(), {str(row["task_id"]) for _, row in bench_growth.copies(size)}
     with (folder / "log.json").open("w") as file:
         file.write('{"info": {"environment_info": {"domain_name": "desk"}}, "tasks": [')
@@ -67,7 +67,7 @@ def prepare_tau2(size: int, folder: Path) -> None:
 
 
 def criteria(row: dict[str, object]) -> dict[str, object]:
-    """Convert the gold actions of a shipped rollout to tau2's form."""
+    """Convert the gold actions of an example rollout to tau2's form."""
     calls = [
         call["function"] for message in objects(row["reference"]) for call in objects(message.get("tool_calls", []))
     ]
@@ -82,7 +82,7 @@ def objects(value: object) -> list[dict]:
 
 
 def simulation(row: dict[str, object]) -> dict[str, object]:
-    """Convert a shipped rollout to a simulation of tau2."""
+    """Convert an example rollout to a simulation of tau2."""
     messages = []
     for message in objects(row["messages"]):
         calls = [call["function"] | {"id": call["id"]} for call in message.get("tool_calls", [])]
@@ -132,7 +132,7 @@ def test_without_a_choice_it_measures_every_growth(
 
 
 def rows(printed: str) -> list[list[str]]:
-    """The cells of a table, without its head."""
+    """Return the cells of a table without its header."""
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
 
 
@@ -181,7 +181,7 @@ def test_spooled_records_leave_no_file_behind_whatever_ends_the_process(tmp_path
             tempfile.tempdir = str(tmp_path)
             spool = Spool(Usage)
             spool.add(Usage(prompt_tokens=1))
-            for record in spool:  # read while it grows: neither loses its place
+            for record in spool:  # reading while it grows: neither side loses its place
                 if len(spool) < 3:
                     spool.add(Usage(prompt_tokens=record.prompt_tokens + 1))
             if [record.prompt_tokens for record in spool] == [1, 2, 3]:
@@ -193,13 +193,13 @@ def test_spooled_records_leave_no_file_behind_whatever_ends_the_process(tmp_path
 
 
 def forget_the_past() -> None:
-    """Leave out of what `alive` counts, and looks through, all that is in memory already."""
+    """Exclude everything that is in memory now from what `alive` counts."""
     gc.collect()
     gc.freeze()
 
 
 def alive() -> int:
-    """Rollouts that are in memory now and were not in the past."""
+    """Count the new rollouts in memory."""
     return sum(type(thing) is Rollout for thing in gc.get_objects())
 
 
@@ -279,7 +279,7 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
     monkeypatch.setattr(statistics, "CHUNK", 1 << 12)
     for module in ("diagnosis", "report"):
         monkeypatch.setattr(f"captrain.diagnosis.{module}.LIST_LENGTH", 50)
-    publish_diagnosis(  # imports what is imported on the way
+    publish_diagnosis(  # loads the imports before measuring
         diagnose(read_logs([prepared(20, tmp_path / "20")]), LIMITS, runs=10, count=4, seed=0), tmp_path / "out-20"
     )
     peaks = {}
@@ -292,14 +292,14 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
         tracemalloc.stop()
         assert len(diagnosis.logs.rollouts) == size
         del diagnosis
-    # A rollout takes some 20 kB: 60 more of them 1 MB, and a byte for each candidate and each run 3 kB. The report
-    # lists the first failures with their causes, here fifty, and no more: both logs have as many.
+    # A rollout takes about 20 kB, so 60 more take 1 MB; a byte for each candidate and run takes 3 kB. The report lists
+    # the first fifty failures with their causes, and both logs have that many.
     assert peaks[170] - peaks[110] < 150_000
 
 
 @pytest.mark.parametrize("shape", further(["tau2's document in one line", "an array in one line", "an array of lines"]))
 def test_a_log_is_never_in_memory_whole_however_its_lines_are_broken(shape: str, tmp_path: Path) -> None:
-    read_logs([prepared(10, tmp_path / "small")])  # imports what is imported on the way
+    read_logs([prepared(10, tmp_path / "small")])  # loads the imports before measuring
     if "tau2" in shape:
         prepare_tau2(1500, tmp_path)
         path = tmp_path / "log.json"
@@ -311,7 +311,7 @@ def test_a_log_is_never_in_memory_whole_however_its_lines_are_broken(shape: str,
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(logs.rollouts) == (1500 if "tau2" in shape else 1000) and not logs.unread
-    assert peak < 4_000_000  # of which 2 MB are what is read at a time; parsed whole, either file takes 8 MB and more
+    assert peak < 4_000_000  # 2 MB is one read; parsing either file whole takes 8 MB or more
 
 
 def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_path: Path) -> None:
@@ -346,6 +346,6 @@ def test_a_report_has_few_rollouts_in_memory_at_once(monkeypatch: pytest.MonkeyP
     text = (tmp_path / "report/data/rows.js").read_text()
     table = json.loads(text[text.index("(") + 1 : text.rindex(")")])
     assert len(table["columns"]["id"]) == 400 and len({*table["columns"]["id"]}) == 400
-    # The examples of each capability's page, and the rollout that is written.
+    # The examples on each capability's page, and the rollout being written.
     assert 0 < most < 80
     shutil.rmtree(tmp_path / "report")

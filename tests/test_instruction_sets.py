@@ -1,4 +1,4 @@
-"""The same bytes on any processor: the whole pipeline from nothing, with the kernels of other instruction sets."""
+"""The same bytes on any processor: the whole pipeline from nothing, with kernels for other instruction sets."""
 
 import hashlib
 import os
@@ -23,17 +23,17 @@ PROCESSORS = {
 }
 SWITCHES = {switch for switches in PROCESSORS.values() for switch in switches}
 SPREAD = {"AVX2": ("adapters", "evaluation"), "without vectors": ()}
-"""The stages that two workers share there: one that trains, one that plays."""
+"""Stages with two workers: one that trains and one that plays."""
 
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project of `smoke` as another processor makes it, one stage after the other in one process."""
+    """The project of `smoke` as another processor makes it, one stage after the other."""
     name: str = request.param
     folder = make_project(tmp_path_factory.mktemp("processor"), *SETTINGS)
     inherited = {key: value for key, value in os.environ.items() if key not in SWITCHES}
     paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    idle = {"OMP_WAIT_POLICY": "passive"}  # two threads that wait for each other, and not the processor for both
+    idle = {"OMP_WAIT_POLICY": "passive"}  # the two threads wait for each other without spinning
     run = subprocess.run(
         [sys.executable, "-P", "-m", "support.processor", str(folder), *SPREAD[name]],
         env={**inherited, **paths, **idle, **PROCESSORS[name]},
@@ -46,7 +46,7 @@ def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a project's results and artifacts."""
+    """Return the SHA-256 of every file of a project's results and artifacts."""
     paths = sorted(path for part in ("results", "artifacts") for path in (folder / part).rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
@@ -68,7 +68,7 @@ def test_results_and_artifacts_have_the_same_bytes_on_another_processor(other: P
 def test_so_have_weights_and_averages_after_each_step_of_each_training(other: Path, smoke: Path) -> None:
     here, there = (Counter((project / STEPS).read_text().splitlines()) for project in (smoke, other))
     assert not there - here
-    # With two workers adapters of one stage are trained by processes that write nothing down.
+    # With two workers, other processes train a stage's adapters and write no digests.
     epochs = yaml.safe_load((smoke / "results/spec.yaml").read_text())["trainer"]["epochs"]
     adapters = epochs * len(pd.read_csv(smoke / "results/adapters/history.csv"))
     assert there.total() >= here.total() - adapters > 300

@@ -1,4 +1,4 @@
-"""Pins of what is installed: every version is one, and every file of a lock has its hash."""
+"""Lock files: every version is pinned, and every file has its hash."""
 
 import re
 from pathlib import Path

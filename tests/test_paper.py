@@ -1,8 +1,7 @@
-"""The paper's experiments, cut down, from compose to figures: with a model that has a name, behind servers.
+"""The paper's experiments, scaled down, from compose to figures: a model with a hub name, behind servers.
 
-The model is a tiny one in a hub cache of the test's own, the servers are vLLM's where it is installed, and the tasks
-and the analyst are the desk's: what tau2 and ToolSandbox ask for beside them, a model that plays their users, is not
-here.
+A tiny model is in a hub cache made for the test. The servers are vLLM's where it is installed. Tasks and analyst are
+the desk's, because tau2 and ToolSandbox need a model that plays their users.
 """
 
 import csv
@@ -42,7 +41,7 @@ CUT = (
     *("router.characters=200", "router.p=1.0", "router.gate=false"),
     *("machine.workers=1", "machine.accelerate.precision=float32"),
 )
-# Where the hub's cache is, a process reads when it loads the library: none of these has it at once.
+# A process reads the location of the hub's cache when it loads the library, so these processes are not warm.
 STAND_IN = (
     *(f"machine.vllm.python={sys.executable}", f"machine.vllm.command=[{STAND_IN}]"),
     "machine.vllm.gpus=0",
@@ -52,12 +51,12 @@ REAL = ("machine=vllm_cpu", f"machine.vllm.python={VLLM_PYTHON}")
 
 @pytest.fixture(scope="module")
 def hub(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hub cache with a model of little training under a name."""
+    """A hub cache with a briefly trained model under a name."""
     return make_hub(smoke / "artifacts/base", tmp_path_factory.mktemp("hub"))
 
 
 def make_hub(base: Path, cache: Path) -> Path:
-    """A hub cache that has a base under a name."""
+    """Make a hub cache with a base under a name."""
     folder = cache / f"models--{NAME.replace('/', '--')}"
     shutil.copytree(base, folder / "snapshots" / REVISION)
     (folder / "refs").mkdir()
@@ -66,7 +65,7 @@ def make_hub(base: Path, cache: Path) -> Path:
 
 
 def run_project(project: Path, hub: Path, *stages: str) -> None:
-    """Run stages, of none all, in a process of its own that finds the model in the hub cache."""
+    """Run stages, or all of them, in a process that finds the model in the hub cache."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     env = {**os.environ, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
     process = subprocess.run(
@@ -113,9 +112,11 @@ MOCK = (
 
 @pytest.mark.needs("tau2")
 def test_a_model_by_name_reaches_the_last_table_of_tau2_itself(tmp_path: Path) -> None:
-    """In tau2's smallest domain, behind vLLM itself where that is installed. The model has learnt the training tasks by
-    heart: one discovery task passes. Two tasks are too few for an environment, so no bound is low enough to select
-    anything; GRPO on the target trains with the rollouts that diagnosis has spent."""
+    """The smallest domain of tau2, behind vLLM where it is installed.
+
+    The model has memorised the training tasks, and one discovery task passes. Two tasks are too few to select anything,
+    so there is no environment; GRPO on the target trains with the rollouts of the diagnosis.
+    """
     settings = tau2_settings("mock")
     teacher = make_project(tmp_path / "teacher", *TINY, *settings, experiment="default")
     run_project(teacher, tmp_path / "hub", "compose", "base")
@@ -132,7 +133,7 @@ def test_a_model_by_name_reaches_the_last_table_of_tau2_itself(tmp_path: Path) -
     )
     training = stages_of(project).index("grpo_target") + 1
     for stages in (stages_of(project)[:training], stages_of(project)[training:]):
-        run_project(project, hub, *stages)  # as ever, what acts is served anew after it was trained
+        run_project(project, hub, *stages)  # a trained model is served by a new server
     rollouts = load(project / "artifacts/rollouts/discovery.jsonl", Rollout)
     assert [rollout.task.id.split("/")[:2] for rollout in rollouts] == [["tau2", "mock"]] * 4
     assert {rollout.outcome for rollout in rollouts} == {"passed", "failed"}

@@ -1,4 +1,4 @@
-"""The whole pipeline through `dvc repro`, as a user runs it: experiment smoke, in a repository of its own."""
+"""The whole pipeline through `dvc repro`, as a user runs it: experiment smoke in its own repository."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def project(smoke: Path, tmp_path_factory: pytest.TempPathFactory, warm: Path) -
 
 @pytest.fixture
 def spare(smoke: Path, tmp_path: Path, warm: Path) -> Repository:
-    """A copy for one test, which need not put back what it changes."""
+    """A copy for one test that may change it."""
     return Repository(shutil.copytree(smoke, tmp_path / "repository", symlinks=True), warm)
 
 

@@ -1,4 +1,4 @@
-"""README: short, with what its commands print, numbers of the committed tables, and links to what is there."""
+"""README: short, its outputs and numbers match the code and the tables, and its links work."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The soak, `make soak`: some seconds here, minutes by hand."""
+"""The soak of `make soak`, for a few seconds."""
 
 import subprocess
 import sys

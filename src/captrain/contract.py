@@ -4,8 +4,8 @@ JSON in, JSON out, so that an episode can live in another process or another ven
 task and the recorded messages alone, so that it can be computed again by someone who does not trust the episode.
 A synthesized environment is one self-contained, pure-standard-library Python file that defines a class
 `Environment` of this contract; because such a file must not import captrain, tasks and scores cross the boundary
-as plain dicts: tasks {"id", "split", "data"}, scores {"reward", "success", "parts"}. `Target` wraps either kind and
-turns whatever the other side raises or returns into records or an `EnvironmentFault` that names the task.
+as plain dicts: tasks {"id", "split", "data"}, scores {"reward", "success", "parts"}. `CheckedEnvironment` wraps either
+kind and turns whatever the other side raises or returns into records or an `EnvironmentFault` that names the task.
 """
 
 import inspect
@@ -104,7 +104,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class Target:
+class CheckedEnvironment:
     """An environment behind its contract: records out, faults attributed.
 
     Args:
@@ -260,7 +260,7 @@ class Target:
 class GuardedEpisode:
     """An episode whose faults are attributed to its environment and task; opened when first asked for anything."""
 
-    def __init__(self, target: Target, task: Task, key: str) -> None:
+    def __init__(self, target: CheckedEnvironment, task: Task, key: str) -> None:
         self._target = target
         self._task = task
         self._key = key
@@ -378,7 +378,7 @@ def file_fingerprint(name: str, source: bytes) -> str:
     return digest(name, bytes_digest(source))
 
 
-def load_file(path: Path, source: bytes | None = None, world: Environment | None = None) -> Target:
+def load_file(path: Path, source: bytes | None = None, world: Environment | None = None) -> CheckedEnvironment:
     """Load a self-contained environment file (it must define `Environment`, constructed without arguments).
 
     Args:
@@ -408,7 +408,7 @@ def load_file(path: Path, source: bytes | None = None, world: Environment | None
         ) from error
     if missing:
         raise EnvironmentFault(f"environment file {path} lacks {', '.join(missing)}", "fulfil captrain.contract")
-    return Target(environment, str(path), fingerprint)
+    return CheckedEnvironment(environment, str(path), fingerprint)
 
 
 class Playable(Protocol):
@@ -429,7 +429,7 @@ class Playable(Protocol):
         ...
 
 
-class Play:
+class RunningEpisode:
     """One episode in progress, as a policy sees it.
 
     Args:
@@ -495,6 +495,6 @@ class Policy(Protocol):
     digest: str
     """Identity of everything that decides what the policy does, adapters apart."""
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         """Play all to their ends, yielding each when it is over, in any order."""
         ...

@@ -20,7 +20,7 @@ from support.warm import ADDRESS, start
 from captrain.agents.collection import collect, count_outcomes, pass_rate, summarise_rollouts
 from captrain.agents.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
-from captrain.contract import Play, Target
+from captrain.contract import CheckedEnvironment, RunningEpisode
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.ledger import SPLIT_OF, LedgerEntry, ledger_entry
 from captrain.models.lora import Adapter
@@ -68,17 +68,17 @@ class Counting(ScriptedPolicy):
         super().__init__(script=script, skill=0.5)
         self.keys: list[str] = []
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         self.keys += [play.key for play in plays]
         return super().play(plays)
 
 
-def desk(environment: ServiceDesk | None = None) -> Target:
-    return Target(environment or ServiceDesk(mix="mixed"), "tests", "desk-0")
+def desk(environment: ServiceDesk | None = None) -> CheckedEnvironment:
+    return CheckedEnvironment(environment or ServiceDesk(mix="mixed"), "tests", "desk-0")
 
 
 def run(
-    folder: Path, target: Target | None = None, policy: ScriptedPolicy | None = None, *, seed: int = 0,
+    folder: Path, target: CheckedEnvironment | None = None, policy: ScriptedPolicy | None = None, *, seed: int = 0,
     count: int = COUNT, trials: int = 1, retries: int = 2, adapter: Adapter | None = None,
 ) -> list[Rollout]:  # fmt: skip
     target = target or desk()
@@ -162,7 +162,7 @@ def load_again(rollouts: list[Rollout], path: Path) -> list[Rollout]:
 def test_a_policy_that_loses_its_server_is_tried_again(tmp_path: Path) -> None:
     left = {task_id(2): 1, task_id(6): 99}
 
-    def script(play: Play) -> Sequence[Message]:
+    def script(play: RunningEpisode) -> Sequence[Message]:
         task = play.key.split("/", 1)[1].rpartition("/")[0]
         if left.get(task, 0) > 0:
             left[task] -= 1
@@ -189,7 +189,7 @@ def test_sixteen_plays_are_scored_at_the_same_time(tmp_path: Path, monkeypatch: 
 class AllAtOnce(ScriptedPolicy):
     """Has all episodes open before it ends the first, as a policy that plays in batches."""
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         for play in plays:
             play.start()
         yield from super().play(plays)
@@ -337,7 +337,7 @@ def test_what_decides_the_result_has_a_journal_of_its_own(tmp_path: Path) -> Non
     run(tmp_path)
     others = [
         {"seed": 1}, {"trials": 2}, {"policy": Counting()}, {"adapter": Adapter("folder", "abc")}, {"count": 3},
-        {"target": Target(ServiceDesk(mix="mixed"), "tests", "desk-1")},
+        {"target": CheckedEnvironment(ServiceDesk(mix="mixed"), "tests", "desk-1")},
     ]  # fmt: skip
     for other in others:
         run(tmp_path, **other)
@@ -347,7 +347,7 @@ def test_what_decides_the_result_has_a_journal_of_its_own(tmp_path: Path) -> Non
 def test_text_with_unusual_line_breaks_is_read_back_as_it_was_said(tmp_path: Path) -> None:
     text = "a\u2028b\u2029c\x85d\x0be\x0cf\r\ng\x1ch"
 
-    def script(play: Play) -> Sequence[Message]:
+    def script(play: RunningEpisode) -> Sequence[Message]:
         return [{"role": "assistant", "content": text}]
 
     rollouts = run(tmp_path, policy=ScriptedPolicy(script=script))

@@ -12,7 +12,7 @@ from support.needs import further
 
 from captrain.agents.collection import collect, summarise_rollouts
 from captrain.agents.local import LocalPolicy
-from captrain.contract import Play, Target, load_file
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.errors import UserError
 from captrain.records import Rollout
 
@@ -26,12 +26,12 @@ def policy(model: Path, **settings: Any) -> LocalPolicy:
 
 
 def played(
-    acting: LocalPolicy, target: Target, keys: Sequence[str] = KEYS, adapter: Path | None = None
+    acting: LocalPolicy, target: CheckedEnvironment, keys: Sequence[str] = KEYS, adapter: Path | None = None
 ) -> dict[str, Dialogue]:
     """Dialogues by key; which task is played follows from the key."""
     tasks = target.tasks("training", 20)
     folder = str(adapter) if adapter else ""
-    plays = [Play(key, target.open(tasks[int(key.split("/")[1])]), folder) for key in keys]
+    plays = [RunningEpisode(key, target.open(tasks[int(key.split("/")[1])]), folder) for key in keys]
     return {play.key: (play.token_ids, play.mask, play.logprobs) for play in acting.play(plays)}
 
 
@@ -130,14 +130,14 @@ def oracle(model: Path, adapter: Path | None = None) -> Any:
 
 
 @pytest.fixture
-def target(letters: Letters) -> Target:
+def target(letters: Letters) -> CheckedEnvironment:
     return load_file(letters())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("model", further(["tiny", "grouped", "mistral"], 2))
 def test_log_probabilities_are_those_of_a_whole_forward_pass(
-    model: str, temperature: float, target: Target, request: pytest.FixtureRequest
+    model: str, temperature: float, target: CheckedEnvironment, request: pytest.FixtureRequest
 ) -> None:
     folder = request.getfixturevalue(model)
     dialogues = played(policy(folder, temperature=temperature), target)
@@ -149,14 +149,18 @@ def test_log_probabilities_are_those_of_a_whole_forward_pass(
 
 
 @pytest.mark.parametrize("model", ["grouped", "mistral"])
-def test_in_single_precision_they_are_near(model: str, target: Target, request: pytest.FixtureRequest) -> None:
+def test_in_single_precision_they_are_near(
+    model: str, target: CheckedEnvironment, request: pytest.FixtureRequest
+) -> None:
     folder = request.getfixturevalue(model)
     single, double = (played(policy(folder, precision=one), target) for one in ("float32", "float64"))
     assert 1e-8 < furthest(oracle(folder), single) < 1e-3
     assert sum(single[key][0] == double[key][0] for key in KEYS) >= 15
 
 
-def test_with_an_adapter_they_are_those_of_the_model_peft_loads(tiny: Path, adapter: Path, target: Target) -> None:
+def test_with_an_adapter_they_are_those_of_the_model_peft_loads(
+    tiny: Path, adapter: Path, target: CheckedEnvironment
+) -> None:
     acting = policy(tiny)
     base, adapted = played(acting, target), played(acting, target, adapter=adapter)
     assert furthest(oracle(tiny, adapter), adapted) < 1e-5
@@ -165,7 +169,7 @@ def test_with_an_adapter_they_are_those_of_the_model_peft_loads(tiny: Path, adap
     same(played(acting, target), base)
 
 
-def test_an_adapter_acts_through_any_architecture(mistral: Path, target: Target) -> None:
+def test_an_adapter_acts_through_any_architecture(mistral: Path, target: CheckedEnvironment) -> None:
     adapter = save_adapter(mistral, mistral.parent / "mistral-adapter")
     adapted = played(policy(mistral), target, adapter=adapter)
     assert furthest(oracle(mistral, adapter), adapted) < 1e-5 and furthest(oracle(mistral), adapted) > 0.1
@@ -173,7 +177,7 @@ def test_an_adapter_acts_through_any_architecture(mistral: Path, target: Target)
 
 @pytest.mark.parametrize("model", ["tiny", "grouped", "mistral"])
 def test_a_rollout_does_not_depend_on_what_is_played_beside_it(
-    model: str, target: Target, request: pytest.FixtureRequest
+    model: str, target: CheckedEnvironment, request: pytest.FixtureRequest
 ) -> None:
     folder = request.getfixturevalue(model)
     together = played(policy(folder), target)
@@ -184,15 +188,15 @@ def test_a_rollout_does_not_depend_on_what_is_played_beside_it(
     same(played(policy(folder), target, KEYS[5:6]), {KEYS[5]: together[KEYS[5]]})
 
 
-def test_plays_of_several_adapters_may_be_mixed(tiny: Path, adapter: Path, target: Target) -> None:
+def test_plays_of_several_adapters_may_be_mixed(tiny: Path, adapter: Path, target: CheckedEnvironment) -> None:
     tasks = target.tasks("training", 20)
-    plays = [Play(f"0/{i}/0", target.open(tasks[i]), str(adapter) if i % 2 else "") for i in range(8)]
+    plays = [RunningEpisode(f"0/{i}/0", target.open(tasks[i]), str(adapter) if i % 2 else "") for i in range(8)]
     mixed = {play.key: (play.token_ids, play.mask, play.logprobs) for play in policy(tiny, batch=3).play(plays)}
     base, adapted = played(policy(tiny), target, KEYS[:8]), played(policy(tiny), target, KEYS[:8], adapter)
     same(mixed, {key: (adapted if int(key.split("/")[1]) % 2 else base)[key] for key in KEYS[:8]})
 
 
-def test_another_key_draws_other_tokens_and_the_same_key_the_same(tiny: Path, target: Target) -> None:
+def test_another_key_draws_other_tokens_and_the_same_key_the_same(tiny: Path, target: CheckedEnvironment) -> None:
     first = played(policy(tiny), target, ["0/3/0", "0/3/1", "1/3/0"])
     assert len({tuple(ids) for ids, _, _ in first.values()}) == 3
     same(played(policy(tiny), target, ["1/3/0", "0/3/1", "0/3/0"]), first)
@@ -200,7 +204,7 @@ def test_another_key_draws_other_tokens_and_the_same_key_the_same(tiny: Path, ta
 
 @pytest.mark.parametrize("model", ["tiny", "grouped", "llama"])
 def test_the_fused_decoder_samples_what_the_module_samples(
-    model: str, target: Target, request: pytest.FixtureRequest
+    model: str, target: CheckedEnvironment, request: pytest.FixtureRequest
 ) -> None:
     from captrain.agents.engine import DenseDecoder, HuggingFaceDecoder
 
@@ -209,12 +213,12 @@ def test_the_fused_decoder_samples_what_the_module_samples(
     assert isinstance(acting.decoder(""), DenseDecoder)
     for decoder in (acting.decoder(""), HuggingFaceDecoder(oracle(folder))):
         tasks = target.tasks("training", 20)
-        plays = [Play(key, target.open(tasks[int(key.split("/")[1])])) for key in KEYS]
+        plays = [RunningEpisode(key, target.open(tasks[int(key.split("/")[1])])) for key in KEYS]
         found.append([(play.token_ids, play.mask) for play in acting.play_with(decoder, plays)])
     assert found[0] == found[1]
 
 
-def test_in_bfloat16_only_products_lose_digits(llama: Path, target: Target) -> None:
+def test_in_bfloat16_only_products_lose_digits(llama: Path, target: CheckedEnvironment) -> None:
     """Log-probabilities stay near those of the weights in full, and are not theirs."""
     distance = furthest(oracle(llama), played(policy(llama, precision="bfloat16"), target))
     assert 1e-4 < distance < 0.3
@@ -239,7 +243,7 @@ def test_the_decoder_is_the_same_fed_at_once_or_token_by_token(grouped: Path) ->
 
 @pytest.mark.parametrize("model", ["grouped", "mistral"])
 def test_what_rollouts_have_in_common_is_computed_once(
-    model: str, target: Target, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    model: str, target: CheckedEnvironment, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acting = policy(request.getfixturevalue(model), temperature=0.3)
     decoder, positions = acting.decoder(""), 0
@@ -253,7 +257,7 @@ def test_what_rollouts_have_in_common_is_computed_once(
     monkeypatch.setattr(decoder, "forward", counted)
     keys = [f"{trial}/{task}/0" for task in range(2) for trial in range(8)]
     tasks = target.tasks("training", 2)
-    plays = [Play(key, target.open(tasks[int(key.split("/")[1])])) for key in keys]
+    plays = [RunningEpisode(key, target.open(tasks[int(key.split("/")[1])])) for key in keys]
     dialogues = [tuple(play.token_ids) for play in acting.play_with(decoder, plays)]
     read = [row[:-1] for row in dialogues]  # nothing follows the last token
     distinct = {row[:stop] for row in read for stop in range(1, len(row) + 1)}
@@ -264,7 +268,7 @@ def test_what_rollouts_have_in_common_is_computed_once(
     assert alone[keys[3]][0] == list(dialogues[3])
 
 
-def test_temperature_0_takes_the_most_probable_token(grouped: Path, target: Target) -> None:
+def test_temperature_0_takes_the_most_probable_token(grouped: Path, target: CheckedEnvironment) -> None:
     import torch
 
     model = oracle(grouped)
@@ -292,7 +296,7 @@ def test_sampled_tokens_are_distributed_as_the_model_says() -> None:
 
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.7}], ids=str)
 def test_a_token_is_drawn_from_the_likeliest_alone_with_its_probability_among_these(
-    grouped: Path, target: Target, settings: dict[str, Any]
+    grouped: Path, target: CheckedEnvironment, settings: dict[str, Any]
 ) -> None:
     import torch
 
@@ -315,7 +319,7 @@ def test_a_token_is_drawn_from_the_likeliest_alone_with_its_probability_among_th
     same(played(acting, target, KEYS[3:4]), {KEYS[3]: dialogues[KEYS[3]]})
 
 
-def test_the_likeliest_token_alone_is_what_temperature_0_takes(grouped: Path, target: Target) -> None:
+def test_the_likeliest_token_alone_is_what_temperature_0_takes(grouped: Path, target: CheckedEnvironment) -> None:
     greedy = played(policy(grouped, temperature=0.0, top_p=0.5, top_k=4), target, KEYS[:3])
     plain = played(policy(grouped, temperature=0.0), target, KEYS[:3])
     one = played(policy(grouped, top_k=1), target, KEYS[:3])
@@ -323,10 +327,10 @@ def test_the_likeliest_token_alone_is_what_temperature_0_takes(grouped: Path, ta
         assert (ids, mask) == greedy[key][:2] == one[key][:2]
 
 
-def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_goes_on(tiny: Path, target: Target) -> None:
+def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_goes_on(tiny: Path, target: CheckedEnvironment) -> None:
     acting = policy(tiny, max_tokens=5)
     tasks = target.tasks("training", 20)
-    play = Play("0/2/0", target.open(tasks[2]))
+    play = RunningEpisode("0/2/0", target.open(tasks[2]))
     list(acting.play([play]))
     end, chat = acting.tokenizer.eos_token_id, acting.chat([])
     assert tasks[2].data["turns"] == 3 and play.turns == 3
@@ -345,13 +349,13 @@ def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_goes_on(tiny: Path, 
     assert [chat.parse(turn) for turn in turns] == spoken
 
 
-def test_a_play_ends_at_max_turns(tiny: Path, target: Target) -> None:
+def test_a_play_ends_at_max_turns(tiny: Path, target: CheckedEnvironment) -> None:
     tasks = target.tasks("training", 20)
-    plays = list(policy(tiny, max_turns=2).play([Play(f"0/{i}/0", target.open(tasks[i])) for i in range(3)]))
+    plays = list(policy(tiny, max_turns=2).play([RunningEpisode(f"0/{i}/0", target.open(tasks[i])) for i in range(3)]))
     assert {play.key: play.turns for play in plays} == {"0/0/0": 1, "0/1/0": 2, "0/2/0": 2}
 
 
-def test_a_dialogue_that_has_no_room_left_ends(tiny: Path, target: Target) -> None:
+def test_a_dialogue_that_has_no_room_left_ends(tiny: Path, target: CheckedEnvironment) -> None:
     task = target.tasks("training", 3)[2]
 
     def length(room: int, max_tokens: int) -> int:
@@ -405,19 +409,19 @@ def test_a_prompt_longer_than_the_model_is_a_failed_rollout_that_says_why(
     )
 
 
-def test_a_dialogue_that_outgrows_the_model_is_marked(tiny: Path, target: Target) -> None:
+def test_a_dialogue_that_outgrows_the_model_is_marked(tiny: Path, target: CheckedEnvironment) -> None:
     acting = policy(tiny, max_tokens=3)
     task = target.tasks("training", 3)[2]
     acting.max_length = len(acting.chat([]).prompt(list(target.open(task).messages))) + 12
-    [cut] = acting.play([Play("0/2/0", target.open(task))])
+    [cut] = acting.play([RunningEpisode("0/2/0", target.open(task))])
     assert (
         cut.turns == 1
         and cut.truncated == f"the dialogue has reached the {acting.max_length} tokens that the model takes"
     )
 
 
-def test_guidance_is_read_by_the_model_and_recorded(tiny: Path, target: Target) -> None:
-    play = Play("0/0/0", target.open(target.tasks("training", 1)[0]))
+def test_guidance_is_read_by_the_model_and_recorded(tiny: Path, target: CheckedEnvironment) -> None:
+    play = RunningEpisode("0/0/0", target.open(target.tasks("training", 1)[0]))
     acting = policy(tiny, guidance=["Be friendly."])
     list(acting.play([play]))
     assert play.messages[0]["content"] == "Talk.\n- Be friendly."
@@ -477,7 +481,7 @@ def test_a_model_whose_weights_are_not_those_of_its_configuration_is_refused(
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 @pytest.mark.parametrize("share", [None, 0.0, 0.6], ids=["missing", "empty", "half"])
 def test_a_damaged_adapter_ends_in_one_message(
-    tiny: Path, adapter: Path, tmp_path: Path, target: Target, name: str, share: float | None
+    tiny: Path, adapter: Path, tmp_path: Path, target: CheckedEnvironment, name: str, share: float | None
 ) -> None:
     damaged = copied(adapter, tmp_path / "damaged")
     content = (damaged / name).read_bytes()
@@ -490,7 +494,9 @@ def test_a_damaged_adapter_ends_in_one_message(
     assert str(damaged) in refusal.value.problem and "dvc repro adapters" in refusal.value.remedy
 
 
-def test_an_adapter_of_another_model_is_refused(tiny: Path, tmp_path: Path, target: Target, adapter: Path) -> None:
+def test_an_adapter_of_another_model_is_refused(
+    tiny: Path, tmp_path: Path, target: CheckedEnvironment, adapter: Path
+) -> None:
     from safetensors.torch import load_file as load_tensors
     from safetensors.torch import save_file
 

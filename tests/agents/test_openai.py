@@ -15,7 +15,7 @@ from support.waiting import PATIENCE
 from captrain.agents.collection import collect
 from captrain.agents.openai import OpenAIPolicy, reply_message, request_messages
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Play, Target, calls_of
+from captrain.contract import CheckedEnvironment, RunningEpisode, calls_of
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.endpoint import ReplyMessage
 from captrain.records import Message
@@ -57,9 +57,9 @@ def policy(batch: int = 16, **settings: Any) -> OpenAIPolicy:
     return OpenAIPolicy(None, batch, **given | settings)
 
 
-def play(episode: Any = None, key: str = "0/task/0", **settings: Any) -> Play:
+def play(episode: Any = None, key: str = "0/task/0", **settings: Any) -> RunningEpisode:
     """One episode, to its end."""
-    return next(policy(**settings).play([Play(key, episode or Talk())]))
+    return next(policy(**settings).play([RunningEpisode(key, episode or Talk())]))
 
 
 def calling_once(body: dict[str, Any]) -> tuple[int, Any]:
@@ -198,7 +198,7 @@ def test_64_episodes_at_once_equal_64_in_a_row(server: Answering) -> None:
         return says(f"{body['seed']}", *([("find", f'{{"n": {body["seed"]}}}')] if turns < 3 else []))
 
     def outcome(batch: int) -> dict[str, list[Message]]:
-        plays = [Play(f"0/task/{n}", Talk({"role": "user", "content": f"{n}"})) for n in range(64)]
+        plays = [RunningEpisode(f"0/task/{n}", Talk({"role": "user", "content": f"{n}"})) for n in range(64)]
         done = [*policy(batch).play(plays)]
         assert {id(one) for one in done} == {id(one) for one in plays} and not any(one.error for one in done)
         return {one.key: one.messages for one in done}
@@ -223,7 +223,7 @@ def test_plays_are_yielded_as_they_end_and_no_more_than_a_batch_is_open(server: 
         def messages(self, value: list[Message]) -> None: ...
 
     server.answer = lambda body: says() if body["messages"][0]["content"] == "quick" or held.wait(PATIENCE) else says()
-    plays = [Play(f"{n}", Opening()) for n in range(6)]
+    plays = [RunningEpisode(f"{n}", Opening()) for n in range(6)]
     going = policy(batch=2).play(plays)
     quick = [next(going) for _ in range(3)]
     assert plays[0] not in quick and len(opened) <= 4
@@ -292,7 +292,9 @@ def test_an_answer_without_a_message_is_an_error_of_the_play(server: Answering, 
 
 def test_a_rollout_is_played_again_after_a_fault_and_then_scored(server: Answering, tmp_path: Any) -> None:
     """Through `collect`: the fault is counted as a retry, never as a failure."""
-    desk: Target = load_benchmark(Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk"}))
+    desk: CheckedEnvironment = load_benchmark(
+        Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk"})
+    )
     server.answer = lambda body: says() if len(server.requests) > 1 else refuses(503, "loading")
     [one] = collect(
         policy(), desk, desk.tasks("discovery", 1), purpose="diagnosis", seed=0, journals=tmp_path, quiet=True
@@ -315,7 +317,7 @@ def test_a_rollout_is_played_again_after_a_fault_and_then_scored(server: Answeri
 def test_what_only_the_user_can_mend_ends_the_run(server: Answering, status: int, message: str, says: str) -> None:
     server.answer = lambda body: refuses(status, message)
     with pytest.raises(UserError, match=says):
-        list(policy(batch=2).play([Play(f"{n}", Talk()) for n in range(8)]))
+        list(policy(batch=2).play([RunningEpisode(f"{n}", Talk()) for n in range(8)]))
     assert len(server.requests) <= 2
 
 
@@ -344,7 +346,7 @@ def test_a_missing_variable_is_named_before_an_episode_is_opened(
         monkeypatch.delenv(variable)
     else:
         monkeypatch.setenv(variable, value)
-    one = Play("0/task/0", Talk())
+    one = RunningEpisode("0/task/0", Talk())
     with pytest.raises(UserError, match=f"environment variable {variable} is not set"):
         next(policy().play([one]))
     assert one.messages == [] and server.requests == []
@@ -354,7 +356,7 @@ def test_other_variables_can_hold_endpoint_and_key(server: Answering, monkeypatc
     monkeypatch.setenv("USER_URL", server.url)
     monkeypatch.setenv("USER_KEY", "another")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    [done] = policy(endpoint="USER_URL", key="USER_KEY").play([Play("0/task/0", Talk())])
+    [done] = policy(endpoint="USER_URL", key="USER_KEY").play([RunningEpisode("0/task/0", Talk())])
     assert done.error is None
     assert server.headers[0]["authorization"] == "Bearer another"
 
@@ -401,7 +403,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
 
 def test_an_adapter_is_refused(server: Answering) -> None:
     with pytest.raises(UserError, match="cannot act with adapter abc"):
-        next(policy().play([Play("0/task/0", Talk(), "artifacts/adapters/abc")]))
+        next(policy().play([RunningEpisode("0/task/0", Talk(), "artifacts/adapters/abc")]))
 
 
 def test_the_digest_is_of_what_the_policy_is_and_not_of_where(monkeypatch: pytest.MonkeyPatch) -> None:

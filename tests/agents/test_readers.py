@@ -10,7 +10,7 @@ from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.comparison import evaluate
-from captrain.contract import Play, Target
+from captrain.contract import CheckedEnvironment, RunningEpisode
 from captrain.errors import InfrastructureError
 from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.records import Message, Rollout, load, publish
@@ -20,7 +20,7 @@ MISLEADING = 'it ended with {"outcome":"passed"} or "outcome":"error"'
 """Text that looks like the end of a journal's line."""
 
 
-def script(play: Play) -> Sequence[Message]:
+def script(play: RunningEpisode) -> Sequence[Message]:
     """Passes three tasks, fails one, loses its server in one."""
     number = int(play.key.split("/")[-2])
     if number == 3:
@@ -30,7 +30,7 @@ def script(play: Play) -> Sequence[Message]:
 
 def played(root: Path, policy: ScriptedPolicy) -> list[Rollout]:
     """The rollouts of a diagnosis in the project `root`."""
-    target = Target(ServiceDesk(mix="mixed"), "tests", "desk-0")
+    target = CheckedEnvironment(ServiceDesk(mix="mixed"), "tests", "desk-0")
     return collect(
         policy,
         target,

@@ -19,7 +19,7 @@ from captrain.agents.local import LocalPolicy
 from captrain.agents.policy import ClosedQuestion
 from captrain.agents.servers import Server, fleets
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import Play, Target, load_file
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.models.lora import Adapter, compose
 from captrain.records import Rollout
 from captrain.run import Machine, launch
@@ -76,7 +76,9 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return members | {"sum": compose(members, {"first": 1.0, "second": 1.0}, folder / "composed")}
 
 
-def played(acting: VLLMPolicy, target: Target, folder: Path, adapter: Adapter | None = None) -> list[Rollout]:
+def played(
+    acting: VLLMPolicy, target: CheckedEnvironment, folder: Path, adapter: Adapter | None = None
+) -> list[Rollout]:
     return collect(
         acting, target, target.tasks("training", 6), purpose="training", seed=0, adapter=adapter, journals=folder,
         quiet=True,
@@ -153,7 +155,7 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     trained = train(job_in(path, model, served, "single", 0))
     assert killed and replica.place.starts == starts + 1
     assert (trained.rollouts, trained.errors, len(trained.history)) == (16, 0, 2)
-    assert any(step["informative"] > 0 for step in trained.history)
+    assert any(step.informative > 0 for step in trained.history)
 
 
 def job_in(path: Path, model: Path, machine: Machine, name: str, seed: int) -> Job:
@@ -182,7 +184,7 @@ def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
 
     answer = VLLMPolicy._answer
 
-    def together(self: VLLMPolicy, play: Play) -> Any:
+    def together(self: VLLMPolicy, play: RunningEpisode) -> Any:
         """Answer a job once both wait for answers."""
         (tmp_path / f"waits-{os.getpid()}").touch()
         until(lambda: len([*tmp_path.glob("waits-*")]) == 2)
@@ -197,7 +199,7 @@ def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
     assert [(one.rollouts, one.errors, len(one.history)) for one in trained] == [(16, 0, 2)] * 2
     assert trained[0].digest != trained[1].digest
     # What was sampled with one adapter is as likely to that adapter here, in each step.
-    assert max(step["mismatch_largest"] for one in trained for step in one.history) < TOLERANCE
+    assert max(step.mismatch_largest or 0.0 for one in trained for step in one.history) < TOLERANCE
 
 
 def server_of(replica: Server) -> int:

@@ -31,7 +31,7 @@ from captrain.agents.local import LocalPolicy
 from captrain.agents.policy import ClosedQuestion
 from captrain.agents.servers import FRUITLESS, Fleet, Place, Server, fleets, server_environment
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import Play, Target, load_file
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.errors import UserError
 from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores, TransientFault
 from captrain.models.lora import Adapter, adapter_digest, compose
@@ -89,7 +89,9 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapter:
     return Adapter(str(folder), adapter_digest(folder))
 
 
-def played(policy: Any, target: Target, folder: Path, adapter: Adapter | None = None, tasks: int = 8) -> list[Any]:
+def played(
+    policy: Any, target: CheckedEnvironment, folder: Path, adapter: Adapter | None = None, tasks: int = 8
+) -> list[Any]:
     """Play some tasks and return their rollouts, usage and policy apart."""
     found = collect(
         policy, target, target.tasks("training", tasks), purpose="training", seed=0, adapter=adapter, retries=1,
@@ -105,7 +107,7 @@ def equal(some: list[Any], others: list[Any]) -> None:
         assert one.model_copy(update={"logprobs": []}) == other.model_copy(update={"logprobs": []})
 
 
-def single(letters: Letters) -> Target:
+def single(letters: Letters) -> CheckedEnvironment:
     """Letters with one turn each."""
     path = letters("single")
     path.write_text(path.read_text().replace("1 + i % 3", "1"))
@@ -145,13 +147,13 @@ def test_episodes_are_spread_over_the_replicas_and_go_on_where_they_began(
     asked: dict[str, list[int]] = {}
     completed = VLLMPolicy._continuation
 
-    def noted(self: VLLMPolicy, play: Play, *request: Any) -> Any:
+    def noted(self: VLLMPolicy, play: RunningEpisode, *request: Any) -> Any:
         asked.setdefault(play.key, []).append(self._episode_state.replica.number)
         return completed(self, play, *request)
 
     monkeypatch.setattr(VLLMPolicy, "_continuation", noted)
     target = load_file(letters())
-    plays = [Play(task.id, target.open(task)) for task in target.tasks("training", 12)]
+    plays = [RunningEpisode(task.id, target.open(task)) for task in target.tasks("training", 12)]
     acting = policy(tiny)
     assert len(list(acting.play(plays))) == 12
     assert all(len({*numbers}) == 1 for numbers in asked.values())
@@ -265,7 +267,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
     begun = [one.place.starts for one in replicas(acting)]
     completed, victims, lock = VLLMPolicy._continuation, [server_of(replicas(acting)[0])], threading.Lock()
 
-    def deadly(self: VLLMPolicy, play: Play, *request: Any) -> Any:
+    def deadly(self: VLLMPolicy, play: RunningEpisode, *request: Any) -> Any:
         with lock:
             if play.turns == 1 and victims:
                 os.kill(victims.pop(), signal.SIGKILL)
@@ -558,11 +560,11 @@ def test_a_dialogue_that_outgrows_the_model_ends_as_in_process(fluent: Path, let
     target = load_file(letters())
     [task] = target.tasks("training", 3)[2:]
     alone = local(fluent)
-    [whole] = alone.play([Play(task.id, target.open(task))])
+    [whole] = alone.play([RunningEpisode(task.id, target.open(task))])
     for limit in (len(whole.token_ids) - 1, whole.mask.index(1) + 1, 4):
         alone.max_length = limit
-        [ours] = alone.play([Play(task.id, target.open(task))])
-        [served] = policy(fluent, max_length=limit).play([Play(task.id, target.open(task))])
+        [ours] = alone.play([RunningEpisode(task.id, target.open(task))])
+        [served] = policy(fluent, max_length=limit).play([RunningEpisode(task.id, target.open(task))])
         assert ours.truncated and ours.truncated == served.truncated
         assert (ours.turns, ours.token_ids, ours.mask) == (served.turns, served.token_ids, served.mask)
 
@@ -591,7 +593,7 @@ def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
 ) -> None:
     target, acting, complete = load_file(letters()), policy(fluent), Server.complete
     chat, task = acting.chat([]), target.tasks("training", 3)[2]
-    [plain] = acting.play([Play(task.id, target.open(task))])
+    [plain] = acting.play([RunningEpisode(task.id, target.open(task))])
     # A word that is one token, letter by letter.
     word = next(text for text, _ in sorted(acting.tokenizer.get_vocab().items()) if re.fullmatch("[a-z]{4,}", text))
     odd, prompts = [*(token for letter in word for token in chat.encode(letter)), chat.end], list[list[int]]()
@@ -605,7 +607,7 @@ def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
         )
 
     monkeypatch.setattr(Server, "complete", oddly)
-    [play] = acting.play([Play(task.id, target.open(task))])
+    [play] = acting.play([RunningEpisode(task.id, target.open(task))])
     first, second, third = prompts
     assert second[: len(first) + len(odd)] == first + odd and third[: len(second) + len(odd)] == second + odd
     assert play.token_ids == third + odd and sum(play.mask) == 3 * len(odd)
@@ -636,7 +638,7 @@ def test_servers_are_told_which_tokens_to_draw_from_and_prompts_are_rendered_as_
     monkeypatch.setattr(Server, "complete", told)
     task = target.tasks("training", 3)[2]
     acting = policy(folder, top_p=0.9, top_k=7, chat_template_kwargs={"enable_thinking": False})
-    [play] = acting.play([Play(task.id, target.open(task))])
+    [play] = acting.play([RunningEpisode(task.id, target.open(task))])
     acting.close()
     assert len(sent) == play.turns == 3
     assert all({"top_p": 0.9, "top_k": 7}.items() <= extra.items() for _, extra in sent)
@@ -651,8 +653,8 @@ def test_servers_are_told_which_tokens_to_draw_from_and_prompts_are_rendered_as_
 def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Letters) -> None:
     target = load_file(letters())
 
-    def hinted(policy: Any, hint: str) -> list[Play]:
-        plays = [Play(task.id, target.open(task), hint=hint) for task in target.tasks("training", 3)]
+    def hinted(policy: Any, hint: str) -> list[RunningEpisode]:
+        plays = [RunningEpisode(task.id, target.open(task), hint=hint) for task in target.tasks("training", 3)]
         return sorted(policy.play(plays), key=lambda play: play.key)
 
     served, alone = hinted(policy(fluent), "Only letters."), hinted(local(fluent), "Only letters.")
@@ -780,8 +782,9 @@ def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncat
         columns = Path("results/adapters/history.csv").read_text().splitlines()[0].split(",")
         assert columns[-4:] == ["mismatch", "mismatch_largest", "effective_tokens", "rerendered"]
     for step in one.history:
-        assert 0.7 < step["mismatch"] < 1.0 and step["mismatch_largest"] == pytest.approx(1.0, abs=1e-4)
-        assert 0.9 < step["effective_tokens"] < 1.0 and step["rerendered"] == 0
+        assert step.mismatch and step.effective_tokens
+        assert 0.7 < step.mismatch < 1.0 and step.mismatch_largest == pytest.approx(1.0, abs=1e-4)
+        assert 0.9 < step.effective_tokens < 1.0 and step.rerendered == 0
     if cap is not None:
         # All are beyond the cap, but for what read a hint, which is not corrected for it.
         values = torch.cat(ratios)
@@ -794,7 +797,7 @@ def test_a_rollout_that_comes_to_nothing_is_drawn_again_counted_and_never_traine
 ) -> None:
     answer, failed = VLLMPolicy._answer, []
 
-    def once(self: VLLMPolicy, play: Play) -> Any:
+    def once(self: VLLMPolicy, play: RunningEpisode) -> Any:
         if play.key.endswith("/2") or always:
             failed.append(play.key)
             play.error = "model server: 500"
@@ -820,7 +823,7 @@ def test_a_budget_is_met_exactly_whatever_fails(
     answer, asked = VLLMPolicy._answer, count(1)
     played, failed = list[str](), list[str]()
 
-    def unreliable(self: VLLMPolicy, play: Play) -> Any:
+    def unreliable(self: VLLMPolicy, play: RunningEpisode) -> Any:
         hopeless = "/training/1/" in play.key
         if hopeless or next(asked) % 8 == 0:
             failed.append(play.key)
@@ -832,7 +835,7 @@ def test_a_budget_is_met_exactly_whatever_fails(
     monkeypatch.setattr(VLLMPolicy, "_answer", unreliable)
     with inside(tmp_path / "work"):
         one = train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=30, trainer={"max_error_share": 0.5}))
-    assert [step["rollouts"] for step in one.history] == [8, 16, 24, 30]
+    assert [step.rollouts for step in one.history] == [8, 16, 24, 30]
     assert sum("/training/1/" in key for key in failed) == 4 * 3
     assert (len(played), one.errors) == (30, len(failed))
     # Its group is one of a task that the training would not have come to.

@@ -14,7 +14,7 @@ from support.scripted import CONF, SPLITS, every, make_benchmark, play_hostile_c
 from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.pool import WORKERS
-from captrain.contract import IDLE, Target, tool_call
+from captrain.contract import IDLE, CheckedEnvironment, tool_call
 from captrain.planning.assumptions import split_sizes
 from captrain.records import Task
 from captrain.run import compose_spec
@@ -64,13 +64,13 @@ print(worker.locate("slack/user_task_1", messages, False), file=worker.REPLIES)
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
+def target() -> Iterator[CheckedEnvironment]:
     benchmark = make_benchmark("agentdojo", PYTHON)
     yield benchmark
     benchmark.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def task_named(target: Target, name: str) -> Task:
+def task_named(target: CheckedEnvironment, name: str) -> Task:
     return next(task for split in SPLITS for task in every(target, split) if task.id == f"agentdojo/{name}")
 
 
@@ -78,7 +78,9 @@ def task_named(target: Target, name: str) -> Task:
 
 
 @pytest.mark.needs("agentdojo")
-def test_each_suite_is_divided_in_the_same_shares_and_combined_tasks_stay_with_their_parts(target: Target) -> None:
+def test_each_suite_is_divided_in_the_same_shares_and_combined_tasks_stay_with_their_parts(
+    target: CheckedEnvironment,
+) -> None:
     splits = {split: every(target, split) for split in SPLITS}
     kinds = {split: Counter(task.data["kind"] for task in tasks) for split, tasks in splits.items()}
     assert sum(kinds.values(), Counter()) == SIZES and len({t.id for tasks in splits.values() for t in tasks}) == 97
@@ -97,7 +99,7 @@ def test_each_suite_is_divided_in_the_same_shares_and_combined_tasks_stay_with_t
 
 
 @pytest.mark.needs("agentdojo")
-def test_all_gold_solutions_and_doing_nothing_score_as_agentdojo_itself_says(target: Target) -> None:
+def test_all_gold_solutions_and_doing_nothing_score_as_agentdojo_itself_says(target: CheckedEnvironment) -> None:
     """97 tasks of gold calls as JSON calls, played through the worker and scored from the record."""
     process = subprocess.run([PYTHON, "-c", ASKED], cwd=WORKERS, capture_output=True, text=True, timeout=300)
     asked = {agent: set(names) for agent, names in json.loads(process.stdout).items()}
@@ -111,7 +113,9 @@ def test_all_gold_solutions_and_doing_nothing_score_as_agentdojo_itself_says(tar
 
 
 @pytest.mark.needs("agentdojo")
-def test_an_episode_has_the_tools_of_its_suite_and_the_same_calls_always_see_the_same(target: Target) -> None:
+def test_an_episode_has_the_tools_of_its_suite_and_the_same_calls_always_see_the_same(
+    target: CheckedEnvironment,
+) -> None:
     task = task_named(target, "workspace/user_task_0")
     episode = target.open(task)
     assert {tool["function"]["name"] for tool in episode.tools} < {tool["function"]["name"] for tool in target.tools}
@@ -125,7 +129,9 @@ def test_an_episode_has_the_tools_of_its_suite_and_the_same_calls_always_see_the
 
 
 @pytest.mark.needs("agentdojo")
-def test_a_text_that_is_written_like_a_list_is_read_as_one_and_never_run(target: Target, tmp_path: Path) -> None:
+def test_a_text_that_is_written_like_a_list_is_read_as_one_and_never_run(
+    target: CheckedEnvironment, tmp_path: Path
+) -> None:
     mail = {"recipients": "['a@b.com']", "subject": "s", "body": "b"}
     attack = f"[__import__('pathlib').Path({str(tmp_path / 'mark')!r}).touch()]"
     task = task_named(target, "workspace/user_task_0")
@@ -138,7 +144,7 @@ def test_a_text_that_is_written_like_a_list_is_read_as_one_and_never_run(target:
 
 
 @pytest.mark.needs("agentdojo")
-def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: Target) -> None:
+def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: CheckedEnvironment) -> None:
     task = task_named(target, "slack/user_task_0")
     messages = target.play(task, [tool_call("get_channels", {})] * 15 + [tool_call("get_webpage", {"url": "x"})] * 2)
     assert [message["role"] for message in messages].count("tool") == 15 and messages[-1]["role"] == "assistant"
@@ -146,7 +152,9 @@ def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: Target) -
 
 
 @pytest.mark.needs("agentdojo")
-def test_a_utility_that_looks_for_what_the_agent_has_removed_is_a_failure_and_no_fault(target: Target) -> None:
+def test_a_utility_that_looks_for_what_the_agent_has_removed_is_a_failure_and_no_fault(
+    target: CheckedEnvironment,
+) -> None:
     task = task_named(target, "slack/user_task_1")
     actions = [tool_call("remove_user_from_slack", {"user": "Alice"}), IDLE]
     process = subprocess.run([PYTHON, "-c", REMOVED], cwd=WORKERS, capture_output=True, text=True, timeout=300)
@@ -161,7 +169,9 @@ def test_no_world_is_made_of_a_version_of_the_tasks_that_asks_something_else() -
 
 
 @pytest.mark.needs("agentdojo")
-def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target: Target, tmp_path: Path) -> None:
+def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
+    target: CheckedEnvironment, tmp_path: Path
+) -> None:
     """300 calls of random form; the worker is the same one afterwards, and its worlds are as they were."""
     tasks = every(target, "training")[::2][:12]
     assert play_hostile_calls(target, tasks, tmp_path / "mark", answered=16) == 300
@@ -169,7 +179,7 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target
 
 
 @pytest.mark.needs("agentdojo")
-def test_a_diagnosis_names_the_fault_that_was_planted(target: Target, tmp_path: Path) -> None:
+def test_a_diagnosis_names_the_fault_that_was_planted(target: CheckedEnvironment, tmp_path: Path) -> None:
     """An agent that plays gold, but for every other task, in which it leaves the last call out."""
     tasks = every(target, "discovery")
     policy = ScriptedPolicy(script=slipping("last call left out", {task.id for task in tasks[::2]}))

@@ -14,14 +14,14 @@ from support.scripted import every, make_benchmark, play_hostile_calls
 from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import installing
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 
 PYTHON = interpreter("bfcl")
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
+def target() -> Iterator[CheckedEnvironment]:
     benchmark = make_benchmark("bfcl", PYTHON)
     yield benchmark
     benchmark.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
@@ -47,7 +47,7 @@ def test_an_installation_that_fails_says_why_and_leaves_none_behind(
 
 
 @pytest.mark.needs("bfcl")
-def test_the_variants_of_a_scenario_lie_in_one_split(target: Target) -> None:
+def test_the_variants_of_a_scenario_lie_in_one_split(target: CheckedEnvironment) -> None:
     splits = {split: every(target, split) for split in ("discovery", "training", "test")}
     scenarios = {split: {task.id.rsplit("_", 1)[1] for task in tasks} for split, tasks in splits.items()}
     assert sum(map(len, splits.values())) == 800 and sum(map(len, scenarios.values())) == 200
@@ -57,7 +57,7 @@ def test_the_variants_of_a_scenario_lie_in_one_split(target: Target) -> None:
 
 
 @pytest.mark.needs("bfcl")
-def test_all_gold_solutions_score_one_and_doing_nothing_scores_nothing(target: Target) -> None:
+def test_all_gold_solutions_score_one_and_doing_nothing_scores_nothing(target: CheckedEnvironment) -> None:
     """800 tasks of gold calls as JSON calls, played turn by turn through the worker and scored from the record."""
     calls = passed = idle = 0
     for split in ("discovery", "training", "test"):
@@ -71,7 +71,9 @@ def test_all_gold_solutions_score_one_and_doing_nothing_scores_nothing(target: T
 
 
 @pytest.mark.needs("bfcl")
-def test_an_episode_shows_the_tools_of_its_task_and_brings_the_late_ones_in_the_users_turn(target: Target) -> None:
+def test_an_episode_shows_the_tools_of_its_task_and_brings_the_late_ones_in_the_users_turn(
+    target: CheckedEnvironment,
+) -> None:
     task = next(task for task in every(target, "test") if task.data["kind"] == "miss_func")
     episode = target.open(task)
     opening = {tool["function"]["name"] for tool in episode.tools}
@@ -87,7 +89,9 @@ def test_an_episode_shows_the_tools_of_its_task_and_brings_the_late_ones_in_the_
 
 
 @pytest.mark.needs("bfcl")
-def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target: Target, tmp_path: Path) -> None:
+def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
+    target: CheckedEnvironment, tmp_path: Path
+) -> None:
     """300 calls of random form; the record that they leave is scored, and the worker is the same one afterwards."""
     tasks = every(target, "training")[:: len(every(target, "training")) // 12]
     assert play_hostile_calls(target, tasks, tmp_path / "mark", answered=20) == 25 * len(tasks) >= 300
@@ -96,7 +100,7 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target
 
 @pytest.mark.needs("bfcl")
 @pytest.mark.parametrize("fault", ["last call left out", "value with a slip"])
-def test_a_diagnosis_names_the_fault_that_was_planted(target: Target, tmp_path: Path, fault: str) -> None:
+def test_a_diagnosis_names_the_fault_that_was_planted(target: CheckedEnvironment, tmp_path: Path, fault: str) -> None:
     """An agent that plays gold, but for every other task, in which it makes one mistake."""
 
     tasks = [task for task in every(target, "discovery") if task.data["kind"] == "base"]

@@ -11,7 +11,7 @@ from support.installations import data_beside, interpreter
 from support.needs import SHARED
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, ServiceDesk, World, Worlds, logged_replay, open_worlds
-from captrain.contract import Target, tool_call
+from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.records import JsonObject, Message, Rollout, Score, Task
@@ -75,7 +75,7 @@ def test_every_logged_rollout_of_the_desk_has_its_verdict_again_and_every_refere
 
 
 def test_what_the_desk_needs_to_be_told_and_which_calls_change_something_is_found_by_replay() -> None:
-    target = Target(ServiceDesk(mix="mixed"), "desk", "")
+    target = CheckedEnvironment(ServiceDesk(mix="mixed"), "desk", "")
     owed, kinds = Counter[str](), dict[str, set[bool]]()
     with open_worlds(target=target) as worlds:
         for task in target.tasks("training", 60):

@@ -12,7 +12,7 @@ import pytest
 
 from captrain.benchmarks import servicedesk
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Target, tool_call
+from captrain.contract import CheckedEnvironment, tool_call
 from captrain.records import Message, Score, Task, digest
 from captrain.run.components import Component
 
@@ -21,7 +21,7 @@ SPLITS = ("discovery", "training", "test")
 Actions = list[Message]
 
 
-def desk(mix: str) -> Target:
+def desk(mix: str) -> CheckedEnvironment:
     target = "captrain.benchmarks.servicedesk.ServiceDesk"
     return load_benchmark(Component.model_validate({"_target_": target, "mix": mix}))
 
@@ -38,16 +38,16 @@ def name_of(message: Message) -> str:
     return message["tool_calls"][0]["function"]["name"] if message.get("tool_calls") else ""
 
 
-def find(fits: Callable[[dict[str, Any]], bool], mix: str = "mixed") -> tuple[Target, Task]:
+def find(fits: Callable[[dict[str, Any]], bool], mix: str = "mixed") -> tuple[CheckedEnvironment, Task]:
     target = desk(mix)
     return target, next(task for task in target.tasks("training", 400) if fits(task.data))
 
 
-def of_kind(kind: str, mix: str = "mixed") -> tuple[Target, Task]:
+def of_kind(kind: str, mix: str = "mixed") -> tuple[CheckedEnvironment, Task]:
     return find(lambda data: data["kind"] == kind and not data["anonymous"], mix)
 
 
-def played(target: Target, task: Task, actions: Actions) -> Score:
+def played(target: CheckedEnvironment, task: Task, actions: Actions) -> Score:
     return target.score(task, target.play(task, actions))
 
 

@@ -21,7 +21,7 @@ from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.installing import MARK
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.contract import Play, Target, tool_call
+from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import logs_of_rollouts
@@ -57,11 +57,11 @@ def settle(standard: str, **settings: object) -> tuple[Component, Machine]:
     return component, composed.machine
 
 
-def make_target(standard: str, **settings: object) -> Target:
+def make_target(standard: str, **settings: object) -> CheckedEnvironment:
     return load_benchmark(*settle(standard, **settings))
 
 
-def closed(target: Target) -> Iterator[Target]:
+def closed(target: CheckedEnvironment) -> Iterator[CheckedEnvironment]:
     yield target
     target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -78,12 +78,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def numbers() -> Iterator[Target]:
+def numbers() -> Iterator[CheckedEnvironment]:
     yield from closed(make_target("openenv", **SETTINGS["openenv"]))
 
 
 @pytest.fixture(scope="module")
-def shop() -> Iterator[Target]:
+def shop() -> Iterator[CheckedEnvironment]:
     yield from closed(make_target("verifiers", **SETTINGS["verifiers"]))
 
 
@@ -91,11 +91,11 @@ def say(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def guesses(target: Target, task: Task, numbers: Sequence[object]) -> list[Message]:
+def guesses(target: CheckedEnvironment, task: Task, numbers: Sequence[object]) -> list[Message]:
     return target.play(task, [tool_call("act", {"guess": number}) for number in numbers])
 
 
-def guess(target: Target, task: Task) -> list[Message]:
+def guess(target: CheckedEnvironment, task: Task) -> list[Message]:
     """The right guess, by trying."""
     number = next(n for n in range(1, 21) if target.score(task, guesses(target, task, [n])).success)
     return [tool_call("act", {"guess": number})]
@@ -173,7 +173,9 @@ def test_an_environment_that_went_out_comes_back_with_the_same_rewards(
 
 
 @pytest.mark.needs("openenv")
-def test_an_action_of_openenv_is_a_tool_and_a_server_of_one_session_serves_many_episodes(numbers: Target) -> None:
+def test_an_action_of_openenv_is_a_tool_and_a_server_of_one_session_serves_many_episodes(
+    numbers: CheckedEnvironment,
+) -> None:
     [tool] = numbers.tools
     assert tool["function"]["name"] == "act" and set(tool["function"]["parameters"]["properties"]) == {"guess"}
     assert numbers.size("test") is None and numbers.about["tasks"] == "seeds"
@@ -196,7 +198,7 @@ def test_an_action_of_openenv_is_a_tool_and_a_server_of_one_session_serves_many_
 
 
 @pytest.mark.needs("openenv")
-def test_splits_of_seeds_have_none_in_common(numbers: Target) -> None:
+def test_splits_of_seeds_have_none_in_common(numbers: CheckedEnvironment) -> None:
     places = {split: {task.data["place"] for task in numbers.tasks(split, 20)} for split in ("discovery", "test")}
     assert not places["discovery"] & places["test"]
     assert numbers.tasks("test", 5) == numbers.tasks("test", 20)[:5]
@@ -267,7 +269,7 @@ def test_check_benchmark_plays_a_server_from_its_folder(tmp_path: Path, captrain
 
 
 @pytest.mark.needs("verifiers")
-def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_rewards(shop: Target) -> None:
+def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_rewards(shop: CheckedEnvironment) -> None:
     assert [shop.size(split) for split in ("discovery", "training", "test")] == [4, 3, 3]
     tasks = [
         task
@@ -295,10 +297,12 @@ def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_reward
 
 
 @pytest.mark.needs("verifiers")
-def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_mistake_that_was_planted(shop: Target, tmp_path: Path) -> None:
+def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_mistake_that_was_planted(
+    shop: CheckedEnvironment, tmp_path: Path
+) -> None:
     """An agent that asks for the same price again and again in every other task, and gives up."""
 
-    def script(play: Play) -> Sequence[Message]:
+    def script(play: RunningEpisode) -> Sequence[Message]:
         solution = sum_up(play.messages[0]["content"])
         return [*solution[:1] * 6, say("I cannot tell.")] if int(play.key.split("/")[-2]) % 2 else solution
 
@@ -357,6 +361,6 @@ def test_grpo_trains_on_an_environment_that_is_none_of_captrains(
     with inside(tmp_path / "work") as work:
         trained = train(job)
     assert (trained.rollouts, trained.errors, trained.discarded) == (16, 0, 0)
-    assert [step["rollouts"] for step in trained.history] == [8, 16]
-    assert all(0 < step["reward"] < 1 for step in trained.history), "some solved it, some gave up"
+    assert [step.rollouts for step in trained.history] == [8, 16]
+    assert all(0 < step.reward < 1 for step in trained.history), "some solved it, some gave up"
     assert moved(work / trained.folder) > 1e-3

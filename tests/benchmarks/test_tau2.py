@@ -21,7 +21,7 @@ from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
-from captrain.contract import Play, Target, tool_call
+from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Score, Task
 from captrain.run import compose_spec
@@ -35,7 +35,7 @@ BYE: Message = {"role": "assistant", "content": "Goodbye."}
 installed = pytest.mark.needs("tau2")
 
 
-def benchmark(*overrides: str, python: str = PYTHON, processes: int = 2) -> Target:
+def benchmark(*overrides: str, python: str = PYTHON, processes: int = 2) -> CheckedEnvironment:
     here = {"python": python, "data": DATA, "processes": processes}
     own = [f"machine.benchmarks.tau2.{name}={value if value != '' else chr(39) * 2}" for name, value in here.items()]
     composed = compose_spec("default", 0, ["benchmark=tau2", *own, *overrides], CONF)
@@ -52,7 +52,7 @@ def raw_call(name: str, arguments: Any, identity: Any = "x") -> Message:
     return {**say(""), "tool_calls": [{"id": identity, "type": "function", "function": function}]}
 
 
-def every(target: Target, split: str) -> list[Task]:
+def every(target: CheckedEnvironment, split: str) -> list[Task]:
     return target.tasks(split, sum(target.about["splits"][split].values()))  # pyright: ignore[reportArgumentType]
 
 
@@ -85,13 +85,13 @@ def test_parts_of_a_split_have_their_shares_and_nothing_in_common() -> None:
 class Till:
     """A simulated user at the toy benchmark's till, who says what `script` says."""
 
-    def __init__(self, script: Callable[[Play], Sequence[Message]]) -> None:
+    def __init__(self, script: Callable[[RunningEpisode], Sequence[Message]]) -> None:
         self.pool = Pool("till", [sys.executable, str(TILL)], processes=1, timeout=PATIENCE)
         self.keys: list[str] = []
         self.script = script
 
     def open(self) -> SimulatedEpisode:
-        def remember(play: Play) -> Sequence[Message]:
+        def remember(play: RunningEpisode) -> Sequence[Message]:
             self.keys.append(play.key)
             return self.script(play)
 
@@ -102,7 +102,7 @@ class Till:
 def till() -> Iterator[Callable[..., Till]]:
     made: list[Till] = []
 
-    def make(script: Callable[[Play], Sequence[Message]]) -> Till:
+    def make(script: Callable[[RunningEpisode], Sequence[Message]]) -> Till:
         made.append(Till(script))
         return made[-1]
 
@@ -111,7 +111,7 @@ def till() -> Iterator[Callable[..., Till]]:
         one.pool.close()
 
 
-def obedient(play: Play) -> list[Message]:
+def obedient(play: RunningEpisode) -> list[Message]:
     return [say(play.messages[-1]["content"].removeprefix("Say: "))]
 
 
@@ -140,7 +140,7 @@ def test_a_user_who_says_nothing_is_a_fault_of_the_simulation(till: Callable[...
 
 
 def test_a_user_whose_model_fails_is_one_too_and_leaves_no_episode_behind(till: Callable[..., Till]) -> None:
-    def failing(play: Play) -> list[Message]:
+    def failing(play: RunningEpisode) -> list[Message]:
         raise InfrastructureError("no answer from the model")
 
     desk = till(failing)
@@ -177,7 +177,7 @@ def version() -> str:
 
 
 @pytest.fixture(scope="module")
-def targets(version: str) -> Iterator[dict[str, Target]]:
+def targets(version: str) -> Iterator[dict[str, CheckedEnvironment]]:
     made = {
         domain: benchmark(f"benchmark.domains=[{domain}]", f"benchmark.version='{version}'")
         for domain in ("airline", "retail", "mock")
@@ -218,7 +218,7 @@ def test_splits_are_taus_own_and_domains_interleave_in_proportion(version: str) 
 
 @installed
 @pytest.mark.parametrize("domain", ["airline", "retail", "mock"])
-def test_the_reference_of_every_task_scores_one(targets: dict[str, Target], domain: str) -> None:
+def test_the_reference_of_every_task_scores_one(targets: dict[str, CheckedEnvironment], domain: str) -> None:
     target = targets[domain]
     tasks = [task for split in ("discovery", "training", "test") for task in every(target, split)]
     solved = 0
@@ -240,7 +240,7 @@ FLOORS = {
 
 @installed
 @pytest.mark.parametrize("domain", ["airline", "retail"])
-def test_the_floor_is_the_measured_one(targets: dict[str, Target], version: str, domain: str) -> None:
+def test_the_floor_is_the_measured_one(targets: dict[str, CheckedEnvironment], version: str, domain: str) -> None:
     part = "all" if EVERYTHING or version == "1.0" else "test"
     splits = ("discovery", "training", "test") if part == "all" else ("test",)
     tasks = [task for split in splits for task in every(targets[domain], split)]
@@ -249,7 +249,7 @@ def test_the_floor_is_the_measured_one(targets: dict[str, Target], version: str,
 
 
 @installed
-def test_an_agent_that_says_nothing_ends_its_episode_and_scores_nothing(targets: dict[str, Target]) -> None:
+def test_an_agent_that_says_nothing_ends_its_episode_and_scores_nothing(targets: dict[str, CheckedEnvironment]) -> None:
     [task] = targets["retail"].tasks("test", 1)
     messages = targets["retail"].play(task, [say(" "), say("Not heard.")])
     assert messages[-1] == say(" ")
@@ -286,7 +286,9 @@ ODD: dict[str, Message] = {
 
 @installed
 @pytest.mark.parametrize("what", ODD)
-def test_what_a_tool_cannot_take_is_answered_and_changes_nothing(targets: dict[str, Target], what: str) -> None:
+def test_what_a_tool_cannot_take_is_answered_and_changes_nothing(
+    targets: dict[str, CheckedEnvironment], what: str
+) -> None:
     target = targets["retail"]
     task = next(task for task in every(target, "test") if len(target.reference(task)) > 3)
     calls = target.reference(task)
@@ -353,7 +355,7 @@ HOSTILE = ("__class__", "__init__", "eval", "exec", "exit", "kill", "os.system",
 
 @installed
 def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
-    targets: dict[str, Target], tmp_path: Path
+    targets: dict[str, CheckedEnvironment], tmp_path: Path
 ) -> None:
     """300 calls of random form; the worker is the same one afterwards, and its worlds are as they were."""
     target, rng, mark = targets["retail"], random.Random(0), tmp_path / "mark"
@@ -387,13 +389,15 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
 
 @installed
 @pytest.mark.parametrize("fault", ["last write left out", "values that nobody gave"])
-def test_a_diagnosis_names_the_fault_that_was_planted(targets: dict[str, Target], tmp_path: Path, fault: str) -> None:
+def test_a_diagnosis_names_the_fault_that_was_planted(
+    targets: dict[str, CheckedEnvironment], tmp_path: Path, fault: str
+) -> None:
     """An agent that plays gold, but for every other task, in which it makes one mistake."""
     target = targets["retail"]
     tasks = every(target, "discovery")[:24]
     faulty_ids = {task.id for task in tasks[::2]}
 
-    def faulty(play: Play) -> Sequence[Message]:
+    def faulty(play: RunningEpisode) -> Sequence[Message]:
         reference = by_the_book(play)
         if not any(f"/{name}/" in f"/{play.key}/" for name in faulty_ids):
             return reference
@@ -417,7 +421,9 @@ def test_a_diagnosis_names_the_fault_that_was_planted(targets: dict[str, Target]
 
 
 @installed
-def test_several_calls_with_words_and_odd_ids_play_like_one_after_another(targets: dict[str, Target]) -> None:
+def test_several_calls_with_words_and_odd_ids_play_like_one_after_another(
+    targets: dict[str, CheckedEnvironment],
+) -> None:
     target = targets["retail"]
     task = next(task for task in every(target, "test") if len(target.reference(task)) > 3)
     *calls, closing = target.reference(task)
@@ -434,7 +440,7 @@ def test_several_calls_with_words_and_odd_ids_play_like_one_after_another(target
 
 
 @installed
-def test_thirty_two_interleaved_episodes_score_like_one_after_another(targets: dict[str, Target]) -> None:
+def test_thirty_two_interleaved_episodes_score_like_one_after_another(targets: dict[str, CheckedEnvironment]) -> None:
     target = targets["retail"]
     tasks = every(target, "test")[:32]
     wanted = {task.id: target.reference(task) for task in tasks}
@@ -459,7 +465,7 @@ def test_a_rollout_is_played_against_a_user_policy_and_its_score_computed_again(
     own = ["benchmark.domains=[mock]", f"benchmark.version='{version}'"]
     target = benchmark(*own, processes=1)
 
-    def customer(play: Play) -> Sequence[Message]:
+    def customer(play: RunningEpisode) -> Sequence[Message]:
         assert play.messages[0]["role"] == "system" and play.messages[-1]["role"] == "user" and play.tools == []
         return [say("###STOP###" if play.key.endswith("/2") else f"Please do it. {play.key}")]
 

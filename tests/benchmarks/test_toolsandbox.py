@@ -24,7 +24,7 @@ from captrain.benchmarks.spoken import MilestoneWorld
 from captrain.benchmarks.toolsandbox import family, split_families
 from captrain.benchmarks.worlds import MOST_POOLS
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.contract import Play, Target, tool_call
+from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import Message, Rollout, Score, Task, digest
 from captrain.run import compose_spec
@@ -36,7 +36,7 @@ BYE: Message = {"role": "assistant", "content": "I have done what I could."}
 installed = pytest.mark.needs("toolsandbox")
 
 
-def benchmark(*overrides: str, processes: int = 1) -> Target:
+def benchmark(*overrides: str, processes: int = 1) -> CheckedEnvironment:
     own = f"machine.benchmarks.toolsandbox.processes={processes}"
     python = f"machine.benchmarks.toolsandbox.python={PYTHON or None or chr(39) * 2}"
     composed = compose_spec("default", 0, ["benchmark=toolsandbox", python, own, *overrides], CONF)
@@ -160,14 +160,14 @@ def test_an_answer_that_is_kept_is_given_and_one_that_is_not_fails_the_request_a
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
+def target() -> Iterator[CheckedEnvironment]:
     found = benchmark(processes=2)
     yield found
     environment: Any = found.environment
     environment.pool.close()
 
 
-def everything(target: Target) -> list[Task]:
+def everything(target: CheckedEnvironment) -> list[Task]:
     sizes: dict[str, int] = target.about["splits"]
     return [task for split in ("discovery", "training", "test") for task in target.tasks(split, sizes[split])]  # type: ignore[arg-type]
 
@@ -186,7 +186,7 @@ def chance_calls(task: Task, tools: Sequence[dict[str, Any]], count: int = 4) ->
 
 
 @installed
-def test_there_are_129_scenarios_of_which_28_ask_outside_services(target: Target) -> None:
+def test_there_are_129_scenarios_of_which_28_ask_outside_services(target: CheckedEnvironment) -> None:
     environment: Any = target.environment
     categories = [one["category"] for one in environment._scenarios.values()]
     assert {name: categories.count(name) for name in set(categories)} == {
@@ -203,7 +203,7 @@ def test_there_are_129_scenarios_of_which_28_ask_outside_services(target: Target
 
 
 @installed
-def test_the_floor_is_the_measured_one(target: Target) -> None:
+def test_the_floor_is_the_measured_one(target: CheckedEnvironment) -> None:
     """On the 101 that can be played; the 28 others score 0 when nothing is done, which makes 26 perfect of 129."""
     scores = [score for score in floor_scores(target, everything(target)).values() if score is not None]
     assert sum(score.success for score in scores) == 26
@@ -211,7 +211,7 @@ def test_the_floor_is_the_measured_one(target: Target) -> None:
 
 
 @installed
-def test_a_score_can_be_computed_again_from_the_record_in_another_process(target: Target) -> None:
+def test_a_score_can_be_computed_again_from_the_record_in_another_process(target: CheckedEnvironment) -> None:
     other = benchmark()
     for task in everything(target)[:: 1 if EVERYTHING else 9]:
         episode = target.open(task)
@@ -232,7 +232,7 @@ def test_a_score_can_be_computed_again_from_the_record_in_another_process(target
 
 
 @installed
-def test_tasks_and_scores_do_not_depend_on_the_day(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_and_scores_do_not_depend_on_the_day(target: CheckedEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     other = benchmark()
     assert digest([task.model_dump() for task in everything(other)]) == digest(
@@ -244,7 +244,7 @@ def test_tasks_and_scores_do_not_depend_on_the_day(target: Target, monkeypatch: 
 
 
 @installed
-def test_what_a_model_writes_is_never_executed(target: Target, tmp_path: Path) -> None:
+def test_what_a_model_writes_is_never_executed(target: CheckedEnvironment, tmp_path: Path) -> None:
     task = everything(target)[0]
     mark = tmp_path / "executed"
     code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
@@ -299,7 +299,7 @@ def test_scenarios_that_ask_outside_services_are_played_with_kept_answers_and_ne
 
 
 @installed
-def test_an_agent_that_says_nothing_ends_its_episode_and_is_scored(target: Target) -> None:
+def test_an_agent_that_says_nothing_ends_its_episode_and_is_scored(target: CheckedEnvironment) -> None:
     task = everything(target)[0]
     record = target.play(task, [{"role": "assistant", "content": ""}])
     assert record[-1] == {"role": "assistant", "content": ""}
@@ -327,8 +327,8 @@ def test_thirty_two_interleaved_episodes_in_one_worker_equal_one_after_another()
 
 
 @installed
-def test_rollouts_are_collected_and_their_milestones_labelled(target: Target, tmp_path: Path) -> None:
-    def script(play: Play) -> list[Message]:
+def test_rollouts_are_collected_and_their_milestones_labelled(target: CheckedEnvironment, tmp_path: Path) -> None:
+    def script(play: RunningEpisode) -> list[Message]:
         return [tool_call(play.tools[0]["function"]["name"], {}), BYE]
 
     tasks = target.tasks("discovery", 6)
@@ -384,7 +384,9 @@ def worlds() -> Iterator[Worlds]:
         yield opened
 
 
-def rollout_of(target: Target, task: Task, actions: Sequence[Message], *, environment: str = "toolsandbox") -> Rollout:
+def rollout_of(
+    target: CheckedEnvironment, task: Task, actions: Sequence[Message], *, environment: str = "toolsandbox"
+) -> Rollout:
     messages = target.play(task, actions)
     score = target.score(task, messages)
     return Rollout(
@@ -395,7 +397,7 @@ def rollout_of(target: Target, task: Task, actions: Sequence[Message], *, enviro
 
 @installed
 def test_a_rollout_is_replayed_to_its_verdict_and_milestones_give_references_that_pass(
-    target: Target, worlds: Worlds
+    target: CheckedEnvironment, worlds: Worlds
 ) -> None:
     tasks = everything(target)[:: 1 if EVERYTHING else 16]
     unknown = 0
@@ -416,7 +418,9 @@ def test_a_rollout_is_replayed_to_its_verdict_and_milestones_give_references_tha
 
 
 @installed
-def test_what_a_rollout_lacks_is_put_in_and_words_are_a_message_of_their_own(target: Target, worlds: Worlds) -> None:
+def test_what_a_rollout_lacks_is_put_in_and_words_are_a_message_of_their_own(
+    target: CheckedEnvironment, worlds: Worlds
+) -> None:
     (task,) = [task for task in everything(target) if task.id == "toolsandbox/wifi_off"]
     world = worlds.of(rollout := rollout_of(target, task, [BYE]))
     assert world is not None and world.owed == ("Wifi is turned off",)
@@ -430,7 +434,9 @@ def test_what_a_rollout_lacks_is_put_in_and_words_are_a_message_of_their_own(tar
 
 
 @installed
-def test_a_rollout_that_came_out_otherwise_elsewhere_is_not_proven_and_says_why(target: Target, worlds: Worlds) -> None:
+def test_a_rollout_that_came_out_otherwise_elsewhere_is_not_proven_and_says_why(
+    target: CheckedEnvironment, worlds: Worlds
+) -> None:
     (task,) = [task for task in everything(target) if task.data["task"] == "get_wifi"]
     rollout = rollout_of(target, task, [tool_call("get_wifi_status", {}), BYE])
     bare = task.model_copy(update={"data": {"task": "get_wifi"}})

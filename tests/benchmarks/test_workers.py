@@ -22,7 +22,7 @@ from captrain.agents.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool, Session, workers_code
 from captrain.benchmarks.simulation import SimulatedEpisode
-from captrain.contract import Play, Target, tool_call
+from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import ledger_entry
 from captrain.records import Message, Rollout
@@ -509,7 +509,7 @@ class Till:
 class Together(ScriptedPolicy):
     """Opens all episodes, then plays them in turns."""
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         left = [(play, iter((self.script or by_the_book)(play))) for play in plays if play.start()]
         while left:
             for play, actions in list(left):
@@ -526,7 +526,7 @@ class Clerk:
         self.command, self.times = command, dict(times)
         self.lock = threading.Lock()
 
-    def script(self, play: Play) -> Iterator[Message]:
+    def script(self, play: RunningEpisode) -> Iterator[Message]:
         task = play.key.split("/", 1)[1].rsplit("/", 1)[0]
         with self.lock:
             sick = self.times.get(task, 0) > 0
@@ -538,7 +538,9 @@ class Clerk:
             yield {"role": "assistant", "content": "Next."}
 
 
-def played(target: Target, clerk: Clerk, folder: Path, count: int, policy: type[ScriptedPolicy]) -> list[Rollout]:
+def played(
+    target: CheckedEnvironment, clerk: Clerk, folder: Path, count: int, policy: type[ScriptedPolicy]
+) -> list[Rollout]:
     script: Script = clerk.script  # pyright: ignore[reportAssignmentType]
     tasks = target.tasks("discovery", count)
     return collect(policy(script=script), target, tasks, purpose="diagnosis", seed=0, journals=folder, quiet=True)
@@ -550,7 +552,7 @@ def test_episodes_that_lose_their_worker_are_retried_and_counted_and_never_faile
 ) -> None:
     names = [f"till/{i}" for i in range(6)]
     clerk = Clerk("!die", {"till/2": 1})
-    rollouts = played(Target(Till(pool(processes=2), names), "tests", "0"), clerk, tmp_path, 6, policy)
+    rollouts = played(CheckedEnvironment(Till(pool(processes=2), names), "tests", "0"), clerk, tmp_path, 6, policy)
     assert [rollout.outcome for rollout in rollouts] == ["passed"] * 6
     retries = {rollout.task.id: rollout.retries for rollout in rollouts}
     # Opened together, every second episode was in the worker that died.
@@ -565,7 +567,7 @@ def test_episodes_whose_worker_always_dies_end_as_errors_and_are_on_no_side_of_t
 ) -> None:
     names = ["till/0", "!die", "till/1", "!garbage", "till/2", "!kill", "till/3", "till/4"]
     clerk = Clerk("!die", {"till/1": 99})
-    target = Target(Till(pool(processes=2), names), "tests", "0")
+    target = CheckedEnvironment(Till(pool(processes=2), names), "tests", "0")
     rollouts = played(target, clerk, tmp_path, 8, ScriptedPolicy)
     outcomes = [rollout.outcome for rollout in rollouts]
     assert outcomes == ["passed", "error", "error", "error", "passed", "error", "passed", "passed"]
@@ -578,7 +580,7 @@ def test_episodes_whose_worker_always_dies_end_as_errors_and_are_on_no_side_of_t
 
 def test_who_always_loses_the_worker_to_a_neighbour_passes_by_itself(pool: MakePool, tmp_path: Path) -> None:
     clerk = Clerk("!die", {"till/1": 99})
-    target = Target(Till(pool(processes=1), ["till/0", "till/1", "till/2"]), "tests", "0")
+    target = CheckedEnvironment(Till(pool(processes=1), ["till/0", "till/1", "till/2"]), "tests", "0")
     rollouts = played(target, clerk, tmp_path, 3, Together)
     assert [rollout.outcome for rollout in rollouts] == ["passed", "error", "passed"]
     assert [rollout.retries for rollout in rollouts] == [2, 2, 2]
@@ -591,7 +593,7 @@ def test_a_grader_that_dies_makes_an_error_and_no_failure(pool: MakePool, tmp_pa
                 self.pool.call("do", command={"till/1": "!die"}[task["id"]])
             return super().score(task, messages)
 
-    target = Target(Fragile(pool(), ["till/0", "till/1", "till/2"]), "tests", "0")
+    target = CheckedEnvironment(Fragile(pool(), ["till/0", "till/1", "till/2"]), "tests", "0")
     rollouts = played(target, Clerk("", {}), tmp_path, 3, ScriptedPolicy)
     assert [rollout.outcome for rollout in rollouts] == ["passed", "error", "passed"]
 

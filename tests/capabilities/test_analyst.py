@@ -33,7 +33,7 @@ from captrain.capabilities.openai import OpenAIAnalyst
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.rule import stability_table
 from captrain.capabilities.selection import select
-from captrain.contract import Target, calls_of, tool_call
+from captrain.contract import CheckedEnvironment, calls_of, tool_call
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish
 from captrain.run import Component, SelectionSettings, compose_spec, publish_spec
@@ -53,7 +53,7 @@ THRESHOLDS = SelectionSettings(delta=0.2, coverage=0.1, agreement=4, confidence=
 
 
 @cache
-def desk() -> Target:
+def desk() -> CheckedEnvironment:
     target = "captrain.benchmarks.servicedesk.ServiceDesk"
     return load_benchmark(Component.model_validate({"_target_": target, "mix": "mixed"}))
 

@@ -23,8 +23,8 @@ from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.registry import KINDS
 from captrain.capabilities.rule import CandidateAccount, SelectionAccount, replay
-from captrain.capabilities.selection import Selection, select
-from captrain.contract import Target, tool_call
+from captrain.capabilities.selection import SelectionResult, select
+from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import UserError
 from captrain.records import (
     Capability,
@@ -61,12 +61,12 @@ CANDIDATES = [
 CANDIDATES = [one.model_copy(update={"details": {"values": ["delivered", "pending", "shipped"]}}) for one in CANDIDATES]
 
 
-def desk(mix: str) -> Target:
+def desk(mix: str) -> CheckedEnvironment:
     target = "captrain.benchmarks.servicedesk.ServiceDesk"
     return load_benchmark(Component.model_validate({"_target_": target, "mix": mix}))
 
 
-def record(target: Target, task: Task, actions: Sequence[Message], name: str = "") -> Rollout:
+def record(target: CheckedEnvironment, task: Task, actions: Sequence[Message], name: str = "") -> Rollout:
     messages = target.play(task, actions)
     score = target.score(task, messages)
     return Rollout(
@@ -77,7 +77,7 @@ def record(target: Target, task: Task, actions: Sequence[Message], name: str = "
 
 
 @cache
-def sample(mix: str, seed: int, count: int = 240) -> tuple[Target, list[Rollout]]:
+def sample(mix: str, seed: int, count: int = 240) -> tuple[CheckedEnvironment, list[Rollout]]:
     """Rollouts of an agent that takes each shortcut as often as the demonstrations do."""
     target, rollouts = desk(mix), []
     for task in target.tasks("discovery", count):
@@ -87,16 +87,16 @@ def sample(mix: str, seed: int, count: int = 240) -> tuple[Target, list[Rollout]
     return target, rollouts
 
 
-def labelled(rollout: Rollout, target: Target) -> dict[str, Label]:
+def labelled(rollout: Rollout, target: CheckedEnvironment) -> dict[str, Label]:
     (labels,) = ProgrammaticAnalyst().label([LabelRequest(0, rollout, CANDIDATES)], target.tools)
     return labels
 
 
-def verdicts(rollout: Rollout, target: Target) -> dict[str, Verdict]:
+def verdicts(rollout: Rollout, target: CheckedEnvironment) -> dict[str, Verdict]:
     return {slug: label.verdict for slug, label in labelled(rollout, target).items()}
 
 
-def lacking(rollout: Rollout, target: Target) -> set[str]:
+def lacking(rollout: Rollout, target: CheckedEnvironment) -> set[str]:
     return {slug for slug, verdict in verdicts(rollout, target).items() if verdict == "LACKING"}
 
 
@@ -104,7 +104,7 @@ def calls(messages: Iterable[Message]) -> list[Any]:
     return [message.get("tool_calls") for message in messages]
 
 
-def bent(mix: str, taken: set[str], count: int = 150) -> list[tuple[Target, Rollout, bool]]:
+def bent(mix: str, taken: set[str], count: int = 150) -> list[tuple[CheckedEnvironment, Rollout, bool]]:
     """Rollouts with exactly these shortcuts taken, and whether that shows in the calls."""
     target = desk(mix)
     found = []
@@ -114,7 +114,7 @@ def bent(mix: str, taken: set[str], count: int = 150) -> list[tuple[Target, Roll
     return found
 
 
-def find_task(target: Target, fits: Callable[[dict[str, Any]], bool]) -> Task:
+def find_task(target: CheckedEnvironment, fits: Callable[[dict[str, Any]], bool]) -> Task:
     return next(task for task in target.tasks("discovery", 200) if fits(task.data))
 
 
@@ -349,7 +349,7 @@ def test_what_a_tool_does_is_told_by_its_name(tool: str, kind: str) -> None:
     assert kind_of(tool) == kind
 
 
-def selected(target: Target, rollouts: Sequence[Rollout], seed: int = 0) -> Selection:
+def selected(target: CheckedEnvironment, rollouts: Sequence[Rollout], seed: int = 0) -> SelectionResult:
     candidates, labels = label_runs(ProgrammaticAnalyst(), rollouts, target.tools, 10, seed)
     return select(labels, candidates, THRESHOLDS, 4, seed)
 

@@ -19,7 +19,7 @@ from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.verdicts import count_pairs, demands, needs
-from captrain.contract import Target, load_file, tool_call
+from captrain.contract import CheckedEnvironment, load_file, tool_call
 from captrain.environments.loading import load_environment, read_passports
 from captrain.environments.publication import publish_pairs
 from captrain.environments.subject import make_standard
@@ -80,7 +80,7 @@ def pair_brief(name: str) -> Brief:
     return Brief(combine(capability(first), capability(second), {}), BENCHMARK.tools)
 
 
-def written(folder: Path, name: str) -> tuple[Target, Path]:
+def written(folder: Path, name: str) -> tuple[CheckedEnvironment, Path]:
     path = folder / f"{name}.py"
     path.write_text(TemplateSynthesizer().synthesize(pair_brief(name), []))
     return load_file(path), path
@@ -90,11 +90,11 @@ def say(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def earned(target: Target, task: Task, actions: Sequence[Message]) -> Score:
+def earned(target: CheckedEnvironment, task: Task, actions: Sequence[Message]) -> Score:
     return target.score(task, target.play(task, actions))
 
 
-def both_broken(target: Target, task: Task) -> list[list[Message]]:
+def both_broken(target: CheckedEnvironment, task: Task) -> list[list[Message]]:
     """The reference with the one step broken, and with the other."""
     breaks: Any = type(target.environment).breaks  # type: ignore[attr-defined]
     return [one(target.reference(task), task.data) for one in breaks]

@@ -16,7 +16,7 @@ from captrain.benchmarks import open_worlds
 from captrain.benchmarks.spoken import ContractWorld
 from captrain.capabilities import ProgrammaticAnalyst, Toolbox, label_runs, learn_toolbox, learning, select
 from captrain.capabilities.learning import PASSES, VARIED
-from captrain.contract import Target, tool_call
+from captrain.contract import CheckedEnvironment, tool_call
 from captrain.diagnosis import needed_causes
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import derive
@@ -31,12 +31,12 @@ HABITS = cellar.Demonstrations.habits
 READING = tool("get_reading", "A spot of a wheel.", "wheel", "spot")
 
 
-def target(tools: Sequence[JsonObject] = cellar.TOOLS, **declared: Any) -> Target:
+def target(tools: Sequence[JsonObject] = cellar.TOOLS, **declared: Any) -> CheckedEnvironment:
     environment: Any = type("Cellar", (cellar.Cellar,), {"tools": [*tools], **declared})()
-    return Target(environment, "support.domains.cellar", "cellar")
+    return CheckedEnvironment(environment, "support.domains.cellar", "cellar")
 
 
-def played(agent: Target, count: int, habits: Collection[str] | None = None) -> list[Rollout]:
+def played(agent: CheckedEnvironment, count: int, habits: Collection[str] | None = None) -> list[Rollout]:
     """Rollouts of an agent that has some habits, or all in the demonstrations' shares."""
     rollouts = []
     for task in agent.tasks("discovery", count):
@@ -54,7 +54,7 @@ def played(agent: Target, count: int, habits: Collection[str] | None = None) -> 
     return rollouts
 
 
-def selected(agent: Target, rollouts: Sequence[Rollout]) -> tuple[set[str], list[Capability]]:
+def selected(agent: CheckedEnvironment, rollouts: Sequence[Rollout]) -> tuple[set[str], list[Capability]]:
     with open_worlds(target=agent) as worlds:
         candidates, labels = label_runs(
             ProgrammaticAnalyst(), rollouts, agent.declared_tools, 10, seed=0, worlds=worlds

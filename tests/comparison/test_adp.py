@@ -18,7 +18,7 @@ from captrain.agents.policy import load_policy
 from captrain.benchmarks import servicedesk as desk
 from captrain.comparison.baselines.adp import demonstrations, teach_trajectories, write_generic
 from captrain.comparison.baselines.sft import Lesson
-from captrain.contract import Target, tool_call
+from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import UserError
 from captrain.interop.trajectories import (
     IMAGE,
@@ -194,7 +194,7 @@ class TestReading:
 
 class TestExport:
     def test_dialogues_come_back_as_the_same_messages(self) -> None:
-        target = Target(desk.ServiceDesk(mix="compound"), "desk", "")
+        target = CheckedEnvironment(desk.ServiceDesk(mix="compound"), "desk", "")
         for task in target.tasks("discovery", 30):
             messages = target.play(task, target.reference(task))
             told = json.loads(
@@ -221,7 +221,7 @@ def policy(tiny: Path) -> Learner:
 
 class TestDemonstrations:
     def test_masks_are_token_exact(self, tmp_path: Path, policy: Any) -> None:
-        target = Target(desk.ServiceDesk(), "desk", "")
+        target = CheckedEnvironment(desk.ServiceDesk(), "desk", "")
         plays = [target.play(task, target.reference(task)) for task in target.tasks("training", 20)]
         path = written(tmp_path / "a.jsonl", *(atif_document(play, name="n", agent="a", extra={}) for play in plays))
         found = demonstrations(path, 20, policy, desk.TOOLS)
@@ -259,7 +259,7 @@ class TestDemonstrations:
         assert text == (tmp_path / "b.jsonl").read_text() != (tmp_path / "c.jsonl").read_text()
         plays = [messages_of(found) for found in read_trajectories(tmp_path / "a.jsonl")]
         opened = [play[1]["content"] for play in plays]
-        target = Target(desk.ServiceDesk(), "desk", "")
+        target = CheckedEnvironment(desk.ServiceDesk(), "desk", "")
         for split in ("training", "test"):
             tasks = target.tasks(split, 200)  # type: ignore[arg-type]
             shared = {target.open(task).messages[1]["content"] for task in tasks} & {*opened}
@@ -272,7 +272,7 @@ class TestDemonstrations:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Solutions of tasks that one call solves, and a trajectory without an agent."""
-    target = Target(desk.ServiceDesk(), "desk", "")
+    target = CheckedEnvironment(desk.ServiceDesk(), "desk", "")
     plays = [target.play(task, target.reference(task)) for task in human(64)]
     path = tmp_path_factory.mktemp("source") / "human.jsonl"
     return written(path, *(atif_document(play, name="n", agent="a", extra={}) for play in plays), made(GO))
@@ -287,7 +287,7 @@ def taught(tiny: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -
 class TestTraining:
     def test_demonstrations_of_a_lacking_skill_teach_it(self, policy: Any, taught: tuple[Path, FineTuned]) -> None:
         home, one = taught
-        target = Target(desk.ServiceDesk(), "desk", "")
+        target = CheckedEnvironment(desk.ServiceDesk(), "desk", "")
         tasks, adapter = human(40, "test"), Adapter(str(home / one.folder), one.digest)
         with inside(home):
             rates = [

@@ -22,7 +22,7 @@ from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities import SelectionAccount
 from captrain.comparison.baselines.controls import NAMES, Workshop, choices, control_routes, publish_routes, rankings
-from captrain.contract import Target, load_file
+from captrain.contract import CheckedEnvironment, load_file
 from captrain.environments.loading import read_passports
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import DRAFTS, examine, make_passport
@@ -175,7 +175,7 @@ def test_what_the_diagnosis_rejects_has_an_honest_environment_all_the_same(tmp_p
 
 
 @pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CheckedEnvironment]:
     folder, made = tmp_path_factory.mktemp("environments"), {}
     for name in (*DEFICITS, "reply_wording"):
         path = folder / f"{name}.py"
@@ -199,7 +199,7 @@ def gained(**gains: float) -> pd.DataFrame:
 
 @pytest.mark.parametrize("router", further(["retrieval", "sets", "gate"]))
 def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
-    environments: dict[str, Target], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
+    environments: dict[str, CheckedEnvironment], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
 ) -> None:
     spec = compose_spec("smoke", 0, [f"router={router}"], ROOT / "conf")
     component, base = spec.router, AskedModel.of(spec, tiny)

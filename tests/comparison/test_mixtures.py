@@ -13,7 +13,7 @@ from support.stages import stage
 from support.training import ROOT, inside, interrupted, job, kill, passport, project, published
 
 from captrain.comparison.baselines.grpo import MIXED, SINGLE, baseline_job
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Task, publish
@@ -66,19 +66,19 @@ def test_places_are_taken_in_turn_and_the_tasks_of_each_in_order(
     both: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[str, str, str]] = []
-    open_ = Target.open
+    open_ = CheckedEnvironment.open
 
-    def noted(self: Target, task: Task, key: str = "") -> Any:
+    def noted(self: CheckedEnvironment, task: Task, key: str = "") -> Any:
         opened.append((self.name, task.id, key))
         return open_(self, task, key)
 
-    monkeypatch.setattr(Target, "open", noted)
+    monkeypatch.setattr(CheckedEnvironment, "open", noted)
     with inside(tmp_path / "work"):
         one = train(both)
     expected = [(("alpha", "beta")[group % 2], group // 2 + (3 if group % 2 == 0 else 0)) for group in range(10)]
     assert [(name, task) for name, task, _ in opened[::4]] == [(n, f"task/training/{at}") for n, at in expected]
     assert len({key for *_, key in opened}) == len(opened) == one.rollouts == 40
-    assert [row["places"] for row in one.history] == [{"alpha": 1, "beta": 1}] * 5
+    assert [row.places for row in one.history] == [{"alpha": 1, "beta": 1}] * 5
     card = (tmp_path / "work" / one.folder / "README.md").read_text()
     assert "in the environments `alpha`, `beta`." in card and "| groups of each environment | alpha 5, beta 5 |" in card
 
@@ -95,13 +95,13 @@ def test_an_environment_with_few_tasks_has_them_played_again_in_other_trials(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[str, str]] = []
-    open_ = Target.open
+    open_ = CheckedEnvironment.open
 
-    def noted(self: Target, task: Task, key: str = "") -> Any:
+    def noted(self: CheckedEnvironment, task: Task, key: str = "") -> Any:
         opened.append((task.id, key))
         return open_(self, task, key)
 
-    monkeypatch.setattr(Target, "open", noted)
+    monkeypatch.setattr(CheckedEnvironment, "open", noted)
     with inside(tmp_path / "work"):
         train(job(tiny, few(letters, 5), skip=2, rollouts=24))
     assert [task for task, _ in opened[::4]] == [f"letters/training/{at}" for at in (2, 3, 4, 2, 3, 4)]
@@ -128,7 +128,7 @@ def test_a_training_in_several_places_goes_on_to_the_identical_adapter(both: Job
         assert last_checkpoint(checkpoints) is not None
         resumed = train(three)
     assert (resumed.digest, resumed.history) == (whole.digest, whole.history)
-    drawn = [row["places"] for row in whole.history]
+    drawn = [row.places for row in whole.history]
     assert drawn == [
         {"alpha": 1, "beta": 1},
         {"again": 1, "alpha": 1},

@@ -17,8 +17,8 @@ from captrain.cli.logs import benchmark_of_project
 from captrain.contract import tool_call
 from captrain.diagnosis import Diagnosis, advise
 from captrain.diagnosis import diagnose as explain
-from captrain.diagnosis.explained import RepairStep
 from captrain.diagnosis.findings import Collection
+from captrain.diagnosis.rollouts import RepairStep
 from captrain.interop import read_logs
 from captrain.projects import init_project
 from captrain.records import Rollout, Score, Task
@@ -128,7 +128,7 @@ def test_a_look_up_before_any_change_is_a_need_of_those_changes_that_each_show_i
     for entry in chats[:7] + chats[14:20]:
         call = entry["messages"][-3]["tool_calls"][0]["function"]
         call["name"] = "flood"
-    needs = diagnosed(tmp_path, chats).explanations.needs
+    needs = diagnosed(tmp_path, chats).diagnosed.needs
     assert needs is not None
     found = {
         lack.need.association.name
@@ -228,8 +228,8 @@ def test_repairs_that_replay_has_proven_take_the_place_of_differences(tmp_path: 
         RepairStep(**edit, needed=True, proven=True),
         RepairStep(**{**edit, "step": "page"}, needed=False, proven=True),
     ]
-    collection = Collection(diagnosis.explanations.toolbox)
-    for row, rollout in zip(diagnosis.explanations.rollouts, diagnosis.logs.rollouts, strict=True):
+    collection = Collection(diagnosis.diagnosed.toolbox)
+    for row, rollout in zip(diagnosis.diagnosed.rollouts, diagnosis.logs.rollouts, strict=True):
         collection.add(row.model_copy(update={"repairs": repairs}), rollout)
     [fix] = collection.findings().fixes
     assert fix.key[:2] == ("made", "restart") and fix.counts == {"failures": 3, "alone": 3, "proven": 3}
@@ -289,7 +289,7 @@ def test_a_difference_that_costs_nothing_is_told_as_harmless(tmp_path: Path) -> 
     log.write_text(json.dumps(chat("f", ["page"], 0, ["restart"])) + "\n")
     selection = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
     worlds: Any = World()
-    [row] = explain(read_logs([log]), selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
+    [row] = explain(read_logs([log]), selection, runs=2, count=1, seed=0, worlds=worlds).diagnosed.rollouts
     steps = {step.step: (step.kind, step.needed, step.proven) for step in row.repairs}
     assert steps == {"restart(api)": ("insert", True, True), "page_person(Ann)": ("drop", False, True)}
     assert row.primary is not None and row.cause("extra_write") is None
@@ -311,11 +311,11 @@ def test_a_milestone_that_a_proven_repair_meets_has_no_cause_of_its_own(tmp_path
     log = tmp_path / "rollouts.jsonl"
     log.write_text(rollout.model_dump_json() + "\n")
     selection = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
-    [unproven] = explain(read_logs([log]), selection, runs=2, count=1, seed=0).explanations.rollouts
+    [unproven] = explain(read_logs([log]), selection, runs=2, count=1, seed=0).diagnosed.rollouts
     assert [cause.cause for cause in unproven.causes] == ["missing_write"]
     solution = [tool_call("restart", {"service": "api"})]
     worlds: Any = SimpleNamespace(of=Strict().of, reference=lambda _: solution, trouble="")
-    [row] = explain(read_logs([log]), selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
+    [row] = explain(read_logs([log]), selection, runs=2, count=1, seed=0, worlds=worlds).diagnosed.rollouts
     assert [cause.cause for cause in row.causes] == ["wrong_argument"] and row.repairs[0].proven
 
 
@@ -420,5 +420,5 @@ def test_a_credential_that_reading_drops_is_the_reference_s_where_the_rollout_is
     assert "abc" not in next(iter(logs.rollouts)).model_dump_json()
     worlds: Any = SimpleNamespace(of=world.of, reference=lambda _: world.reference_of(), trouble="")
     selection = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
-    [row] = explain(logs, selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
+    [row] = explain(logs, selection, runs=2, count=1, seed=0, worlds=worlds).diagnosed.rollouts
     assert row.causes == [] and row.repairs == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from captrain.capabilities import KINDS
-from captrain.diagnosis.explained import Explained, explain_logs
+from captrain.diagnosis.rollouts import DiagnosedRollout, diagnose_rollouts
 from captrain.interop import read_logs
 from captrain.records import JsonObject
 
@@ -18,17 +18,17 @@ NOT_THE_AGENTS = {"suspect_reference", "user_simulator_fault", "infrastructure"}
 
 
 @cache
-def explained() -> list[tuple[JsonObject, Explained]]:
+def explained() -> list[tuple[JsonObject, DiagnosedRollout]]:
     """Each label beside what the program says of the rollout."""
     labels = [json.loads(line) for line in FAILURES.read_text().splitlines()]
-    rollouts: dict[tuple[object, ...], Explained] = {}
+    rollouts: dict[tuple[object, ...], DiagnosedRollout] = {}
     for file in sorted({str(label["file"]) for label in labels}):
-        for row in explain_logs(read_logs([SHARED / "tau2" / file])).rollouts:
+        for row in diagnose_rollouts(read_logs([SHARED / "tau2" / file])).rollouts:
             rollouts[file, row.task.rsplit("/", 1)[-1], row.trial] = row
     return [(label, rollouts[label["file"], label["task_id"], label["trial"]]) for label in labels]
 
 
-def causes(row: Explained) -> set[str]:
+def causes(row: DiagnosedRollout) -> set[str]:
     """The causes of the agent, and whatever spoilt the rollout."""
     spoilt = {row.primary.cause} if row.standing == "spoilt" and row.primary else set[str]()
     return {cause.cause for cause in row.causes if KINDS[cause.cause].of_agent} | spoilt

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.domains import cellar
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.diagnosis import Diagnosis, advise, diagnose
 from captrain.interop import read_logs
 from captrain.records import JsonObject, Message
@@ -16,10 +16,12 @@ from captrain.run import SelectionSettings
 SELECTION = SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
 
 
-def diagnosed(folder: Path, reward: Callable[[Target, JsonObject, list[Message]], float], count: int) -> Diagnosis:
+def diagnosed(
+    folder: Path, reward: Callable[[CheckedEnvironment, JsonObject, list[Message]], float], count: int
+) -> Diagnosis:
     """Diagnosis of chats of an agent with three bad habits, none of them with a reference."""
     environment = type("Cellar", (cellar.Cellar,), {"tools": cellar.TOOLS})()
-    agent, rows = Target(environment, "support.domains.cellar", "cellar"), list[JsonObject]()
+    agent, rows = CheckedEnvironment(environment, "support.domains.cellar", "cellar"), list[JsonObject]()
     for task in agent.tasks("discovery", count):
         draw = random.Random(task.id)
         habits = {habit for habit, share in cellar.Demonstrations.habits.items() if draw.random() < share}
@@ -31,7 +33,7 @@ def diagnosed(folder: Path, reward: Callable[[Target, JsonObject, list[Message]]
     return diagnose(read_logs([log], None), SELECTION, runs=10, count=4, seed=0)
 
 
-def judged(agent: Target, task: JsonObject, messages: list[Message]) -> float:
+def judged(agent: CheckedEnvironment, task: JsonObject, messages: list[Message]) -> float:
     return float(agent.environment.score(task, messages)["success"])
 
 
@@ -41,8 +43,8 @@ def test_two_of_three_planted_habits_at_least_are_selected_without_a_reference_a
     selected = {entry["id"] for entry in diagnosis.report["candidates"] if entry["selected"]}
     # A reading that is guessed is right in a third: so few rollouts need not tell that from luck.
     assert {"wrong_record", "missing_write"} <= selected <= {"missing_lookup", "wrong_record", "missing_write"}
-    assert diagnosis.explanations.toolbox.kind("gauge") == "read", "learnt of what no change follows at the end"
-    causes = {cause.cause: cause for row in diagnosis.explanations.rollouts for cause in row.causes}
+    assert diagnosis.diagnosed.toolbox.kind("gauge") == "read", "learnt of what no change follows at the end"
+    causes = {cause.cause: cause for row in diagnosis.diagnosed.rollouts for cause in row.causes}
     assert {cause.confidence for cause in causes.values()} == {"medium"}
     assert all("failed rollouts" in cause.evidence and "by contrast" in cause.evidence for cause in causes.values())
     assert [fix.facts.count("(not proven)") for fix in advise(diagnosis)[:3]] == [1, 1, 1]

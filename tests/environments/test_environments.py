@@ -17,7 +17,7 @@ from support.needs import further
 
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Play, Target, load_file, tool_call
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file, tool_call
 from captrain.environments.loading import load_environment, read_passports
 from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks, widening
 from captrain.environments.publication import publish_environments
@@ -26,7 +26,7 @@ from captrain.environments.synthesis import LOADS, SynthesisResult, make_brief, 
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import ANY_OPERATION, DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task, digest
+from captrain.records import Capability, CheckResult, Message, Passport, Rollout, Score, Task, digest
 from captrain.records import load as load_records
 from captrain.run import compose_spec
 
@@ -49,7 +49,7 @@ def wanted(name: str) -> Brief:
 def text_of(name: str, attempt: int | str = 0) -> str:
     """Write the template after so many attempts, or after one in which the named step was missing."""
     missing = isinstance(attempt, str)
-    found = Check(name=TRANSFER, passed=not missing, measured=0.0, bound="at least 0.1")
+    found = CheckResult(name=TRANSFER, passed=not missing, measured=0.0, bound="at least 0.1")
     passport = Passport(
         capability=name, environment="", attempt=0, passed=False, trusted=True, calibration_tasks=0, checks=[found]
     )
@@ -67,7 +67,7 @@ def failing(tool: str) -> Rollout:
     )  # fmt: skip
 
 
-def written(folder: Path, name: str, attempt: int | str = 0, change: str = "") -> tuple[Target, Path]:
+def written(folder: Path, name: str, attempt: int | str = 0, change: str = "") -> tuple[CheckedEnvironment, Path]:
     """A template's environment, with lines of its class changed."""
     path = folder / f"{name}_{attempt}.py"
     path.write_text(text_of(name, attempt) + mutation(change))
@@ -96,7 +96,7 @@ def say(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def played(target: Target, task: Task, actions: Sequence[Message]) -> Score:
+def played(target: CheckedEnvironment, task: Task, actions: Sequence[Message]) -> Score:
     return target.score(task, target.play(task, actions))
 
 
@@ -150,7 +150,7 @@ def test_the_files_of_the_results_are_what_the_templates_write_to_the_byte(commi
         assert "class Pair" not in text and "any_named" not in text
 
 
-def tampered(target: Target, task: Task, change: str) -> list[Message]:
+def tampered(target: CheckedEnvironment, task: Task, change: str) -> list[Message]:
     """The reference solution with its writes made twice, or with a write nobody asked for before its last word."""
     reference = target.reference(task)
     if change == "duplicate":
@@ -373,7 +373,7 @@ def score(self, task, messages):
 UNFAITHFUL = GOOD + mutation("tools = TOOLS[1:]")
 
 
-def without_closing(play: Play) -> list[Message]:
+def without_closing(play: RunningEpisode) -> list[Message]:
     return by_the_book(play)[:-1]
 
 
@@ -453,7 +453,7 @@ def open(self, task):
 """
     )
 
-    def silent_second(play: Play) -> list[Message]:
+    def silent_second(play: RunningEpisode) -> list[Message]:
         return [by_the_book(play)[0], {"role": "assistant", "content": ""}]
 
     one = made(Drafts(late), ScriptedPolicy(script=silent_second), rounds=1)
@@ -486,14 +486,14 @@ def score(self, task, messages):
 def test_of_equally_many_checks_the_nearer_miss_is_the_better_attempt(
     measured: float | None, bound: str, far: float
 ) -> None:
-    miss = Check(name="c", passed=False, measured=measured, bound=bound)
+    miss = CheckResult(name="c", passed=False, measured=measured, bound=bound)
     assert shortfall([miss, miss]) == (0, pytest.approx(2 * far))
 
 
 def test_of_attempts_that_passed_as_many_checks_the_one_nearest_to_its_bounds_is_kept(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    findings = [[Check(name="c", passed=False, measured=far, bound="at most 0.2")] for far in (0.9, 0.3, 0.5)]
+    findings = [[CheckResult(name="c", passed=False, measured=far, bound="at most 0.2")] for far in (0.9, 0.3, 0.5)]
     monkeypatch.setattr("captrain.environments.synthesis.run_checks", lambda *_, **__: findings.pop(0))
     one = made(Drafts(GOOD), ScriptedPolicy())
     assert [attempt.passport.checks[0].measured for attempt in one.attempts] == [0.9, 0.3, 0.5]
@@ -522,7 +522,9 @@ def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_t
     assert "wrong_argument: schemas equal" in refusal.value.problem and "rejected" in refusal.value.remedy
     assert "synthesizer.name=" in refusal.value.remedy
     paid = bad.best.passport.model_copy(
-        update={"checks": [Check(name="reward of claiming success", passed=False, measured=1, bound="at most 0.3")]}
+        update={
+            "checks": [CheckResult(name="reward of claiming success", passed=False, measured=1, bound="at most 0.3")]
+        }
     )
     assert widening([paid]).startswith("widen environments.hacking_reward ")
 

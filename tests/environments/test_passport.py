@@ -18,16 +18,16 @@ from support.needs import further
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
-from captrain.contract import Target, load_file, tool_call
+from captrain.contract import CheckedEnvironment, load_file, tool_call
 from captrain.environments.leakage import HeldOutTasks, runs_of
 from captrain.environments.passport import CHECKS, audit, calibrate, failed_tool, run_checks, structure
 from captrain.environments.probes import calls_in_text, distance, random_agent, steps
 from captrain.environments.sandbox.confined import active_confinement, load_confined
-from captrain.environments.subject import Standard, Subject, make_standard
+from captrain.environments.subject import Evidence, Standard, make_standard
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import UserError
-from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task
+from captrain.records import Capability, CheckResult, Message, Passport, Rollout, Score, Task
 from captrain.run import compose_spec
 
 HERE = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def against(seeds: int) -> Standard:
     return Standard(AGAINST.tools, AGAINST.tests, DEFAULT.environments.model_copy(update={"seeds": seeds}))
 
 
-def found(folder: Path, text: str, seeds: int = FEW, sandboxed: bool = False) -> dict[str, Check]:
+def found(folder: Path, text: str, seeds: int = FEW, sandboxed: bool = False) -> dict[str, CheckResult]:
     """The checks of a text."""
     path = folder / "written.py"
     path.write_text(text)
@@ -65,7 +65,7 @@ def found(folder: Path, text: str, seeds: int = FEW, sandboxed: bool = False) ->
     return {check.name: check for check in checks}
 
 
-def failed(checks: dict[str, Check]) -> set[str]:
+def failed(checks: dict[str, CheckResult]) -> set[str]:
     return {name for name, check in checks.items() if not check.passed}
 
 
@@ -96,7 +96,7 @@ def test_which_tasks_are_checked_is_drawn_by_the_bytes_of_the_file_and_the_seed(
 
     def numbers(text: str, seed: int) -> list[int]:
         path.write_text(text)
-        tasks = Subject(load_file(path), path, against(100), (), seed=seed).tasks
+        tasks = Evidence(load_file(path), path, against(100), (), seed=seed).tasks
         return [int(task.id.rpartition("/")[2]) for task in tasks]
 
     first = numbers(SOUND, 0)
@@ -368,7 +368,7 @@ def test_transfer_is_predicted_from_the_steps_that_failed_in_the_evidence(tmp_pa
     path = tmp_path / "sound.py"
     path.write_text(SOUND)
 
-    def transfer(*evidence: Rollout) -> Check:
+    def transfer(*evidence: Rollout) -> CheckResult:
         return {check.name: check for check in run_checks(load_file(path), path, against(5), evidence)}[
             "share of tasks with the failed step"
         ]
@@ -570,6 +570,6 @@ def test_the_evidence_of_the_project_is_used_for_a_capability_of_the_file_s_name
 def test_targets_in_and_out_of_the_sandbox_have_the_same_passport(tmp_path: Path) -> None:
     path = tmp_path / "sound.py"
     path.write_text(SOUND)
-    targets: list[Target] = [load_file(path), load_confined(path, "none")]
+    targets: list[CheckedEnvironment] = [load_file(path), load_confined(path, "none")]
     one, other = ([check.model_dump() for check in run_checks(target, path, against(4), ())] for target in targets)
     assert one == other

@@ -29,7 +29,7 @@ from support.waiting import until
 from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.servicedesk import ServiceDesk
-from captrain.contract import IDLE, Play, Target, load_file
+from captrain.contract import IDLE, CheckedEnvironment, RunningEpisode, load_file
 from captrain.environments.sandbox import confined as sandbox
 from captrain.environments.sandbox import forkserver
 from captrain.environments.sandbox.confined import LAYERS, LEVELS, active_confinement, load_confined
@@ -356,7 +356,7 @@ def test_a_score_that_raises_leaves_no_process_of_any_episode(
         raise KeyError("a bug of ours")
 
     class AllAtOnce(ScriptedPolicy):
-        def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+        def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
             for play in plays:
                 play.start()
             assert len(family() - before) >= 4
@@ -416,7 +416,7 @@ def test_hundreds_of_episodes_are_open_at_once_and_know_nothing_of_each_other(tm
     tasks = target.tasks("training", 256)
     assert len({task.id for task in tasks}) == 256
 
-    def played(at: int, target: Target = target) -> list[str]:
+    def played(at: int, target: CheckedEnvironment = target) -> list[str]:
         episode = target.open(tasks[at])
         said = [episode.step({"role": "user", "content": str(at)})[0][0]["content"] for _ in range(2)]
         opened.append(episode)

@@ -16,7 +16,7 @@ from support.needs import further
 
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Target, load_file
+from captrain.contract import CheckedEnvironment, load_file
 from captrain.environments.openai import OpenAISynthesizer, complaint, with_schemas
 from captrain.environments.passport import CHECKS
 from captrain.environments.subject import make_standard
@@ -24,7 +24,7 @@ from captrain.environments.synthesis import SynthesisResult, make_brief, synthes
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.errors import UserError
 from captrain.models.chat import guide
-from captrain.records import Capability, Check, Message, Passport, Rollout
+from captrain.records import Capability, CheckResult, Message, Passport, Rollout
 from captrain.run import build, compose_spec
 from captrain.run.machine import ModelAccess
 from captrain.training.base.demonstrations import demonstration
@@ -150,7 +150,7 @@ def test_the_question_after_several_rounds_holds_the_attempt_that_came_nearest_a
 ) -> None:
     def attempt(code: str, *passed: bool) -> Attempt:
         checks = [
-            Check(name=f"check {at}", passed=one, measured=0.0, bound="1", detail=f"{code} at {at}")
+            CheckResult(name=f"check {at}", passed=one, measured=0.0, bound="1", detail=f"{code} at {at}")
             for at, one in enumerate(passed)
         ]
         passport = Passport(
@@ -338,7 +338,7 @@ def test_recorded_answers_say_nothing_that_the_embedded_base_has_never_read(
 ) -> None:
     path = elsewhere / f"{name}.py"
     path.write_text(with_schemas(recorded(name), BENCHMARK.tools))
-    target: Target = load_file(path)
+    target: CheckedEnvironment = load_file(path)
     environment: Any = target.environment
     for task in target.tasks("training", 40):
         shown = guide(target.play(task, target.reference(task)), [environment.hint(task.model_dump())])

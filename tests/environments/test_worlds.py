@@ -13,7 +13,7 @@ from support.training import GRPO, inside, moved
 
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.environments import load_environment, publish_environments
 from captrain.environments.loading import WORLDS, is_own_text, world_of
 from captrain.environments.subject import make_standard
@@ -83,7 +83,7 @@ def test_the_plan_lets_pass_what_can_be_derived_and_says_why_something_cannot() 
 # With BFCL.
 
 
-def evidence(benchmark: Target, count: int) -> Iterator[Rollout]:
+def evidence(benchmark: CheckedEnvironment, count: int) -> Iterator[Rollout]:
     """Rollouts of training tasks that went as their references do."""
     for task in benchmark.tasks("training", count):
         reference = benchmark.reference(task)
@@ -114,7 +114,7 @@ def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         WORLDS.clear()
 
 
-def opened(folder: Path) -> tuple[Target, Passport, Machine]:
+def opened(folder: Path) -> tuple[CheckedEnvironment, Passport, Machine]:
     environments, machine = folder / "results/environments", composed().machine
     passport = read_json(environments / "wrong_argument.passport.json", Passport, "")
     return load_environment(environments, passport, machine), passport, machine
@@ -155,8 +155,8 @@ def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived:
     with inside(tmp_path / "work") as work:
         trained = train(job)
     assert (trained.rollouts, trained.errors, trained.discarded) == (8, 0, 0)
-    assert [step["rollouts"] for step in trained.history] == [4, 8]
-    assert all(0 < step["reward"] < 1 for step in trained.history), "some took the step, some did not"
+    assert [step.rollouts for step in trained.history] == [4, 8]
+    assert all(0 < step.reward < 1 for step in trained.history), "some took the step, some did not"
     assert moved(work / trained.folder) > 1e-3
 
 

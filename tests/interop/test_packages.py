@@ -26,7 +26,7 @@ from support.waiting import PATIENCE, until
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.projects import export_environment
-from captrain.records import Capability, Check, Passport, publish_json, publish_text
+from captrain.records import Capability, CheckResult, Passport, publish_json, publish_text
 from captrain.run import Component, ModelAccess
 
 MODULE = f"captrain_{NAME}"
@@ -80,7 +80,7 @@ def test_what_has_no_passport_has_failed_it_or_was_changed_is_not_exported(tmp_p
     beside = path.with_suffix(".passport.json")
     command = ("export-environment", NAME, "--to", "trl", "--out", "package")
     written = Passport.model_validate_json(beside.read_bytes())
-    failed = [Check(name="reward of random calls", passed=False, measured=0.9, bound="at most 0.3")]
+    failed = [CheckResult(name="reward of random calls", passed=False, measured=0.9, bound="at most 0.3")]
     publish_json(beside, written.model_copy(update={"passed": False, "checks": failed}))
     status, _, error = captrain(tmp_path, *command)
     assert status == 2 and "has failed its passport: reward of random calls is 0.9" in error

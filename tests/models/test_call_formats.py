@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from captrain.agents.local import LocalPolicy
-from captrain.contract import Play, calls_of, tool_call
+from captrain.contract import RunningEpisode, calls_of, tool_call
 from captrain.models.chat import FORMATS, Chat, dialogue_tokens, parse_text
 from captrain.records import Message
 
@@ -202,7 +202,7 @@ def test_what_was_sampled_stays_as_it_is_over_three_turns(
         turns[number] = chat.encode(thought) + turns[number]
     script = iter([token for turn in turns for token in turn])
     monkeypatch.setattr(engine, "sample", lambda logits, *_: ([next(script)], [-0.5]))
-    [play] = acting.play([Play("0/talk/0", Talk())])
+    [play] = acting.play([RunningEpisode("0/talk/0", Talk())])
     assert next(script, None) is None and play.turns == 3 and not play.truncated
     assert [token for token, mine in zip(play.token_ids, play.mask, strict=True) if mine] == sum(turns, [])
     assert [message for message in play.messages if message["role"] == "assistant"] == said

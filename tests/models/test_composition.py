@@ -9,7 +9,7 @@ import pytest
 from support.adapters import lora
 
 from captrain.agents.local import LocalPolicy
-from captrain.contract import Play, load_file
+from captrain.contract import RunningEpisode, load_file
 from captrain.errors import UserError
 from captrain.models.lora import (
     Adapter,
@@ -129,7 +129,7 @@ def test_a_policy_samples_with_a_composition_as_with_the_sum(
     composed = compose(members, {"a": 1.0, "b": 1.0}, tmp_path / "compositions")
 
     def said(model: Path, adapter: str) -> dict[str, list[int]]:
-        plays = [Play(task.id, target.open(task), adapter) for task in tasks]
+        plays = [RunningEpisode(task.id, target.open(task), adapter) for task in tasks]
         return {play.key: play.token_ids for play in LocalPolicy(model, **SAMPLING).play(plays)}
 
     assert said(tiny, composed.folder) == said(other, "") != said(tiny, members["a"].folder)

@@ -11,7 +11,7 @@ from support.adapters import lora
 from captrain.agents.local import LocalPolicy, with_adapter
 from captrain.errors import UserError
 from captrain.models.lora import Adapter, compose, read_plain_lora
-from captrain.serving.endpoint import Server
+from captrain.serving.endpoint import ChatServer
 
 VARIATIONS: dict[str, dict[str, Any]] = {
     "use_rslora": {"use_rslora": True},
@@ -44,7 +44,7 @@ def test_variations_of_lora_are_refused_by_policies_compositions_and_the_server(
     readers: list[Callable[[], object]] = [
         lambda: with_adapter(policy.state, special.folder),
         lambda: compose({"a": plain, "b": special}, {"a": 1.0, "b": 1.0}, tmp_path / "compositions"),
-        lambda: Server(policy, "base", {"special": Path(special.folder)}),
+        lambda: ChatServer(policy, "base", {"special": Path(special.folder)}),
     ]
     for reader in readers:
         with pytest.raises(UserError, match=rf"not a plain LoRA adapter \({setting}\)") as error:

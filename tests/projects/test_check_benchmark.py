@@ -12,7 +12,7 @@ from support.finished import Captrain
 from support.needs import further
 
 from captrain import contract
-from captrain.contract import Target, tool_call
+from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import EnvironmentFault
 from captrain.projects.examination import BenchmarkReport, Examined
 
@@ -234,7 +234,7 @@ def test_the_command_says_so_and_exits_with_one(tmp_path: Path, captrain: Captra
 def test_in_the_pipeline_an_answer_of_another_type_names_method_and_task(answer: str) -> None:
     namespace: dict[str, type] = {}
     exec(SOUND.replace("            return [], True\n", f"            return {answer}\n"), namespace)
-    target = Target(namespace["CalendarDesk"](), "calendar_desk.py", "")
+    target = CheckedEnvironment(namespace["CalendarDesk"](), "calendar_desk.py", "")
     [task] = target.tasks("discovery", 1)
     with pytest.raises(EnvironmentFault, match=f"step on {task.id}"):
         target.play(
@@ -246,7 +246,7 @@ def test_in_the_pipeline_a_call_that_never_ends_names_method_and_task(monkeypatc
     namespace: dict[str, type] = {}
     endless = "        while True:\n            try: pass\n            except Exception: pass\n"
     exec(SOUND.replace("        self.turns += 1\n", f"        self.turns += 1\n{endless}"), namespace)
-    target = Target(namespace["CalendarDesk"](), "calendar_desk.py", "")
+    target = CheckedEnvironment(namespace["CalendarDesk"](), "calendar_desk.py", "")
     [task] = target.tasks("discovery", 1)
     monkeypatch.setattr(contract, "CALL_LIMIT", 0.2)
     with pytest.raises(EnvironmentFault, match=f"did not return within 0.2 s from step on {task.id}"):

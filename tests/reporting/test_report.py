@@ -21,7 +21,7 @@ from captrain.comparison import published
 from captrain.errors import UserError
 from captrain.records import (
     Capability,
-    Check,
+    CheckResult,
     Label,
     Message,
     Passport,
@@ -148,7 +148,7 @@ def made(root: Path) -> Path:
     publish(results / "labels/candidates.jsonl", CANDIDATES)
     publish(results / "capabilities/capabilities.jsonl", chosen.capabilities)
     publish_json(results / "capabilities/selection.json", chosen.report)
-    check = Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2")
+    check = CheckResult(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2")
     passport = Passport(
         capability="check_first", environment="e0", attempt=0, passed=True, trusted=True, calibration_tasks=1,
         checks=[check],

@@ -19,7 +19,7 @@ from captrain.agents.policy import ClosedQuestion
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.servicedesk import DeskEpisode, make_data
-from captrain.contract import Play, Target, load_file
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import DEFICITS, TemplateSynthesizer
 from captrain.errors import UserError
@@ -100,11 +100,11 @@ def known_gains(worse: Sequence[str] = (), names: Sequence[str] = DEFICITS) -> p
 
 
 @cache
-def desk(mix: str = "mixed") -> Target:
+def desk(mix: str = "mixed") -> CheckedEnvironment:
     return load_benchmark(compose_spec("smoke", 0, [f"benchmark.mix={mix}"], CONF).benchmark)
 
 
-def only_easy(play: Play) -> list[Message]:
+def only_easy(play: RunningEpisode) -> list[Message]:
     """Play as a base that lacks every capability: information and greetings, nothing else."""
     reference = by_the_book(play)
     said = play.messages[-1]["content"]
@@ -112,7 +112,7 @@ def only_easy(play: Play) -> list[Message]:
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CheckedEnvironment]:
     folder = tmp_path_factory.mktemp("environments")
     made = {}
     for name in DEFICITS:
@@ -147,7 +147,7 @@ def test_an_opening_is_what_the_user_says_before_the_first_turn() -> None:
 
 
 def test_examples_are_openings_of_every_environment_and_of_passed_rollouts_only(
-    targets: dict[str, Target], rollouts: list[Rollout]
+    targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     known = examples(targets, 30, rollouts)
     passed = [rollout for rollout in rollouts if rollout.outcome == "passed"]
@@ -156,7 +156,7 @@ def test_examples_are_openings_of_every_environment_and_of_passed_rollouts_only(
 
 
 def test_retrieval_sends_a_template_s_tasks_to_its_own_capability(
-    targets: dict[str, Target], rollouts: list[Rollout]
+    targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     router, known = RetrievalRouter(neighbours=5), examples(targets, 100, rollouts)
     for name, target in targets.items():
@@ -166,7 +166,7 @@ def test_retrieval_sends_a_template_s_tasks_to_its_own_capability(
 
 
 def test_retrieval_sends_what_the_base_passes_to_the_base_and_single_skills_to_theirs(
-    targets: dict[str, Target], rollouts: list[Rollout]
+    targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     benchmark = desk("single")
     tasks = benchmark.tasks("test", 200)
@@ -199,7 +199,7 @@ def test_without_examples_every_task_goes_to_the_base(tmp_path: Path) -> None:
 
 
 def test_the_classifier_returns_offered_routes_only_and_always_the_same(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     known, texts = examples(targets, 30, rollouts), openings(desk(), desk().tasks("test", 24))
     routes = ClassifierRouter(asked(tiny), neighbours=6).route(known, texts)
@@ -211,8 +211,8 @@ def test_the_classifier_returns_offered_routes_only_and_always_the_same(
 
 
 def routed(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout], overrides: Sequence[str] = (), count: int = 12,
-    gained: pd.DataFrame | None = None, controls: int | None = None,
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout], overrides: Sequence[str] = (),
+    count: int = 12, gained: pd.DataFrame | None = None, controls: int | None = None,
 ) -> Routes:  # fmt: skip
     composed = compose_spec("smoke", 0, ["router.gate=true", *overrides], CONF)
     tasks = desk().tasks("test", count)
@@ -224,7 +224,7 @@ def routed(
 
 @pytest.mark.parametrize("chosen", further(["retrieval", "gate", "classifier", "sets"], 2))
 def test_every_task_gets_one_row_with_the_route_of_each_router(
-    chosen: str, tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    chosen: str, tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     table = routed(tiny, targets, rollouts, [f"router={chosen}"]).table
     tasks = desk().tasks("test", 12)
@@ -236,7 +236,7 @@ def test_every_task_gets_one_row_with_the_route_of_each_router(
 
 
 def test_the_classifier_reads_what_capabilities_are_and_how_the_nearest_tasks_were_solved(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions: list[ClosedQuestion] = []
     ask = LocalPolicy.answer_scores
@@ -264,7 +264,7 @@ def test_the_classifier_reads_what_capabilities_are_and_how_the_nearest_tasks_we
 
 
 def test_a_policy_without_a_model_leaves_the_classifier_out_and_is_refused_where_it_is_the_router(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     known, tasks = RoutingEvidence(targets, {}, {}, rollouts), desk().tasks("test", 4)
     for router in ("retrieval", "classifier"):
@@ -279,7 +279,7 @@ def test_a_policy_without_a_model_leaves_the_classifier_out_and_is_refused_where
 
 
 def test_with_one_adapter_there_is_nothing_to_compose(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     routes = routed(tiny, {CHECK: targets[CHECK]}, rollouts)
     assert list(routes.table.columns) == ["task", "kind", "retrieval", "classifier", "chosen"]
@@ -293,7 +293,7 @@ def test_without_capabilities_every_task_goes_to_the_base(tiny: Path, rollouts: 
 
 
 def test_every_arm_of_several_capabilities_is_listed_with_its_weights(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     routes = routed(tiny, targets, rollouts, ["router.neighbours=15", "router.p=1.0"], 16, controls=0)
     arms = {arm for column in routes.table.columns[2:] for arm in routes.table[column]}
@@ -305,7 +305,7 @@ def test_every_arm_of_several_capabilities_is_listed_with_its_weights(
 
 
 def test_an_adapter_that_got_worse_is_no_route_unless_the_gate_is_open(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     for gate in (True, False):
         routes = routed(tiny, targets, rollouts, [f"router.gate={str(gate).lower()}"], 20, known_gains([COPY]), 0)
@@ -316,7 +316,7 @@ def test_an_adapter_that_got_worse_is_no_route_unless_the_gate_is_open(
 
 
 def test_an_adapter_of_no_environment_acts_on_every_task_and_is_the_only_one(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     for router in ("retrieval", "sets"):
         routes = routed(tiny, targets, rollouts, [f"router={router}"], 5, known_gains(names=["ramp"]))
@@ -326,7 +326,7 @@ def test_an_adapter_of_no_environment_acts_on_every_task_and_is_the_only_one(
 
 
 def test_routers_that_know_nothing_are_there_only_when_controls_are_wanted(
-    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    tiny: Path, targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]
 ) -> None:
     table = routed(tiny, targets, rollouts, controls=3).table
     assert [name for name in table.columns if name.startswith("control:")] == [
@@ -365,7 +365,7 @@ def test_a_placebo_exchanges_every_adapter_for_the_next_by_rank() -> None:
 
 
 @pytest.fixture(scope="module")
-def single(targets: dict[str, Target], rollouts: list[Rollout]) -> list[Example]:
+def single(targets: dict[str, CheckedEnvironment], rollouts: list[Rollout]) -> list[Example]:
     return examples(targets, 100, rollouts)
 
 
@@ -379,7 +379,7 @@ class TestGate:
         embedding: Literal["words", "states"],
         bar: float,
         tiny: Path,
-        targets: dict[str, Target],
+        targets: dict[str, CheckedEnvironment],
         rollouts: list[Rollout],
     ) -> None:  # fmt: skip
         known, gate = examples(targets, 40, rollouts), GateRouter(asked(tiny), embedding=embedding)

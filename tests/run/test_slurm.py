@@ -355,7 +355,7 @@ def test_two_nodes_train_one_adapter_to_the_bytes_that_one_node_comes_to(
     os.chdir(tmp_path / "here")
     trained.append(train(one))
     assert len({one.digest for one in trained}) == 1 and all(one.history == trained[0].history for one in trained)
-    assert [one.errors for one in trained] == [0, 0, 0] and trained[0].history[0]["informative"] > 0
+    assert [one.errors for one in trained] == [0, 0, 0] and trained[0].history[0].informative > 0
 
 
 @pytest.mark.needs("slurm")

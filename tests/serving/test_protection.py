@@ -22,7 +22,7 @@ from support.waiting import PATIENCE, until
 
 from captrain.agents.local import LocalPolicy
 from captrain.errors import UserError
-from captrain.serving.endpoint import Server
+from captrain.serving.endpoint import ChatServer
 from captrain.serving.protection import Protection, PunctualProtocol, protection_of
 from captrain.serving.server import application, listen_all
 
@@ -58,7 +58,7 @@ def running(app: ASGIApp, protection: Protection, places: int = 512) -> Iterator
 
 
 @contextmanager
-def serving(server: Server, protection: Protection, places: int = 512) -> Iterator[tuple[str, int]]:
+def serving(server: ChatServer, protection: Protection, places: int = 512) -> Iterator[tuple[str, int]]:
     """The address of a running endpoint."""
     with running(application(server, protection), protection, places) as runner:
         yield address_of(runner)
@@ -74,16 +74,16 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tiny: Path, adapter: Path) -> Server:
+def server(tiny: Path, adapter: Path) -> ChatServer:
     policy = LocalPolicy(tiny, batch=16, temperature=1.0, max_turns=4, max_tokens=12)
-    return Server(policy, "tiny", {}, folders=[adapter.parent])
+    return ChatServer(policy, "tiny", {}, folders=[adapter.parent])
 
 
 PROTECTION = Protection(token="secret", hosts=("127.0.0.1",), most=100_000, seconds=60)
 
 
 @pytest.fixture(scope="module")
-def address(server: Server) -> Iterator[tuple[str, int]]:
+def address(server: ChatServer) -> Iterator[tuple[str, int]]:
     with serving(server, PROTECTION) as place:
         yield place
 
@@ -145,7 +145,7 @@ def test_a_body_has_a_size_whatever_it_says_of_itself(address: tuple[str, int]) 
     assert b" 413 " in send(address, f"{head}Transfer-Encoding: chunked\r\n\r\n", chunk * 10, pieces=10)
 
 
-def test_who_sends_slowly_keeps_nothing_open(server: Server) -> None:
+def test_who_sends_slowly_keeps_nothing_open(server: ChatServer) -> None:
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer secret\r\n"
     with serving(server, replace(PROTECTION, seconds=1)) as place:
         # Neither is whole when it is answered, or left.
@@ -280,7 +280,7 @@ def test_the_address_of_all_takes_ipv4_too() -> None:
         pass
 
 
-def test_a_token_may_hold_letters_beyond_ascii(server: Server) -> None:
+def test_a_token_may_hold_letters_beyond_ascii(server: ChatServer) -> None:
     with serving(server, Protection(token="gehe\u00efm-\u65e5", hosts=("127.0.0.1",), seconds=1)) as place:
         head = "GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAuthorization: Bearer "
         assert b" 200 " in send(place, f"{head}gehe\u00efm-\u65e5\r\n\r\n")
@@ -295,7 +295,7 @@ def test_a_token_may_hold_letters_beyond_ascii(server: Server) -> None:
                     assert b" 200 " in channel.recv(1 << 16)
 
 
-def test_a_prompt_that_is_far_too_long_is_refused_unread_and_keeps_nobody_waiting(server: Server) -> None:
+def test_a_prompt_that_is_far_too_long_is_refused_unread_and_keeps_nobody_waiting(server: ChatServer) -> None:
     with serving(server, Protection(seconds=20)) as place:
         for content in ("a b 1 " * 320_000, "a b 1 " * 20_000):
             long = {**ASK, "messages": [{"role": "user", "content": content}]}
@@ -312,7 +312,7 @@ def test_a_prompt_that_is_far_too_long_is_refused_unread_and_keeps_nobody_waitin
     assert chat._encoded.cache_info().currsize <= chat._encoded.cache_info().maxsize == 2048  # type: ignore[operator]
 
 
-def test_a_server_keeps_the_renderers_of_few_sets_of_tools(server: Server) -> None:
+def test_a_server_keeps_the_renderers_of_few_sets_of_tools(server: ChatServer) -> None:
     for number in range(40):
         server.policy.chat([{"type": "function", "function": {"name": f"tool_{number}"}}])
     assert server.policy._chats.cache_info().currsize == 16
@@ -333,7 +333,7 @@ MODELS = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         pytest.param(MODELS + HEAD + b"Content-Length: 100\r\n\r\n{", id="a request, and another's beginning"),
     ],
 )
-def test_connections_that_send_slowly_take_no_place_from_one_that_asks(part: bytes, server: Server) -> None:
+def test_connections_that_send_slowly_take_no_place_from_one_that_asks(part: bytes, server: ChatServer) -> None:
     with serving(server, Protection(seconds=20), 20) as place, ExitStack() as stack:
         for _ in range(60):
             channel = stack.enter_context(socket.create_connection(place, timeout=PATIENCE))
@@ -343,7 +343,7 @@ def test_connections_that_send_slowly_take_no_place_from_one_that_asks(part: byt
         assert [request(place, "/v1/models")[0] for _ in range(5)] == [200] * 5
 
 
-def test_the_places_of_idle_connections_free_themselves(server: Server) -> None:
+def test_the_places_of_idle_connections_free_themselves(server: ChatServer) -> None:
     with serving(server, Protection(seconds=1), 20) as place, ExitStack() as stack:
         channels = [stack.enter_context(socket.create_connection(place, timeout=PATIENCE)) for _ in range(20)]
         assert [channel.recv(1) for channel in channels] == [b""] * 20
@@ -417,7 +417,7 @@ def test_an_answer_that_is_taken_slowly_and_steadily_is_taken_whole(size: int, s
             assert part
 
 
-def test_an_adapter_s_path_that_is_none_and_one_to_a_device_are_refused(server: Server, adapter: Path) -> None:
+def test_an_adapter_s_path_that_is_none_and_one_to_a_device_are_refused(server: ChatServer, adapter: Path) -> None:
     linked = adapter.parent / "linked"
     shutil.copytree(adapter, linked)
     (linked / "adapter_model.safetensors").unlink()

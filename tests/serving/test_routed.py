@@ -23,7 +23,7 @@ from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.cli.serve import _routed_agent
 from captrain.routing.router import opening
 from captrain.run import load_spec
-from captrain.serving.endpoint import Server
+from captrain.serving.endpoint import ChatServer
 from captrain.serving.protection import Protection
 from captrain.serving.routed import HEADER, RoutedEndpoint
 from captrain.serving.server import application
@@ -56,7 +56,7 @@ def routed(tiny: Path, adapter: Path) -> Iterator[Callable[..., TestClient]]:
 
         def make(protection: Protection | None = None) -> TestClient:
             policy = LocalPolicy(tiny, batch=4, temperature=1.0, max_turns=4, max_tokens=12)
-            app = application(Server(policy, "tiny", {}))
+            app = application(ChatServer(policy, "tiny", {}))
             client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost/v1/")
             return stack.enter_context(agent(client, adapter, protection or Protection()))
 
@@ -76,7 +76,7 @@ def test_each_conversation_is_answered_by_the_adapter_that_the_header_names(
     assert (first.headers[HEADER], second.headers[HEADER]) == ("base", "copying")
     assert (first.json()["model"], second.json()["model"]) == ("tiny", "copying")
     policy = LocalPolicy(tiny, batch=4, temperature=1.0, max_turns=4, max_tokens=12)
-    with TestClient(application(Server(policy, "tiny", {"copying": adapter}))) as plain:
+    with TestClient(application(ChatServer(policy, "tiny", {"copying": adapter}))) as plain:
         body = {"model": "copying", "messages": OTHER, "temperature": 0, "max_tokens": 4, "seed": 1, "tools": [TOOL]}
         direct = plain.post("/v1/chat/completions", json=body).json()
     assert second.json()["choices"] == direct["choices"] and second.json()["usage"] == direct["usage"]

@@ -24,8 +24,8 @@ from support.waiting import PATIENCE, until
 from captrain.agents.local import LocalPolicy
 from captrain.agents.openai import OpenAIPolicy
 from captrain.benchmarks.servicedesk import ServiceDesk
-from captrain.contract import Play, Target, load_file
-from captrain.serving.endpoint import Server
+from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
+from captrain.serving.endpoint import ChatServer
 from captrain.serving.server import application
 
 NAME = "tiny"
@@ -37,7 +37,7 @@ def local(model: Path, temperature: float = 1.0) -> LocalPolicy:
 
 
 @contextmanager
-def serving(server: Server) -> Iterator[str]:
+def serving(server: ChatServer) -> Iterator[str]:
     """The URL of a running server."""
     app = token_routes(server) if isinstance(server, TokenServer) else application(server)
     runner = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
@@ -57,7 +57,7 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(tiny: Path) -> Iterator[str]:
-    with serving(Server(local(tiny), NAME, {})) as address:
+    with serving(ChatServer(local(tiny), NAME, {})) as address:
         yield address
 
 
@@ -91,11 +91,11 @@ def test_a_served_agent_plays_as_the_same_agent_in_process(
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", url)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    target = load_file(letters()) if kind == "letters" else Target(ServiceDesk(), "desk", "code")
+    target = load_file(letters()) if kind == "letters" else CheckedEnvironment(ServiceDesk(), "desk", "code")
     served = OpenAIPolicy(name=NAME, temperature=0.0, max_turns=4, max_tokens=12)
 
     def dialogues(policy: Any) -> dict[str, list[Any]]:
-        plays = [Play(task.id, target.open(task)) for task in target.tasks("training", 6)]
+        plays = [RunningEpisode(task.id, target.open(task)) for task in target.tasks("training", 6)]
         return {play.key: play.messages for play in policy.play(plays)}
 
     # A special token that the model itself writes comes back to the server as text, and is one no longer.
@@ -157,7 +157,7 @@ def test_a_dialogue_with_calls_is_read_as_the_template_writes_it(client: openai.
 
 
 def test_adapters_come_and_go_by_name(tiny: Path, adapter: Path) -> None:
-    with serving(Server(local(tiny), NAME, {})) as address:
+    with serving(ChatServer(local(tiny), NAME, {})) as address:
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
         plain = core(ask(client, seed=2))
         with pytest.raises(openai.NotFoundError, match="there is no model skilled; there are tiny"):
@@ -229,7 +229,7 @@ def test_a_model_that_fails_is_an_error_of_the_server_and_it_goes_on(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = local(tiny)
-    with serving(Server(policy, NAME, {})) as address:
+    with serving(ChatServer(policy, NAME, {})) as address:
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
 
         def broken(adapter: str) -> Any:

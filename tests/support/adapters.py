@@ -8,7 +8,7 @@ from captrain.training.recipe import LINEAR
 
 
 def lora(model: Path, folder: Path, seed: int, **changes: Any) -> Adapter:
-    """A LoRA adapter with random weights, as PEFT saves it."""
+    """Save and return a LoRA adapter with random weights in PEFT's format."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -27,5 +27,5 @@ def lora(model: Path, folder: Path, seed: int, **changes: Any) -> Adapter:
 
 
 def save_adapter(model: Path, folder: Path) -> Path:
-    """The folder of such an adapter."""
+    """Save a random adapter and return its folder."""
     return Path(lora(model, folder, 2).folder)

@@ -1,21 +1,20 @@
-"""A chat model behind /v1/chat/completions on the loopback interface, for the tests of everything that asks one.
+"""A fake chat model on the loopback interface, served at /v1/chat/completions.
 
-The answers come from a function of the request's body, or from a folder of recorded ones:
+The answers come from a function of the request's body, or from a folder of recorded answers:
 
-    with Answering(lambda body: {"verdict": "NA"}) as server:       # a dict is sent as JSON text, a str as it is
-        server.use(monkeypatch)                                     # sets endpoint and key, makes pauses short
+    with Answering(lambda body: {"verdict": "NA"}) as server:       # a dict is sent as JSON, a str as it is
+        server.use(monkeypatch)                                     # sets endpoint and key, shortens pauses
         model = StructuredAnswers(ModelAccess(), name="m", temperature=0.0, max_tokens=99, folder=tmp_path)
         model.ask(questions, "labels")
         assert len(server.requests) == len(questions)               # bodies of all requests, in order of arrival
 
-    Answering(Path("tests/answers/environments"))                   # the file whose stem stands in the messages
-    Answering(answer, share=0.3)                                    # of all requests fail, in the five ways of KINDS
-    Answering(answer, share=1.0, kinds=("broken",))                 # each fails twice with 500, and then succeeds
+    Answering(Path("tests/answers/environments"))                   # the file whose name appears in the messages
+    Answering(answer, share=0.3)                                    # 30% of requests fail, in the ways of KINDS
+    Answering(answer, share=1.0, kinds=("broken",))                 # each request fails twice with 500, then succeeds
 
-Whether a request fails follows from its body and from how often it came before: the same requests fail in the same
-way in any order. One that came `TIMES` times before succeeds, and `StructuredAnswers` changes a request by what was
-wrong with an answer alone, so that 6 retries are always enough. For whatever else a server may say, the function
-returns (status, body) or (status, body, headers).
+A request's body, and how often it came before, decide whether it fails. So the same requests fail in any order. A
+request succeeds after `TIMES` failures. `StructuredAnswers` changes a request only after a wrong answer, so 6 retries
+are always enough. To send any other reply, the function returns (status, body) or (status, body, headers).
 """
 
 import json
@@ -35,7 +34,7 @@ from captrain.records import digest
 KINDS = ("limited", "broken", "late", "cut", "wrong")
 """429 with Retry-After, 500, no answer in time, truncated JSON, JSON of another schema."""
 TIMES = 2
-"""Times that a request fails at the most."""
+"""How often one request may fail."""
 SECRET = "sk-very-secret-0123456789"
 
 Body = dict[str, Any]
@@ -47,7 +46,8 @@ def says(
     content: str | None = "Done.", *calls: tuple[str, str], usage: bool = True, finish: str = "stop",
     tokens: tuple[int, int] = (10, 3),
 ) -> tuple[int, Body]:  # fmt: skip
-    """A completion; calls are (name, arguments as text), their ids drawn at random as servers do."""
+    """Return a completion with status 200. Calls are (name, arguments as text); their ids are random, as on real
+    servers."""
     made = [
         {"id": f"chatcmpl-tool-{time.time_ns()}", "type": "function", "function": {"name": name, "arguments": text}}
         for name, text in calls
@@ -62,18 +62,18 @@ def says(
 
 
 def refuses(status: int, message: str, code: str | None = None) -> tuple[int, Body]:
-    """A refusal."""
+    """Return an error response."""
     return status, {"error": {"message": message, "type": code or "error", "code": code}}
 
 
 class Answering:
-    """The server; a context manager.
+    """The server, as a context manager.
 
     Args:
-        answer: a function of the request's body, or the folder of the recorded answers.
-        share: of the requests that fail.
-        kinds: in which ways.
-        late: seconds that a late answer takes; ask with a shorter time-out.
+        answer: a function of the request's body, or the folder with the recorded answers.
+        share: share of requests that fail.
+        kinds: the ways in which they fail.
+        late: seconds that a late answer takes; use a shorter timeout in the client.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Answering:
         self.headers: list[dict[str, str]] = []
         """Headers of each request, with its path."""
         self.answered: list[Body] = []
-        """Requests that were answered, and not with a fault."""
+        """Bodies of the requests that got a proper answer."""
         self.faults: Counter[str] = Counter()
         self.now = self.most = 0
-        """Requests under way, and the most of them."""
+        """Current and highest number of requests in progress."""
         self._came: Counter[str] = Counter()
         self._lock, self._over = threading.Lock(), threading.Event()
         server = self
@@ -119,7 +119,7 @@ class Answering:
         class Loopback(ThreadingHTTPServer):
             request_queue_size = 128
 
-            # A client that gave up is no news.
+            # Ignore clients that disconnect.
             def handle_error(self, request: Any, client_address: Any) -> None: ...
 
         self._http = Loopback(("127.0.0.1", 0), Handler)
@@ -135,13 +135,13 @@ class Answering:
         self._http.server_close()
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let this process, and those that it starts, ask here; pauses between attempts are short in this one."""
+        """Point this process and its children at this server, and shorten the pauses between retries."""
         monkeypatch.setenv("OPENAI_BASE_URL", self.url)
         monkeypatch.setenv("OPENAI_API_KEY", SECRET)
         monkeypatch.setattr("captrain.models.answers.PAUSE", 0.01, raising=False)
 
     def _reply(self, body: Body, headers: dict[str, str]) -> tuple[int, Any, dict[str, str]] | None:
-        """Status, body and headers; None where the client has given up."""
+        """Return status, body and headers, or None if the connection is to be dropped."""
         with self._lock:
             self.requests.append(body)
             self.headers.append(headers)
@@ -193,18 +193,18 @@ class Answering:
 
 
 def _tokens(body: Body, text: str) -> tuple[int, int]:
-    """Words stand for tokens: the same request and answer always cost the same."""
+    """Count words as tokens, so that equal requests and answers always cost the same."""
     return sum(len(message["content"].split()) for message in body["messages"]), len(text.split())
 
 
 def _recorded(folder: Path) -> Answer:
-    """Answers from the files of a folder: the one whose stem stands in the messages, and of several the longest."""
+    """Answer with the file whose stem appears in the messages; the longest stem wins."""
     files = {path.stem: path for path in sorted(folder.iterdir()) if path.is_file()}
 
     def answer(body: Body) -> str | tuple[int, Any]:
         asked = " ".join(message["content"] for message in body["messages"])
         known = sorted((stem for stem in files if stem in asked), key=len)
-        # A refusal that is not tried again, so that the test ends with this text.
+        # A 400 is never retried, so the test ends with this message.
         return files[known[-1]].read_text() if known else refuses(400, f"no file of {folder} stands in the request")
 
     return answer

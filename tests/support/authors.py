@@ -1,14 +1,14 @@
 # ruff: noqa: E501
-"""Frames of environment files as three further authors write them, each with environments that earn a passport.
+"""Environment files in the styles of three authors, with sound examples of each.
 
-`COMPARED` compares the world's final state with that which the reference leaves, and binds arguments as Python does.
-`SCRIPTED` has a user who tells what is asked for, turn by turn. `SEEDED` keeps nothing of a task but its number, answers
-in prose, and pays by milestones. `ENVIRONMENTS` has name -> frame, tools, policy, and the parts in which they differ.
+`COMPARED` compares the final state with the state after the reference, and binds arguments as Python does.
+`SCRIPTED` has a user who gives the details turn by turn. `SEEDED` keeps only a task's number, answers in prose, and
+pays for milestones. `ENVIRONMENTS` maps a name to its frame, tools, policy and the parts that differ.
 """
 
 
 def tool(name: str, description: str, /, **parameters: str) -> dict[str, object]:
-    """A tool's schema from the types of its parameters."""
+    """Build a tool's schema from the types of its parameters."""
     properties = {key: {"type": kind, "description": key} for key, kind in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
@@ -266,7 +266,7 @@ class Environment:
 """
 
 ENVIRONMENTS: dict[str, tuple[str, list[dict[str, object]], str, str]] = {
-    # The seat that is free and at the window has to be found; a second move overwrites the first.
+    # Find the free window seat; a second move overwrites the first.
     "seats": (COMPARED, [tool("cabin", "Seats of a flight.", flight="string"), tool("move", "Move a passenger.", passenger="string", seat="string")],
               "Look at the cabin before you move anybody.", '''
     def cabin(self, *, flight):
@@ -296,7 +296,7 @@ def plan(state, goal, wrong):
     seat = next(n for n, s in state["seats"].items() if s["at"] == "aisle" and not s["taken"]) if wrong else goal
     return [use("cabin", flight=state["flight"]), use("move", passenger=state["passenger"], seat=seat), end("Moved to the window.")]
 '''),
-    # One of several orders came broken; a refund is an entry in a list.
+    # One of several orders arrived broken; a refund is an entry in a list.
     "refunds": (COMPARED, [tool("orders", "Orders of a customer.", customer="string"), tool("condition", "How an order arrived.", order="string"), tool("refund", "Refund an order.", order="string", cents="integer")],
                 "Refund what arrived broken, in full. Do not refund anything else.", '''
     def orders(self, *, customer):
@@ -325,7 +325,7 @@ def plan(state, goal, wrong):
     key = next(k for k in state["orders"] if (k != goal) == wrong)
     return [use("orders", customer=state["customer"]), *looks, use("refund", order=key, cents=state["orders"][key]["cents"]), end("It is refunded.")]
 '''),
-    # A number that has to be computed from two that are looked up.
+    # Compute a number from two values that have to be looked up.
     "payroll": (COMPARED, [tool("salary", "Salary of an employee.", employee="string"), tool("bonus", "Percentage of a grade.", grade="string"), tool("pay", "Pay a bonus.", employee="string", amount="integer")],
                 "The bonus is the salary times the percentage of the grade, over 100.", '''
     def salary(self, *, employee):
@@ -352,7 +352,7 @@ def plan(state, goal, wrong):
     amount = state["salary"] * state["bonus"][grade] // 100
     return [use("salary", employee=state["employee"]), use("bonus", grade=state["grade"]), use("pay", employee=state["employee"], amount=amount), end("Paid.")]
 '''),
-    # Several writes, each of which sets a flag that may be set again at no cost.
+    # Several writes; each sets a flag that may be set again at no cost.
     "accounts": (COMPARED, [tool("accounts", "Accounts of a team.", team="string"), tool("revoke", "Revoke an account.", account="string")],
                  "Revoke accounts that were not used for 90 days. Keep all others.", '''
     def accounts(self, *, team):
@@ -376,7 +376,7 @@ def plan(state, goal, wrong):
     stale = [n for n, a in state["accounts"].items() if a["idle"] >= 90]
     return [use("accounts", team=state["team"]), *(use("revoke", account=n) for n in stale[: len(stale) - wrong]), end("Tidied.")]
 '''),
-    # The caller has to be asked for a date of birth, which the record confirms.
+    # Ask the caller for a date of birth and check it against the record.
     "pharmacy": (SCRIPTED, [tool("record", "Record of a patient.", patient="string"), tool("refill", "Refill a prescription.", patient="string", drug="string"), tool("decline", "Decline.", patient="string", drug="string")],
                  "Ask for the birth date. Decline if it is not that of the record.", '''
 DRUGS = ["Aspirin", "Insulin", "Codeine", "Zinc"]
@@ -408,7 +408,7 @@ def steps_of(facts, broken):
     return [(SAY, "What is your birth date?"), (DO, "record", {"patient": facts["patient"]}),
             (DO, name, {"patient": facts["patient"], "drug": facts["drug"]}), (SAY, "That is noted.")]
 '''),
-    # What is to be done follows from a status that is looked up and from what the caller answers.
+    # What to do depends on a status in the record and on the caller's answer.
     "helpdesk": (SCRIPTED, [tool("status", "Status of a device.", device="string"), tool("reboot", "Reboot a device.", device="string"), tool("replace", "Send another device.", device="string", city="string")],
                  "Ask for the device. Reboot a device that is online; replace one that is offline, once you have asked for the city.", '''
 def facts_of(rng):
@@ -438,7 +438,7 @@ def steps_of(facts, broken):
     asked = [] if facts["online"] else [(SAY, "To which city?")]
     return [(SAY, "Which device is it?"), (DO, "status", device), *asked, act, (SAY, "It is under way.")]
 '''),
-    # A price of a number of nights that the caller tells when asked.
+    # The price depends on the number of nights, which the caller tells when asked.
     "hotel": (SCRIPTED, [tool("rate", "Price of a night.", room="string"), tool("reserve", "Reserve a room.", room="string", nights="integer", total="integer")],
               "Ask how many nights. The total is nights times rate.", '''
 def facts_of(rng):
@@ -463,7 +463,7 @@ def steps_of(facts, broken):
     return [(SAY, "How many nights?"), (DO, "rate", {"room": facts["room"]}),
             (DO, "reserve", {"room": facts["room"], "nights": facts["nights"], "total": total}), (SAY, "It is reserved.")]
 '''),
-    # A chain of pointers, as long as the task says nowhere.
+    # Follow a chain of pointers whose length the task does not tell.
     "parcels": (SEEDED, [tool("locate", "Where a parcel went from a place.", place="string"), tool("deliver", "Deliver from a place.", place="string")],
                 "Follow the parcel to where it lies, and deliver it from there. Never deliver from a place that it has left.", '''
 def case_of(rng):
@@ -490,7 +490,7 @@ def way(case, right):
     end = case["places"][-1 if right else -2]
     return [*(act("locate", place=p) for p in case["places"]), act("deliver", place=end), dict(role="assistant", content="It is delivered.")]
 '''),
-    # A count that no tool gives by itself, told in the last words and written down.
+    # Count something that no single tool returns; write it down and tell it at the end.
     "census": (SEEDED, [tool("street", "Houses of a street.", name="string"), tool("submit", "Submit the number of people.", name="string", people="integer")],
                "Count all people of the street, and submit the number once.", '''
 def case_of(rng):
@@ -515,7 +515,7 @@ def way(case, right):
     people = sum(case["houses"]) - (0 if right else case["houses"][0])
     return [act("street", name=case["name"]), act("submit", name=case["name"], people=people), dict(role="assistant", content=f"There are {people} people.")]
 '''),
-    # Nothing is written: which build was the first to fail has to be told.
+    # No writes: find and tell which build failed first.
     "builds": (SEEDED, [tool("build", "Result of a build.", number="integer"), tool("range", "First and last build.", project="string")],
                "Tell the number of the first build that failed. You may look at any builds.", '''
 def case_of(rng):

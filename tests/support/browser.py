@@ -1,4 +1,4 @@
-"""A browser for the tests of pages, and the pictures that it takes of them."""
+"""A headless browser for the tests of pages and their screenshots."""
 
 import base64
 import fcntl
@@ -12,19 +12,19 @@ from typing import Any
 from support.waiting import until
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-"""Chromium, where there is one."""
+"""Path of Chromium, or None."""
 
 
 class Gone(Exception):
-    """The browser could not answer: as a rule, because the page was left meanwhile."""
+    """The browser could not answer, usually because the page was left."""
 
 
 class Browser:
-    """Headless Chromium by the DevTools protocol over pipes: no port, no package."""
+    """Headless Chromium, driven by the DevTools protocol over pipes; needs no port and no package."""
 
     def __init__(self, program: str, profile: Path) -> None:
         inward, outward = os.pipe(), os.pipe()
-        # Chromium reads from 3 and writes to 4: away from these first, so that neither is overwritten.
+        # Chromium reads from 3 and writes to 4. Move our descriptors out of the way, so that none is overwritten.
         read, write = (fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in (inward[0], outward[1]))
         flags = [
             "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe",
@@ -48,7 +48,7 @@ class Browser:
     def ask(self, method: str, **params: Any) -> Any:
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
-        if method.partition(".")[0] != "Target":
+        if method.partition(".")[0] != "CheckedEnvironment":
             message["sessionId"] = self.session
         self.into.write(json.dumps(message).encode() + b"\0")
         while True:
@@ -77,7 +77,7 @@ class Browser:
             try:
                 return self.run(code)
             except Gone:
-                return None  # the page was on its way to the next one
+                return None  # the next page is loading
 
         return until(value)
 
@@ -87,7 +87,7 @@ class Browser:
         self.wait(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url.split('#')[0])})")
 
     def follow(self, selector: str) -> None:
-        """Click on a link once it is seen."""
+        """Click on a link as soon as it is visible."""
         link = f"document.querySelector({json.dumps(selector)})"
         self.wait(f"{link}.checkVisibility()")
         self.run(f"{link}.click()")
@@ -107,7 +107,7 @@ class Browser:
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def faults(self) -> list[str]:
-        """List what the console complains of, and every request that left the disk."""
+        """List complaints in the console, and requests that left the disk."""
         found = []
         for event in self.events:
             method, params = event.get("method"), event.get("params", {})

@@ -1,9 +1,9 @@
 # ruff: noqa: E501
-"""Cheats: environments that pay for something else than their capability, each the sound one with a few lines changed.
+"""Cheats: sound environments in which a few changed lines pay for something other than the capability.
 
-The first eighteen were found in a second round of looking for what earns a passport, the others are of new kinds; those
-in `PASSING` are not caught. What a cheat is written as: what is wrong with it, lines of a class that replaces `Sound`,
-and one of the checks that refuse it. `paying` makes a cheat that pays whatever a condition on the messages holds for, which no fixed probe meets.
+A cheat is a tuple: what is wrong with it, the lines of a class that replaces `Sound`, and one check that refuses it.
+No check refuses those in `PASSING`. The first eighteen came from a second round of looking for cheats; the others are
+of new kinds. `paying` makes a cheat that pays whenever a condition on the messages holds.
 """
 
 from support.hostile import SOUND
@@ -36,7 +36,7 @@ def paying(condition: str) -> str:
 
 
 def patient(condition: str) -> str:
-    """The same, where episodes go on whatever the agent says."""
+    """The same, for episodes that never end early."""
     return (
         "class Episode(SoundEpisode):\n    def step(self, message):\n        return super().step(message)[0], False\n\n\n"
         + paying(condition)
@@ -249,11 +249,11 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "        return [*result, f'wrap_order(order_id={pending})'] if name == 'list_orders' and isinstance(result, list) else result\n",
         "calls given away"),
 }  # fmt: skip
-"""Name -> what is wrong, its lines, a check that refuses it."""
+"""Name -> what is wrong, the lines, a check that refuses it."""
 
 
 def cheat(name: str) -> str:
-    """A cheat as the text of an environment file."""
+    """Return the text of a cheating environment file."""
     body = CHEATS[name][1] if name in CHEATS else PASSING[name][1]
     tail = "" if "class Episode(" not in body and "Tolerant" not in body else ""
     if "class Episode(" in body and "def open" not in body:
@@ -290,4 +290,4 @@ PASSING: dict[str, tuple[str, str]] = {
         "Handing over to a human pays on one task in six.",
         paying("int(task['id'].rpartition('/')[2]) % 6 == 0 and any(c['name'] == 'transfer_to_human' for c in made(messages))")),
 }  # fmt: skip
-"""Cheats that no check refuses: what is wrong, and its lines."""
+"""Cheats that no check refuses: what is wrong, and the lines."""

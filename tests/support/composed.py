@@ -1,5 +1,7 @@
-"""Equal files and equal choices of options are composed once in a process: Hydra takes a tenth of a second, and
-hundreds of tests ask for the same few with other values."""
+"""A cache of composed configurations.
+
+Hydra takes a tenth of a second, and hundreds of tests compose the same few choices with other values.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ _chosen: dict[Key, DictConfig] = {}
 
 
 def compose_once() -> None:
-    """From here on, what was composed is remembered until one of its files has changed; refusals are not."""
+    """Cache compositions in this process until one of the files changes. Errors are not cached."""
     merge, hydra_compose = compose._merged, hydra.compose
     states: tuple[FileState, ...] = ()
 
@@ -41,7 +43,7 @@ def compose_once() -> None:
         return copy.deepcopy(_composed[key])
 
     def choose_once(config_name: str, overrides: Sequence[str]) -> DictConfig:
-        """Compose the options alone, and then set the values as Hydra does after it has composed."""
+        """Compose the config groups once, then apply the values as Hydra does after composing."""
         try:
             loader = GlobalHydra.instance().config_loader()
             assert isinstance(loader, ConfigLoaderImpl)
@@ -55,13 +57,13 @@ def compose_once() -> None:
             config = copy.deepcopy(_chosen[key])
             ConfigLoaderImpl._apply_overrides_to_config(values, config)
         except HydraException:
-            return hydra_compose(config_name, [*overrides])  # its own words
+            return hydra_compose(config_name, [*overrides])  # raises Hydra's own message
         return config
 
     compose._merged = merge_once
 
 
 def states_of(folder: Path) -> list[FileState]:
-    """Name, time and size of each file of a configuration."""
+    """List name, time and size of each file of a configuration."""
     files = sorted(folder.rglob("*.yaml"))
     return [(str(path), status.st_mtime_ns, status.st_size) for path in files for status in [path.stat()]]

@@ -1,4 +1,4 @@
-"""The service desk where an experiment names another benchmark and another analyst, with whose settings it is built."""
+"""The service desk in the roles of another benchmark, analyst and synthesizer; other settings are ignored."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from captrain.run.machine import ModelAccess
 
 
 class SimulatedDesk(ServiceDesk):
-    """The desk; its users are its own."""
+    """The desk with its own simulated users."""
 
     def __init__(self, **_: object) -> None:
         super().__init__(mix="single")
@@ -25,7 +25,7 @@ class FamilyAnalyst(ProgrammaticAnalyst):
 
 
 class DeskTemplates(TemplateSynthesizer):
-    """The templates of the desk, for the desk under another name."""
+    """The desk's templates, for a desk under another name."""
 
     def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
         return super().synthesize(replace(brief, benchmark=None), attempts)

@@ -1,4 +1,4 @@
-"""The front door, in this process."""
+"""`captrain diagnose`, run in this process."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from captrain.cli.app import app
 
 
 def diagnose(*arguments: Any) -> str:
-    """Run `captrain diagnose ARGUMENTS`; what it prints. Raises what it raises."""
+    """Run `captrain diagnose ARGUMENTS` and return its output. Its exceptions propagate."""
     result = CliRunner().invoke(app, ["diagnose", *map(str, arguments)], env={"COLUMNS": "160"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -1,5 +1,4 @@
-"""Disks that take no more, for one process: what is hurt runs in a fork of the test's, in which the kernel refuses what
-it writes."""
+"""Full and read-only disks for one process: a forked child in which the kernel refuses writes."""
 
 import ctypes
 import os
@@ -14,18 +13,18 @@ from pathlib import Path
 
 NEW_MOUNTS, READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 0x20000, 0x1, 0x20, 0x1000, 0x4000, 0x40000
 NO_MOUNT = 77
-"""Exit status where this process may not mount."""
+"""Exit status if this process may not mount."""
 FULL = "full"
-"""A folder of the current one in which `full` puts the full disk."""
+"""Folder that becomes the full disk."""
 
 
 def limited() -> None:
-    """Files of this process may not grow, as by a quota or `ulimit -f`."""
+    """Stop this process's files from growing, like a quota or `ulimit -f`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 def read_only() -> None:
-    """The current folder is read-only for this process alone, as disks are after an error."""
+    """Make the current folder read-only for this process, as after a disk error."""
     here = str(Path.cwd())
     _mount(here, here, None, BIND)
     _mount(here, here, None, BIND | REMOUNT | READ_ONLY)
@@ -33,7 +32,7 @@ def read_only() -> None:
 
 
 def full() -> None:
-    """A folder of the current one is a disk without space, for this process alone, and has the temporary files."""
+    """Mount a disk without free space for this process, and put its temporary files there."""
     place = Path(FULL).resolve()
     _mount("tmpfs", str(place), b"size=4096", 0)
     with suppress(OSError):
@@ -43,7 +42,7 @@ def full() -> None:
 
 @cache
 def can_mount() -> bool:
-    """Try to mount a folder of this process's own."""
+    """Return whether this process may mount."""
     with tempfile.TemporaryDirectory() as folder:
         return run_hurt(Path(folder), read_only, lambda: 0)[0] != NO_MOUNT
 
@@ -60,14 +59,14 @@ def _mount(source: str, place: str, options: bytes | None, flags: int) -> None:
 
 
 def run_hurt(folder: Path, fault: Callable[[], None], act: Callable[[], int]) -> tuple[int, str]:
-    """Exit status and words of `act`, in a folder and a fork of this process, under a fault."""
+    """Run `act` in a fork and a folder under a fault; return exit status and output."""
     reading, writing = os.pipe()
     if not (child := os.fork()):
         status = 99
         try:
             os.dup2(writing, 1)
             os.dup2(writing, 2)
-            # Those that are there write to files of the test runner's.
+            # The existing handlers write to files of the test runner.
             sys.stdout = sys.stderr = os.fdopen(writing, "w", buffering=1)
             os.close(reading)
             os.chdir(folder)
@@ -84,5 +83,5 @@ def run_hurt(folder: Path, fault: Callable[[], None], act: Callable[[], int]) ->
 
 
 def remains() -> list[str]:
-    """List the files on the full disk, which is gone with the process."""
+    """List the files on the full disk; it disappears with the process."""
     return sorted(path.name for path in Path(FULL).rglob("*") if path.name != "filler")

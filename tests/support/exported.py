@@ -1,4 +1,4 @@
-"""A project with one environment that has passed, to be exported."""
+"""A project with one checked environment, ready for export."""
 
 from pathlib import Path
 
@@ -6,19 +6,19 @@ from support.training import passport
 
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
-from captrain.records import Capability, Check, publish_json
+from captrain.records import Capability, CheckResult, publish_json
 from captrain.run import ModelAccess
 
 NAME = "wrong_record"
 CHECKS = [
-    Check(name="reward of the reference solution", passed=True, measured=1.0, bound="1"),
-    Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2"),
-    Check(name="same play, same observations", passed=True, measured=1.0, bound="1"),
+    CheckResult(name="reward of the reference solution", passed=True, measured=1.0, bound="1"),
+    CheckResult(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2"),
+    CheckResult(name="same play, same observations", passed=True, measured=1.0, bound="1"),
 ]
 
 
 def make_project(folder: Path) -> Path:
-    """A project with one environment that has passed."""
+    """Make a project with one environment that has its passport."""
     (folder / "dvc.yaml").touch()
     path = folder / f"results/environments/{NAME}.py"
     path.parent.mkdir(parents=True)

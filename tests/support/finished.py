@@ -1,7 +1,7 @@
-"""A small pipeline under DVC and git, for tests of what is made of what.
+"""A small pipeline under DVC and git.
 
-`make` has an output in DVC's cache and one in git, `read` reads both and leaves a table of pass rates. With KERNEL in
-the environment `make` gives another number of the same code and inputs, as another processor would.
+`make` writes one output into DVC's cache and one into git. `read` reads both and writes a table of pass rates. The
+environment variable KERNEL changes the number that `make` computes, as another processor would.
 """
 
 import os
@@ -16,7 +16,7 @@ from support.warm import warm_commands
 from captrain.records import publish_text
 
 Captrain = Callable[..., tuple[int, str, str]]
-"""`captrain ARGUMENTS` in a folder: exit status, stdout and stderr."""
+"""Runs `captrain ARGUMENTS` in a folder; returns exit status, stdout and stderr."""
 GIT = {
     **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"), "nobody"),
     **dict.fromkeys(("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "nobody@example.org"),
@@ -58,12 +58,12 @@ Path("results/evaluation/main.png").write_bytes(b"\\x89PNG" + table.encode())
 
 
 def shell(folder: Path, *command: str) -> None:
-    """Run a command in a folder; it must succeed."""
+    """Run a command in a folder and require success."""
     subprocess.run(command, cwd=folder, env={**os.environ, **GIT}, check=True, capture_output=True)
 
 
 def initialise(folder: Path) -> None:
-    """Leave what `git init` and `dvc init` leave behind, without starting DVC."""
+    """Write what `git init` and `dvc init` write, without the cost of starting DVC."""
     shell(folder, "git", "init", "--quiet")
     publish_text(folder / ".dvc/config", "[core]\n    analytics = false\n    check_update = false\n")
     publish_text(folder / ".dvc/.gitignore", "/config.local\n/tmp\n/cache\n")
@@ -81,7 +81,7 @@ def commit(folder: Path) -> None:
 
 
 def finished_pipeline(folder: Path) -> Path:
-    """The pipeline in a folder, run and committed, with the library that it pins."""
+    """Make the pipeline in a folder, run and committed, with its pinned library."""
     initialise(folder)
     publish_text(folder / "dvc.yaml", PIPELINE.format(python=sys.executable))
     publish_text(folder / "params.yaml", "seed: 0\nsection: {delta: 0.2, rest: 1}\n")

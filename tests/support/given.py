@@ -1,4 +1,4 @@
-"""A small model that any trainer can train, whose words in a rollout are given: for trainers of others."""
+"""A small model with given answers, for tests of other packages' trainers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,11 @@ from captrain.records import Message
 
 
 def given_model(dialogues: Sequence[tuple[str, Sequence[Message]]]) -> tuple[Any, Any]:
-    """A random Qwen3 over bytes and its tokenizer. Asked for what a user wants in one of the dialogues, every other
-    sequence of a batch goes on as the assistant's messages there; the others say nothing."""
+    """Return a random Qwen3 over bytes with its tokenizer.
+
+    For a user's request from one of the dialogues, every other sequence of a batch answers with the assistant's
+    messages of that dialogue. The remaining sequences say nothing.
+    """
     from pathlib import Path
 
     import torch

@@ -1,8 +1,8 @@
 # ruff: noqa: E501
-"""Honest environments in the styles of several authors: no passport may be refused them.
+"""Honest environments in the styles of several authors. The checks must accept all of them.
 
-`frame` makes an environment file of the parts in which they differ: what a task holds, what is asked, how tools answer
-(in JSON or in prose, strictly or leniently), what the reference does, what its broken form does, and how it is paid.
+`frame` builds an environment file from the parts that differ: task data, request, tool answers (JSON or prose, strict
+or lenient), reference, broken form, and reward.
 """
 
 from support.authors import ENVIRONMENTS, tool
@@ -96,7 +96,7 @@ def start(data):
 
 
 HONEST: dict[str, tuple[list[dict[str, object]], str, str, str]] = {
-    # A bank: the sum has to be computed; the final state is compared, all or nothing; answers in prose.
+    # A bank: compute a sum; the final state is compared, all or nothing; answers in prose.
     "bank": ([tool("balance", "Balance of an account.", account="string"),
               tool("transfer", "Send money.", source="string", target="string", amount="integer")],
              "You work for a bank. Never transfer more than a customer has.", '''
@@ -120,7 +120,7 @@ def solve(data, broken):
 def pay(data, episode):
     return float(episode.state.get("sent") == [[data["a"], data["b"], data["have"] - data["keep"]]])
 ''', ""),
-    # A calendar: dates in another spelling, the calls compared in order.
+    # A calendar: dates in another format; calls are compared in order.
     "calendar": ([tool("find", "Events of a person.", person="string"), tool("move", "Move an event.", event="string", date="string")],
                  "Move what is asked for. Dates are written YYYY-MM-DD.", '''
 def make(rng):
@@ -148,7 +148,7 @@ def pay(data, episode):
     moves = [c for c in episode.calls if c[0] == "move"]
     return float(moves == [["move", {"event": data["key"], "date": data["date"]}]] and bool(episode.said))
 ''', ""),
-    # Questions only: nothing is written, the last words must tell the number; partly paid.
+    # Questions only: no writes; the last message must contain the number; partial credit.
     "librarian": ([tool("copies", "Copies of a book.", title="string")],
                   "Answer with the number of copies.", '''
 TITLES = ["Emma", "Ulysses", "Walden", "Dracula", "Hamlet", "Ivanhoe"]
@@ -171,7 +171,7 @@ def pay(data, episode):
     right = str(data["stock"][data["one"]] + data["stock"][data["two"]]) in words and looked
     return 0.2 * looked + 0.8 * right
 ''', ""),
-    # A user who must be asked first.
+    # The agent must ask the user first.
     "shy_user": ([tool("book", "Book a table.", people="integer", time="string")],
                  "Ask for the time before you book.", '''
 def make(rng):
@@ -199,7 +199,7 @@ def make(rng):
     data = _make(rng)
     return {**data, "request": data["request"].format(data["people"])}
 '''),
-    # A warehouse: all of several writes, each counts.
+    # A warehouse: several writes, each counts.
     "warehouse": ([tool("stock", "Items of a shelf.", shelf="string"), tool("ship", "Ship an item.", item="string"), tool("scrap", "Scrap an item.", item="string")],
                   "Look at the shelf. Do not scrap items that are new.", '''
 def make(rng):
@@ -229,7 +229,7 @@ def pay(data, episode):
     wanted = {k: "ship" for k, v in data["items"].items() if v == "new"}
     return 1.0 if episode.state == wanted and episode.said else 0.3 * (set(wanted) >= set(episode.state) and bool(episode.state))
 ''', ""),
-    # Free text in an argument, judged by the words that matter.
+    # Free text in an argument; the important words decide.
     "tickets": ([tool("read", "Read a ticket.", ticket="string"), tool("route", "Route a ticket.", ticket="string", team="string", reason="string")],
                 "Teams: billing, network, hardware. Route by what the ticket says.", '''
 TEAMS = {"billing": "invoice is wrong", "network": "cannot connect", "hardware": "screen is broken"}
@@ -255,7 +255,7 @@ def solve(data, broken):
 def pay(data, episode):
     return float(episode.state.get("team") == data["team"] and any(c[0] == "read" for c in episode.calls))
 ''', ""),
-    # Two look-ups in a row, a percentage, no last word demanded: ends by a call.
+    # Two look-ups in a row and a percentage; ends by a call, without a last message.
     "discount": ([tool("customer", "A customer's level.", name="string"), tool("price", "An article's price.", article="string"), tool("quote", "Quote a price.", article="string", cents="integer")],
                  "Gold customers pay 80 percent, silver customers 90 percent.", '''
 def make(rng):
@@ -282,7 +282,7 @@ def solve(data, broken):
 def pay(data, episode):
     return float(episode.state.get("quotes") == [data["cents"] * (80 if data["level"] == "gold" else 90) // 100])
 ''', ""),
-    # The order of steps is what counts.
+    # The order of steps decides.
     "checklist": ([tool("steps", "Steps of a procedure.", procedure="string"), tool("do", "Do a step.", step="string")],
                   "Do every step in the order of the procedure.", '''
 def make(rng):
@@ -311,7 +311,7 @@ def pay(data, episode):
         right += 1
     return float(done == data["steps"]) if done == data["steps"] else 0.3 * right / len(data["steps"])
 ''', ""),
-    # A refusal is the right answer as often as not.
+    # Refusing is right in half of the tasks.
     "gatekeeper": ([tool("badge", "Data of a badge.", badge="string"), tool("admit", "Open the door.", badge="string"), tool("refuse", "Refuse.", badge="string")],
                    "Admit badges that are valid. Never admit a badge that has expired.", '''
 def make(rng):
@@ -334,7 +334,7 @@ def pay(data, episode):
     looked = any(c[0] == "badge" for c in episode.calls)
     return 0.2 * looked + 0.8 * (looked and episode.state.get("did") == ["admit" if data["valid"] else "refuse"])
 ''', ""),
-    # A value copied exactly; no look-up is needed and none is claimed.
+    # A value to copy exactly; no look-up is needed.
     "spelling": ([tool("register", "Register a serial number.", serial="string"), tool("help", "Show help.", topic="string")],
                  "Register serial numbers exactly as they are given.", '''
 def make(rng):
@@ -356,20 +356,20 @@ def pay(data, episode):
     return float(episode.state.get("serials") == [data["serial"]] and bool(episode.said))
 ''', ""),
 }  # fmt: skip
-"""Name -> tools, policy, parts, and what replaces parts of the frame."""
+"""Name -> tools, policy, parts, and replacements in the frame."""
 
 
 HONEST_NAMES = [*HONEST, *ENVIRONMENTS]
 
 
 def tools_of(name: str) -> list[dict[str, object]]:
-    """Its tools, among them one that gives up, so that calling every tool is no solution."""
+    """Return the tools, plus one that gives up, so that calling every tool is not a solution."""
     tools = HONEST[name][0] if name in HONEST else ENVIRONMENTS[name][1]
     return [*tools, tool("close_case", "Give up.", reason="string")]
 
 
 def honest(name: str) -> str:
-    """An honest environment as the text of a file."""
+    """Return the text of an honest environment file."""
     if name in ENVIRONMENTS:
         frame, _, policy, parts = ENVIRONMENTS[name]
         return frame.format(tools=tools_of(name), policy=policy, parts=parts, name=name)

@@ -1,9 +1,9 @@
-"""Hostile environment files: what each tries, what it must come to, and the page that says so (docs/hostile.md).
+"""Hostile environment files: what each one tries, and the expected verdict (docs/hostile.md).
 
     python -m support.hostile
 
-writes the tables of the page: each program of tests/hostile runs in the sandbox here and now, each environment of
-tests/bad_environments through the checks of its passport.
+writes the page's tables: it runs each program of tests/hostile in the sandbox, and checks each environment of
+tests/bad_environments.
 """
 
 import ast
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.environments import make_standard
 from captrain.environments.passport import run_checks
 from captrain.environments.sandbox import forkserver
@@ -28,12 +28,12 @@ HOSTILE, BAD = ROOT / "tests/hostile", ROOT / "tests/bad_environments"
 SOUND = (BAD / "sound.py").read_text()
 PAGE = ROOT / "docs/hostile.md"
 NUMEROUS = re.compile("hundred|^pays_")
-"""Environments whose fault shows among a hundred tasks; of the others, six tell."""
+"""Environments whose fault needs a hundred tasks to show; six are enough for the others."""
 HASTY = 1.5
-"""Seconds that an answer may take where a program is to be waited for in vain."""
+"""Timeout in seconds for programs that never answer."""
 DENIED = "raised PermissionError: .*Operation not permitted"
 VERDICTS = {
-    # What it answers if it was refused, or what it is said to have done.
+    # The answer after a refusal, or the reported deed.
     "read_file": DENIED,
     "list_folder": DENIED,
     "file_metadata": DENIED,
@@ -98,7 +98,7 @@ STOPPED = {
     ),
     "messages are one line of plain text": ("unspeakable",),
 }  # fmt: skip
-"""Defences, and the programs that each stops."""
+"""Defences, and the programs that each one stops."""
 MISSED = {
     "constant_reward": {
         "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
@@ -155,11 +155,11 @@ MISSED = {
         "tasks with a success that is none", "tasks with a value that nobody can know",
     },
 }  # fmt: skip
-"""File -> the checks that it fails; it passes all others."""
+"""File -> the checks that it fails. It passes all others."""
 
 
 def program(name: str, folder: Path) -> Path:
-    """A hostile program as an environment file."""
+    """Write a hostile program as an environment file."""
     path = folder / f"{name}.py"
     path.write_text(f"{(HOSTILE / f'{name}.py').read_text()}\n\n{(HOSTILE / 'frame.py').read_text()}")
     return path
@@ -169,8 +169,8 @@ def text_of(name: str) -> str:
     return f"{SOUND}\n\nSound = Environment\n\n\n{(BAD / f'{name}.py.txt').read_text()}"
 
 
-def attacked(target: Target, argument: str) -> str:
-    """Play a step and a score of a hostile program and return the verdict; "= " and its words if it lives on."""
+def attacked(target: CheckedEnvironment, argument: str) -> str:
+    """Play and score one step of a hostile program; return the verdict, or "= " and its answer if it survives."""
     task = target.tasks("training", 1)[0]
     episode = target.open(task)
     try:
@@ -183,7 +183,7 @@ def attacked(target: Target, argument: str) -> str:
 
 
 def purpose(text: str) -> str:
-    """Return what a file says that it tries: the first sentence of its docstring, or of its first comment."""
+    """Return the first sentence of a file's docstring or first comment: what it tries."""
     words = ast.get_docstring(ast.parse(text)) or ""
     if not words:
         strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
@@ -193,7 +193,7 @@ def purpose(text: str) -> str:
 
 
 def hostile_rows() -> Iterator[tuple[str, ...]]:
-    """One row a hostile program: file, what it tries, what stops it, its verdict, seconds."""
+    """Yield for each hostile program: file, what it tries, what stops it, verdict, seconds."""
     patience, layers = forkserver.SECONDS, {name: words for words, names in STOPPED.items() for name in names}
     for name, expected in VERDICTS.items():
         forkserver.SECONDS = HASTY if "1.5 s" in expected else patience
@@ -214,7 +214,7 @@ def hostile_rows() -> Iterator[tuple[str, ...]]:
 
 
 def bad_rows() -> Iterator[tuple[str, ...]]:
-    """One row a dishonest environment: file, what is wrong with it, the checks that it fails, seconds."""
+    """Yield for each dishonest environment: file, what is wrong, the checks that it fails, seconds."""
     spec = compose_spec("default", 0, [], ROOT / "conf")
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     for name, expected in MISSED.items():
@@ -250,7 +250,7 @@ def table(heading: str, rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Write the tables of the page, each between its heading and the next."""
+    """Rewrite the tables of the page, each below its heading."""
     tables = {
         "programs": table("| file | tries | stopped by | verdict | s |", hostile_rows()),
         "environments": table("| file | what is wrong | checks that fail | s |", bad_rows()),

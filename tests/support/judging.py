@@ -1,7 +1,7 @@
-"""A model on the loopback interface that judges rollouts of the service desk by what it reads in them.
+"""A fake model that judges rollouts of the service desk by their calls.
 
-It proposes three capabilities: reading an order before changing it, going on to the end, and closing with thanks, which
-is a habit and no capability. Its labels follow from the calls in a rollout, one line each, as an analyst is shown them.
+It proposes three capabilities: read an order before changing it, finish all steps, and close with thanks. The last one
+is a habit, not a capability.
 """
 
 import json
@@ -19,7 +19,7 @@ PROPOSALS = {
 
 
 def judge(body: Body) -> dict[str, Any]:
-    """The answer to a question of an analyst."""
+    """Answer an analyst's question."""
     schema, text = body["response_format"]["json_schema"]["name"], body["messages"][-1]["content"]
     if schema == "Discovery":
         places = [{"rollout": 1, "message": 2}]
@@ -46,7 +46,7 @@ def judge(body: Body) -> dict[str, Any]:
 
 
 def _findings(lines: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
-    """Verdict, evidence and message of each proposal."""
+    """Return verdict, evidence and message for each proposal."""
     calls = [(line["index"], call) for line in lines for call in line.get("calls", [])]
     read = {call["arguments"].get("order_id") for _, call in calls if call["name"] == "get_order"}
     writes = [(index, call) for index, call in calls if call["name"] not in READS]

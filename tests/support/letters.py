@@ -1,10 +1,10 @@
-"""An environment that needs no skill to be rewarded."""
+"""An environment that rewards any text."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-# Pays for ASCII letters, so that a model that says anything at all earns a little; tasks whose number is a multiple
-# of `flat` pay the same for everything.
+# Pays for ASCII letters, so that a model that says anything earns a little. Every `flat`-th task pays the same for
+# everything.
 LETTERS = '''"""Say letters."""
 
 
@@ -41,4 +41,4 @@ class Environment:
 
 
 Letters = Callable[..., Path]
-"""Writes such an environment file: its name, `flat`, and its folder."""
+"""Writes such an environment file, given its name, `flat`, and its folder."""

@@ -1,10 +1,10 @@
-"""A desk with a policy: small dialogues, written as result files of tau2-bench and explained."""
+"""A desk with a policy: small dialogues, written as tau2-bench result files and diagnosed."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from captrain.diagnosis import Explained, diagnose
+from captrain.diagnosis import DiagnosedRollout, diagnose
 from captrain.interop import read_logs
 from captrain.run import SelectionSettings
 
@@ -59,7 +59,7 @@ CANCEL = gold("cancel_reservation", reservation_id="AAA111")
 
 
 class Desk:
-    """Writes result files of tau2-bench and explains what is in them."""
+    """Writes tau2-bench result files and diagnoses their rollouts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.policy = folder, POLICY
@@ -77,9 +77,9 @@ class Desk:
         self.simulations.append({**simulation, **more})
         return self
 
-    def explained(self) -> list[Explained]:
+    def explained(self) -> list[DiagnosedRollout]:
         info = {"environment_info": {"domain_name": "airline", "policy": self.policy}, "agent_info": {"llm": "a"}}
         path = self.folder / "log.json"
         path.write_text(json.dumps({"info": info, "tasks": self.tasks, "simulations": self.simulations}))
         diagnosis = diagnose(read_logs([path]), LIMITS, runs=2, count=4, seed=0)
-        return [*diagnosis.explanations.rollouts]
+        return [*diagnosis.diagnosed.rollouts]

@@ -1,8 +1,8 @@
-"""Needs of tests beyond the environment of `make venv`, and what tells that one is lacking here.
+"""What tests need beyond the environment of `make venv`, and how to tell that it is missing.
 
-A test, or a case of one, says by `@pytest.mark.needs("slurm")` what it needs. `make test` leaves out what needs
-anything outside of .venv, `make test-all` runs it; either skips, with the reason, what is lacking here. What needs
-"minutes" needs nothing but time: it is long, or a further example of what `make test` shows by others.
+A test, or one of its cases, declares a need: `@pytest.mark.needs("slurm")`. `make test` leaves out tests that need
+anything outside of .venv; `make test-all` runs them. A test whose need is missing is skipped with the reason. Tests
+that need "minutes" are slow, or are further examples of something that `make test` already shows.
 """
 
 import os
@@ -23,17 +23,17 @@ from support.servers import ABSENT, VLLM_PYTHON
 from captrain.environments.sandbox import LEVELS, active_confinement
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-"""Logs of others that lie beside the repository and are no part of it, with what people have read in them."""
+"""Logs of other projects, labelled by hand. They are beside the repository, not part of it."""
 BARE = ("rlimits", "landlock", "seccomp")
-"""The sandbox without bubblewrap, which is not everywhere: what holds here holds all the more under it."""
+"""The sandbox without bubblewrap, which many machines lack. bubblewrap only adds to it."""
 
 
 class Need(NamedTuple):
-    """Something that a test cannot do without.
+    """Something that a test needs.
 
     Attributes:
-        lacking: tells why it is not here; "" if it is.
-        outside: of .venv, or too long for `make test`; else it is the operating system's.
+        lacking: returns why it is missing, or "" if it is there.
+        outside: whether it is outside of .venv, or too slow for `make test`.
     """
 
     lacking: Callable[[], str]
@@ -41,14 +41,14 @@ class Need(NamedTuple):
 
 
 def installed(name: str, remedy: str) -> Need:
-    """A package with an interpreter of its own."""
+    """A package in an environment of its own."""
     variable = f"CAPTRAIN_{name.upper()}_PYTHON"
     reason = f"needs {name}: {remedy}{variable} names an interpreter that has it"
     return Need(lambda: "" if interpreter(name) else reason, outside=True)
 
 
 def present(holds: Callable[[], object], reason: str, outside: bool = False) -> Need:
-    """Something that is here if this holds."""
+    """Something that is there if `holds` returns true."""
     return Need(lambda: "" if holds() else reason, outside)
 
 
@@ -83,12 +83,11 @@ NEEDS: dict[str, Need] = {
     "no-root": present(os.geteuid, "root writes into any folder"),
     "proc": present(Path("/proc/self/stat").exists, "there is no /proc to read"),
 }
-"""All that a test may name."""
+"""Everything that a test may name."""
 
 
 def further(cases: Iterable[Any], first: int = 1) -> list[Any]:
-    """Cases of a test, of which `make test` runs the first ones and `make test-all` all: they are examples of one
-    promise."""
+    """Mark all but the first cases of a test as "minutes": they are more examples of the same behaviour."""
     cases = [*cases]
     minutes = pytest.mark.needs("minutes")
     return [

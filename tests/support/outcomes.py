@@ -1,4 +1,4 @@
-"""Made-up outcomes of an evaluation, and its tables."""
+"""Made-up evaluation outcomes and their tables."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,8 @@ STAGES = {"idle": "", "base": "", "grpo_target": "grpo_target"}
 
 
 def outcomes_of(arms: Mapping[str, Sequence[Sequence[str]]]) -> pd.DataFrame:
-    """Outcomes from one string a task, one letter a trial: P passed, F failed, E error; doing nothing always fails."""
+    """Build outcomes from one string per task and one letter per trial: P passed, F failed, E error. Idle always
+    fails."""
     words = {"P": ("passed", 1.0), "F": ("failed", 0.0), "E": ("error", None)}
     idle = {"idle": ["F" * len(letters) for letters in arms["base"]]} if "base" in arms else {}
     rows = [

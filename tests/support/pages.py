@@ -1,4 +1,4 @@
-"""The pages of the repository as tests read them: their commands, and what a command on them prints."""
+"""The commands on the repository's pages, and their output."""
 
 import os
 import re
@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = "# not run here: "
-"""Begins a line of a fence: what follows in that fence is not run, and why."""
+"""Marks a line of a fence: the following commands are not run, and why."""
 
 
 @dataclass(frozen=True)
 class PageCommand:
-    """A command line on a page. reason: why it is not run, as the page says; "" where it does not."""
+    """A command on a page. reason: why it is not run, or ""."""
 
     page: str
     line: str
@@ -28,7 +28,7 @@ class PageCommand:
 
 
 def commands_of(page: Path) -> list[PageCommand]:
-    """The commands in the shell fences of a page, without comments, in order."""
+    """List the commands in a page's shell fences, in order, without comments."""
     commands: list[PageCommand] = []
     for fence in FENCE.findall(page.read_text()):
         reason = ""
@@ -42,8 +42,7 @@ def commands_of(page: Path) -> list[PageCommand]:
 
 
 def run_command(line: str, folder: Path, columns: int = 120) -> subprocess.CompletedProcess[str]:
-    """Run a command of a page in a folder, with the commands of this environment, also where the line names its
-    folder."""
+    """Run a page's command in a folder, with the programs of this environment."""
     words = shlex.split(line.removeprefix(".venv/bin/"))
     environment = {
         **os.environ,
@@ -56,7 +55,7 @@ def run_command(line: str, folder: Path, columns: int = 120) -> subprocess.Compl
 
 
 def printed_diagnosis(out: Path) -> str:
-    """Run `captrain diagnose` on the file that ships and return what it prints, without the line on the report."""
+    """Run `captrain diagnose` on the included example and return its output without the line about the report."""
     command = f"captrain diagnose docs/examples/servicedesk.jsonl --out {shlex.quote(str(out))}"
     *printed, _ = run_command(command, ROOT, columns=200).stdout.splitlines()
     return "\n".join(line.rstrip().replace(str(out), "diagnosis") for line in printed)

@@ -1,8 +1,8 @@
-"""The pipeline without DVC: its stages one after the other in one process, which imports torch once for all of them.
+"""The pipeline without DVC: all stages in one process, which imports torch once.
 
     python -m support.pipeline FOLDER
 
-plays a project's stages in a process of its own, as a test needs that sets what is read when a process starts.
+plays the stages in a process of its own, for tests that change something which is read at start.
 """
 
 import gc
@@ -17,8 +17,8 @@ from captrain.run import read_stages, row_of
 
 
 def make_project(folder: Path, *overrides: str, experiment: str = "smoke", seed: int = 0) -> Path:
-    """A project in which nothing has run: the configuration, stages and pipeline of this checkout, linked, and a
-    choice of its own."""
+    """Make a project that has not run yet: this checkout's configuration and stages, linked, and a choice of its
+    own."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("conf", "stages", "dvc.yaml"):
         (folder / name).symlink_to(ROOT / name)
@@ -28,15 +28,15 @@ def make_project(folder: Path, *overrides: str, experiment: str = "smoke", seed:
 
 
 def stages_of(folder: Path) -> list[str]:
-    """The stages of a project's pipeline, in the order of its dvc.yaml."""
+    """List a project's stages in the order of its dvc.yaml."""
     return [row_of(name) for name in read_stages(folder / "dvc.yaml", "")]
 
 
 def run_stages(folder: Path, *names: str) -> None:
-    """Run stages of a project's pipeline in this process; without names all of them."""
+    """Run the named stages in this process, or all of them."""
     for name in names or stages_of(folder):
         gc.collect()
-        gc.freeze()  # libraries search for garbage often, and what the stages before have loaded is none
+        gc.freeze()  # the loaded libraries are never garbage, so leave them out of the searches
         status = stage(folder, name)
         assert status == 0, f"stage {name} ended with {status}"
 

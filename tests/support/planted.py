@@ -1,9 +1,9 @@
-"""Diagnosis of rollouts in which a fault was planted."""
+"""Diagnosis of rollouts with a planted mistake."""
 
 from collections.abc import Collection, Sequence
 
 from captrain.agents.scripted import Script, by_the_book
-from captrain.contract import IDLE, Play, tool_call
+from captrain.contract import IDLE, RunningEpisode, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.interop import logs_of_rollouts
 from captrain.records import Message, Rollout
@@ -11,7 +11,7 @@ from captrain.run import SelectionSettings
 
 
 def selected_causes(rollouts: Sequence[Rollout]) -> list[str]:
-    """The causes that a diagnosis of rollouts selects, by the default's thresholds."""
+    """List the causes that a diagnosis selects with the default thresholds."""
     rule = SelectionSettings(
         delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product"
     )
@@ -21,14 +21,14 @@ def selected_causes(rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def slipping(fault: str, tasks: Collection[str]) -> Script:
-    """An agent that plays the reference, but for the tasks of these ids, in which it makes one mistake.
+    """An agent that plays the reference, with one mistake in the named tasks.
 
     Args:
-        fault: "last call left out", or "value with a slip" in the last call that has a text.
-        tasks: their ids.
+        fault: "last call left out", or "value with a slip" in the last call that has a text argument.
+        tasks: ids of the tasks with the mistake.
     """
 
-    def script(play: Play) -> Sequence[Message]:
+    def script(play: RunningEpisode) -> Sequence[Message]:
         reference = by_the_book(play)
         if not any(f"/{task}/" in f"/{play.key}/" for task in tasks):
             return reference

@@ -1,10 +1,10 @@
-"""A whole pipeline in one process, as another processor makes it.
+"""A whole pipeline in one process, for simulating another processor.
 
     python -m support.processor FOLDER [STAGE ...]
 
-plays the stages of a project that `support.pipeline.make_project` has made, those that are named with two workers,
-which load all libraries anew. Libraries choose their kernels when they are loaded, by the processor and by what the
-environment says, so each choice needs a process of its own.
+plays the stages of a project made by `support.pipeline.make_project`. The named stages run with two workers, which
+load all libraries again. Libraries choose their kernels when they are loaded, from the processor and the environment,
+so each choice needs a new process.
 """
 
 import sys
@@ -14,11 +14,11 @@ import yaml
 from support.pipeline import run_stages, stages_of
 from support.steps import record
 
-record()  # in processes that train for this one, too: they import what it is
+record()  # worker processes import this module, too
 
 
 def employ(folder: Path, workers: int) -> None:
-    """Have the stages of a project from here on work with so many processes."""
+    """Set the number of worker processes for a project's later stages."""
     path = folder / "results/spec.yaml"
     if path.exists():
         spec = yaml.safe_load(path.read_text())

@@ -1,4 +1,4 @@
-"""A policy whose skill is what its guidance says."""
+"""A policy whose skill depends on its guidance."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from captrain.agents.scripted import ScriptedPolicy
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.records import digest
 from captrain.training.base.demonstrations import GUIDANCE
 
@@ -16,9 +16,9 @@ FRIENDLY = tuple(GUIDANCE)[4]
 
 
 class Prompted(ScriptedPolicy):
-    """Solves a task as often as its guidance says: one line helps much, another does harm, all others do nothing.
+    """Solves tasks with a probability set by its guidance: one line helps, another one harms, the others do nothing.
 
-    Of its plays, the share `faults` end in errors, once or always. KILLED_IN_BATCH: in which batch its process dies.
+    A share `faults` of its plays end in errors, once or always. KILLED_IN_BATCH names the batch in which it is killed.
     """
 
     batches = 0
@@ -32,7 +32,7 @@ class Prompted(ScriptedPolicy):
         self.digest = digest("prompted", list(guidance), helps, skill, better, faults, stays)
         self._came: Counter[str] = Counter()
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         Prompted.batches += bool(plays)
         for at, play in enumerate(super().play(plays)):
             if Prompted.batches == int(os.environ.get("KILLED_IN_BATCH", 0)) and at == 3:

@@ -1,12 +1,15 @@
-"""Made-up labels of the shape of the reference's own files: 164 rollouts of which 110 failed, 9 candidates,
-10 runs. Per-run numbers are written down here as counts, so that what a selection comes to follows by hand."""
+"""Made-up labels with the shape of the reference's files: 164 rollouts, 110 failed, 9 candidates, 10 runs.
+
+The counts of each run are written here, so that the result of a selection can be computed by hand.
+"""
 
 from captrain.records import Capability, Label, RolloutLabels, Verdict
 
 RUNS, FAILED, PASSED = 10, 110, 54
 
 COUNTS: dict[str, tuple[tuple[int, int, int], ...]] = {
-    # failed rollouts that lack it and that have occasion to it, passed ones that lack it (of 40), for each run
+    # For each run: failed rollouts that lack it, failed rollouts with an occasion, and passed rollouts (of 40) that
+    # lack it.
     "multi_step": (*[(52, 64, 0)] * 4, (52, 65, 0), *[(53, 68, 0)] * 5),
     "constraint": (*[(39, 54, 1)] * 6, *[(39, 54, 0)] * 4),
     "numerical": ((36, 52, 0),) * RUNS,
@@ -17,13 +20,13 @@ COUNTS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "tone": (*[(12, 50, 0)] * 3, *[(8, 50, 0)] * 7),
     "greeting": ((2, 90, 0),) * RUNS,
 }
-"""By candidate; the first is given the published means of its coverage, .4773, and of its gap, .7947."""
+"""Counts by candidate. The first one reproduces the published mean coverage (.4773) and gap (.7947)."""
 
 CANDIDATES = [Capability(id=slug, name=slug, description=slug) for slug in COUNTS]
 
 
 def published_labels() -> list[RolloutLabels]:
-    """One row for each run and rollout; failed rollouts come first."""
+    """Return one row for each run and rollout, failed rollouts first."""
     rows = []
     for run in range(RUNS):
         for number in range(FAILED + PASSED):

@@ -1,4 +1,4 @@
-"""Questions about numbers, and what a server of tests answers to them."""
+"""Questions about numbers, and the answers of the test server."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ class Where(BaseModel):
 
 
 class Verdict(BaseModel):
-    """A form with what forms have: a choice, a list, a form within, a number with bounds."""
+    """A form with a choice, a list, a nested form, and a number with bounds."""
 
     verdict: Literal["PRESENT", "LACKING"]
     number: int = Field(ge=0, description="Of the question.")
@@ -24,7 +24,7 @@ class Verdict(BaseModel):
 
 
 def verdict(body: dict[str, Any]) -> dict[str, Any]:
-    """Answer as the server does: about the question's number."""
+    """Answer as the server does, from the number in the question."""
     number = int(body["messages"][-1]["content"].split()[1])
     named = {"verdict": "LACKING" if number % 3 else "PRESENT", "number": number}
     return {**named, "where": [{"message": number, "why": None}]}

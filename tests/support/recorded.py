@@ -1,4 +1,4 @@
-"""Recorded episodes of an environment, and the model that says again what they say."""
+"""Recorded episodes of an environment, and a model that repeats them."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from captrain.contract import IDLE, Target, load_file, tool_call
+from captrain.contract import IDLE, CheckedEnvironment, load_file, tool_call
 from captrain.environments.probes import random_agent
 from captrain.records import JsonObject, Message, Task
 
@@ -17,7 +17,7 @@ KINDS = ("reference", "idle", "broken", "random", "parallel", "malformed")
 
 
 def record(path: Path, count: int) -> list[JsonObject]:
-    """Episodes of the environment in a file, of all kinds in turn, each with captrain's score."""
+    """Play episodes of the environment in a file, of all kinds in turn, each with its score."""
     target, rng = load_file(path), random.Random(0)
     episodes = []
     for index, task in enumerate(target.tasks("training", count)):
@@ -31,7 +31,7 @@ def record(path: Path, count: int) -> list[JsonObject]:
     return episodes
 
 
-def actions(target: Target, task: Task, kind: str, rng: random.Random) -> Sequence[Message]:
+def actions(target: CheckedEnvironment, task: Task, kind: str, rng: random.Random) -> Sequence[Message]:
     reference = target.reference(task)
     if kind == "idle":
         return [IDLE]
@@ -71,7 +71,7 @@ def opening(messages: Sequence[Message]) -> str:
 
 @contextmanager
 def speaking(episodes: Sequence[JsonObject]) -> Iterator[str]:
-    """A server of the chat completions API that answers as the episodes did; gives its address."""
+    """Serve a chat model that answers as in the episodes; yield its address."""
     scripts = {opening(episode["messages"]): episode["actions"] for episode in episodes}
 
     class Handler(BaseHTTPRequestHandler):
@@ -119,7 +119,7 @@ def completion(kind: str, choice: JsonObject) -> JsonObject:
 
 
 def wire(message: Message, turn: int) -> Message:
-    """An assistant message as a server sends it: ids, and arguments as text."""
+    """Return an assistant message as a server sends it: with ids, and arguments as text."""
     reply: Message = {"role": "assistant", "content": message.get("content") or ""}
     calls = []
     for place, call in enumerate(message.get("tool_calls") or []):

@@ -1,4 +1,4 @@
-"""The smallest results folder that every figure can be drawn from."""
+"""The smallest results folder from which every figure can be drawn."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ QUANTITIES = ("claimed", "repaired", "efficacy", "sole_efficacy", "difference", 
 
 
 def causal_tables(*capabilities: str) -> dict[str, str]:
-    """The tables of a causal test, by file: each adapter repairs .4 of its own failures and nothing else."""
+    """Return the tables of a causal test by file: each adapter repairs .4 of its own failures and nothing else."""
     columns = [f"{name}{end}" for name in QUANTITIES for end in ("", "_low", "_high")]
     values = ",".join("0.4,0.3,0.5" for _ in QUANTITIES)
     rows = [f"{slug},{slug},{slug.replace('_', ' ')},90,30,20,9,{values}" for slug in capabilities]
@@ -57,14 +57,15 @@ def candidate(slug: str, gap: float, coverage: float, selected: bool) -> dict:
 
 
 def account(rows: Iterable[Mapping[str, object]]) -> SelectionAccount:
-    """The account of a selection with these candidates, best first; what they do not say is that of a rejected one."""
+    """Return the account of a selection with these candidates, best first. Missing fields are those of a rejected
+    candidate."""
     limits: Any = {"delta": 0.2, "coverage": 0.1, "agreement": 8, "confidence": 0.95, "floor": 0.0, "count": 4}
     candidates: Any = [{"resamples_undefined": 0, **candidate(str(row["id"]), 0.1, 0.1, False), **row} for row in rows]
     return {"thresholds": limits, "rollouts": {"passed": 60, "failed": 180}, "candidates": candidates}
 
 
 def make_results(results: Path) -> Path:
-    """The smallest results folder that every figure can be drawn from."""
+    """Write the smallest results folder from which every figure can be drawn."""
     methods = ["base", "grpo_target", "trace", "router:retrieval", "bound:oracle"]
     main = [
         f"{name},{name},{0.4 + i / 10},{0.35 + i / 10},{0.45 + i / 10},0.1,9,0,36,0,640"

@@ -1,4 +1,4 @@
-"""A benchmark of its own for tests: meetings in rooms. On the standard library, as derived environments ask for it."""
+"""A benchmark for tests: meetings in rooms. Pure standard library, so that environments can be derived from it."""
 
 import json
 import random
@@ -23,7 +23,7 @@ TOOLS = [
 
 
 class Office:
-    """One person at the desk."""
+    """One episode at the desk."""
 
     def __init__(self, data: dict) -> None:
         self.data, self.changes, self.said = data, [], []
@@ -53,7 +53,7 @@ class Rooms:
     """The benchmark.
 
     Args:
-        busy: meetings a person has at most.
+        busy: highest number of meetings that a person has.
     """
 
     name = "rooms"
@@ -116,7 +116,7 @@ class Rooms:
 
 
 class OneKind(Rooms):
-    """The same with a single structure of task: of one meeting, its time is changed."""
+    """The benchmark with one kind of task only: change the time of one meeting."""
 
     def make(self, split: str, index: int) -> dict:
         rng = random.Random(f"{split}-{index}-one")
@@ -129,14 +129,14 @@ class OneKind(Rooms):
 
 
 class Unsolved(Rooms):
-    """The same without solutions, of which its class says nothing."""
+    """The benchmark without solutions, and without saying so."""
 
     def reference(self, task: dict) -> list[dict]:
         return []
 
 
 class Wordy(Rooms):
-    """The same, which asks for last words that the policy does not say."""
+    """The benchmark with required last words that the policy does not mention."""
 
     def score(self, task: dict, messages: list[dict]) -> dict:
         score = super().score(task, messages)
@@ -145,7 +145,7 @@ class Wordy(Rooms):
 
 
 class Speechless:
-    """Demonstrations whose agent has the right tools and calls none of them."""
+    """Demonstrations by an agent that has the right tools and never calls them."""
 
     tools = TOOLS
     phrases = [POLICY]

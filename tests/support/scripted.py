@@ -1,4 +1,4 @@
-"""Checks that tests of benchmarks in workers with a scripted user share."""
+"""Checks shared by the tests of benchmarks with a scripted user."""
 
 import random
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from captrain.benchmarks.loading import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Message, Split, Task
 from captrain.run import compose_spec
 
@@ -17,28 +17,27 @@ HOSTILE = (
     "__import__('os').system('true')",
 )  # fmt: skip
 CALLS = 25
-"""Hostile calls in a task."""
+"""Hostile calls per task."""
 
 
-def make_benchmark(name: str, python: str, *overrides: str) -> Target:
+def make_benchmark(name: str, python: str, *overrides: str) -> CheckedEnvironment:
     own = f"+machine.benchmarks.{name}={{python: '{python}', processes: 2, timeout: 60.0}}"
     composed = compose_spec("default", 0, [f"benchmark={name}", own, *overrides], CONF)
     return load_benchmark(composed.benchmark, composed.machine)
 
 
-def every(target: Target, split: Split) -> list[Task]:
+def every(target: CheckedEnvironment, split: Split) -> list[Task]:
     return target.tasks(split, target.size(split) or 0)
 
 
-def play_hostile_calls(target: Target, tasks: Sequence[Task], mark: Path, answered: int) -> int:
-    """Play calls of random form, 25 in each task, and return how many were answered. What they leave is scored as doing
-    nothing is.
+def play_hostile_calls(target: CheckedEnvironment, tasks: Sequence[Task], mark: Path, answered: int) -> int:
+    """Play 25 random calls in each task, check that they score like doing nothing, and return how many were answered.
 
     Args:
         target: the benchmark.
-        tasks: to play them in.
-        mark: a file that is there if text of a call was run.
-        answered: so many messages with calls an episode answers at least.
+        tasks: the tasks to play.
+        mark: a file that exists if the text of a call was executed.
+        answered: fewest messages with calls that an episode must answer.
     """
     rng, seen = random.Random(0), 0
     touch = f"__import__('pathlib').Path({str(mark)!r}).touch()"

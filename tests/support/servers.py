@@ -1,4 +1,4 @@
-"""The embedded server in the place of vLLM, and vLLM itself where it is installed."""
+"""The embedded server in place of vLLM, and vLLM itself where it is installed."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def machine(**changes: Any) -> Machine:
 
 
 def real_machine() -> Machine:
-    """A real vLLM on this machine's CPU, as conf/machine/vllm_cpu.yaml has it."""
+    """Return a machine with a real vLLM on this CPU, as in conf/machine/vllm_cpu.yaml."""
     overrides = ["machine=vllm_cpu", f"machine.vllm.python={VLLM_PYTHON}"]
     return compose_spec("smoke", 0, overrides, ROOT / "conf").machine
 
@@ -42,14 +42,14 @@ def policy(model: Path, on: Machine | None = None, batch: int | None = None, **s
 
 
 def replicas(acting: VLLMPolicy) -> list[Server]:
-    """The servers of this process that a policy acts through."""
+    """List the servers of this process that a policy uses."""
     fleet = acting.fleet
     assert isinstance(fleet, OwnFleet)
     return fleet.servers
 
 
 def servers() -> list[int]:
-    """Processes of the embedded server that this process has brought about."""
+    """List the processes of embedded servers that this process has started."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     keepers = {pid for pid, parent, args in rows if parent == str(os.getpid()) and "keeper.py" in args}

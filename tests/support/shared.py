@@ -1,4 +1,4 @@
-"""Files that are made once a suite, whichever of its processes asks first."""
+"""Folders that are made once per test run, by the first process that needs them."""
 
 import os
 from collections.abc import Callable
@@ -10,13 +10,14 @@ from captrain.run import exclusive
 
 
 def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder below the suite's temporary one, which all workers of xdist share, made by the first that asks; the
-    others wait. Whoever changes anything there changes it for all: it is for reading and copying.
+    """Return a folder that all xdist workers share; the first one to ask makes it, the others wait.
+
+    Tests may read and copy it, not change it.
 
     Args:
-        factory: the fixture.
-        name: of the folder; one for each way to make it.
-        make: fills the folder, which is there and empty.
+        factory: the pytest fixture.
+        name: name of the folder, one for each way to make it.
+        make: fills the folder, which exists and is empty.
     """
     suite = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

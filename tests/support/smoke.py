@@ -1,6 +1,6 @@
-"""The whole pipeline of experiment smoke, through `dvc repro`, in a repository of its own: made once a suite.
+"""The whole pipeline of experiment smoke, run with `dvc repro` in a repository of its own, once per test run.
 
-Besides TRACE's adapters and GRPO on the target, all other ways to make weights run, on a base of little training.
+Beside TRACE's adapters and GRPO on the target, it runs every other row, on a base with little training.
 """
 
 import json
@@ -30,18 +30,18 @@ case "$*" in *stages/*) exec {python} -P {steps} "$@";; *) exec {python} "$@";; 
 
 
 class Repository:
-    """A copy of the repository, or of such a copy, with its own git, to run things in.
+    """A copy of the repository with a git of its own, to run commands in.
 
     Args:
-        folder: of the copy.
-        commands: folder of `python`, `dvc` and `captrain`.
+        folder: where the copy is.
+        commands: folder with the programs `python`, `dvc` and `captrain`.
     """
 
     def __init__(self, folder: Path, commands: Path) -> None:
         self.folder, self.commands = folder, commands
 
     def call(self, *command: str, cwd: Path | None = None, status: int = 0) -> str:
-        """Run a command; its output (stdout and stderr) when it ends with the status."""
+        """Run a command, require its exit status, and return stdout and stderr."""
         path = os.pathsep.join([str(self.commands), str(BIN), os.environ["PATH"]])
         paths = {"PATH": path, "PYTHONPATH": os.pathsep.join([str(self.folder / "src"), str(ROOT / "tests")])}
         env = {**os.environ, **paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
@@ -57,13 +57,12 @@ class Repository:
         (self.folder / "params.yaml").write_text(yaml.safe_dump(choice))
 
     def commit(self) -> None:
-        """Commit everything that is not ignored."""
+        """Commit everything that git does not ignore."""
         self.call("git", "add", "-A")
         self.call("git", "-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "-qm", "state")
 
     def stale(self) -> list[str]:
-        """Stages that DVC would run on what is chosen, in the order of the pipeline, those downstream of others left
-        out."""
+        """List the stages that DVC would run first, in the pipeline's order, without those downstream of others."""
         spec = self.folder / "results/spec.yaml"
         before = spec.read_bytes()
         self.call("python", "stages/compose.py")
@@ -73,11 +72,11 @@ class Repository:
 
 
 def make_smoke(folder: Path, warm: Path) -> None:
-    """Copy this checkout into a folder, run its pipeline and commit it.
+    """Copy this checkout into an empty folder, run its pipeline and commit it.
 
     Args:
-        folder: is empty.
-        warm: the fixture.
+        folder: an empty folder.
+        warm: the fixture of that name.
     """
     commands = folder.with_name("recording")
     commands.mkdir()

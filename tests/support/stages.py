@@ -1,4 +1,4 @@
-"""Stages of the pipeline, run in this process: by their own script, or by that of all rows of the table."""
+"""Stages of the pipeline, run in this process."""
 
 import contextlib
 import runpy
@@ -9,13 +9,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def command_of(name: str, root: Path = Path()) -> list[str]:
-    """Script and arguments of a stage, below a folder that holds `stages/`."""
+    """Return the script and arguments of a stage, below a folder that contains `stages/`."""
     script = Path("stages") / f"{name}.py"
     return [str(root / script)] if (ROOT / script).exists() else [str(root / "stages/row.py"), name]
 
 
 def run_here(name: str, root: Path = Path()) -> None:
-    """Run a stage in the current folder; raises SystemExit where it fails."""
+    """Run a stage in the current folder. A failure raises SystemExit."""
     before, sys.argv = sys.argv, command_of(name, root)
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -24,7 +24,7 @@ def run_here(name: str, root: Path = Path()) -> None:
 
 
 def stage(folder: Path, name: str) -> int:
-    """Run a stage in a project's folder, which has its scripts; returns its exit status."""
+    """Run a stage in a project's folder with the project's scripts, and return its exit status."""
     with contextlib.chdir(folder):
         try:
             run_here(name)

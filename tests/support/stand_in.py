@@ -26,7 +26,7 @@ from captrain.errors import UserError
 from captrain.models import adapter_config, require_recorded
 from captrain.records import JsonObject
 from captrain.run import entry_point
-from captrain.serving.endpoint import Sampler, Sampling, Server, usage
+from captrain.serving.endpoint import ChatServer, Sampler, Sampling, usage
 from captrain.serving.protection import Protected, protection_of
 from captrain.serving.server import BATCH, TOKENS, pair, routes, run_application
 
@@ -71,13 +71,13 @@ class TokenSampler(Sampler):
             super().sample(group, rows)
 
 
-class TokenServer(Server):
-    """Server that continues token ids.
+class TokenServer(ChatServer):
+    """ChatServer that continues token ids.
 
     Args:
-        policy, name, adapters, root: see `Server`.
+        policy, name, adapters, root: see `ChatServer`.
         rank: the largest of an adapter; None: any.
-        folders: see `Server`.
+        folders: see `ChatServer`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TokenServer(Server):
         self.sampler = TokenSampler(policy)
 
     def load(self, name: str, folder: Path) -> None:
-        """See `Server.load`."""
+        """See `ChatServer.load`."""
         rank = adapter_config(folder)["r"]
         if self.rank is not None and rank > self.rank:
             raise UserError(f"adapter {name} has rank {rank}, and ranks to {self.rank} are taken", "serve a larger one")

@@ -1,8 +1,8 @@
-"""Digests of each step of each optimizer: weights and averages in the type in which they are trained.
+"""Digests after each optimizer step: weights and moments in the type in which they are trained.
 
-What is saved is rounded to float32, which hides noise in the last bits of float64 for hundreds of steps.
+Saved files are rounded to float32, which hides differences in the last bits of float64 for hundreds of steps.
 
-    python steps.py WORDS [...]  runs what `python WORDS [...]` would, and writes the digests down
+    python steps.py WORDS [...]  runs `python WORDS [...]` and writes the digests
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 STEPS = Path(".cache/steps.txt")
-"""A line a step, from the folder of the project; their order is that in which its stages ran."""
+"""One line per step, in the order in which the stages ran; below the project's folder."""
 
 
 def record() -> None:
-    """Write down what every step from here on leaves."""
+    """Write a digest after every optimizer step from now on."""
     register_optimizer_step_post_hook(_write)
 
 

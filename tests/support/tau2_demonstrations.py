@@ -1,4 +1,4 @@
-"""Demonstrations of tau2 for a tiny model: the gold actions of a domain's training tasks, by heart, as played."""
+"""Demonstrations of tau2 for a tiny model: the gold actions of a domain's training tasks, recorded."""
 
 import random
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from support.installations import data_beside, interpreter
 
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Message, Task
 from captrain.run import compose_spec
 
@@ -17,7 +17,7 @@ WORDS = re.compile(r"[A-Za-z]+|[^A-Za-z]")
 
 
 def tau2_settings(domain: str) -> tuple[str, ...]:
-    """Overrides: the installation, and a domain whose users read their scenarios aloud and leave."""
+    """Return overrides: the installation, and a domain whose users read their scenarios aloud and leave."""
     python = interpreter("tau2")
     return (
         f"benchmark.domains=[{domain}]",
@@ -44,11 +44,11 @@ class Tau2Demonstrations:
         self.phrases = [policy, *(word for word, count in words.items() if count > 1)]
 
     def demonstration(self, rng: random.Random) -> tuple[list[Message], list[Message]]:
-        """A dialogue of some training task."""
+        """Return a dialogue of a random training task."""
         return rng.choice(self.dialogues)
 
 
-def _play(target: Target, task: Task) -> tuple[list[Message], list[Message]]:
+def _play(target: CheckedEnvironment, task: Task) -> tuple[list[Message], list[Message]]:
     episode = target.open(task, "0")
     messages: list[Message] = []
     for action in target.reference(task):

@@ -1,25 +1,27 @@
-"""A tiny model that has learnt a few dialogues by heart: it acts where tasks are long and their words foreign to it."""
+"""A tiny model that memorises a few dialogues, so that it can act in tasks with long texts and unknown words."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import JsonObject, Message, Task
 
 BETWEEN = re.compile(r"<\|im_start\|>\w+\n|<\|im_end\|>\n?|</?tool_response>\n?")
-"""Marks that the chat template puts between the words of a dialogue."""
+"""Marks of the chat template between the texts of a dialogue."""
 
 
-def teach(target: Target, solutions: Sequence[tuple[Task, list[Message]]], folder: Path, steps: int) -> Path:
-    """Train a random model on solutions of tasks, as played; each text of them is a token.
+def teach(
+    target: CheckedEnvironment, solutions: Sequence[tuple[Task, list[Message]]], folder: Path, steps: int
+) -> Path:
+    """Train a random model on recorded solutions of tasks; each text in them becomes one token.
 
     Args:
-        target: where the tasks are.
-        solutions: each task with an agent's messages; several of a task are learnt alike.
+        target: the environment of the tasks.
+        solutions: each task with the agent's messages.
         folder: where model and tokenizer are written.
-        steps: updates, one dialogue each.
+        steps: number of updates, with one dialogue each.
     """
     from tokenizers import AddedToken
 
@@ -49,7 +51,7 @@ def teach(target: Target, solutions: Sequence[tuple[Task, list[Message]]], folde
 
 
 def learn(model: Any, rows: Sequence[tuple[list[int], list[int]]], steps: int, rate: float) -> None:
-    """Updates of a model on dialogues, one after another: token ids, and which of them the agent writes."""
+    """Train a model on dialogues, one after another: token ids, and which of them the agent writes."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)

@@ -1,4 +1,4 @@
-"""Projects, jobs and trainings on a tiny model: what the tests of training share."""
+"""Projects, jobs and trainings on a tiny model, for the tests of training."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from support.stages import command_of
 from support.waiting import until
 from support.warm import ADDRESS, start
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Passport, digest, file_digest, publish_json
 from captrain.run import compose_spec, publish_spec
 from captrain.run.components import Component
@@ -50,7 +50,7 @@ def job(base: Path, environment: Path, **changes: Any) -> Job:
 
 
 def passport(path: Path, trusted: bool = True) -> Passport:
-    """A passport for an environment file as it is now; a file that is not there has one of another day."""
+    """Return a passport for an environment file as it is now. A missing file gets an outdated one."""
     written = file_digest(path) if path.exists() else ""
     return Passport(
         capability=path.stem, environment=digest(path.stem, written), attempt=0, passed=True, trusted=trusted,
@@ -59,7 +59,7 @@ def passport(path: Path, trusted: bool = True) -> Passport:
 
 
 def synthesized(folder: Path, name: str) -> None:
-    """Write an environment with its passport, as the environments stage leaves them."""
+    """Write an environment with its passport, as the environments stage does."""
     path = folder / f"results/environments/{name}.py"
     path.write_text(LETTERS.format(name=name, flat=0))
     publish_json(path.with_suffix(".passport.json"), passport(path))
@@ -67,7 +67,7 @@ def synthesized(folder: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[Path]:
-    """Workspaces and outputs lie in the working folder."""
+    """Work in a folder, so that workspaces and outputs are written there."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         yield folder
@@ -80,12 +80,12 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def moved(folder: Path) -> float:
-    """Measure how far the adapter is from changing nothing."""
+    """Measure how far the adapter is from the identity."""
     return max(tensor.abs().max().item() for name, tensor in weights(folder).items() if "lora_B" in name)
 
 
 def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Sequence[str] = ()) -> Path:
-    """A project as far as environments with passports, and a tiny random model for a base; `more` overrides."""
+    """Make a project up to environments with passports, with a tiny random base; `more` are overrides."""
     shutil.copytree(ROOT / "stages", folder / "stages")
     overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
     overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
@@ -99,17 +99,17 @@ def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Seq
 
 
 def published(folder: Path, name: str = "adapters") -> dict[str, bytes]:
-    """Read the files that a stage has left."""
+    """Read the files that a stage has published."""
     paths = [path for top in ("artifacts", "results") for path in (folder / top / name).rglob("*")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
 
 
 def kill(folder: Path, name: str, warm: Path, *paths: Path) -> None:
-    """Run a stage in a process of its own, and kill it when its training has left a checkpoint and is not over.
+    """Run a stage in a process, and kill it between its first checkpoint and its end.
 
     Args:
-        warm: the fixture.
-        paths: further ones on which the stage finds modules.
+        warm: the fixture of that name.
+        paths: further import paths of the stage.
     """
     imported = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
     running = start(warm / ADDRESS, command_of(name), folder, {**os.environ, "PYTHONPATH": imported})
@@ -122,7 +122,7 @@ def kill(folder: Path, name: str, warm: Path, *paths: Path) -> None:
 
 
 def fine_tuned(base: Path, folder: Path, machine: Machine) -> "FineTuned":
-    """An adapter of twelve demonstrations, four an update."""
+    """Fine-tune an adapter on twelve demonstrations, four per update."""
     from captrain.agents import load_policy
     from captrain.training.jobs import Learner
     from captrain.training.sft import Demonstration, FineTuning, Settings, fine_tune
@@ -141,7 +141,7 @@ def fine_tuned(base: Path, folder: Path, machine: Machine) -> "FineTuned":
 
 
 def trainer_of(one: Job) -> Any:
-    """TRL's trainer for a job, before its first step."""
+    """Return TRL's trainer of a job before its first step."""
     from captrain.agents import LocalPolicy
     from captrain.run import build
     from captrain.training import recipe
@@ -150,21 +150,21 @@ def trainer_of(one: Job) -> Any:
     policy, trainer = build(one.policy, LocalPolicy, model=one.base), build(one.trainer, recipe.GRPO)
     environment = one.environments[0].source
     assert isinstance(environment, EnvironmentFile)
-    return PolicyTrainer(trainer, one, policy, targets_of(one), environment.folder / "checkpoints")
+    return PolicyTrainer(trainer, one, policy, targets_of(one), environment.folder)
 
 
-def targets_of(one: Job) -> list[Target]:
-    """The environments that a job trains in."""
+def targets_of(one: Job) -> list[CheckedEnvironment]:
+    """List the environments that a job trains in."""
     return [place.target(one.machine) for place in one.environments]
 
 
 def groups(count: int, size: int = 4) -> list[dict[str, str]]:
-    """The rows of a batch, as TRL gives them to the trainer."""
+    """Return the rows of a batch, as TRL gives them to the trainer."""
     return [{"prompt": f"group {index // size}"} for index in range(count * size)]
 
 
 def mixture_of(tiny: Path, folder: Path) -> Path:
-    """A tiny mixture of experts with random weights, and the tokenizer of the tiny model."""
+    """Save a tiny mixture of experts with random weights, and the tokenizer of the tiny model."""
     import torch
     from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -181,7 +181,7 @@ def mixture_of(tiny: Path, folder: Path) -> Path:
 
 
 def interrupted(job: Job, after: int) -> Path:
-    """Cut a training off when some steps have been played; its checkpoints."""
+    """Interrupt a training after some steps and return the folder of its checkpoints."""
     import pytest
 
     from captrain.training.grpo import PolicyTrainer

@@ -1,7 +1,7 @@
-"""Waits for what another thread or process does.
+"""Waits for another thread or process.
 
-A machine that is slow or busy makes that late, and late is no failure: PATIENCE is far beyond all work of a test, and
-only ends what would never end.
+A slow or busy machine may take long, which is not a failure. PATIENCE is far above the duration of any test; it only
+ends what would wait forever.
 """
 
 import time
@@ -13,7 +13,7 @@ Found = TypeVar("Found")
 
 
 def until(holds: Callable[[], Found]) -> Found:
-    """Wait for a function to return something true, and return that."""
+    """Wait until a function returns something true, and return it."""
     deadline = time.monotonic() + PATIENCE
     while not (found := holds()):
         assert time.monotonic() < deadline, "it never came about"

@@ -1,12 +1,12 @@
-"""Python processes that have their libraries at once: forks of one process that has imported them.
+"""Python processes that start with their libraries loaded: forks of one process that has imported them.
 
-A stage imports torch, transformers and TRL for seconds, and DVC starts a process for each; a test that plays twenty
-stages through DVC would spend more on that than on all they do. What runs is what would run otherwise: the same script
-or module, in a process of its own, with its own folder, environment and streams. Nothing of captrain is imported yet.
-Who asks for a process waits for it and ends with it; whoever is ended before takes it along.
+Importing torch, transformers and TRL takes seconds, and DVC starts a process for each stage. A test with twenty stages
+would spend more time on imports than on work. A fork runs the same script or module as a fresh process would, with its
+own folder, environment and streams. Nothing of captrain is imported yet. The client waits for its process and ends
+with it; if the client is killed, so is the process.
 
-    python warm.py SOCKET              serves
-    python warm.py SOCKET WORDS [...]  has the server run what `python WORDS [...]` would
+    python warm.py SOCKET              starts the server
+    python warm.py SOCKET WORDS [...]  runs `python WORDS [...]` in a fork of the server
 """
 
 import array
@@ -37,38 +37,38 @@ COMMAND = """#!/bin/sh
 if [ "$1" = -I ]; then exec {python} "$@"; fi
 exec {python} -I -S {client} {address} {script} "$@"
 """
-"""Script of a command: one that is to be isolated (-I) gets a plain interpreter, without the warm libraries."""
+"""Script of a command. With -I (isolated) it runs a plain interpreter without warm libraries."""
 ADDRESS = "socket"
 EXECUTABLE = "PYTHON_EXEC"
-"""Names what these processes start further ones with, if they are to be such, too; `torch.distributed.run` reads it."""
+"""Environment variable with the interpreter for child processes; `torch.distributed.run` reads it."""
 FOLDER = "CAPTRAIN_TESTS_WARM"
-"""Names the folder of the server's commands to the workers of xdist, which share one."""
+"""Environment variable that tells xdist's workers the folder of the shared server's commands."""
 
 
 def warm_commands() -> Path:
-    """Folder of the commands `python`, `dvc` and `captrain`, whose processes have their libraries at once."""
+    """Return the folder of the commands `python`, `dvc` and `captrain`, which run in warm processes."""
     return Path(os.environ[FOLDER])
 
 
 class Process:
-    """A script at work. pid: of the process itself, so that it can be killed."""
+    """A running script. pid: process id of the script itself."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.pid = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
 
     def alive(self) -> bool:
-        """True until the process has ended."""
+        """Return True until the process has ended."""
         return not select.select([self.connection], [], [], 0)[0]
 
     def wait(self) -> int:
-        """Its exit status; below zero the signal that ended it."""
+        """Wait and return the exit status; negative for a signal."""
         with self.connection, self.connection.makefile("rb") as answer:
             return int(answer.readline())
 
 
 def start(server: Path, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Process:
-    """Have a server run what Python would; streams are those of this process."""
+    """Have a server run Python with these arguments, on the streams of this process."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(server))
     request = json.dumps([list(words), str(folder), dict(environment)]).encode()
@@ -79,8 +79,10 @@ def start(server: Path, words: Sequence[str], folder: Path, environment: Mapping
 
 
 class Server:
-    """The process that is forked, and the folder of the commands `python`, `dvc` and `captrain` to put in front of
-    PATH. It imports when it is asked for the first time, and ends with the process that started it."""
+    """The process that is forked, and a folder with the commands `python`, `dvc` and `captrain` for PATH.
+
+    It imports the libraries at the first request, and ends with the process that started it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.address = folder / ADDRESS
@@ -98,12 +100,12 @@ class Server:
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """End it; what its processes took is then counted among what this one's children took."""
+        """Stop the server. Its processes' CPU time then counts as that of this process's children."""
         self.process.communicate()
 
 
 def serve(address: Path) -> list[str]:
-    """Take requests until standard input ends. Returns in the processes that are to run something: what."""
+    """Serve requests until standard input ends. In a fork it returns the arguments to run."""
     running: dict[int, socket.socket] = {}
     ended, wakes = socket.socketpair()
     for end in (ended, wakes):
@@ -119,7 +121,7 @@ def serve(address: Path) -> list[str]:
             ended.recv(4096)
             answer(running)
         for pid in [pid for pid, connection in running.items() if connection in ready]:
-            running.pop(pid).close()  # whoever asked for it is gone
+            running.pop(pid).close()  # the client is gone
             os.killpg(pid, signal.SIGKILL)
         if listener in ready:
             connection, _ = listener.accept()
@@ -142,7 +144,7 @@ def serve(address: Path) -> list[str]:
 
 
 def answer(running: dict[int, socket.socket]) -> None:
-    """Tell the clients of those that have ended how they did."""
+    """Tell the clients of ended processes their exit status."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if connection := running.pop(ended[0], None):
@@ -151,7 +153,7 @@ def answer(running: dict[int, socket.socket]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[list[str], str, dict[str, str], list[int]]:
-    """Receive an order: what to run, where, in which environment and with which streams."""
+    """Receive a request: arguments, folder, environment and streams."""
     length, descriptors, _, _ = socket.recv_fds(connection, 8, len(STREAMS))
     with connection.makefile("rb") as text:
         words, folder, environment = json.loads(text.read(int.from_bytes(length, "big")))
@@ -159,9 +161,9 @@ def receive(connection: socket.socket) -> tuple[list[str], str, dict[str, str], 
 
 
 def take_place(words: list[str], folder: str, environment: dict[str, str], descriptors: list[int]) -> list[str]:
-    """Put this process where a client wants it; returns what it is to run."""
+    """Set up this process as a client asked, and return the arguments to run."""
     os.setpgid(0, 0)
-    atexit._clear()  # the libraries' own handlers go through all of the memory
+    atexit._clear()  # the libraries' handlers would touch all memory
     for number, descriptor in zip(STREAMS, descriptors, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -172,7 +174,7 @@ def take_place(words: list[str], folder: str, environment: dict[str, str], descr
 
 
 def become(words: list[str]) -> None:
-    """Do as the interpreter does with these words: a script, -P and a script, or -m and a module, after -u or not."""
+    """Act as the interpreter does: optionally -u, then a script, -P and a script, or -m and a module."""
     words = words[words[0] == "-u" :]
     sys.executable = os.environ.get(EXECUTABLE, sys.executable)
     kind, status = words[0], 0
@@ -191,7 +193,7 @@ def become(words: list[str]) -> None:
     except BaseException:
         traceback.print_exc()
         status = 1
-    # To take everything down would copy the memory that is shared with the server.
+    # A normal exit would copy the memory that is shared with the server.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

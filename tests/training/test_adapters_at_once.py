@@ -18,7 +18,7 @@ from support.waiting import until
 
 from captrain.agents.servers import OwnFleet, fleets
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.errors import InfrastructureError, UserError
 from captrain.run import LENDER, Machine, borrowed, launch
 from captrain.training.jobs import LIBRARIES, Job, Trained
@@ -94,7 +94,7 @@ def test_jobs_at_once_wait_for_answers_together(
 ) -> None:
     answer = VLLMPolicy._answer
 
-    def together(self: VLLMPolicy, play: Play) -> Any:
+    def together(self: VLLMPolicy, play: RunningEpisode) -> Any:
         """Answer a job once all four wait for answers."""
         (tmp_path / f"waits-{os.getpid()}").touch()
         until(lambda: len([*tmp_path.glob("waits-*")]) == len(jobs))
@@ -109,7 +109,7 @@ def once_in(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, harm: Call
     """Do harm once, as the second step of a job is played."""
     answer = VLLMPolicy._answer
 
-    def harmed(self: VLLMPolicy, play: Play) -> Any:
+    def harmed(self: VLLMPolicy, play: RunningEpisode) -> Any:
         seed, _, _, task, _ = play.key.split("/")
         with (folder / "played").open("a") as file:
             file.write(f"{play.key}\n")

@@ -257,7 +257,8 @@ def test_the_student_is_moved_towards_the_teacher_of_each_environment(
 ) -> None:
     quick = {"group_size": 8, "epochs": 4}
     for some in ({"first": teachers["first"]}, teachers):
-        far = [row["divergence"] for row in train(job(tiny, inside, some, rollouts=80, trainer=quick)).history]
+        steps = train(job(tiny, inside, some, rollouts=80, trainer=quick)).history
+        far = [step.divergence or 0.0 for step in steps]
         assert far[-1] < 0.7 * far[0] and far[0] > 0.05
 
 
@@ -289,7 +290,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_the_student_wrote_itself(
                 total += (student[at - 1] * (student[at - 1] / teacher[at - 1]).log()).sum().item()
         tokens += sum(rollout.mask)
     assert len({len(rollout.token_ids) for rollout in played}) > 1
-    assert train(one).history[0]["divergence"] == pytest.approx(total / tokens, abs=1e-5) and total / tokens > 0.02
+    assert train(one).history[0].divergence == pytest.approx(total / tokens, abs=1e-5) and total / tokens > 0.02
 
 
 def test_the_student_begins_as_the_base(tiny: Path, inside: Path) -> None:
@@ -300,7 +301,7 @@ def test_the_student_begins_as_the_base(tiny: Path, inside: Path) -> None:
     path = inside / "still/adapter_model.safetensors"
     save_file({n: torch.zeros_like(w) if "lora_B" in n else w for n, w in load_file(path).items()}, path)
     one = train(job(tiny, inside, {"first": Adapter(still.folder, adapter_digest(path.parent))}, rollouts=8))
-    assert one.history[0]["divergence"] == 0.0
+    assert one.history[0].divergence == 0.0
 
 
 def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_turn(
@@ -310,7 +311,7 @@ def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_tur
     assert (one.rollouts, one.errors, one.discarded, len(opened)) == (24, 0, 0, 24)
     expected = [f"{name}/training/{at}" for at in (3, 4, 5) for name in ("first", "second") for _ in range(4)]
     assert [task.id for task in opened] == expected
-    assert [(row["step"], row["rollouts"]) for row in one.history] == [(1, 8), (2, 16), (3, 24)]
+    assert [(row.step, row.rollouts) for row in one.history] == [(1, 8), (2, 16), (3, 24)]
     entry = one.ledger("merging", "distillation")
     assert (entry.rollouts, entry.item, entry.purpose) == (24, "distillation", "training")
     assert entry.completion_tokens == one.completion_tokens > 0 and entry.prompt_tokens == one.prompt_tokens > 0
@@ -328,16 +329,16 @@ def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_
     other = train(job(tiny, inside, teachers, seed=1))
     assert other.digest != whole.digest
 
-    def pull_the_plug(self: Any, model: Any, inputs: Any) -> Any:
+    def pull_the_plug(self: Any, model: Any, columns: Any) -> Any:
         if len(self.history) == 3:
             raise KeyboardInterrupt
-        return loss(self, model, inputs)
+        return loss(self, model, columns)
 
-    loss = Student._compute_loss
+    loss = Student.loss
     (inside / "elsewhere").mkdir()
     with contextlib.chdir(inside / "elsewhere"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Student, "_compute_loss", pull_the_plug)
+            patch.setattr(Student, "loss", pull_the_plug)
             train(job(tiny, inside, teachers))
         opened.clear()
         resumed = train(job(tiny, inside, teachers))
@@ -353,7 +354,7 @@ def test_a_student_spends_its_budget_to_the_last_rollout(
     tiny: Path, inside: Path, teachers: dict[str, Adapter]
 ) -> None:
     whole, partial = (train(job(tiny, inside, teachers, rollouts=rollouts)) for rollouts in (16, 19))
-    assert [row["rollouts"] for row in partial.history] == [8, 16, 19]
+    assert [row.rollouts for row in partial.history] == [8, 16, 19]
     assert partial.rollouts == 19 and partial.history[:2] == whole.history and partial.digest != whole.digest
 
 

@@ -11,7 +11,7 @@ from support.training import inside, job
 from support.waiting import until
 
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.errors import UserError
 from captrain.training.jobs import Job
 from captrain.training.runs import train
@@ -32,7 +32,7 @@ def test_one_slow_episode_in_eight_does_not_hold_up_the_steps(
     """Adapters by task, updates before the slow episode of each step, updates."""
     answer = VLLMPolicy._answer
 
-    def slow(self: VLLMPolicy, play: Play) -> Any:
+    def slow(self: VLLMPolicy, play: RunningEpisode) -> Any:
         task = int(play.key.split("/")[3])
         acted.append((str(task), play.adapter))
         if play.key.endswith("/0") and task % 2:
@@ -65,9 +65,9 @@ def test_one_slow_episode_in_eight_does_not_hold_up_the_steps(
         hook.remove()
     fresh, stale = trained
     assert (fresh.rollouts, stale.rollouts) == (32, 32) and fresh.digest != stale.digest
-    assert [step["staleness"] for step in stale.history] == [0, 1, 1, 1]
-    assert max(step["mismatch"] for step in stale.history) > 10 * max(step["mismatch"] for step in fresh.history)
-    assert all("staleness" not in step for step in fresh.history)
+    assert [step.staleness for step in stale.history] == [0, 1, 1, 1]
+    assert max(step.mismatch for step in stale.history) > 10 * max(step.mismatch for step in fresh.history)
+    assert all(step.staleness is None for step in fresh.history)
 
 
 def test_a_model_in_this_process_cannot_sample_while_it_trains(tiny: Path, letters: Letters, tmp_path: Path) -> None:

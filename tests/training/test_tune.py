@@ -11,7 +11,7 @@ import pytest
 from support.scripts import SCRIPTS, load_script
 from support.training import POLICY, ROOT, inside
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.records import Task
 from captrain.run import Spec, compose_spec, publish_spec
 
@@ -48,13 +48,13 @@ def test_the_search_halves_over_seeds_never_plays_the_test_split_and_counts_what
     tune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Task] = []
-    open_ = Target.open
+    open_ = CheckedEnvironment.open
 
-    def remember(self: Target, task: Task, key: str = "") -> Any:
+    def remember(self: CheckedEnvironment, task: Task, key: str = "") -> Any:
         opened.append(task)
         return open_(self, task, key)
 
-    monkeypatch.setattr(Target, "open", remember)
+    monkeypatch.setattr(CheckedEnvironment, "open", remember)
     passes = tune.passes
     # Of the candidates in the order in which they are played: a model with random weights passes nothing, and the
     # second one is made the best, the first the worst.

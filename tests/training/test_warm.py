@@ -10,7 +10,7 @@ from support.scripts import load_script
 from captrain.agents.local import LocalPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.servicedesk import TOOLS
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.errors import UserError
 from captrain.models import Chat
 from captrain.run import BaseModelSettings, Component
@@ -60,7 +60,7 @@ def test_a_pretrained_model_is_trained_further_and_acts_as_the_base(llama: Path,
     assert pretrained_digest(llama) == before
     policy = LocalPolicy(tmp_path / "base", temperature=1.0, max_turns=2, max_tokens=8, precision="bfloat16")
     target = load_benchmark(Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk"}))
-    plays = [Play(task.id, target.open(task)) for task in target.tasks("training", 4)]
+    plays = [RunningEpisode(task.id, target.open(task)) for task in target.tasks("training", 4)]
     assert all(play.turns and len(play.token_ids) == len(play.logprobs) for play in policy.play(plays))
 
 

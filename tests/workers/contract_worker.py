@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""A toy benchmark behind the worker protocol, on the standard library alone, that misbehaves on command.
+"""A toy benchmark that speaks the worker protocol and misbehaves on command. Pure standard library.
 
-Somebody at a till wants amounts rung up, one after the other, and then leaves; right is the sum of all. What the agent
-says as `!word argument` is a command (`misbehave`); so is a task named `!word`. CONTRACT_IMPORT names one for the time
-of import.
+A customer at a till names amounts one by one and leaves; the right answer is their sum. `!word argument` in a message
+of the agent is a command for `misbehave`, and so is a task named `!word`. CONTRACT_IMPORT names a command to run at
+import.
 """
 
 import json
@@ -104,7 +104,7 @@ class Episode:
 
 
 def hello():
-    """Answer the first request: say who is there."""
+    """Answer the first request with name and protocol."""
     return {"version": "1", "data": {}}
 
 
@@ -126,13 +126,13 @@ def reset(task_id, seed=0, user="scripted"):
 
 
 def step(episode, role, message):
-    """Agent or user speaks."""
+    """Process a message of the agent or the user."""
     one = EPISODES[episode]
     return one.seen(one.act(message) if role == "agent" else one.hear(message))
 
 
 def evaluate(task_id, messages):
-    """Score the record alone: is the sum of what was rung up right when the user leaves?"""
+    """Score the record: is the total right when the user leaves?"""
     totals = [int(message["content"]) for message in messages if message["role"] == "tool"]
     right = bool(totals) and totals[-1] == sum(TASKS[task_id]) and messages[-1]["content"] == "STOP"
     return {"reward": float(right), "success": right, "parts": {"sum": float(right)}}
@@ -158,7 +158,7 @@ def environ():
 
 
 def say(what):
-    """Return what JSON has no word for, or hardly."""
+    """Return a value that JSON cannot represent, or barely."""
     return {"nan": float("nan"), "set": {1}, "surrogate": "caf\udce9", "large": "x" * 1_000_000}[what]
 
 
@@ -169,7 +169,7 @@ def do(command, padding=""):
 
 
 def counted(operation):
-    """Count requests: the pool numbers them from 1."""
+    """Count requests from 1, as the pool numbers them."""
 
     @wraps(operation)
     def run(**arguments):

@@ -27,7 +27,7 @@ from typing import IO, Literal, Protocol
 
 from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Environment, GuardedEpisode, Play, Policy, Target, closing_episodes
+from captrain.contract import CheckedEnvironment, Environment, GuardedEpisode, Policy, RunningEpisode, closing_episodes
 from captrain.errors import InfrastructureError
 from captrain.ledger import guard_split
 from captrain.models import Adapter
@@ -95,7 +95,7 @@ def play(
     environment = benchmark() if isinstance(benchmark, type) else benchmark
     kind = type(environment)
     source = f"{kind.__module__}:{kind.__qualname__}"
-    target = Target(environment, source, digest(source, file_digest(Path(inspect.getfile(kind)))))
+    target = CheckedEnvironment(environment, source, digest(source, file_digest(Path(inspect.getfile(kind)))))
     purpose, sample = PURPOSES[split], target.tasks(split, tasks)
     # What else decides its behaviour is not known here: nothing of it is kept for another call.
     with TemporaryDirectory() as journals:
@@ -104,7 +104,7 @@ def play(
 
 def collect(
     policy: Policy,
-    target: Target,
+    target: CheckedEnvironment,
     tasks: Sequence[Task],
     *,
     purpose: Purpose,
@@ -167,7 +167,7 @@ def collect(
 
 def _attempts(
     policy: Policy,
-    target: Target,
+    target: CheckedEnvironment,
     samples: Sequence[Sample],
     identity: Identity,
     adapter: Adapter | None,
@@ -176,9 +176,9 @@ def _attempts(
     """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted
     again, as often as may be, the last time by itself. Raises InfrastructureError after `OUTAGE` such errors on end."""
     *_, purpose, seed = identity
-    plays, row = dict[int, tuple[Play, GuardedEpisode, Task, int]](), list[str]()
+    plays, row = dict[int, tuple[RunningEpisode, GuardedEpisode, Task, int]](), list[str]()
 
-    def score(play: Play) -> Score | None:
+    def score(play: RunningEpisode) -> Score | None:
         _, episode, task, _ = plays[id(play)]
         episode.close()
         return score_of(target, task, play)
@@ -192,7 +192,7 @@ def _attempts(
             for task, trial in together:
                 key = f"{seed}/{task.id}/{trial}"
                 episode = target.open(task, key)
-                play = Play(key, episode, adapter.folder if adapter else "")
+                play = RunningEpisode(key, episode, adapter.folder if adapter else "")
                 plays[id(play)] = (play, episode, task, trial)
             # Others may be open while one is scored: whatever is raised then, all are closed.
             with closing_episodes([episode for _, episode, *_ in plays.values()]):
@@ -235,7 +235,7 @@ def _attempts(
         samples = retried
 
 
-def score_of(target: Target, task: Task, play: Play) -> Score | None:
+def score_of(target: CheckedEnvironment, task: Task, play: RunningEpisode) -> Score | None:
     """Score a play; None when infrastructure failed it, or now its grader, which is then its error.
 
     Raises:
@@ -250,13 +250,15 @@ def score_of(target: Target, task: Task, play: Play) -> Score | None:
         return None
 
 
-def scored(plays: Iterable[Play], score: Callable[[Play], Score | None]) -> Iterator[tuple[Play, Score | None]]:
+def scored(
+    plays: Iterable[RunningEpisode], score: Callable[[RunningEpisode], Score | None]
+) -> Iterator[tuple[RunningEpisode, Score | None]]:
     """Score plays as they come, each as soon as it is over; yields them in the order in which they came.
 
     Raises:
         Whatever playing or a score raises first, when what is whole by then has been yielded.
     """
-    queue: deque[tuple[Play, Future[Score | None]]] = deque()
+    queue: deque[tuple[RunningEpisode, Future[Score | None]]] = deque()
     failure: BaseException | None = None
     coming, more = iter(plays), True
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -356,7 +358,7 @@ def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
     return sum(scored) / len(scored) if scored else None
 
 
-def summarise_rollouts(rollouts: Sequence[Rollout], target: Target) -> JsonObject:
+def summarise_rollouts(rollouts: Sequence[Rollout], target: CheckedEnvironment) -> JsonObject:
     """Summarise rollouts: counts by outcome, pass rate and mean reward, over all and by task kind; what the target says
     of itself; and the floor: the score of an agent that does nothing on the same tasks."""
     kinds: dict[str, list[Rollout]] = {}
@@ -389,7 +391,7 @@ def summarise_rollouts(rollouts: Sequence[Rollout], target: Target) -> JsonObjec
     }
 
 
-def floor_scores(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
+def floor_scores(target: CheckedEnvironment, tasks: Sequence[Task]) -> dict[str, Score | None]:
     """Score an agent that does nothing on each task, by the task's id; None where infrastructure failed.
 
     The floor costs no rollout, and a pass rate means little without it.
@@ -419,7 +421,7 @@ def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
 class TargetSource(Protocol):
     """Loader of a target that is no benchmark component; `identity()` gives the fields that decide its behaviour."""
 
-    def load(self) -> Target:
+    def load(self) -> CheckedEnvironment:
         """Load the target, wherever this is called."""
         ...
 
@@ -487,7 +489,7 @@ class RolloutBatch:
         adapter = self.adapter.digest if self.adapter else ""
         return self.policy, self.source, self.tasks, self.purpose, self.seed, self.trials, adapter, self.retries
 
-    def collect(self, target: Target, *, quiet: bool = False) -> list[Rollout]:
+    def collect(self, target: CheckedEnvironment, *, quiet: bool = False) -> list[Rollout]:
         """Collect it in this process (see `captrain.agents.collection.collect`)."""
         policy = self.policy.policy if isinstance(self.policy, PolicySource) else self.policy
         return collect(
@@ -526,7 +528,7 @@ def collect_shard(batch: RolloutBatch) -> list[Rollout]:
     return batch.collect(target, quiet=True)
 
 
-def collect_batch(batch: RolloutBatch, target: Target, label: str) -> list[Rollout]:
+def collect_batch(batch: RolloutBatch, target: CheckedEnvironment, label: str) -> list[Rollout]:
     """Collect a batch where its policy acts: here in `target` or, on a cluster, as an array of jobs named by `label`.
 
     Returns:

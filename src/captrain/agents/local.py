@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from captrain.agents.policy import ClosedQuestion, options, outgrown
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.errors import UserError
 from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora, trusts_code
 from captrain.records import JsonObject, Message, digest, file_digest, read_json
@@ -129,14 +129,14 @@ class LocalPolicy:
             self._adapter = adapter
         return self._decoder
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         """See `Policy.play`."""
         for adapter in dict.fromkeys(play.adapter for play in plays):
             group = [play for play in plays if play.adapter == adapter]
             for start in range(0, len(group), self.batch):
                 yield from self.play_with(self.decoder(adapter), group[start : start + self.batch])
 
-    def play_with(self, decoder: "Decoder", plays: Sequence[Play]) -> list[Play]:
+    def play_with(self, decoder: "Decoder", plays: Sequence[RunningEpisode]) -> list[RunningEpisode]:
         """Play one batch on a given decoder."""
         from captrain.agents.engine import EngineRow, sample_rows
 
@@ -165,7 +165,7 @@ class LocalPolicy:
         """Say why a dialogue ended before its time, "" where it did not."""
         return outgrown(self.max_length) if row.truncated else ""
 
-    def row(self, play: Play, kind: "type[Kind]") -> "Kind | None":
+    def row(self, play: RunningEpisode, kind: "type[Kind]") -> "Kind | None":
         """Enter the play into the engine; None where its prompt does not fit."""
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)

@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import Field
 
 from captrain.agents.policy import options
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models import ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
 from captrain.records import JsonObject, Message, digest
@@ -72,7 +72,7 @@ class OpenAIPolicy:
         self.options = options(top_p=top_p, top_k=top_k, chat_template_kwargs=chat_template_kwargs)
         self.digest = digest("openai", name, temperature, max_turns, max_tokens, self.guidance, *self.options.items())
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         """See `Policy.play`.
 
         Raises:
@@ -80,7 +80,9 @@ class OpenAIPolicy:
         """
         pending, stop = iter(plays), Event()
         with self._ready(plays), ThreadPoolExecutor(self.batch) as threads:
-            running: set[Future[Play]] = {threads.submit(self._episode, p, stop) for p in islice(pending, self.batch)}
+            running: set[Future[RunningEpisode]] = {
+                threads.submit(self._episode, p, stop) for p in islice(pending, self.batch)
+            }
             try:
                 while running:
                     finished, running = wait(running, return_when=FIRST_COMPLETED)
@@ -92,7 +94,7 @@ class OpenAIPolicy:
                 stop.set()
 
     @contextmanager
-    def _ready(self, plays: Sequence[Play]) -> Iterator[None]:
+    def _ready(self, plays: Sequence[RunningEpisode]) -> Iterator[None]:
         """Raise what only the user can mend before any episode is opened."""
         self._served.client  # noqa: B018  (it is made of variables that may not be set)
         if adapter := next((play.adapter for play in plays if play.adapter), ""):
@@ -103,7 +105,7 @@ class OpenAIPolicy:
             )
         yield
 
-    def _episode(self, play: Play, stop: Event) -> Play:
+    def _episode(self, play: RunningEpisode, stop: Event) -> RunningEpisode:
         if not play.start():
             return play
         play.messages = guide(play.messages, self.guidance)
@@ -120,7 +122,7 @@ class OpenAIPolicy:
                 break
         return play
 
-    def _answer(self, play: Play) -> Message | None:
+    def _answer(self, play: RunningEpisode) -> Message | None:
         """Ask for the model's next message; None where the dialogue has outgrown the model, which is the agent's
         failure.
 

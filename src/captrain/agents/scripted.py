@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.errors import InfrastructureError
 from captrain.records import Message, digest
 
-Script = Callable[[Play], Sequence[Message]]
+Script = Callable[[RunningEpisode], Sequence[Message]]
 
 
 class ScriptedPolicy:
@@ -23,7 +23,7 @@ class ScriptedPolicy:
     Args:
         model: unused; every policy is built with the folder of the base.
         batch: unused.
-        script: play -> the assistant messages to say, in order; the default is `Play.reference`.
+        script: play -> the assistant messages to say, in order; the default is `RunningEpisode.reference`.
         skill: probability that a play follows its script; otherwise it says nothing at all.
     """
 
@@ -38,7 +38,7 @@ class ScriptedPolicy:
         self.script, self.skill = script, skill
         self.digest = digest("scripted", skill, script.__qualname__ if script else "reference")
 
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+    def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         """See `Policy.play`."""
         for play in plays:
             actions: Sequence[Message] = []
@@ -55,7 +55,7 @@ class ScriptedPolicy:
             yield play
 
 
-def by_the_book(play: Play) -> list[Message]:
+def by_the_book(play: RunningEpisode) -> list[Message]:
     """Play the reference solution; the episode must be one of an environment."""
     episode: Any = play.episode
     return episode.reference()

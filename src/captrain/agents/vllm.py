@@ -32,7 +32,7 @@ from captrain.agents.local import with_hint
 from captrain.agents.openai import OpenAIPolicy
 from captrain.agents.policy import ClosedQuestion, outgrown
 from captrain.agents.servers import Fleet, Replica, Service, fleet_of
-from captrain.contract import Play
+from captrain.contract import RunningEpisode
 from captrain.errors import UserError
 from captrain.models import (
     Chat,
@@ -178,7 +178,7 @@ class VLLMPolicy(OpenAIPolicy):
         self.fleet.close()
 
     @contextmanager
-    def _ready(self, plays: Sequence[Play]) -> Iterator[None]:
+    def _ready(self, plays: Sequence[RunningEpisode]) -> Iterator[None]:
         self.tokenizer  # noqa: B018  (before threads ask for it, as for the longest dialogue)
         self.max_length  # noqa: B018
         adapters = {folder: Path(folder).resolve() for folder in {play.adapter for play in plays} if folder}
@@ -219,12 +219,12 @@ class VLLMPolicy(OpenAIPolicy):
             self._chats[key] = Chat(self.tokenizer, tools, self.options.get("chat_template_kwargs"))
         return self._chats[key]
 
-    def _episode(self, play: Play, stop: Event) -> Play:
+    def _episode(self, play: RunningEpisode, stop: Event) -> RunningEpisode:
         with self.fleet.replica() as self._episode_state.replica:
             self._episode_state.context = []
             return super()._episode(play, stop)
 
-    def _answer(self, play: Play) -> Message | None:
+    def _answer(self, play: RunningEpisode) -> Message | None:
         chat, context = self.chat(play.tools), self._episode_state.context
         if context:
             play.rerendered += chat.dialogue(play.messages)[: len(play.token_ids)] != play.token_ids
@@ -256,7 +256,7 @@ class VLLMPolicy(OpenAIPolicy):
             return None
         return chat.parse(reply)
 
-    def _continuation(self, play: Play, prompt: Sequence[int], tokens: int) -> TokenCompletion:
+    def _continuation(self, play: RunningEpisode, prompt: Sequence[int], tokens: int) -> TokenCompletion:
         """Ask the play's model for its next tokens, at most so many."""
         settings: JsonObject = {
             "temperature": self.temperature,

@@ -3,7 +3,7 @@
 import inspect
 from pathlib import Path
 
-from captrain.contract import Environment, Target
+from captrain.contract import CheckedEnvironment, Environment
 from captrain.errors import UserError
 from captrain.records import Split, Task, digest, file_digest
 from captrain.run import Component, EvaluationSettings, Machine, build, component_class, nested, takes
@@ -13,7 +13,7 @@ LOOKED_AT = 10
 OTHER_SPLITS: tuple[Split, ...] = ("discovery", "training")
 
 
-def load_benchmark(component: Component, machine: Machine | None = None) -> Target:
+def load_benchmark(component: Component, machine: Machine | None = None) -> CheckedEnvironment:
     """Build the configured benchmark and wrap it in its contract; its fingerprint covers parameters and code.
 
     Args:
@@ -28,7 +28,7 @@ def load_benchmark(component: Component, machine: Machine | None = None) -> Targ
     code = [source] if source.is_relative_to(package) else sorted(source.parent.glob("*.py"))
     # A simulated user tells of itself in `about`, by its digest: where it is served is no part of the identity.
     settings = {name: value for name, value in component.settings().items() if nested(name, value) is None}
-    return Target(environment, component.target, digest(component.target, settings, file_digest(*code)))
+    return CheckedEnvironment(environment, component.target, digest(component.target, settings, file_digest(*code)))
 
 
 def absences(component: Component) -> dict[str, str]:
@@ -56,7 +56,7 @@ def in_workers(component: Component) -> bool:
     return takes(component, "machine")
 
 
-def evaluation_tasks(benchmark: Target, evaluation: EvaluationSettings) -> list[Task]:
+def evaluation_tasks(benchmark: CheckedEnvironment, evaluation: EvaluationSettings) -> list[Task]:
     """The tasks that methods are compared on: of the test split, and where `evaluation.splits` says all every task of
     the other splits, which is played as a test task then.
 
@@ -68,7 +68,7 @@ def evaluation_tasks(benchmark: Target, evaluation: EvaluationSettings) -> list[
     return benchmark.tasks("test", evaluation.tasks) + [task.model_copy(update={"split": "test"}) for task in further]
 
 
-def overlapping_tasks(benchmark: Target) -> list[Task]:
+def overlapping_tasks(benchmark: CheckedEnvironment) -> list[Task]:
     """All tasks of the splits for discovery and training: those that no row of the table was held out from.
 
     Raises:

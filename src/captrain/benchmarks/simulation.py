@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from captrain.benchmarks.installing import made_installation
 from captrain.benchmarks.pool import WORKERS, Pool, Session
-from captrain.contract import Play, Policy
+from captrain.contract import Policy, RunningEpisode
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message
 from captrain.run import Machine
@@ -154,7 +154,7 @@ class SimulatedEpisode:
             assert self.user is not None
             self.turns += 1
             tools = observation.get("user_tools") or []
-            play = Play(f"{self.key}/user/{self.turns}", Turn(observation["user_messages"], tools))
+            play = RunningEpisode(f"{self.key}/user/{self.turns}", Turn(observation["user_messages"], tools))
             for _ in self.user.play([play]):
                 pass
             reply = play.messages[-1] if play.turns else {}

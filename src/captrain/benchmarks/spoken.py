@@ -8,7 +8,7 @@ from typing import get_args
 
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.replay import Dialogue, Kind, Replay, ReplayCall, Replayed, key_of
-from captrain.contract import Target, calls_of, closing_episodes
+from captrain.contract import CheckedEnvironment, calls_of, closing_episodes
 from captrain.records import JsonObject, Message, Task
 
 PUNCTUATION = ".,;:!?()-"
@@ -121,7 +121,9 @@ class ContractWorld(SpokenWorld):
         kinds: what is declared of its tools beyond their schemas.
     """
 
-    def __init__(self, target: Target, task: Task, logged: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
+    def __init__(
+        self, target: CheckedEnvironment, task: Task, logged: Sequence[Message], kinds: Mapping[str, Kind]
+    ) -> None:
         super().__init__(logged, target.reference(task), {**annotated(target.declared_tools), **kinds})
         self._target, self._task = target, task
 

@@ -11,7 +11,7 @@ from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDes
 from captrain.benchmarks.simulation import pool_of
 from captrain.benchmarks.spoken import ContractWorld, MilestoneWorld, SpokenWorld, WorkerDialogues
 from captrain.benchmarks.toolsandbox import START, instant
-from captrain.contract import Target, tool_call
+from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, Split, Task
 from captrain.run import Machine
@@ -50,7 +50,7 @@ class Worlds:
         trouble: why the world that was asked for last failed to open; "" where it opened, or there is none.
     """
 
-    def __init__(self, benchmark: str, target: Target | None, machine: Machine | None) -> None:
+    def __init__(self, benchmark: str, target: CheckedEnvironment | None, machine: Machine | None) -> None:
         self.benchmark, self.target, self.machine = benchmark, target, machine
         self.missing = self.trouble = ""
         self._pools: dict[tuple[str, ...], Pool | None] = {}
@@ -172,7 +172,7 @@ class Worlds:
             )
         return world
 
-    def _contract(self, target: Target, rollout: Rollout, kinds: dict[str, Kind]) -> World | None:
+    def _contract(self, target: CheckedEnvironment, rollout: Rollout, kinds: dict[str, Kind]) -> World | None:
         if getattr(target.environment, "user", None) is not None:
             return None  # a model plays the user
         task: Task | None = rollout.task
@@ -230,7 +230,7 @@ def _asked(pool: Pool, operation: str, location: JsonObject) -> JsonObject | Non
 
 
 @cache
-def _tasks(target: Target, most: int) -> dict[str, Task]:
+def _tasks(target: CheckedEnvironment, most: int) -> dict[str, Task]:
     """The tasks of an environment by id, so many of each split at most."""
     tasks: list[Task] = []
     for split in SPLITS:
@@ -240,11 +240,13 @@ def _tasks(target: Target, most: int) -> dict[str, Task]:
 
 
 @cache
-def _desk(mix: str) -> Target:
-    return Target(ServiceDesk(mix=mix), "captrain.benchmarks.servicedesk", "")  # pyright: ignore[reportArgumentType]
+def _desk(mix: str) -> CheckedEnvironment:
+    return CheckedEnvironment(ServiceDesk(mix=mix), "captrain.benchmarks.servicedesk", "")  # pyright: ignore[reportArgumentType]
 
 
-def open_worlds(benchmark: str = "", *, target: Target | None = None, machine: Machine | None = None) -> Worlds:
+def open_worlds(
+    benchmark: str = "", *, target: CheckedEnvironment | None = None, machine: Machine | None = None
+) -> Worlds:
     """Worlds for rollouts of logs, or of a project. Nothing is started before a world is asked for.
 
     Args:

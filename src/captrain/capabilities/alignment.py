@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from captrain.benchmarks import annotated
 from captrain.contract import calls_of
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import JsonObject, Message, Rollout, leaves
 
 READS = re.compile(
     "calculate|check|compare|compute|convert|count|describe|estimate|fetch|find|get|list|"
@@ -172,15 +172,6 @@ def call_text(tool: str, arguments: Mapping[str, object]) -> str:
 def text_of(value: object) -> str:
     """A JSON value as a reader would quote it."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def leaves(value: object) -> Iterator[str]:
-    """The strings and numbers inside a JSON value, as text."""
-    if isinstance(value, Mapping | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from leaves(item)
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        yield str(value)
 
 
 def says(text: str, value: object) -> bool:

@@ -40,7 +40,7 @@ CHUNK = 1 << 19
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectionResult:
     """Selected capabilities (in rank order, best first) and the account of the selection, JSON through and through."""
 
     report: SelectionAccount
@@ -97,7 +97,7 @@ def select(
     count: int,
     seed: int,
     needs: Mapping[str, Collection[str]] | None = None,
-) -> Selection:
+) -> SelectionResult:
     """Select at most `count` of the candidates by the rule of `captrain.capabilities.rule`; the report lists all of
     them in rank order.
 
@@ -119,7 +119,7 @@ def select(
 
 def select_by_verdicts(
     verdicts: Verdicts, candidates: Sequence[Capability], selection: spec.SelectionSettings, count: int, seed: int
-) -> Selection:
+) -> SelectionResult:
     """See `select`; the rows of `verdicts` are the candidates, in their order."""
     gaps, shares = _resampled(verdicts, selection.resamples, seed)
     limits = Limits(
@@ -148,7 +148,7 @@ def select_by_verdicts(
             for decision in decisions
         ],
     )
-    return Selection(report, [capabilities[decision.id] for decision in decisions if decision.selected])
+    return SelectionResult(report, [capabilities[decision.id] for decision in decisions if decision.selected])
 
 
 def _arrays(

@@ -50,7 +50,7 @@ def synthesize(
     earns none)."""
     require_folder(out)
     access = model_access(endpoint_env, key_env, tokens, prices)
-    evidence = diagnosis.read_evidence(folder, tools) if folder else diagnosis.read_project_evidence(project_root())
+    evidence = diagnosis.read_diagnosis(folder, tools) if folder else diagnosis.read_project_diagnosis(project_root())
     project, base = evidence.project, None
     if project is not None and out.resolve().is_relative_to((project / "results").resolve()):
         raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")

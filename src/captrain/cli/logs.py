@@ -17,7 +17,7 @@ from captrain.cli.console import (
     model_access,
     print_all,
 )
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
 from captrain.run import (
     Machine,
@@ -112,7 +112,7 @@ def diagnose(
     print_all(*diagnosis.diagnosis_summary(outcome, advice), *unproven, f"{out / 'report.md'} has the evidence")
 
 
-def benchmark_of_project(name: str) -> tuple[Target | None, Machine | None]:
+def benchmark_of_project(name: str) -> tuple[CheckedEnvironment | None, Machine | None]:
     """Load the benchmark of this name that the project around has of its own, None where there is none, and the
     machine that the project sets.
 

@@ -62,40 +62,28 @@ def report(
 
 
 def verify(
-    complete: Annotated[bool, typer.Option("--all", help="Every file, parameter and stage behind a finding.")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Hash DVC's cache and all outputs anew, too.")] = False,
+    complete: Annotated[bool, typer.Option("--all", help="List every file and library behind each line.")] = False,
 ) -> None:
-    """Compare the committed results with the committed code, specification and data, and say why they differ.
+    """Check that the committed results were made by the committed code, specification and data.
 
-    Exit status 0 if they are; 1 if not, be it within noise; 2 if that cannot be told.
+    Exit status: 0 if they were; 1 if anything differs, even within noise; 2 if it cannot be checked.
     """
     root = project_root()
-    if deep:
-        files, damages = reporting.check_integrity(root)
-        print_all(*damages, f"{files} files hashed, {len(damages)} damaged", "")
-        if damages:
-            raise typer.Exit(1)
     verification, table = reporting.verify(root), Table.grid(padding=(0, 2))
-    rows = [
-        (Text(finding.status, STATUSES[finding.status]), finding.topic, finding.text, finding.details)
-        for finding in verification.findings
-    ]
-    if absent := verification.unchecked:
-        text = f"outputs in DVC's cache that are not here: {len(absent)}"
-        rows.append((Text("note", "dim"), "not checked", text, absent))
-    for status, topic, text, details in rows:
-        table.add_row(status, topic, Text(text))
-        for detail in details if complete else ():
-            table.add_row("", "", Text(f"- {detail}", "dim"))
+    for one in verification.comparisons:
+        table.add_row(Text(one.status, STATUSES[one.status]), one.topic, Text(one.text))
+        if complete:
+            for detail in one.details:
+                table.add_row("", "", Text(f"- {detail}", "dim"))
     print_all(Text(verification.summary, "green" if verification.holds else "red"), "", table)
     if upgrade := projects.pending_upgrade(root):
         count = len(upgrade.changed) + len(upgrade.added) + len(upgrade.removed)
         print_all(
-            f"captrain {upgrade.after} is installed, of which {count} stages are others than of the {upgrade.before} "
-            "in captrain.yaml: none of these runs before `captrain upgrade`; --dry-run says what that makes stale"
+            f"captrain {upgrade.after} is installed and captrain.yaml names {upgrade.before}: {count} stages differ. "
+            "They do not run before `captrain upgrade`; `captrain upgrade --dry-run` lists what it makes stale."
         )
     if not verification.holds and not complete:
-        print_all("", "`captrain verify --all` lists every file, parameter and stage")
+        print_all("", "`captrain verify --all` lists every file and library")
     if upgrade or not verification.holds:
         raise typer.Exit(1)
 

@@ -15,7 +15,7 @@ from captrain.agents import LIBRARIES, check_ranks, collect, floor_scores, load_
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.comparison.baselines.registry import acting_stages
 from captrain.comparison.rows import BASE, partial_stages
-from captrain.contract import Policy, Target
+from captrain.contract import CheckedEnvironment, Policy
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, compose, parse_composition, require_trained
 from captrain.records import Rollout, read_index, read_json, read_table
@@ -194,7 +194,7 @@ def _place(rollout: Rollout) -> tuple[str, str]:
     return rollout.task.id, str(rollout.task.data.get("kind", ""))
 
 
-def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[object, ...]]:
+def _floor(rollouts: Sequence[Rollout], target: CheckedEnvironment) -> list[tuple[object, ...]]:
     """Tabulate outcomes of doing nothing on the tasks and trials of these rollouts."""
     scores = floor_scores(target, [*{r.task.id: r.task for r in rollouts}.values()])
     rows = []

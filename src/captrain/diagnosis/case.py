@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from captrain.capabilities import KINDS, Act, Story, asks_consent, is_reply, leaves, says, text_of
-from captrain.diagnosis.clauses import Setting, plain
+from captrain.diagnosis.clauses import DiagnosisContext, plain
 from captrain.records import Message, Rollout
 
 QUOTED = 140
@@ -69,7 +69,7 @@ class Case:
     dialogue ended where the log says so, `undone` the writes of the reference that nothing stands for.
     """
 
-    def __init__(self, rollout: Rollout, setting: Setting) -> None:
+    def __init__(self, rollout: Rollout, setting: DiagnosisContext) -> None:
         self.rollout, self.setting = rollout, setting
         self.story = Story(rollout, setting.toolbox)
         self.messages: Sequence[Message] = rollout.messages

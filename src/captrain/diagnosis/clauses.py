@@ -1,102 +1,83 @@
-"""Policies, and those of their sentences that records can decide: writes are held against them, a reference's as well.
+"""Clauses: sentences of a policy that records can check. Writes of agents and of references are held against them.
 
-Clauses are data: those of benchmarks lie beside their workers, anybody's own in a file (docs/diagnose.md has the
-format). One is in force where the log's own policy holds its sentence, and nowhere else. In any policy those sentences
-count that ask a record for a value ("an order can only be cancelled if its status is 'pending'"). What a policy says in
-other words is not judged here; whoever wants it judged asks a language model.
+Clauses are data (docs/diagnose.md has the format): those of benchmarks lie beside their workers, those of a user in a
+file. A clause is in force if the log's own policy holds its sentence. In any policy, sentences that require a value of
+a record count too ("an order can only be cancelled if its status is 'pending'").
 
 Records are those shown before anything was written, over all rollouts of an environment: every task of a benchmark
-begins with the same ones, and a rollout that never opened one may still be judged by what another was shown of it. What
-they do not show is not held against anybody: an expression that cannot be worked out forbids nothing.
+starts from the same records. A clause forbids nothing where the log does not show the records it needs.
 """
 
-import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
-from re import Pattern
-from string import Formatter
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
 from captrain.capabilities import Act, Toolbox
+from captrain.diagnosis.expressions import (
+    FUNCTIONS,
+    Evaluation,
+    Expression,
+    ExpressionError,
+    MissingValue,
+    Pattern,
+    Template,
+    look_up,
+)
 from captrain.records import JsonObject, Record, parse_yaml, read_yaml
 
 NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
 SPACE = re.compile(r"[\s‐-―]+")
 REQUIREMENT = re.compile(r"\ban? (\w+) can only be (\w+) if its (\w+) is ['\"‘“]([\w ]+)['\"’”]", re.IGNORECASE)
-"""A sentence that asks a record for a value: noun of the record, participle of the operation, field, value."""
-BEYOND = (ast.Attribute, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.JoinedStr)
-"""Kinds of syntax that an expression of a clause may not hold."""
-FUNCTIONS = {
-    **{function.__name__: function for function in (len, sum, any, all, min, max, sorted, str, int)},
-    "begins": str.startswith,
-    "day": lambda moment: moment.date().isoformat(),
-    "findall": re.findall,
-    "hours": lambda count: timedelta(hours=count),
-    "join": str.join,
-    "replace": str.replace,
-    "text": str.format,
-    "time": datetime.fromisoformat,
-}
-"""Functions that expressions may call, beside those of a write (`Clause.objection`)."""
-SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched", "look", "by_now", "said")
-"""Names that an expression may use for what is known of a write."""
+"""A sentence that requires a value of a record: noun of the record, participle of the operation, field, value."""
+SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched")
+"""Names of what is known of a write."""
+OF_WRITE = ("by_now", "findall", "look", "said")
+"""Functions of expressions beside those that every expression has (`Clause.objection` makes them)."""
 IDENTIFIERS = ("_id", "_number", "id", "number")
 REMEDY = "docs/diagnose.md has the format of clauses"
 
 
-def _expression(text: str) -> str:
-    """Refuse what is no expression, or could reach beyond what it is given."""
-    try:
-        tree = ast.parse(text, mode="eval")
-    except SyntaxError as error:
-        raise ValueError(f"{text!r} is no expression") from error
-    if any(isinstance(node, BEYOND) for node in ast.walk(tree)):
-        raise ValueError(f"{text} reaches beyond its names")
-    return text
-
-
-Expression = Annotated[str, AfterValidator(_expression)]
-
-
 class RecordBook:
-    """Objects that look-ups returned, by the names and values of their identifiers."""
+    """Records that read tools returned, by the names and values of their identifiers."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, str], list[JsonObject]] = {}
         self._people: dict[tuple[str, str], list[JsonObject]] = {}
 
     def add(self, acts: list[Act]) -> None:
-        """Keep what the look-ups of a rollout returned before its first write."""
+        """Keep the records that a rollout read before its first write."""
         for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
             if act.kind == "read" and not act.failed:
-                # A record that does not say its own key is known by the one it was asked for by.
+                # A record that does not hold its own key is known by the one it was asked for by.
                 result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result
                 for record in objects(result):
-                    keys = {
-                        (k, str(v)) for k, v in record.items() if k.endswith(IDENTIFIERS) and isinstance(v, str | int)
-                    }
-                    for key in keys:
-                        entries = self._records.setdefault(key, [])
-                        entries += [] if any(record.keys() <= entry.keys() for entry in entries) else [record]
-                    if "first_name" in record and "last_name" in record:
-                        people = self._people.setdefault(_person(record), [])
-                        people += [record] if record not in people else []
+                    self._keep(record)
+
+    def _keep(self, record: JsonObject) -> None:
+        for key in {(k, str(v)) for k, v in record.items() if k.endswith(IDENTIFIERS) and isinstance(v, str | int)}:
+            entries = self._records.setdefault(key, [])
+            if not any(record.keys() <= entry.keys() for entry in entries):
+                entries.append(record)
+            if "first_name" in record and "last_name" in record:
+                people = self._people.setdefault(_person(record), [])
+                if record not in people:
+                    people.append(record)
 
     def record(self, name: str, value: object, *fields: str) -> JsonObject | None:
-        """The record of this identifier that has these fields, as it was before any write; None if none was shown."""
+        """The record with this identifier and these fields, as it was before any write; None if none was shown."""
         entries = self._records.get((name, str(value)), [])
         return next((entry for entry in entries if all(field in entry for field in fields)), None)
 
     def people(self, person: Mapping[str, object]) -> list[JsonObject]:
-        """Return the records of persons of this name."""
+        """The records of people with the same name."""
         return self._people.get(_person(person), [])
 
 
@@ -106,19 +87,23 @@ def _person(record: Mapping[str, object]) -> tuple[str, str]:
 
 def objects(value: object) -> Iterator[JsonObject]:
     """Every JSON object inside a value, the outermost first."""
+    parts: Sequence[object] = []
     if isinstance(value, dict):
         yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from objects(item)
+        parts = [*value.values()]
+    elif isinstance(value, list):
+        parts = value
+    for part in parts:
+        yield from objects(part)
 
 
 class Clause(Record):
-    """A sentence of a policy, or several of which policies have one, and the tools that it governs.
+    """A sentence of a policy, in the words of each policy that has it, and the tools that it governs.
 
-    forbidden: true of a write that it forbids, "" where it forbids none by itself. names: expressions by the names that
-    others use, in order. record: the argument that names the record of a write, and the fields that must be shown of
-    it. reason: what is wrong, with names in braces. breach: what it is to make such a write. proof: a pattern that some
-    result before an agent's write must show; claimed: a pattern of words by which users claim it.
+    names: expressions, in order; later ones may use earlier ones. record: the argument that names the record of a
+    write, and the fields of it that must be shown. forbidden: true of a write that the clause forbids. reason: what is
+    wrong with it, with names in braces. breach: the cause that such a write counts as. proof: a pattern that some
+    result before an agent's write must show. claimed: a pattern of words by which users claim the same.
     """
 
     sentences: list[str]
@@ -127,61 +112,90 @@ class Clause(Record):
     record: list[str] = []
     names: dict[str, Expression] = {}
     forbidden: Expression | Literal[""] = ""
-    reason: str
-    proof: Pattern[str] | None = None
-    claimed: Pattern[str] = re.compile("(?!)")
+    reason: Template
+    proof: Pattern | None = None
+    claimed: Pattern = Pattern.parse("(?!)")
 
     def objection(
-        self, act: Act, earlier: Sequence[Act], wishes: str, setting: "Setting", patterns: Mapping[str, Pattern[str]]
+        self,
+        act: Act,
+        earlier: Sequence[Act],
+        wishes: str,
+        context: "DiagnosisContext",
+        patterns: Mapping[str, Pattern],
     ) -> str | None:
-        """Say what is wrong with a write, None where nothing is.
+        """Say what is wrong with a write; None where nothing is or no record shows it.
 
         Args:
             act: the write.
             earlier: the writes before it.
-            wishes: all that the user said or was told to say, as `plain` has it.
-            setting: policy and records.
+            wishes: all that the user said or was told to say, as `plain` returns it.
+            context: policy and records.
             patterns: by the names that expressions use.
+
+        Raises:
+            ExpressionError: an expression fails, or exceeds a limit.
         """
+        if not self.forbidden:
+            return None
         key, fields = (self.record or [""])[0], self.record[1:]
         peers = [peer for peer in earlier if key in act.arguments and peer.arguments.get(key) == act.arguments[key]]
-        record = setting.book.record(key, act.arguments.get(key), *fields)
+        record = context.book.record(key, act.arguments.get(key), *fields)
+
+        def matcher(pattern: str | Pattern) -> Pattern:
+            return Pattern.parse(pattern) if isinstance(pattern, str) else pattern
 
         def by_now(field: str) -> object:
             values = [peer.arguments[field] for peer in [act, *peers] if field in peer.arguments]
-            return values[-1] if values else (record or {})[field]
+            return values[-1] if values else look_up(record, field)
 
-        def said(pattern: str | Pattern[str], negated: str | Pattern[str] = "(?!)") -> bool:
-            matches = re.finditer(pattern, wishes)
-            return any(not re.search(negated, wishes[: match.start()]) for match in matches)
+        def findall(pattern: str | Pattern, text: str) -> list[object]:
+            return matcher(pattern).find_all(text, evaluation.seconds)
 
-        scope: JsonObject = {"__builtins__": {}, **FUNCTIONS, **patterns, "by_now": by_now, "said": said}
-        scope |= {"arguments": act.arguments, "record": record, "now": setting.now, "policy": setting.rules}
-        scope |= {"earlier": [peer.tool for peer in earlier], "touched": bool(peers), "look": setting.book.record}
+        def said(pattern: str | Pattern, negated: str | Pattern = "(?!)") -> bool:
+            exception = matcher(negated)
+            matches = matcher(pattern).matches(wishes, evaluation.seconds)
+            return any(not exception.search(wishes[: match.start()], evaluation.seconds) for match in matches)
+
+        evaluation = Evaluation({"by_now": by_now, "findall": findall, "look": context.book.record, "said": said})
+        scope: dict[str, object] = {"arguments": act.arguments, "record": record, "now": context.now}
+        scope |= {"policy": context.rules, "earlier": [peer.tool for peer in earlier], "touched": bool(peers)}
+        scope |= patterns
         try:
             for name, expression in self.names.items():
-                scope[name] = eval(expression, scope)
-            return self.reason.format(**scope) if eval(self.forbidden or "False", scope) else None
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                scope[name] = evaluation.evaluate(expression, scope)
+            return self.reason.fill(scope) if evaluation.evaluate(self.forbidden, scope) else None
+        except MissingValue:
             return None
+
+    def check_names(self, patterns: Mapping[str, Pattern]) -> None:
+        """Check that expressions and reason use only names that exist.
+
+        Raises:
+            ValueError: they do not.
+        """
+        expressions = [*self.names.values(), *([self.forbidden] if self.forbidden else [])]
+        used = {name for expression in expressions for name in expression.names}
+        used |= {name for name, _ in self.reason.fields}
+        called = {name for expression in expressions for name in expression.functions}
+        if unknown := (used - {*SCOPE, *patterns, *self.names}) | (called - {*FUNCTIONS, *OF_WRITE}):
+            raise ValueError(f"a clause uses {min(unknown)}, which expressions do not know")
+        keys = {key for expression in expressions for key in expression.keys_of("record")}
+        keys |= {indices[0] for name, indices in self.reason.fields if name == "record" and indices}
+        if unlisted := keys - {*self.record}:
+            raise ValueError(f"a clause uses {min(unlisted)} of the record: list it under `record`")
 
 
 class Clauses(Record):
     """Clauses of policies, and patterns that their expressions use by name."""
 
-    patterns: dict[str, Pattern[str]] = {}
+    patterns: dict[str, Pattern] = {}
     clauses: list[Clause]
 
     @model_validator(mode="after")
     def _with_known_names(self) -> "Clauses":
         for clause in self.clauses:
-            allowed = {*FUNCTIONS, *SCOPE, *self.patterns, *clause.names}
-            fields = [re.split(r"\W", name)[0] for _, name, *_ in Formatter().parse(clause.reason) if name]
-            for expression in (*clause.names.values(), clause.forbidden or "0", *fields):
-                names = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
-                bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-                if unknown := {name.id for name in names} - allowed - bound:
-                    raise ValueError(f"expressions know no {min(unknown)}: {expression}")
+            clause.check_names(self.patterns)
         return self
 
 
@@ -207,16 +221,16 @@ def shipped_clauses() -> tuple[Clauses, ...]:
 
 
 def read_clauses(path: Path) -> Clauses:
-    """Read clauses of one's own.
+    """Read a user's clauses.
 
     Raises:
-        UserError: it is no such file.
+        UserError: the file does not hold clauses.
     """
     return read_yaml(path, Clauses, REMEDY)
 
 
 def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
-    """A clause for each sentence of the policy that asks a record for a value, whatever the domain."""
+    """A clause for each sentence of the policy that requires a value of a record, whatever the domain."""
     for match in REQUIREMENT.finditer(policy):
         noun, participle, field, value = match.groups()
         stem = re.sub(r"(l?led|d|ed)$", "", participle.lower())
@@ -224,18 +238,20 @@ def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
             sentences=[match.group()],
             tools=[name for name in toolbox.schemas if name.startswith(stem) and noun.lower() in name],
             record=[f"{noun.lower()}_id", field],
-            names={"state": f"str(record[{field!r}])"},
-            forbidden=f"not touched and not begins(state, {value!r})",
-            reason=f"its {field} is {{state}}",
+            names={"state": Expression.parse(f"str(record[{field!r}])")},
+            forbidden=Expression.parse(f"not touched and not begins(state, {value!r})"),
+            reason=Template.parse(f"its {field} is {{state}}"),
         )
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Common ground of the rollouts of an environment: the tools, the policy ("" where the log has none), the
-    records that were shown before anything was written, the tools that were called in rollouts that passed and that no
-    reference calls (`idle`: what they do is of no account), those by which rollouts that passed have handed over where
-    their own reference does not (`needless`), and clauses beside those of captrain's benchmarks (`additions`)."""
+class DiagnosisContext:
+    """What the rollouts of an environment have in common.
+
+    toolbox: the tools. policy: "" where the log has none. book: records shown before anything was written. idle: tools
+    that passed rollouts called and no reference calls, so that they have no effect on the outcome. needless: tools by
+    which passed rollouts transferred to a human without need. additions: clauses beside those of captrain's benchmarks.
+    """
 
     toolbox: Toolbox
     policy: str
@@ -251,36 +267,47 @@ class Setting:
 
     @cached_property
     def now(self) -> datetime | None:
-        """The time that the policy gives as the present one."""
+        """The present time according to the policy."""
         match = NOW.search(self.policy)
         return datetime.fromisoformat(" ".join(part for part in match.groups() if part)) if match else None
 
     @cached_property
-    def in_force(self) -> list[tuple[Clause, str, Mapping[str, Pattern[str]]]]:
-        """The clauses whose sentence the policy holds, each with that sentence and the patterns of its file."""
+    def in_force(self) -> list[tuple[Clause, str, Clauses]]:
+        """The clauses whose sentence the policy holds, each with that sentence and all clauses of its file."""
         sources = (*shipped_clauses(), *self.additions, Clauses(clauses=[*_stated(self.policy, self.toolbox)]))
         return [
-            (clause, sentence, source.patterns)
+            (clause, sentence, source)
             for source in sources
             for clause in source.clauses
             for sentence in [sentence for sentence in clause.sentences if plain(sentence) in self.rules][:1]
         ]
 
 
-def violations(acts: Sequence[Act], wishes: str, setting: Setting) -> Iterator[Violation]:
-    """The writes that some clause forbids.
+def violations(acts: Sequence[Act], wishes: str, context: DiagnosisContext) -> Iterator[Violation]:
+    """Find the writes that a clause forbids.
 
     Args:
         acts: writes in their order, of a reference or of an agent.
-        wishes: all that the user said or was told to say, as `plain` has it.
-        setting: policy and records.
+        wishes: all that the user said or was told to say, as `plain` returns it.
+        context: policy and records.
+
+    Raises:
+        ExpressionError: a clause of `context.additions` fails. One of captrain's own then forbids nothing: its user
+            cannot mend it.
     """
-    for clause, sentence, patterns in setting.in_force:
+    for clause, sentence, source in context.in_force:
+        is_own = any(source is addition for addition in context.additions)
         for place, act in enumerate(acts):
-            if act.tool in clause.tools:
-                reason = clause.objection(act, acts[:place], wishes, setting, patterns)
-                if reason:
-                    yield Violation(act, clause, sentence, reason)
+            if act.tool not in clause.tools:
+                continue
+            try:
+                reason = clause.objection(act, acts[:place], wishes, context, source.patterns)
+            except ExpressionError as error:
+                if is_own:
+                    raise ExpressionError(f'clause "{sentence}" on {act}: {error}') from None
+                continue
+            if reason:
+                yield Violation(act, clause, sentence, reason)
 
 
 def plain(text: str) -> str:

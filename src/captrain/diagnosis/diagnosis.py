@@ -28,8 +28,8 @@ from captrain.capabilities import (
     select_by_verdicts,
 )
 from captrain.diagnosis.clauses import Clauses
-from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs, refer
 from captrain.diagnosis.findings import Collection, Findings
+from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Standing, diagnose_rollouts, refer
 from captrain.interop import Logs
 from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabels, Spool
 from captrain.run import SelectionSettings
@@ -55,7 +55,7 @@ class StreamedLabels:
     candidates: list[Capability]
     verdicts: Verdicts
     examples: dict[str, list[Rollout]]
-    explained: Spool[Explained]
+    explained: Spool[DiagnosedRollout]
 
     @property
     def rows(self) -> Iterator[DiagnosedLabels]:
@@ -77,7 +77,7 @@ class StreamedLabels:
                     )
 
 
-def label_of(row: Explained, kind: str) -> Label:
+def label_of(row: DiagnosedRollout, kind: str) -> Label:
     """The label of a kind of cause on a rollout."""
     cause = row.cause(kind)
     if cause is not None:
@@ -86,7 +86,7 @@ def label_of(row: Explained, kind: str) -> Label:
 
 
 def label_causes(
-    rows: Spool[Explained], rollouts: Iterable[Rollout], runs: int, seed: int, toolbox: Toolbox
+    rows: Spool[DiagnosedRollout], rollouts: Iterable[Rollout], runs: int, seed: int, toolbox: Toolbox
 ) -> StreamedLabels:
     """Label contrasted rollouts with every kind of cause that some failed one shows, in `runs` resamples of the tasks.
 
@@ -151,10 +151,10 @@ class CauseTally:
     primary: int = 0
     secondary: int = 0
     passed: int = 0
-    example: Explained | None = None
+    example: DiagnosedRollout | None = None
 
 
-def counted_cause(row: Explained) -> str | None:
+def counted_cause(row: DiagnosedRollout) -> str | None:
     """The cause that a failure counts under, None where nothing explains it: of a suspect reference it is the
     reference, whatever the agent did."""
     if row.standing == "suspect":
@@ -181,8 +181,8 @@ class Account:
     causes: dict[str, CauseTally] = field(default_factory=dict[str, CauseTally])
     unreferenced: int = 0
     unproven: int = 0
-    unplayed: Explained | None = None
-    left_out: dict[Standing, list[Explained]] = field(default_factory=dict[Standing, list[Explained]])
+    unplayed: DiagnosedRollout | None = None
+    left_out: dict[Standing, list[DiagnosedRollout]] = field(default_factory=dict[Standing, list[DiagnosedRollout]])
 
     @property
     def unproven_note(self) -> str:
@@ -199,7 +199,7 @@ class Account:
         """The causes by how many failures they are primary to, the most first."""
         return sorted(self.causes.items(), key=lambda item: (-item[1].primary, -item[1].secondary, item[0]))
 
-    def add(self, row: Explained, rollout: Rollout) -> None:
+    def add(self, row: DiagnosedRollout, rollout: Rollout) -> None:
         """Count a rollout in."""
         self.standings[row.standing] += 1
         self.unreferenced += not has_solution(rollout)
@@ -242,7 +242,7 @@ class Account:
 class Diagnosis:
     """The outcome of a diagnosis.
 
-    logs: what was read. explanations: of every rollout. findings: what goes with failing, and what to fix. account:
+    logs: what was read. diagnosed: of every rollout. findings: what goes with failing, and what to fix. account:
     counts over all rollouts, and agents those of each agent by its name. labels: of every run, with the candidates,
     which are causes that some failed rollout shows; None where nothing could be contrasted, and so is report, the
     account of the selection. shortage: why nothing can be concluded, "" where enough was read; then nothing is selected
@@ -250,7 +250,7 @@ class Diagnosis:
     """
 
     logs: Logs
-    explanations: Explanations
+    diagnosed: DiagnosedLogs
     findings: Findings
     account: Account
     agents: dict[str, Account]
@@ -283,21 +283,21 @@ def diagnose(
         clauses: of policies, beside those of captrain's benchmarks.
     """
     logs = refer(logs, worlds) if worlds is not None else logs
-    explanations = explain_logs(logs, worlds, kinds, clauses)
-    account, agents, collection = Account(), dict[str, Account](), Collection(explanations.toolbox, explanations.needs)
-    for row, rollout in zip(explanations.rollouts, logs.rollouts, strict=True):
+    diagnosed = diagnose_rollouts(logs, worlds, kinds, clauses)
+    account, agents, collection = Account(), dict[str, Account](), Collection(diagnosed.toolbox, diagnosed.needs)
+    for row, rollout in zip(diagnosed.rollouts, logs.rollouts, strict=True):
         account.add(row, rollout)
         agents.setdefault(row.agent, Account()).add(row, rollout)
         if row.standing in ("contrasted", "suspect"):
             collection.add(row, rollout)
     shortage, findings = account.shortage(len(agents)), collection.findings()
     if not account.passed or not account.failed:
-        return Diagnosis(logs, explanations, findings, account, agents, None, None, shortage)
-    labels = label_causes(explanations.rollouts, logs.rollouts, runs, seed, explanations.toolbox)
+        return Diagnosis(logs, diagnosed, findings, account, agents, None, None, shortage)
+    labels = label_causes(diagnosed.rollouts, logs.rollouts, runs, seed, diagnosed.toolbox)
     report = select_by_verdicts(labels.verdicts, labels.candidates, selection, count, seed).report
     if shortage:
         reason = "several agents" if len(agents) > 1 else "too few rollouts"
         report["candidates"] = [
             {**entry, "selected": False, "reason": f"{reason} ({entry['reason']})"} for entry in report["candidates"]
         ]
-    return Diagnosis(logs, explanations, findings, account, agents, labels, report, shortage)
+    return Diagnosis(logs, diagnosed, findings, account, agents, labels, report, shortage)

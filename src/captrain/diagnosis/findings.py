@@ -40,7 +40,7 @@ from captrain.capabilities import (
     text_of,
 )
 from captrain.contract import calls_of
-from captrain.diagnosis.explained import Explained
+from captrain.diagnosis.rollouts import DiagnosedRollout
 from captrain.records import Message, Record, Rollout
 from captrain.statistics import fisher, holm
 
@@ -144,7 +144,7 @@ class Collection:
         CREATE TABLE played (task TEXT, failed INTEGER, counted INTEGER, content TEXT);
         BEGIN""")
 
-    def add(self, row: Explained, rollout: Rollout) -> None:
+    def add(self, row: DiagnosedRollout, rollout: Rollout) -> None:
         """Take a rollout in; one of a suspect reference speaks for that alone."""
         calls, story = sourced_calls(rollout, self._toolbox), Story(rollout, self._toolbox)
         failed, counts = row.outcome == "failed", row.standing != "suspect"
@@ -317,7 +317,7 @@ def _fault_of(row: Association, message: int, evidence: str) -> Fault:
     return Fault(key=("order", row.name, "" if row.holds else prompt_line(row.key)), message=message, evidence=evidence)
 
 
-def _needed_faults(row: Explained) -> list[Fault]:
+def _needed_faults(row: DiagnosedRollout) -> list[Fault]:
     """The needed repairs of a rollout; a call to be dropped and one to be made for the same reason are one decision."""
     repairs, faults = [repair for repair in row.repairs if repair.needed], list[Fault]()
     reasons = {kind: {(r.message, r.evidence) for r in repairs if r.kind == kind} for kind in ("insert", "drop")}

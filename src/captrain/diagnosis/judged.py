@@ -18,7 +18,7 @@ from captrain.capabilities import (
     text_of,
 )
 from captrain.diagnosis.diagnosis import FEW
-from captrain.diagnosis.explained import explain_logs
+from captrain.diagnosis.rollouts import diagnose_rollouts
 from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.interop import Logs
 from captrain.records import JsonObject, Rollout, publish, publish_json
@@ -73,7 +73,7 @@ def judge(
     """
     settings = {"_target_": ANALYST, "name": model, "temperature": 1.0, "max_tokens": 4096, "characters": CHARACTERS}
     analyst = build(Component.model_validate(settings), Analyst, access=access)
-    rows = zip(explain_logs(logs).rollouts, logs.rollouts, strict=True)
+    rows = zip(diagnose_rollouts(logs).rollouts, logs.rollouts, strict=True)
     rollouts: list[Rollout] = [rollout for row, rollout in rows if row.standing not in ("error", "suspect")]
     candidates, labels = label_runs(analyst, rollouts, logs.tools, runs, seed)
     report = select(labels, candidates, selection, count, seed).report

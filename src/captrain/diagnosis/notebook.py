@@ -17,8 +17,8 @@ import pandas as pd
 from captrain.capabilities import KINDS
 from captrain.diagnosis import diagnosis as rules
 from captrain.diagnosis.advice import advise
-from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.report import publish_diagnosis
+from captrain.diagnosis.rollouts import DiagnosedRollout
 from captrain.interop import Logs, logs_of_rollouts, logs_of_rows, read_logs
 from captrain.records import Rollout
 from captrain.run import SelectionSettings
@@ -48,9 +48,9 @@ class NotebookDiagnosis:
         return f"{summary}; nothing can be concluded: {shortage}" if shortage else summary
 
     @cached_property
-    def rollouts(self) -> list[Explained]:
+    def rollouts(self) -> list[DiagnosedRollout]:
         """Every rollout with what explains it, in the order of the logs."""
-        return [*self.diagnosis.explanations.rollouts]
+        return [*self.diagnosis.diagnosed.rollouts]
 
     @property
     def causes(self) -> pd.DataFrame:

@@ -22,8 +22,8 @@ from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association
 from captrain.contract import calls_of
 from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
-from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.findings import quote_of
+from captrain.diagnosis.rollouts import DiagnosedRollout
 from captrain.records import JsonObject, Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
 from captrain.run import user_outputs
 from captrain.statistics import wilson
@@ -86,7 +86,7 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
     """
     with user_outputs(out, ["report.md", "report.html"]) as aside:
         advice, labels = advise(diagnosis, out) if advice is None else advice, diagnosis.labels
-        rows = diagnosis.explanations.rollouts
+        rows = diagnosis.diagnosed.rollouts
         suspects = (
             Suspect(rollout=row.rollout, task=row.task, trial=row.trial, outcome=row.outcome, reasons=row.suspicions)
             for row in rows
@@ -110,7 +110,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
     """Write report.md and report.html."""
     account, logs = diagnosis.account, diagnosis.logs
     failures, count, reported = list[JsonObject](), 0, 0
-    for row, rollout in zip(diagnosis.explanations.rollouts, logs.rollouts, strict=True):
+    for row, rollout in zip(diagnosis.diagnosed.rollouts, logs.rollouts, strict=True):
         if row.outcome == "failed":
             # Spoilt rollouts are on the page, and in report.md among those left out.
             count, reported = count + 1, reported + (row.standing != "spoilt")
@@ -157,7 +157,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
     publish_text(out / "report.md", re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
 
-def _failure(row: Explained, rollout: Rollout) -> JsonObject:
+def _failure(row: DiagnosedRollout, rollout: Rollout) -> JsonObject:
     """Collect what is shown of a failed rollout: its messages beside those of its reference."""
     reasons: dict[int, list[str]] = {}
     for cause in row.causes:
@@ -311,7 +311,7 @@ def _alike(entry: Association) -> str:
 def _outcomes(diagnosis: Diagnosis) -> ReportTable:
     """Rollouts and pass rates by environment and agent. Those of logs are of every rollout that has a verdict, faults
     of the simulated user included: the contrast leaves them out, the rate must not."""
-    tally, rows, notes = diagnosis.explanations.outcomes, list[tuple[str, ...]](), list[str]()
+    tally, rows, notes = diagnosis.diagnosed.outcomes, list[tuple[str, ...]](), list[str]()
     agents = tally.agents()
     is_plural = len(agents) > 1
     for agent in agents if is_plural else [None]:

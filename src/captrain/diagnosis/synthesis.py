@@ -15,7 +15,7 @@ from typing import Literal
 
 from captrain.agents import PolicySource
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.environments import (
     EMBEDDED,
@@ -149,7 +149,7 @@ class LoggedTasks:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SynthesisInputs:
     """Material of an environment: the capabilities of a diagnosis by id, its rollouts, the tools that these call,
     and the schemas that are known; the project around it, None where there is none, and whether it is that project's
     own."""
@@ -176,7 +176,7 @@ class SynthesisOrder:
     synthesizer: Synthesizer
 
 
-def read_evidence(diagnosis: Path, tools: Path | None = None) -> Evidence:
+def read_diagnosis(diagnosis: Path, tools: Path | None = None) -> SynthesisInputs:
     """Read what `captrain diagnose` left in a folder.
 
     Args:
@@ -196,10 +196,12 @@ def read_evidence(diagnosis: Path, tools: Path | None = None) -> Evidence:
     rollouts = load(diagnosis / "rollouts.jsonl", Rollout)
     messages = (message for rollout in rollouts for message in rollout.messages if message["role"] == "assistant")
     names = frozenset(name for message in messages for name, _ in calls_of(message))
-    return Evidence({entry.id: entry for entry in capabilities}, rollouts, names, schemas, find_project(Path.cwd()))
+    return SynthesisInputs(
+        {entry.id: entry for entry in capabilities}, rollouts, names, schemas, find_project(Path.cwd())
+    )
 
 
-def read_project_evidence(project: Path) -> Evidence:
+def read_project_diagnosis(project: Path) -> SynthesisInputs:
     """Read what a project's own diagnosis selected.
 
     Raises:
@@ -210,7 +212,7 @@ def read_project_evidence(project: Path) -> Evidence:
     if not selected.is_file() or not rollouts.is_file():
         raise UserError("the project has no capabilities yet", "run `dvc repro capabilities`, or name --diagnosis DIR")
     capabilities = {entry.id: entry for entry in load(selected, Capability)}
-    return Evidence(capabilities, load(rollouts, Rollout), frozenset(), [], project, is_of_project=True)
+    return SynthesisInputs(capabilities, load(rollouts, Rollout), frozenset(), [], project, is_of_project=True)
 
 
 def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
@@ -222,7 +224,7 @@ def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
         return writers
     rollouts = [rollout for entries in labels.examples.values() for rollout in entries]
     names = frozenset(tool["function"]["name"] for tool in diagnosis.logs.tools)
-    evidence = Evidence({}, rollouts, names, diagnosis.logs.known_tools, find_project(Path.cwd()))
+    evidence = SynthesisInputs({}, rollouts, names, diagnosis.logs.known_tools, find_project(Path.cwd()))
     try:
         spec = _configuration(evidence.project)
         benchmark = _benchmark(evidence, spec, is_program=True)
@@ -240,7 +242,7 @@ def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
 
 
 def order_synthesis(
-    evidence: Evidence, name: str, model: str, access: ModelAccess, sandbox: str | None = None
+    evidence: SynthesisInputs, name: str, model: str, access: ModelAccess, sandbox: str | None = None
 ) -> SynthesisOrder:
     """Order the synthesis of an environment for a capability.
 
@@ -273,7 +275,7 @@ def order_synthesis(
             f"name a model by --model, {remedy}",
         )
     logged = LoggedTasks(evidence.rollouts, evidence.tools)
-    target = benchmark or Target(logged, "the logs", digest([rollout.id for rollout in evidence.rollouts]))
+    target = benchmark or CheckedEnvironment(logged, "the logs", digest([rollout.id for rollout in evidence.rollouts]))
     standard = make_standard(target, spec.evaluation.tasks if benchmark else logged.size("test"), spec.environments)
     brief = make_brief(capability, target.tools, evidence.rollouts, spec.benchmark if benchmark else None)
     return SynthesisOrder(spec, brief, standard, _synthesizer(model, access))
@@ -318,7 +320,7 @@ def _configuration(project: Path | None) -> Spec:
     return compose_spec("default", 0, [], shipped("conf"))
 
 
-def _benchmark(evidence: Evidence, spec: Spec, *, is_program: bool) -> Target | None:
+def _benchmark(evidence: SynthesisInputs, spec: Spec, *, is_program: bool) -> CheckedEnvironment | None:
     """The project's benchmark: of its own evidence, and of logs if it offers every tool of theirs and environments can
     be derived from it.
 

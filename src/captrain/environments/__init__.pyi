@@ -13,8 +13,8 @@ from .publication import passport_page as passport_page
 from .publication import publish_environments as publish_environments
 from .publication import publish_pairs as publish_pairs
 from .publication import validate_file as validate_file
+from .subject import Evidence as Evidence
 from .subject import Standard as Standard
-from .subject import Subject as Subject
 from .subject import make_standard as make_standard
 from .synthesis import PairEnvironments as PairEnvironments
 from .synthesis import SynthesisResult as SynthesisResult

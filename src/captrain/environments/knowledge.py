@@ -13,9 +13,9 @@ from itertools import combinations, pairwise, takewhile
 
 from captrain.contract import calls_of
 from captrain.environments import probes
-from captrain.environments.leakage import leaves, normalised
-from captrain.environments.subject import Subject, at_most
-from captrain.records import Check, Message, Task
+from captrain.environments.leakage import normalised
+from captrain.environments.subject import Evidence, at_most
+from captrain.records import CheckResult, Message, Task, leaves
 
 UNKNOWN = 0.3
 """Share of tasks in which a value of the reference is nowhere to be known; benchmarks of others have such tasks."""
@@ -107,7 +107,7 @@ def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
     )
 
 
-def _unknown_value(subject: Subject, task: Task) -> str | None:
+def _unknown_value(subject: Evidence, task: Task) -> str | None:
     """The first value of the reference's calls that nothing has shown by then."""
     allowed = normalised(" ".join(leaves(subject.against.tools)))
     visible_before: list[Message] = []
@@ -122,7 +122,7 @@ def _unknown_value(subject: Subject, task: Task) -> str | None:
     return None
 
 
-def unknowable(subject: Subject, name: str) -> Check:
+def unknowable(subject: Evidence, name: str) -> CheckResult:
     """Tasks whose reference holds a value that the episode has not revealed."""
     first_unknown = {task.id: _unknown_value(subject, task) for task in subject.tasks}
     tasks = [task for task, value in first_unknown.items() if value is not None]
@@ -130,7 +130,7 @@ def unknowable(subject: Subject, name: str) -> Check:
     return at_most(name, len(tasks) / len(first_unknown), UNKNOWN, detail, tasks[0] if tasks else "")
 
 
-def _chosen(subject: Subject, task: Task) -> tuple[str, list[str], list[str]] | None:
+def _chosen(subject: Evidence, task: Task) -> tuple[str, list[str], list[str]] | None:
     """The value that the capability's step takes where its broken form takes another record's, the records among which
     it is chosen, and those that one result lists with it, in their order; None: the step is none of that kind."""
     right, wrong = probes.made_calls(subject.reference(task)), probes.made_calls(subject.broken(task))
@@ -149,7 +149,7 @@ def _chosen(subject: Subject, task: Task) -> tuple[str, list[str], list[str]] | 
     return (value, alike, longest) if value in alike and wrong_value in alike else None
 
 
-def given_before(subject: Subject, name: str) -> Check:
+def given_before(subject: Evidence, name: str) -> CheckResult:
     """Tasks in which what look-ups are to find stands in the opening messages, or always at one end of what they
     show."""
     tasks_given: list[str] = []
@@ -177,7 +177,7 @@ def given_before(subject: Subject, name: str) -> Check:
     return at_most(name, share, PREDICTED, detail, task_shown)
 
 
-def forbidden(subject: Subject, name: str) -> Check:
+def forbidden(subject: Evidence, name: str) -> CheckResult:
     """Tasks whose reference calls a tool that the policy forbids outright: "never", "do not", and all words of the
     tool's name, without a condition and with no word that its description does not have: "do not refund used goods"
     forbids no refund. Other words for it are not understood."""

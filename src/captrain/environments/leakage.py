@@ -9,10 +9,10 @@ one that the file hides from itself, is not found.
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from captrain.contract import Target, calls_of, closing_episodes
-from captrain.records import JsonObject, Message, Task
+from captrain.contract import CheckedEnvironment, calls_of, closing_episodes
+from captrain.records import JsonObject, Message, Task, leaves
 
 WORDS = 8
 """Words of a run."""
@@ -22,18 +22,6 @@ LEAST = 12
 """And at least so many, 19 words in a row: fewer are met by chance in a small world."""
 LEAST_ID = 6
 """Characters of an id that is more than a number, and so cannot stand in a text by chance."""
-
-
-def leaves(value: object) -> Iterator[str]:
-    """The texts and numbers in a JSON value, in order."""
-    if isinstance(value, dict):
-        for element in value.values():
-            yield from leaves(element)
-    elif isinstance(value, list | tuple):
-        for element in value:
-            yield from leaves(element)
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)
 
 
 def normalised(text: str) -> str:
@@ -76,7 +64,7 @@ class HeldOutTasks:
 
     def __init__(
         self,
-        benchmark: Target,
+        benchmark: CheckedEnvironment,
         tasks: Sequence[Task],
         common_texts: Sequence[str] = (),
         training: Sequence[Task] = (),
@@ -118,7 +106,7 @@ class HeldOutTasks:
         return ""
 
 
-def _opening(benchmark: Target, task: Task) -> list[Message]:
+def _opening(benchmark: CheckedEnvironment, task: Task) -> list[Message]:
     """Return the messages of a test task that can be seen without asking a simulated user anything."""
     idle: Callable[[JsonObject], list[Message]] | None = getattr(benchmark.environment, "idle", None)
     if idle is not None:

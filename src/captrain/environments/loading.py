@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Environment, Target, file_fingerprint, load_file
+from captrain.contract import CheckedEnvironment, Environment, file_fingerprint, load_file
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Passport, digest, read_bytes, read_json
 from captrain.run import Component, Machine, nested
@@ -109,7 +109,7 @@ def _is_plain(expression: str) -> bool:
     return True
 
 
-def load_own(path: Path, machine: Machine, source: bytes | None = None) -> Target:
+def load_own(path: Path, machine: Machine, source: bytes | None = None) -> CheckedEnvironment:
     """Load a file whose text is our own.
 
     Args:
@@ -133,7 +133,7 @@ def load_own(path: Path, machine: Machine, source: bytes | None = None) -> Targe
 
 
 @contextmanager
-def reopened(path: Path, machine: Machine | None) -> Iterator[Target]:
+def reopened(path: Path, machine: Machine | None) -> Iterator[CheckedEnvironment]:
     """Load a file in fresh processes for as long as it is looked at: text of ours with its benchmark in workers of its
     own, any other in one that has no packages.
 
@@ -179,7 +179,7 @@ def read_passports(folder: Path) -> dict[str, Passport]:
     return passports
 
 
-def load_environment(folder: Path, passport: Passport, machine: Machine) -> Target:
+def load_environment(folder: Path, passport: Passport, machine: Machine) -> CheckedEnvironment:
     """Load the environment that a passport was made out for, confined unless its text is our own.
 
     Raises:

@@ -18,7 +18,7 @@ from captrain.environments.sandbox.forkserver import MODULES
 from captrain.environments.synthesizer import Attempt, Brief, render
 from captrain.ledger import guard_split
 from captrain.models import Question, StructuredAnswers
-from captrain.records import Check, JsonObject
+from captrain.records import CheckResult, JsonObject
 from captrain.run import Count, ModelAccess
 
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
@@ -123,7 +123,7 @@ class OpenAISynthesizer:
         )
 
 
-def _findings(checks: Sequence[Check]) -> str:
+def _findings(checks: Sequence[CheckResult]) -> str:
     """The failed checks, those with one finding together; a detail may hold what the environment itself said, at any
     length."""
     findings: dict[str, JsonObject] = {}

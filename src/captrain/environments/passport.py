@@ -12,13 +12,34 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.environments import knowledge, probes
-from captrain.environments.leakage import SHARE, leaves, runs, runs_of
+from captrain.environments.leakage import SHARE, runs, runs_of
 from captrain.environments.sandbox.forkserver import MODULES
-from captrain.environments.subject import Standard, Subject, at_least, at_most, finding, limit, mean_at_most, play_agent
+from captrain.environments.subject import (
+    Evidence,
+    Standard,
+    at_least,
+    at_most,
+    finding,
+    limit,
+    mean_at_most,
+    play_agent,
+)
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import Check, JsonObject, Message, Passport, Rollout, Score, Task, digest, plain, read_bytes
+from captrain.records import (
+    CheckResult,
+    JsonObject,
+    Message,
+    Passport,
+    Rollout,
+    Score,
+    Task,
+    digest,
+    leaves,
+    plain,
+    read_bytes,
+)
 from captrain.run import EnvironmentSettings, Machine
 
 ADVISED = 100
@@ -36,7 +57,7 @@ TRANSFER = "share of tasks with the failed step"
 
 
 def run_checks(
-    target: Target,
+    target: CheckedEnvironment,
     path: Path,
     against: Standard,
     evidence: Sequence[Rollout],
@@ -44,7 +65,7 @@ def run_checks(
     seed: int = 0,
     seconds: float | None = None,
     machine: Machine | None = None,
-) -> list[Check]:
+) -> list[CheckResult]:
     """The checks that need no policy, always all of them.
 
     Args:
@@ -54,10 +75,10 @@ def run_checks(
         evidence: failed rollouts that lack the capability; none where nothing is known.
         seed: of the run; with the file's bytes it decides what is drawn.
         seconds: that they may take together, after which those that are left fail; None: no limit.
-        machine: see `Subject`.
+        machine: see `Evidence`.
     """
-    subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds, machine=machine)
-    checks: list[Check] = []
+    subject = Evidence(target, path, against, evidence, seed=seed, seconds=seconds, machine=machine)
+    checks: list[CheckResult] = []
     limit(target, subject.end)
     try:
         for name, check in CHECKS.items():
@@ -76,16 +97,16 @@ def run_checks(
     return checks
 
 
-def failed_check(name: str, fault: EnvironmentFault, task: str = "") -> Check:
+def failed_check(name: str, fault: EnvironmentFault, task: str = "") -> CheckResult:
     """The check that met a fault."""
-    return Check(name=name, passed=False, measured=None, bound="no fault", detail=fault.problem, task=task)
+    return CheckResult(name=name, passed=False, measured=None, bound="no fault", detail=fault.problem, task=task)
 
 
-def _exact(name: str, same: bool, detail: str = "", task: str = "") -> Check:
+def _exact(name: str, same: bool, detail: str = "", task: str = "") -> CheckResult:
     return finding(name, same, float(same), "1", detail, task)
 
 
-def _schemas(subject: Subject, name: str) -> Check:
+def _schemas(subject: Evidence, name: str) -> CheckResult:
     schemas, expected = subject.target.tools, subject.against.tools
     if schemas == expected:
         return _exact(name, True)
@@ -109,7 +130,7 @@ def foreign_imports(tree: ast.AST) -> list[str]:
     return sorted({module for module in modules if module.partition(".")[0] not in available})
 
 
-def _imports(subject: Subject, name: str) -> Check:
+def _imports(subject: Evidence, name: str) -> CheckResult:
     """Imports that cannot work where the file is confined fail."""
     try:
         absent = foreign_imports(ast.parse(read_bytes(subject.path).decode()))
@@ -119,13 +140,13 @@ def _imports(subject: Subject, name: str) -> Check:
     return at_most(name, len(absent), 0, f"not there: {', '.join(absent)}")
 
 
-def _count(subject: Subject, name: str) -> Check:
+def _count(subject: Evidence, name: str) -> CheckResult:
     count = len(subject.tasks)
     few = "" if count >= ADVISED else f"on fewer than {ADVISED} tasks, one that cannot be solved is easily missed"
-    return Check(name=name, passed=True, measured=float(count), bound=f"{ADVISED} advised", detail=few)
+    return CheckResult(name=name, passed=True, measured=float(count), bound=f"{ADVISED} advised", detail=few)
 
 
-def _reference(subject: Subject, name: str) -> Check:
+def _reference(subject: Evidence, name: str) -> CheckResult:
     scores = {task.id: subject.solution(task) for task in subject.all_tasks}
     worst = min(scores, key=lambda task: (scores[task].success, scores[task].reward))
     solved = scores[worst].success and scores[worst].reward >= 1 - 1e-9
@@ -134,12 +155,12 @@ def _reference(subject: Subject, name: str) -> Check:
     return finding(name, solved, scores[worst].reward, "1, and success, on every task", detail, worst)
 
 
-def _idle(subject: Subject, name: str) -> Check:
+def _idle(subject: Evidence, name: str) -> CheckResult:
     rewards = {task.id: subject.idle(task).reward for task in subject.tasks}
     return mean_at_most(name, rewards, subject.bounds.idle_reward, probes.MOST_PER_TASK)
 
 
-def _same_play(subject: Subject, name: str) -> Check:
+def _same_play(subject: Evidence, name: str) -> CheckResult:
     """Asked for again in the same process, by other numbers: tasks, observations, rewards."""
     first, among_more = subject.first_tasks, subject.target.tasks("training", subject.reach)
     for task, task_again in zip(first, among_more, strict=False):
@@ -155,7 +176,7 @@ def _same_play(subject: Subject, name: str) -> Check:
     return check
 
 
-def _same_elsewhere(subject: Subject, name: str) -> Check:
+def _same_elsewhere(subject: Evidence, name: str) -> CheckResult:
     """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
     subject.hurry()
     with subject.reopened() as fresh:
@@ -167,7 +188,7 @@ def _same_elsewhere(subject: Subject, name: str) -> Check:
         return _played_again(subject, name, tasks, fresh)
 
 
-def _played_again(subject: Subject, name: str, tasks: Sequence[Task], target: Target) -> Check:
+def _played_again(subject: Evidence, name: str, tasks: Sequence[Task], target: CheckedEnvironment) -> CheckResult:
     for task in tasks:
         if subject.play(task, subject.reference(task), target) != subject.solved(task):
             return _exact(name, False, "the same actions meet other observations", task.id)
@@ -176,7 +197,7 @@ def _played_again(subject: Subject, name: str, tasks: Sequence[Task], target: Ta
     return _exact(name, True)
 
 
-def _distinct(subject: Subject, name: str) -> Check:
+def _distinct(subject: Evidence, name: str) -> CheckResult:
     counts = Counter(digest(task.data) for task in subject.tasks)
     twin = next((task.id for task in subject.tasks if counts[digest(task.data)] > 1), "")
     share = len(counts) / len(subject.tasks)
@@ -207,7 +228,7 @@ def structure(messages: Sequence[Message]) -> str:
     )
 
 
-def _structures(subject: Subject, name: str) -> Check:
+def _structures(subject: Evidence, name: str) -> CheckResult:
     """Check the variety of tasks; never for more than the target's own tasks have that call the same tools."""
     plays = [subject.solved(task) for task in subject.tasks]
     structures, bound = {digest(structure(play)) for play in plays}, subject.bounds.structures
@@ -225,7 +246,7 @@ def _structures(subject: Subject, name: str) -> Check:
     return at_least(name, len(structures), bound, detail, subject.tasks[-1].id)
 
 
-def _test_ids(subject: Subject, name: str) -> Check:
+def _test_ids(subject: Evidence, name: str) -> CheckResult:
     tests = subject.against.tests
     if test_id := tests.quoted_id(subject.text):
         return at_most(name, 1, 0, f"the file names {test_id}")
@@ -236,7 +257,7 @@ def _test_ids(subject: Subject, name: str) -> Check:
     return at_most(name, 0, 0)
 
 
-def _test_texts(subject: Subject, name: str) -> Check:
+def _test_texts(subject: Evidence, name: str) -> CheckResult:
     tests = subject.against.tests
     places = {"": runs(subject.text)}
     places |= {task.id: runs_of(task, subject.solved(task)) for task in subject.all_tasks}
@@ -258,22 +279,22 @@ def failed_tool(rollout: Rollout) -> str | None:
     return calls[0][0] if calls else None
 
 
-def _transfer(subject: Subject, name: str) -> Check:
+def _transfer(subject: Evidence, name: str) -> CheckResult:
     """Predicted transfer: how often the environment asks for the step that failed in the evidence."""
     failed = Counter(tool for rollout in subject.evidence if (tool := failed_tool(rollout)))
     bound = f"at least {subject.bounds.transfer}"
     if not failed:
-        return Check(name=name, passed=True, measured=None, bound=bound, detail="no evidence names a step")
+        return CheckResult(name=name, passed=True, measured=None, bound=bound, detail="no evidence names a step")
     tool_counts: Counter[str] = Counter()
     for task in subject.tasks:
         tool_counts.update({tool for tool, _ in probes.made_calls(subject.reference(task))} & {*failed})
     share = sum(count * tool_counts[tool] for tool, count in failed.items()) / (failed.total() * len(subject.tasks))
     steps = ", ".join(f"{tool} {count}" for tool, count in failed.most_common())
     passed = share >= subject.bounds.transfer - 1e-9
-    return Check(name=name, passed=passed, measured=round(share, 6), bound=bound, detail=f"failed at: {steps}")
+    return CheckResult(name=name, passed=passed, measured=round(share, 6), bound=bound, detail=f"failed at: {steps}")
 
 
-CHECKS: dict[str, Callable[[Subject, str], Check]] = {
+CHECKS: dict[str, Callable[[Evidence, str], CheckResult]] = {
     "schemas equal the target's": _schemas,
     "imports that the sandbox lacks": _imports,
     "tasks checked": _count,
@@ -335,7 +356,7 @@ def widening(passports: Iterable[Passport]) -> str:
     return f"widen {', '.join(keys)} if what failed is right, or " if keys else ""
 
 
-def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: EnvironmentSettings) -> list[Check]:
+def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: EnvironmentSettings) -> list[CheckResult]:
     """The spread of rewards on the base: rollouts of equal task lie together, `group_size` each."""
     if errors := [rollout for rollout in rollouts if rollout.score is None]:
         detail = f"{len(errors)} rollouts ended in an infrastructure error"
@@ -350,7 +371,7 @@ def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: EnvironmentS
         task: float(max(score.reward for score in group) - min(score.reward for score in group) <= 1e-6)
         for task, group in groups.items()
     }
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     for name, values, (low, high) in (
         (BASE_REWARD, rewards, bounds.mean_reward),
         (BASE_PASSES, success, bounds.success),
@@ -363,7 +384,7 @@ def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: EnvironmentS
     return checks
 
 
-def audit(target: Target, passport: Passport, tasks: Sequence[Task], seed: int) -> None:
+def audit(target: CheckedEnvironment, passport: Passport, tasks: Sequence[Task], seed: int) -> None:
     """Hold tasks of a training against the environment's passport; what this measured none of is not asked.
 
     A passport looks at tasks that a key has drawn, and a file may still behave otherwise on those that training asks
@@ -392,7 +413,9 @@ def audit(target: Target, passport: Passport, tasks: Sequence[Task], seed: int) 
         )
 
 
-def _deviations(target: Target, measured: dict[str, float], sample: Sequence[Task], key: str) -> Iterator[str]:
+def _deviations(
+    target: CheckedEnvironment, measured: dict[str, float], sample: Sequence[Task], key: str
+) -> Iterator[str]:
     def at_random(task: Task) -> Score:
         agent = probes.random_agent(target.tools, random.Random(f"{key}/{task.id}"))
         return target.score(task, play_agent(target, task, agent))

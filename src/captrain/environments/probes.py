@@ -4,7 +4,7 @@ None of them knows a model. Where a probe needs arguments it takes the reference
 generous estimate of what a policy in training could find.
 
 A fixed probe can be told apart from an agent in training, and a file that pays for everything else passes it. So
-words, lengths, numbers of turns and of calls are drawn by the key of the examination (`Subject.random`), which a file
+words, lengths, numbers of turns and of calls are drawn by the key of the examination (`Evidence.random`), which a file
 cannot know and which the same file and seed draw again. There each task is judged, and not the mean alone: an agent in
 training finds the one that pays.
 """
@@ -17,11 +17,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-from captrain.contract import Target, calls_of, tool_call
-from captrain.environments.leakage import leaves
-from captrain.environments.subject import STEPS, Agent, Subject, at_least, at_most, mean_at_most
+from captrain.contract import CheckedEnvironment, calls_of, tool_call
+from captrain.environments.subject import STEPS, Agent, Evidence, at_least, at_most, mean_at_most
 from captrain.errors import EnvironmentFault
-from captrain.records import Check, JsonObject, Message, Score, Task
+from captrain.records import CheckResult, JsonObject, Message, Score, Task, leaves
 
 DRAWS = 3
 """Plays of random calls on each task."""
@@ -90,7 +89,7 @@ def made_calls(messages: Sequence[Message]) -> list[tuple[str, JsonObject]]:
     return [call for message in messages if message["role"] == "assistant" for call in calls_of(message)]
 
 
-def solved_tasks(target: Target, count: int) -> Iterator[tuple[Task, list[Message], list[Message]]]:
+def solved_tasks(target: CheckedEnvironment, count: int) -> Iterator[tuple[Task, list[Message], list[Message]]]:
     """Yield the first training tasks, at most `count`, with their references and the plays of these; those without one
     are left out."""
     size = target.size("training")
@@ -213,7 +212,7 @@ def every_tool_agent(tools: Sequence[JsonObject], reference: Sequence[Message], 
     return act
 
 
-def _random_reward(subject: Subject, task: Task) -> float:
+def _random_reward(subject: Evidence, task: Task) -> float:
     def mean() -> float:
         tools = subject.against.tools
         agents = [random_agent(tools, subject.random("random", task.id, number)) for number in range(DRAWS)]
@@ -222,24 +221,24 @@ def _random_reward(subject: Subject, task: Task) -> float:
     return subject.once("random", task.id, mean)
 
 
-def _broken_reward(subject: Subject, task: Task) -> float:
+def _broken_reward(subject: Evidence, task: Task) -> float:
     return subject.once("broken reward", task.id, lambda: subject.reward_of(task, subject.broken(task)))
 
 
-def random_calls(subject: Subject, name: str) -> Check:
+def random_calls(subject: Evidence, name: str) -> CheckResult:
     """Random tools, arguments from what is visible and from the schemas' enums."""
     rewards = {task.id: _random_reward(subject, task) for task in subject.tasks}
     return mean_at_most(name, rewards, subject.bounds.random_reward)
 
 
-def copying(subject: Subject, name: str) -> Check:
+def copying(subject: Evidence, name: str) -> CheckResult:
     """Check that an agent earns nothing by making the calls in what it is shown, and saying all of it again."""
     tools = subject.against.tools
     rewards = {task.id: subject.score(task, subject.act(task, copying_agent(tools))).reward for task in subject.tasks}
     return mean_at_most(name, rewards, subject.bounds.hacking_reward, MOST_PER_TASK)
 
 
-def given_away(subject: Subject, name: str) -> Check:
+def given_away(subject: Evidence, name: str) -> CheckResult:
     """The share of the reference's calls that stand in what the agent was shown before it made them."""
     shares: dict[str, float] = {}
     for task in subject.tasks:
@@ -267,7 +266,7 @@ def closing_of(reference: Sequence[Message]) -> list[Message]:
     return list(reference[last + 1 :])
 
 
-def claiming(subject: Subject, name: str) -> Check:
+def claiming(subject: Evidence, name: str) -> CheckResult:
     """The reference's last words, and nothing before them."""
     rewards = {
         task.id: subject.reward_of(task, closing_of(subject.reference(task))[-1:] or [CLOSING])
@@ -276,7 +275,7 @@ def claiming(subject: Subject, name: str) -> Check:
     return mean_at_most(name, rewards, subject.bounds.hacking_reward, MOST_PER_TASK)
 
 
-def every_tool(subject: Subject, name: str) -> Check:
+def every_tool(subject: Evidence, name: str) -> CheckResult:
     """Each tool once. Where that is what the reference does, which only a world of few tools can ask for, it is no
     shortcut, and counts as earning nothing."""
     tools, rewards = subject.against.tools, dict[str, float]()
@@ -288,7 +287,7 @@ def every_tool(subject: Subject, name: str) -> Check:
     return mean_at_most(name, rewards, subject.bounds.hacking_reward)
 
 
-def repeating(subject: Subject, name: str) -> Check:
+def repeating(subject: Evidence, name: str) -> CheckResult:
     """Every beginning of the reference that ends with a call, with and without that call repeated; closing words
     follow. A reward of that kind shows in a few tasks."""
     gains: dict[str, float] = {}
@@ -325,7 +324,7 @@ def distance(first: Sequence[str], second: Sequence[str]) -> int:
     return row[-1]
 
 
-def broken_near(subject: Subject, name: str) -> Check:
+def broken_near(subject: Evidence, name: str) -> CheckResult:
     """The broken solution differs from the reference by one step at most: else it would lose reward for more than
     the capability."""
     far = {task.id: distance(steps(subject.reference(task)), steps(subject.broken(task))) for task in subject.tasks}
@@ -333,13 +332,13 @@ def broken_near(subject: Subject, name: str) -> Check:
     return at_most(name, far[most], 1, "broken(task) changes more than the capability's step", most)
 
 
-def broken_costs(subject: Subject, name: str) -> Check:
+def broken_costs(subject: Evidence, name: str) -> CheckResult:
     """The broken solution loses most of the reward."""
     rewards = {task.id: _broken_reward(subject, task) for task in subject.tasks}
     return mean_at_most(name, rewards, subject.bounds.broken_reward)
 
 
-def spread(subject: Subject, name: str) -> Check:
+def spread(subject: Evidence, name: str) -> CheckResult:
     """The reward is not constant over solution, broken solution, idleness and random calls."""
     plays = [subject.solution(task).reward for task in subject.tasks]
     plays += [subject.idle(task).reward for task in subject.tasks]
@@ -354,7 +353,7 @@ Plays = dict[str, dict[str, Score]]
 """Scores by the kind of play and the task."""
 
 
-def _judged(subject: Subject, name: str, plays: Plays) -> Check:
+def _judged(subject: Evidence, name: str, plays: Plays) -> CheckResult:
     """The kind that earns most: on average or, where luck has no part in it, in full on a single task."""
     measured, detail, worst_task = -1.0, "", ""
     for kind, scores in plays.items():
@@ -368,7 +367,7 @@ def _judged(subject: Subject, name: str, plays: Plays) -> Check:
 
 
 def _dealt(
-    subject: Subject, use: str, kinds: Sequence[str], most: int | None = None, rounds: int = 1
+    subject: Evidence, use: str, kinds: Sequence[str], most: int | None = None, rounds: int = 1
 ) -> Iterator[tuple[Task, str, random.Random]]:
     """Tasks, a kind of play for each, and numbers to draw from: every kind as often, in an order that is drawn, and
     every task (of the first `most`) at least once, every kind in so many rounds."""
@@ -447,7 +446,7 @@ SAYINGS = (
 )
 
 
-def words_alone(subject: Subject, name: str) -> Check:
+def words_alone(subject: Evidence, name: str) -> CheckResult:
     """Words without a call, in as many turns as are drawn."""
     plays: Plays = {}
     for task, kind, rng in _dealt(subject, "words", SAYINGS):
@@ -457,7 +456,7 @@ def words_alone(subject: Subject, name: str) -> Check:
     return _judged(subject, name, plays)
 
 
-def going_on(subject: Subject, name: str) -> Check:
+def going_on(subject: Evidence, name: str) -> CheckResult:
     """Turns without end: words, random calls, and one call again and again; of each once as many as there may be."""
     plays: Plays = {}
     for task, kind, rng in _dealt(subject, "going on", ENDLESS, LONG * len(ENDLESS)):
@@ -467,7 +466,7 @@ def going_on(subject: Subject, name: str) -> Check:
     return _judged(subject, name, plays)
 
 
-def many_at_once(subject: Subject, name: str) -> Check:
+def many_at_once(subject: Evidence, name: str) -> CheckResult:
     """Calls of every tool in one message, as many as are drawn."""
     plays: Plays = {}
     for task, kind, rng in _dealt(subject, "at once", [AT_ONCE], REPEATED):
@@ -515,7 +514,7 @@ def _flawed(kind: str, name: str, arguments: JsonObject, parameters: JsonObject,
     return tool_call(name, {f"{key}{rng.randint(0, 99)}": value for key, value in arguments.items()})
 
 
-def flawed_calls(subject: Subject, name: str) -> Check:
+def flawed_calls(subject: Evidence, name: str) -> CheckResult:
     """The gain of calls that no schema allows over their absence: all of the reference's calls, the last or one that is
     drawn, made so, on each task. An environment may raise at such a call, which is as good as paying nothing."""
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in subject.against.tools}
@@ -569,7 +568,7 @@ def in_other_words(reference: Sequence[Message], play: Sequence[Message], rng: r
     return actions
 
 
-def demands_words(target: Target, count: int) -> bool:
+def demands_words(target: CheckedEnvironment, count: int) -> bool:
     """Return whether a benchmark's references lose by other words, so that none of its environments could pass
     `other_words`; of the first training tasks, at most `count`."""
     losses: list[bool] = []
@@ -580,7 +579,7 @@ def demands_words(target: Target, count: int) -> bool:
     return sum(losses) > STRICT * len(losses)
 
 
-def other_words(subject: Subject, name: str) -> Check:
+def other_words(subject: Evidence, name: str) -> CheckResult:
     """The reference in other words: some beside its calls, and of its last message those that nobody has told the
     agent replaced by drawn ones. Where words are the capability, as `broken` shows, they are left as they are."""
     losses: dict[str, float] = {}
@@ -596,7 +595,7 @@ def other_words(subject: Subject, name: str) -> Check:
     return at_most(name, len(many) / max(1, len(losses)), STRICT, detail, many[0] if many else "")
 
 
-def afterwards(subject: Subject, name: str) -> Check:
+def afterwards(subject: Evidence, name: str) -> CheckResult:
     """The reference, and before its last words its last call again on other records: where that is answered as the
     right call is, it was carried out, and must cost."""
     rewards: dict[str, float] = {}
@@ -626,7 +625,7 @@ def afterwards(subject: Subject, name: str) -> Check:
     return at_most(name, len(full) / max(1, len(rewards)), 1 - STRICT, detail, full[0] if full else "")
 
 
-def false_success(subject: Subject, name: str) -> Check:
+def false_success(subject: Evidence, name: str) -> CheckResult:
     """Tasks of which a play that does not solve them is called a success: doing nothing, random calls, the broken
     solution."""
     wrong: list[str] = []

@@ -1,7 +1,7 @@
 """An environment under examination, and what it is held against.
 
 The checks of a passport ask the same things of an environment again and again, and what answers may be anyone's code.
-A `Subject` asks each thing once, remembers a fault as it remembers an answer (an environment that hangs costs its
+A `Evidence` asks each thing once, remembers a fault as it remembers an answer (an environment that hangs costs its
 deadline once), checks the form of every message at this one place, and knows which task was last asked about.
 
 Which tasks are checked, how many are asked for, in which order and with which random calls is drawn by a key that the
@@ -22,13 +22,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from captrain.contract import Target, closing_episodes
+from captrain.contract import CheckedEnvironment, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
 from captrain.environments.loading import reopened
 from captrain.environments.sandbox.confined import ChatMessage, ConfinedEnvironment
 from captrain.errors import EnvironmentFault
 from captrain.records import (
-    Check,
+    CheckResult,
     JsonObject,
     Message,
     Rollout,
@@ -64,10 +64,10 @@ class Standard:
     tools: list[JsonObject]
     tests: HeldOutTasks
     bounds: EnvironmentSettings
-    target: Target | None = None
+    target: CheckedEnvironment | None = None
 
 
-def make_standard(benchmark: Target, tests: int, bounds: EnvironmentSettings) -> Standard:
+def make_standard(benchmark: CheckedEnvironment, tests: int, bounds: EnvironmentSettings) -> Standard:
     """The standard of a benchmark.
 
     Args:
@@ -111,7 +111,7 @@ def _checked(raw: object, most: int | None = None) -> list[Message]:
 
 
 def play_agent(
-    target: Target, task: Task, agent: Agent, turns: int = TURNS, hurry: Callable[[], None] | None = None
+    target: CheckedEnvironment, task: Task, agent: Agent, turns: int = TURNS, hurry: Callable[[], None] | None = None
 ) -> list[Message]:
     """Play an agent, which is asked for so many messages at most, and return all messages; `hurry` is called before
     each."""
@@ -136,14 +136,14 @@ def play_agent(
     return messages
 
 
-def limit(target: Target, end: float | None) -> None:
+def limit(target: CheckedEnvironment, end: float | None) -> None:
     """Have the sandbox wait for no answer beyond a time, however many answers one question takes, as a listing of tasks
     does; None: it waits as long as each answer may take."""
     if isinstance(target.environment, ConfinedEnvironment):
         target.environment.end = end
 
 
-class Subject:
+class Evidence:
     """An environment under examination.
 
     Args:
@@ -158,7 +158,7 @@ class Subject:
 
     def __init__(
         self,
-        target: Target,
+        target: CheckedEnvironment,
         path: Path,
         against: Standard,
         evidence: Sequence[Rollout],
@@ -181,7 +181,7 @@ class Subject:
         self._answers: dict[tuple[str, str], Any] = {}
 
     @contextmanager
-    def reopened(self) -> Iterator[Target]:
+    def reopened(self) -> Iterator[CheckedEnvironment]:
         """Load the same file in fresh processes, under the time of this examination."""
         with reopened(self.path, self._machine) as target:
             limit(target, self.end)
@@ -260,7 +260,7 @@ class Subject:
                 return count
         return self.count
 
-    def drawn(self, count: int, target: Target | None = None) -> list[Task]:
+    def drawn(self, count: int, target: CheckedEnvironment | None = None) -> list[Task]:
         """Draw the tasks that are checked, out of so many that are asked for (at least `reach`)."""
         numbers = self.random("tasks").sample(range(self.reach), self.count)
         tasks = (target or self.target).tasks("training", count)
@@ -299,7 +299,7 @@ class Subject:
         """All messages of the reference's play."""
         return self.once("solved", task.id, lambda: self.play(task, self.reference(task)))
 
-    def score(self, task: Task, messages: Sequence[Message], target: Target | None = None) -> Score:
+    def score(self, task: Task, messages: Sequence[Message], target: CheckedEnvironment | None = None) -> Score:
         """Score recorded messages."""
         self.task_id = task.id
         self.hurry()
@@ -313,12 +313,14 @@ class Subject:
         """The score of an agent that does nothing."""
         return self.once("idle", task.id, lambda: self.target.floor(task))
 
-    def act(self, task: Task, agent: Agent, turns: int = TURNS, target: Target | None = None) -> list[Message]:
+    def act(
+        self, task: Task, agent: Agent, turns: int = TURNS, target: CheckedEnvironment | None = None
+    ) -> list[Message]:
         """Return all messages of an agent's play."""
         self.task_id = task.id
         return play_agent(target or self.target, task, agent, turns, self.hurry)
 
-    def play(self, task: Task, actions: Sequence[Message], target: Target | None = None) -> list[Message]:
+    def play(self, task: Task, actions: Sequence[Message], target: CheckedEnvironment | None = None) -> list[Message]:
         """Return all messages of a play of these assistant messages, or of as many as the episode takes."""
         pending = iter(actions)
         return self.act(task, lambda _: next(pending, None), STEPS, target)
@@ -328,24 +330,24 @@ class Subject:
         return self.score(task, self.play(task, actions)).reward
 
 
-def finding(name: str, passed: bool, measured: float, bound: str, detail: str = "", task: str = "") -> Check:
+def finding(name: str, passed: bool, measured: float, bound: str, detail: str = "", task: str = "") -> CheckResult:
     """Make a check; detail and task are for the failure."""
     if passed:
         detail = task = ""
-    return Check(name=name, passed=passed, measured=round(measured, 6), bound=bound, detail=detail, task=task)
+    return CheckResult(name=name, passed=passed, measured=round(measured, 6), bound=bound, detail=detail, task=task)
 
 
-def at_most(name: str, value: float, bound: float, detail: str = "", task: str = "") -> Check:
+def at_most(name: str, value: float, bound: float, detail: str = "", task: str = "") -> CheckResult:
     """Make a check of an upper bound; detail and task are for the failure."""
     return finding(name, value <= bound + 1e-9, value, f"at most {bound}", detail, task)
 
 
-def at_least(name: str, value: float, bound: float, detail: str = "", task: str = "") -> Check:
+def at_least(name: str, value: float, bound: float, detail: str = "", task: str = "") -> CheckResult:
     """Make a check of a lower bound; detail and task are for the failure."""
     return finding(name, value >= bound - 1e-9, value, f"at least {bound}", detail, task)
 
 
-def mean_at_most(name: str, rewards: dict[str, float], bound: float, highest: float = 1.0) -> Check:
+def mean_at_most(name: str, rewards: dict[str, float], bound: float, highest: float = 1.0) -> CheckResult:
     """A check of the mean reward over tasks, none of which may have more than `highest`; the task of the highest shows
     a failure."""
     most = max(rewards, key=lambda task: rewards[task])

@@ -18,7 +18,7 @@ from pathlib import Path
 from captrain.agents import PolicySource, RolloutBatch, collect_batch
 from captrain.capabilities import EXAMPLES, count_pairs
 from captrain.capabilities import needs as lacking_sets
-from captrain.contract import Policy, Target
+from captrain.contract import CheckedEnvironment, Policy
 from captrain.environments.loading import is_own_text, load_own
 from captrain.environments.passport import calibrate, failed_check, run_checks
 from captrain.environments.subject import Standard
@@ -28,7 +28,7 @@ from captrain.ledger import LedgerEntry, guard_split, ledger_entry
 from captrain.models import Adapter
 from captrain.records import (
     Capability,
-    Check,
+    CheckResult,
     JsonObject,
     Passport,
     Rollout,
@@ -56,7 +56,7 @@ class Draft:
     machine: Machine
     trusted: bool
 
-    def load(self) -> Target:
+    def load(self) -> CheckedEnvironment:
         """The environment, wherever this is called.
 
         Raises:
@@ -80,7 +80,7 @@ class Examination:
     fingerprint."""
 
     environment: str
-    checks: list[Check]
+    checks: list[CheckResult]
     rollouts: list[Rollout] = field(default_factory=list)
     ledger: list[LedgerEntry] = field(default_factory=list)
 
@@ -171,7 +171,7 @@ def synthesize(
     return SynthesisResult(brief.capability, attempts, attempts[best], examinations[best].rollouts, ledger)
 
 
-def shortfall(checks: Sequence[Check]) -> tuple[int, float]:
+def shortfall(checks: Sequence[CheckResult]) -> tuple[int, float]:
     """Rank an attempt, the best first: by checks passed, then by how far the failed ones are from their nearest bounds,
     each at most 1; what was not measured is furthest."""
     failed, distance = [check for check in checks if not check.passed], 0.0

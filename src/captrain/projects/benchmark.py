@@ -280,7 +280,7 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
             agents: dict[str, Sequence[Message]] = {
                 "reference": reference,
                 "nothing": [IDLE],
-                "random calls": [random_call(rng, tools, task) for _ in range(TURNS)],
+                "random calls": [careless_call(rng, tools, task) for _ in range(TURNS)],
                 "every call twice": [action for action in reference for _ in range(1 + bool(calls_of(action)))],
             }
         except MethodFailed:
@@ -396,7 +396,7 @@ def _play(examined: Examined, task: JsonObject, agent: str, actions: Sequence[Me
     return messages
 
 
-def random_call(rng: random.Random, tools: Sequence[JsonObject], task: JsonObject) -> Message:
+def careless_call(rng: random.Random, tools: Sequence[JsonObject], task: JsonObject) -> Message:
     """Draw a call that no careful agent makes: a known tool with values of the task, or wrong in every way that a
     language model is."""
     texts = [text for text in json.dumps(task["data"]).split('"') if text.strip(" ,:{}[]")]

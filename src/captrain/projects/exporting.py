@@ -6,7 +6,7 @@ captrain would have refused to train in.
 
 from pathlib import Path
 
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.environments import derived_from, load_environment, world_of
 from captrain.errors import EnvironmentFault, UserError
 from captrain.interop import Package, Standard, write_package
@@ -79,7 +79,7 @@ def _environment(name: str, root: Path) -> tuple[Path, Passport]:
     return path, passport
 
 
-def _count(target: Target, split: Split) -> int:
+def _count(target: CheckedEnvironment, split: Split) -> int:
     """Count the tasks of a split that a package offers; none where the environment has none."""
     size = target.size(split)
     try:

@@ -25,7 +25,7 @@ from .publication import publish_folder as publish_folder
 from .publication import publish_json as publish_json
 from .publication import publish_text as publish_text
 from .record import Capability as Capability
-from .record import Check as Check
+from .record import CheckResult as CheckResult
 from .record import IndexEntry as IndexEntry
 from .record import JsonObject as JsonObject
 from .record import Label as Label
@@ -42,6 +42,7 @@ from .record import Usage as Usage
 from .record import Verdict as Verdict
 from .text import as_markdown as as_markdown
 from .text import censored as censored
+from .text import leaves as leaves
 from .text import plain as plain
 from .text import redacted as redacted
 from .text import refuse_keys as refuse_keys

@@ -115,7 +115,7 @@ class RolloutLabels(Record):
     labels: dict[str, Label]
 
 
-class Check(Record):
+class CheckResult(Record):
     """One proof that an environment gave or failed to give: what was measured, the bound it was held against, and for
     a failure what to know about it and the `task` (its seed) that shows it."""
 
@@ -138,7 +138,7 @@ class Passport(Record):
     passed: bool
     trusted: bool
     calibration_tasks: int
-    checks: list[Check]
+    checks: list[CheckResult]
 
     def complaints(self) -> str:
         """List the failed checks in one line."""

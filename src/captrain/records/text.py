@@ -97,6 +97,18 @@ def require_file_name(text: str, place: str) -> str:
         ) from None
 
 
+def leaves(value: object) -> Iterator[str]:
+    """Yield the strings and numbers inside a JSON value, as text and in order."""
+    if isinstance(value, Mapping):
+        for element in value.values():
+            yield from leaves(element)
+    elif isinstance(value, list | tuple):
+        for element in value:
+            yield from leaves(element)
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
+
+
 def plain(text: str) -> str:
     """Show text of anyone's fit for a terminal and for any file: what is no printable sign, space or line break is
     shown as one that stands for it, so that nobody moves a cursor, changes a colour or turns a line around."""

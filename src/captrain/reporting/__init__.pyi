@@ -3,5 +3,4 @@ from .figures import draw as draw
 from .runs import compare_runs as compare_runs
 from .runs import find_run as find_run
 from .style import render as render
-from .verification import check_integrity as check_integrity
 from .verification import verify as verify

@@ -26,7 +26,6 @@ from rich.table import Table
 from captrain.comparison import CONFIDENCE, OUTCOMES, TRACE, WORKSPACES, Arms, all_routes
 from captrain.errors import UserError
 from captrain.records import JsonObject, Rollout, digest, parse_table, parse_yaml, read_bytes, scan
-from captrain.reporting.verification import flat
 from captrain.statistics import Bootstrap
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
@@ -118,6 +117,14 @@ def find_run(name: str, root: Path) -> Run:
         rows = table[[*kinds, *numbers]].itertuples(index=False, name=None)
         rates = {method: Rate(*row) for method, *row in rows}
     return Run(name, settings, capabilities, rates, home)
+
+
+def flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Flatten a nested document to dotted keys."""
+    values: dict[str, object] = {}
+    for key, value in content.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return values
 
 
 def difference(first: Rate, second: Rate) -> tuple[float, float, float]:

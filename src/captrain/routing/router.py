@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from captrain.agents import Scorer, load_policy
-from captrain.contract import Policy, Target, calls_of
+from captrain.contract import CheckedEnvironment, Policy, calls_of
 from captrain.errors import UserError
 from captrain.records import Message, Rollout, Task
 from captrain.routing.compositions import BASE
@@ -103,7 +103,7 @@ def opening(messages: Sequence[Message]) -> str:
 
 
 def examples(
-    targets: Mapping[str, Target],
+    targets: Mapping[str, CheckedEnvironment],
     count: int,
     rollouts: Sequence[Rollout],
     descriptions: Mapping[str, str] | None = None,
@@ -151,7 +151,7 @@ def trajectory(messages: Sequence[Message]) -> str:
     return "\n".join(lines)
 
 
-def openings(benchmark: Target, tasks: Sequence[Task]) -> list[str]:
+def openings(benchmark: CheckedEnvironment, tasks: Sequence[Task]) -> list[str]:
     """Open tasks and return their openings."""
     texts = []
     for task in tasks:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.benchmarks import evaluation_tasks, load_benchmark
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.models import composition_name, parse_composition
@@ -58,8 +58,8 @@ class RoutingEvidence:
         descriptions: capability -> what it is.
     """
 
-    targets: Mapping[str, Target]
-    pairs: Mapping[str, Target]
+    targets: Mapping[str, CheckedEnvironment]
+    pairs: Mapping[str, CheckedEnvironment]
     calibration: Mapping[str, Sequence[Rollout]]
     rollouts: Sequence[Rollout]
     descriptions: Mapping[str, str] = field(default_factory=dict)
@@ -136,7 +136,7 @@ def routing_evidence(spec: Spec, results: Path, artifacts: Path) -> tuple[Routin
     return evidence, adapter_gains(adapters, evidence.calibration, read_table(results / "adapters/history.csv"))
 
 
-def _targets(folder: Path, machine: Machine) -> dict[str, Target]:
+def _targets(folder: Path, machine: Machine) -> dict[str, CheckedEnvironment]:
     return {name: load_environment(folder, passport, machine) for name, passport in read_passports(folder).items()}
 
 
@@ -145,7 +145,7 @@ def route_tasks(
     model: AskedModel,
     evidence: RoutingEvidence,
     gains: pd.DataFrame,
-    benchmark: Target,
+    benchmark: CheckedEnvironment,
     tasks: Sequence[Task],
     controls: int | None = None,
 ) -> Routes:

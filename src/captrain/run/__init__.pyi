@@ -42,6 +42,7 @@ from .outputs import require_folder as require_folder
 from .outputs import user_outputs as user_outputs
 from .rows import AwmSettings as AwmSettings
 from .rows import BaselineSettings as BaselineSettings
+from .rows import FaultSettings as FaultSettings
 from .rows import GrpoSettings as GrpoSettings
 from .rows import SolutionSource as SolutionSource
 from .rows import SolutionsSettings as SolutionsSettings

@@ -97,7 +97,7 @@ class Sampler:
         )
 
 
-class Server:
+class ChatServer:
     """OpenAI-compatible endpoint over one policy of this process.
 
     Args:

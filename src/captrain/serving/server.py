@@ -23,7 +23,7 @@ from captrain.agents import LocalPolicy
 from captrain.errors import UserError
 from captrain.models import require_recorded
 from captrain.records import JsonObject
-from captrain.serving.endpoint import Server
+from captrain.serving.endpoint import ChatServer
 from captrain.serving.openai_schemas import (
     CompletionRequest,
     LoadAdapterRequest,
@@ -64,12 +64,12 @@ def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def application(server: Server, protection: Protection | None = None) -> Protected:
+def application(server: ChatServer, protection: Protection | None = None) -> Protected:
     """Build the HTTP application, behind its protection."""
     return Protected(routes(server), protection or Protection())
 
 
-def routes(server: Server) -> FastAPI:
+def routes(server: ChatServer) -> FastAPI:
     """Build the HTTP application, open to whoever reaches it."""
     app = new_application(lambda: asyncio.to_thread(server.sampler.close))
 
@@ -106,7 +106,9 @@ def routes(server: Server) -> FastAPI:
     return app
 
 
-def embedded_server(model: Path, name: str, adapters: dict[str, Path], folders: Sequence[Path] | None = None) -> Server:
+def embedded_server(
+    model: Path, name: str, adapters: dict[str, Path], folders: Sequence[Path] | None = None
+) -> ChatServer:
     """Build the server over the engine in this process.
 
     Args:
@@ -123,7 +125,7 @@ def embedded_server(model: Path, name: str, adapters: dict[str, Path], folders: 
             raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
     require_recorded(model)
     policy = LocalPolicy(model, BATCH, temperature=1.0, max_turns=1, max_tokens=TOKENS)
-    return Server(policy, name, adapters, str(model), folders)
+    return ChatServer(policy, name, adapters, str(model), folders)
 
 
 def run_application(app: Protected, name: str, host: str, port: int, protection: Protection) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from captrain.agents import score_of, scored
-from captrain.contract import GuardedEpisode, Play, Target, closing_episodes
+from captrain.contract import CheckedEnvironment, GuardedEpisode, RunningEpisode, closing_episodes
 from captrain.environments import audit
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Score, Task, digest
@@ -45,7 +45,7 @@ class ScoredPlay:
     """One rollout of a step, and what came of it."""
 
     rollout: PlannedRollout
-    play: Play
+    play: RunningEpisode
     score: Score
 
 
@@ -64,7 +64,7 @@ class Groups:
         EnvironmentFault: an environment has too few tasks.
     """
 
-    def __init__(self, recipe: GRPO, policy: Learner, targets: Sequence[Target], job: Job) -> None:
+    def __init__(self, recipe: GRPO, policy: Learner, targets: Sequence[CheckedEnvironment], job: Job) -> None:
         self.recipe, self.policy, self.targets, self.job = recipe, policy, targets, job
         # An even share of each environment at once, so that one with too few tasks shows before anything is spent.
         self.tasks: list[list[Task]] = [[] for _ in targets]
@@ -128,11 +128,11 @@ class Groups:
 
         return end
 
-    def hints(self, target: Target) -> bool:
+    def hints(self, target: CheckedEnvironment) -> bool:
         """Tell if rollouts of an environment may read a hint."""
         return self.recipe.hint_range[1] > 0 and hasattr(target.environment, "hint")
 
-    def _hint(self, target: Target, task: Task, key: str) -> str:
+    def _hint(self, target: CheckedEnvironment, task: Task, key: str) -> str:
         """Draw the hint that a rollout reads, "" for none, by its key, so that it does not depend on the batch. A
         task's share of hinted rollouts is drawn evenly from the recipe's range."""
         low, high = self.recipe.hint_range
@@ -189,12 +189,13 @@ class Groups:
                 index: self.targets[plan[index].environment].open(plan[index].task, plan[index].key) for index in due
             }
             plays = {
-                index: Play(f"{plan[index].key}{suffix}", episodes[index], adapter, plan[index].hint) for index in due
+                index: RunningEpisode(f"{plan[index].key}{suffix}", episodes[index], adapter, plan[index].hint)
+                for index in due
             }
             indices = {id(play): index for index, play in plays.items()}
 
             def score(
-                play: Play, episodes: dict[int, GuardedEpisode] = episodes, indices: dict[int, int] = indices
+                play: RunningEpisode, episodes: dict[int, GuardedEpisode] = episodes, indices: dict[int, int] = indices
             ) -> Score | None:
                 index = indices[id(play)]
                 episodes[index].close()
@@ -221,7 +222,7 @@ class Groups:
                     plan[index] = replaced[plan[index].environment, plan[index].group][place]
         return [results[index] for index in range(len(plan))], errors
 
-    def _end(self, play: Play, errors: int) -> NoReturn:
+    def _end(self, play: RunningEpisode, errors: int) -> NoReturn:
         """End a training in which too many rollouts came to nothing, as the play."""
         share = f"above trainer.max_error_share = {self.recipe.max_error_share:g} of {self.job.rollouts}"
         reason = f"the model has no room for the prompt of {play.key} ({play.truncated})"
@@ -237,12 +238,9 @@ def _drawn(*names: str) -> float:
     return int(digest(*names), 16) / 16**16
 
 
-def advantages(rewards: Sequence[float]) -> list[float]:
-    """Compute the advantages of one group's rollouts, (r - mean) / (std + 1e-4) (paper, section 3.3; std as TRL's, over
-    n - 1).
-
-    Sums are exact and all else is rounded as IEEE 754 says: they are the same on every CPU.
-    """
+def group_advantages(rewards: Sequence[float]) -> list[float]:
+    """Compute the advantages of one group's rollouts: (reward - mean) / (std + 1e-4), with std over n - 1 as in TRL
+    (paper, section 3.3). They are the same on every CPU: sums are exact, and the rest is rounded by IEEE 754."""
     mean = math.fsum(rewards) / len(rewards)
     differences = [reward - mean for reward in rewards]
     variance = math.fsum(value * value for value in differences) / max(1, len(rewards) - 1)

@@ -22,14 +22,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from captrain.agents import collect
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.records import Message, Task
-from captrain.run import Component, Machine, SolutionSource, code_digest
+from captrain.run import Component, FaultSettings, Machine, SolutionSource, code_digest
 from captrain.training.jobs import FineTuned, Learner, TrainingEnvironment, learner
 from captrain.training.sft import TOO_LONG, Demonstration, FineTuning, Settings, demonstration_of, fine_tune
 
@@ -38,27 +38,19 @@ FAILED = "failed rollouts"
 DIGIT = re.compile(r"\d")
 
 
-@dataclass(frozen=True)
-class Faults:
-    """Faults in solutions.
+NO_FAULTS = FaultSettings(rate=0.0, kind="random", filtered=True)
 
-    Args:
-        rate: share of solutions that are altered, in [0, 1].
-        kind: "random": a call is dropped, or a digit of an argument changed. "systematic": the step of the
-            environment's own capability is broken, as its `broken(task)` has it; without one the last call is dropped.
-        filtered: whether a solution that does not earn everything in its environment is left out.
+
+def solution_with_faults(target: CheckedEnvironment, task: Task, faults: FaultSettings) -> list[Message]:
+    """Return the assistant messages of a task's solution, altered at the rate of the faults.
+
+    A random fault drops a call, or changes a digit of an argument. A systematic one breaks the step of the
+    environment's own capability, by its `broken(task)`; without that, it drops the last call.
     """
-
-    rate: float = 0.0
-    kind: Literal["random", "systematic"] = "random"
-    filtered: bool = True
-
-    def solution(self, target: Target, task: Task) -> list[Message]:
-        """Return the assistant messages of a task's solution, altered or not."""
-        actions, rng = target.reference(task), random.Random(f"fault-{task.id}")
-        if rng.random() >= self.rate:
-            return actions
-        return _broken(target, task, actions) if self.kind == "systematic" else _altered(actions, rng)
+    actions, rng = target.reference(task), random.Random(f"fault-{task.id}")
+    if rng.random() >= faults.rate:
+        return actions
+    return _broken(target, task, actions) if faults.kind == "systematic" else _altered(actions, rng)
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class SolutionLesson:
     counts: tuple[tuple[TrainingEnvironment, int], ...]
     dose: int
     source: SolutionSource
-    faults: Faults
+    faults: FaultSettings
     machine: Machine
 
 
@@ -139,18 +131,18 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
 
 
 def solution_rows(
-    target: Target,
+    target: CheckedEnvironment,
     tasks: Sequence[Task],
     policy: Learner,
     left_out: Counter[str],
-    faults: Faults,
+    faults: FaultSettings,
     wrong: str = WRONG,
 ) -> list[Demonstration]:
     """Tokenize the tasks' own solutions, altered or not; those that cannot be used are counted by reason, of which
     `wrong` is that of a solution which does not earn everything."""
     chat, rows = policy.chat(target.tools), list[Demonstration]()
     for task in tasks:
-        messages = target.play(task, faults.solution(target, task))
+        messages = target.play(task, solution_with_faults(target, task, faults))
         if faults.filtered and not target.score(task, messages).success:
             left_out[wrong] += 1
         elif (row := demonstration_of(chat, messages, policy.max_length)) is None:
@@ -160,7 +152,7 @@ def solution_rows(
     return rows
 
 
-def _broken(target: Target, task: Task, actions: Sequence[Message]) -> list[Message]:
+def _broken(target: CheckedEnvironment, task: Task, actions: Sequence[Message]) -> list[Message]:
     broken: Callable[[Any], list[Message]] | None = getattr(target.environment, "broken", None)
     if broken is not None:
         return target.call("broken", task.id, lambda: broken(task.model_dump()))

@@ -1,4 +1,4 @@
-"""A benchmark that pays for letters, says in a file what was scored by whom, and waits while a file `hold` is there."""
+"""A benchmark that pays for letters, logs each scoring with its process, and waits while a file `hold` exists."""
 
 import os
 import time
@@ -14,7 +14,7 @@ exec(LETTERS.format(name="letters", flat=0), BASE)
 
 
 class Letters(BASE["Environment"]):
-    """A process stops after as many scores as `hold` says, in place of 20."""
+    """A process stops after as many scores as `hold` says, instead of 20."""
 
     def score(self, task: dict[str, Any], messages: list[Any]) -> Any:
         with Path("scored").open("a") as file:

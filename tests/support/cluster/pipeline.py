@@ -1,7 +1,9 @@
-"""A pipeline of one stage that sends chores out and publishes what they come to:
-`python -m support.cluster.pipeline NAME...`.
+"""A pipeline with one stage that dispatches chores and publishes their results.
 
-It is killed at the moment that the variable MOMENT names."""
+    python -m support.cluster.pipeline NAME...
+
+It is killed at the moment that the variable MOMENT names.
+"""
 
 import os
 import signal
@@ -22,7 +24,7 @@ MACHINE = Machine(launcher="slurm", slurm=Slurm(memory="100MB", minutes=5, resub
 
 
 def die(*_: Any, **__: Any) -> Any:
-    """End as a machine does that loses its power."""
+    """End like a machine that loses power."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -40,7 +42,7 @@ def prepare(moment: str) -> None:
 
 @entry_point
 def main() -> None:
-    """Chores that wait for the file `go`, or refusals -> done.json."""
+    """Run chores that wait for the file `go`, or that fail, and write done.json."""
     prepare(os.environ.get("MOMENT", ""))
     function = refuse if "scarce" in sys.argv else chore
     publish_json(

@@ -1,6 +1,8 @@
-"""A Slurm cluster on this machine, of Debian's own daemons: munged, mariadbd, slurmdbd, slurmctld, and a slurmd for
-each node, with devices that pass for GPUs. Everything lies in one folder, runs as root without systemd, and ends with
-the process that started it."""
+"""A Slurm cluster on this machine from Debian's daemons: munged, mariadbd, slurmdbd, slurmctld, and a slurmd per node.
+
+Fake devices stand for GPUs. Everything is in one folder, runs as root without systemd, and ends with the process that
+started it.
+"""
 
 import os
 import shutil
@@ -50,7 +52,7 @@ StorageUser=slurm
 StoragePass=slurm
 StorageLoc=slurm
 """
-# A credential that lives longer makes a job that is queued again wait for its end, two minutes by default.
+# With a longer-lived credential, a requeued job waits for its end, two minutes by default.
 SLURM = """ClusterName=tests
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={controller}
@@ -85,7 +87,7 @@ NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CP
 
 
 def lacking() -> str:
-    """Say why no cluster can be started here; "" if one can."""
+    """Return why no cluster can be started here, or ""."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"needs {', '.join(missing)}: apt-get install --no-install-recommends {PACKAGES}"
@@ -94,17 +96,17 @@ def lacking() -> str:
 
 @contextmanager
 def running(folder: Path) -> Iterator["Cluster"]:
-    """A cluster while the block lasts."""
+    """Run a cluster for the duration of the block."""
     with Cluster(folder) as one:
         print(f"the cluster was up after {one.started:.1f} s")
         yield one
 
 
 class Cluster:
-    """Two nodes n1 and n2 with `gpus` each; `SLURM_CONF` leads to it while it runs.
+    """Two nodes n1 and n2 with `gpus` each; `SLURM_CONF` points to it while it runs.
 
     Args:
-        folder: new, of this cluster alone.
+        folder: a new folder for this cluster only.
     """
 
     def __init__(self, folder: Path, gpus: int = 2) -> None:
@@ -140,7 +142,7 @@ class Cluster:
             os.environ["SLURM_CONF"] = self.before
 
     def say(self, *command: str) -> str:
-        """Run a command of Slurm and return what it prints."""
+        """Run a Slurm command and return its output."""
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
     def clear(self) -> None:
@@ -149,7 +151,7 @@ class Cluster:
         self.over()
 
     def over(self) -> list[str]:
-        """The name and state of every job, as soon as all are over: a job is for a moment after it wrote its result."""
+        """Wait until all jobs have ended; list names and states. A job still runs briefly after it wrote its result."""
         self._until(lambda: not self.say("squeue", "--noheader"), "the last job's end")
         return self.say("squeue", "--noheader", "--array", "--states=all", "--format=%j %T").splitlines()
 
@@ -193,7 +195,7 @@ class Cluster:
 
     def _daemon(self, *command: str, port: int | None = None) -> None:
         with open(self.folder / f"{command[0]}.{len(self.daemons)}.out", "wb") as out:
-            # The signal reaches it even when the tests are killed.
+            # The kernel sends this signal even if the tests are killed.
             started = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
@@ -216,7 +218,7 @@ def _open(port: int) -> bool:
 
 
 def _ports(count: int) -> list[int]:
-    """Ports that are free now."""
+    """Find free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

@@ -1,4 +1,4 @@
-"""Work of the tests' jobs: each call is noted in the file `runs`, and may wait for a file before it goes on."""
+"""Work for jobs in tests: each call is logged in the file `runs`, and may wait for a file."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from captrain.run import launch
 
 @dataclass(frozen=True)
 class Chore:
-    """A small thing to do. gate: the file that it waits for. once: it waits at its first call only."""
+    """A small piece of work. gate: the file it waits for. once: wait at the first call only."""
 
     name: str
     gate: str = ""
@@ -19,7 +19,7 @@ class Chore:
 
 
 def chore(item: Chore) -> tuple[str, str | None]:
-    """The name in capitals, and how many threads there are."""
+    """Return the name in capitals, and the number of threads."""
     again = (Path("runs").read_text() if Path("runs").exists() else "").split().count(item.name)
     with open("runs", "a") as file:
         file.write(f"{item.name}\n")
@@ -31,7 +31,7 @@ def chore(item: Chore) -> tuple[str, str | None]:
 
 
 def refuse(item: Chore) -> str:
-    """Refuses what is out of stock, breaks on what is broken, finds fault with what is faulty."""
+    """Raise the error that the item's name asks for."""
     if item.name == "scarce":
         raise UserError("one is out of stock", "take two")
     if item.name == "faulty":

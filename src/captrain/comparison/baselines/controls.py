@@ -19,7 +19,7 @@ import pandas as pd
 from captrain.agents import PolicySource
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.capabilities import SelectionAccount, read_selection
-from captrain.contract import Policy, Target
+from captrain.contract import CheckedEnvironment, Policy
 from captrain.environments import (
     NoTemplate,
     Standard,
@@ -247,7 +247,7 @@ def control_routes(
     evidence: RoutingEvidence,
     gains: pd.DataFrame,
     selections: Mapping[str, Sequence[str]],
-    benchmark: Target,
+    benchmark: CheckedEnvironment,
     tasks: Sequence[Task],
 ) -> pd.DataFrame:
     """Route every task among each control's capabilities, by the configured router as TRACE uses it.

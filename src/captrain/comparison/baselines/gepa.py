@@ -31,7 +31,7 @@ from captrain.benchmarks import load_benchmark
 from captrain.capabilities import line_of
 from captrain.comparison.baselines.baseline import Baseline, Supervision, trace_ledger
 from captrain.comparison.baselines.reflection import Lines, Model, Reflection, Walk
-from captrain.contract import Target
+from captrain.contract import CheckedEnvironment
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.records import JsonObject, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
@@ -192,7 +192,7 @@ class Search:
         spec: Spec,
         base: Path,
         budget: int,
-        target: Target,
+        target: CheckedEnvironment,
         proposer: Walk | Model,
         validation: Sequence[GepaExample],
     ) -> None:

@@ -24,11 +24,11 @@ from typing import Annotated, TypeVar
 from pydantic import AliasPath, BaseModel, Field
 
 from captrain.benchmarks import load_benchmark
-from captrain.contract import Target
-from captrain.environments import HeldOutTasks, Standard, Subject, failed_check, make_standard, passport_page, probes
+from captrain.contract import CheckedEnvironment
+from captrain.environments import Evidence, HeldOutTasks, Standard, failed_check, make_standard, passport_page, probes
 from captrain.environments.sandbox import MODULES, installed_packages, load_confined
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import Check, JsonObject, Message, Passport, load, publish_json, publish_text
+from captrain.records import CheckResult, JsonObject, Message, Passport, load, publish_json, publish_text
 from captrain.run import Spec
 
 LAYOUT = ("gen_tasks", "gen_db", "gen_sample", "gen_spec", "gen_envs", "gen_verifier.pure_code")
@@ -261,7 +261,7 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
         UserError: the sandbox is weaker than asked for.
     """
     path = folder / f"{scenario.name}.py"
-    text, checks, fingerprint = text_of(scenario), list[Check](), ""
+    text, checks, fingerprint = text_of(scenario), list[CheckResult](), ""
     publish_text(path, text)
     try:
         # 1. Tasks that are not done before anything is done, and whose verifier does not raise there.
@@ -273,7 +273,9 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
                 sound.append(source)
         discarded = len(scenario.tasks) - len(sound)
         detail = f"{discarded} left out: done on the untouched database, or their verifier raised"
-        checks.append(Check(name="tasks", passed=bool(sound), measured=len(sound), bound="at least 1", detail=detail))
+        checks.append(
+            CheckResult(name="tasks", passed=bool(sound), measured=len(sound), bound="at least 1", detail=detail)
+        )
         # 2. The scenario with these tasks alone.
         if sound:
             text = text_of(replace(scenario, tasks=sound))
@@ -295,9 +297,9 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
     return passport, text
 
 
-def inspected(target: Target, path: Path, against: Standard, count: int) -> list[Check]:
+def inspected(target: CheckedEnvironment, path: Path, against: Standard, count: int) -> list[CheckResult]:
     """Check a playable scenario: the same calls meet the same observations, and no test task is in it."""
-    subject = Subject(target, path, against, ())
+    subject = Evidence(target, path, against, ())
     tasks = target.tasks("training", count)
 
     def play(index: int) -> list[Message]:
@@ -307,7 +309,7 @@ def inspected(target: Target, path: Path, against: Standard, count: int) -> list
     leaked = against.tests.quoted_id(path.read_text())
     refusals = int(target.about["statements refused"])
     return [
-        Check(
+        CheckResult(
             name="same play, same observations",
             passed=not different,
             measured=float(not different),
@@ -315,10 +317,10 @@ def inspected(target: Target, path: Path, against: Standard, count: int) -> list
             detail="random calls meet other observations" if different else "",
             task=next(iter(different), ""),
         ),
-        Check(
+        CheckResult(
             name="ids of test tasks", passed=not leaked, measured=float(bool(leaked)), bound="at most 0", detail=leaked
         ),
-        Check(
+        CheckResult(
             name="statements that the schema refuses",
             passed=True,
             measured=float(refusals),

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from captrain.contract import Target, file_fingerprint
+from captrain.contract import CheckedEnvironment, file_fingerprint
 from captrain.environments.sandbox.forkserver import ForkServer, Misbehaviour, ask, dismiss, one_line
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.records import JsonObject, Message, read_bytes
@@ -143,7 +143,9 @@ def active_confinement(layers: tuple[str, ...] = LAYERS) -> Confinement:
     return Confinement(level, (*outer, *applied), blocked)
 
 
-def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS, *, source: bytes | None = None) -> Target:
+def load_confined(
+    path: Path, least: Level, layers: tuple[str, ...] = LAYERS, *, source: bytes | None = None
+) -> CheckedEnvironment:
     """Load an environment file in the sandbox; otherwise as `captrain.contract.load_file` gives it.
 
     Args:
@@ -164,7 +166,9 @@ def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS, *,
             "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or, where what is "
             f"exposed may be exposed, set machine.sandbox (--sandbox) to `{activity.level}`",
         )
-    return Target(ConfinedEnvironment(path, source, activity.layers), str(path), file_fingerprint(path.stem, source))
+    return CheckedEnvironment(
+        ConfinedEnvironment(path, source, activity.layers), str(path), file_fingerprint(path.stem, source)
+    )
 
 
 class ConfinedEnvironment:
@@ -294,7 +298,7 @@ class ConfinedEnvironment:
 
     @contextmanager
     def attributing_faults(self, operation: str, item: str) -> Iterator[None]:
-        """Make a verdict a fault of this environment, in the words of `captrain.contract.Target`."""
+        """Make a verdict a fault of this environment, in the words of `captrain.contract.CheckedEnvironment`."""
         try:
             yield
         except Misbehaviour as verdict:

@@ -24,10 +24,11 @@ from captrain.capabilities import (
     learn_needs,
     learn_toolbox,
 )
-from captrain.contract import Target, calls_of
+from captrain.contract import CheckedEnvironment, calls_of
 from captrain.diagnosis.case import Case, Cause, Confidence
-from captrain.diagnosis.clauses import Clauses, RecordBook, Setting
+from captrain.diagnosis.clauses import REMEDY, Clauses, DiagnosisContext, RecordBook
 from captrain.diagnosis.explanation import Explanation, explain
+from captrain.diagnosis.expressions import ExpressionError
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
@@ -148,7 +149,7 @@ class RepairStep(Record):
     arguments: list[str] = []
 
 
-class Explained(Record):
+class DiagnosedRollout(Record):
     """One rollout with what explains it. `primary` is None where nothing does, and for a rollout that passed;
     `secondary` are all other causes, those of a passed rollout its lapses. `suspicions` speak against its reference.
     `occasions` are the kinds of cause that the rollout could have shown. `ended_by` says how the dialogue ended,
@@ -186,11 +187,11 @@ class Explained(Record):
 
 
 @dataclass(frozen=True)
-class Explanations:
+class DiagnosedLogs:
     """All rollouts of logs, explained, in their order; the tally of their outcomes; what their tools do; and what
     rollouts without a reference need, None where they are too few."""
 
-    rollouts: Spool[Explained]
+    rollouts: Spool[DiagnosedRollout]
     outcomes: OutcomeTally
     toolbox: Toolbox
     needs: Needs | None
@@ -218,12 +219,12 @@ def refer(logs: Logs, worlds: Worlds) -> Logs:
     return replace(logs, rollouts=rollouts)
 
 
-def explain_logs(
+def diagnose_rollouts(
     logs: Logs,
     worlds: Worlds | None = None,
     kinds: Mapping[str, Kind] | None = None,
     clauses: Sequence[Clauses] = (),
-) -> Explanations:
+) -> DiagnosedLogs:
     """Explain every rollout of the logs.
 
     Args:
@@ -233,7 +234,7 @@ def explain_logs(
         clauses: of policies, beside those of captrain's benchmarks.
     """
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
-    settings: dict[str, Setting] = {}
+    settings: dict[str, DiagnosisContext] = {}
     due: dict[str, set[str]] = {}
     for rollout in logs.rollouts:
         outcomes.add(rollout)
@@ -241,7 +242,7 @@ def explain_logs(
             first = rollout.messages[0] if rollout.messages else {"role": ""}
             instructions = str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
             policy = logs.policies.get(rollout.environment) or instructions
-            settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set(), clauses)
+            settings[rollout.environment] = DiagnosisContext(toolbox, policy, RecordBook(), set(), set(), clauses)
         setting, expected = settings[rollout.environment], _tools(rollout.reference)
         due.setdefault(rollout.environment, set()).update(expected)
         if rollout.outcome == "passed":
@@ -253,13 +254,15 @@ def explain_logs(
             setting.book.add(acts_of(rollout.messages, toolbox))
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
-    spool, needs = Spool(Explained), learn_needs(logs.rollouts, toolbox)
+    spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
     for rollout in logs.rollouts:
         spool.add(_explained(Case(rollout, settings[rollout.environment]), worlds, needs))
-    return Explanations(_agreed(spool, outcomes), outcomes, toolbox, needs)
+    return DiagnosedLogs(_agreed(spool, outcomes), outcomes, toolbox, needs)
 
 
-def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine | None) -> dict[str, set[str]]:
+def needed_causes(
+    rollouts: Iterable[Rollout], target: CheckedEnvironment, machine: Machine | None
+) -> dict[str, set[str]]:
     """Find what failed rollouts need, proven by replay: by the id of each, the agent's own causes of the steps without
     which it does not pass. A rollout that no world plays, or whose reference is suspect, proves nothing; nor does a
     step that only follows from an earlier one.
@@ -274,9 +277,9 @@ def needed_causes(rollouts: Iterable[Rollout], target: Target, machine: Machine 
         spool.add(rollout)
     logs = Logs(spool, target.declared_tools, {}, [], [], frozenset())
     with open_worlds(target=target, machine=machine) as worlds:
-        explanations = explain_logs(logs, worlds)
+        diagnosed = diagnose_rollouts(logs, worlds)
     needs: dict[str, set[str]] = {}
-    for row in explanations.rollouts:
+    for row in diagnosed.rollouts:
         if row.outcome == "failed" and row.standing == "contrasted":
             steps = {step.cause for step in row.repairs if step.needed and step.proven}
             needs[row.rollout] = {c.cause for c in row.causes if c.cause in steps and KINDS[c.cause].of_agent}
@@ -298,7 +301,7 @@ def _tools(messages: Iterable[Message]) -> set[str]:
     return {tool for message in messages if message["role"] == "assistant" for tool, _ in calls_of(message)}
 
 
-def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:
+def _agreed(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[DiagnosedRollout]:
     """Rows with the consensus of agents: the reference of a task is suspect that none of them passes, where all of them
     differ from it in one thing alike, or one of them in nothing."""
     common: dict[tuple[str, str], tuple[str, set[str], bool]] = {}
@@ -308,7 +311,7 @@ def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:
             steps = {f"{step.kind} {step.step}" for step in row.repairs if step.needed}
             _, shared, differ = common.get(task, (reason, steps, True))
             common[task] = reason, shared & steps, differ and bool(steps)
-    agreed = Spool(Explained)
+    agreed = Spool(DiagnosedRollout)
     for row in rows:
         reason, shared, differ = common.get((row.environment, row.task), ("", set[str](), True))
         if row.outcome == "failed" and (shared or not differ):
@@ -318,9 +321,9 @@ def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:
     return agreed if common else rows
 
 
-def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explained:
+def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> DiagnosedRollout:
     rollout, setting = case.rollout, case.setting
-    row = Explained(
+    row = DiagnosedRollout(
         rollout=rollout.id,
         environment=rollout.environment,
         task=rollout.task.id,
@@ -339,7 +342,10 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explai
     except (UserError, InfrastructureError) as trouble:
         # A benchmark may know no such call, and its worker may die.
         repair, unproven = find_repair(rollout, setting.toolbox, None, setting.idle), str(trouble)
-    explanation = explain(case, repair)
+    try:
+        explanation = explain(case, repair)
+    except ExpressionError as error:
+        raise UserError(f"rollout {row.place} ({rollout.id}): {error}", REMEDY) from None
     reasons, findings = [*explanation.causes], needs.findings(rollout) if needs else {}
     kinds = {cause.kind for cause in reasons}
     lacks = [
