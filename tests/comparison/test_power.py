@@ -86,7 +86,7 @@ def test_more_tasks_more_trials_and_shared_difficulty_each_detect_less() -> None
 
 
 def test_the_tasks_and_trials_needed_are_the_least_that_suffice() -> None:
-    tasks = tasks_needed(DESIGN, 0.1)
+    tasks = tasks_needed(DESIGN, 0.08)
     assert tasks is not None and tasks > DESIGN.tasks
     again = replace(DESIGN, tasks=tasks)
     assert power_of(again, 0.1) >= DESIGN.power > power_of(replace(DESIGN, tasks=tasks - 10), 0.1)

@@ -227,7 +227,7 @@ def imported(code: str) -> list[str]:
 
 
 def published_scenarios(source: Path, count: int, spec: Spec, folder: Path) -> list[Passport]:
-    """Write the first `count` playable scenarios to `folder` with their passports, and print why others are not playable.
+    """Write the first `count` playable scenarios to `folder` with their passports, and print why others fail.
 
     Raises:
         UserError: the folder has another layout, the sandbox is weaker than the setting demands, or fewer than `count`
