@@ -89,7 +89,7 @@ def test_the_tasks_and_trials_needed_are_the_least_that_suffice() -> None:
     tasks = tasks_needed(DESIGN, 0.08)
     assert tasks is not None and tasks > DESIGN.tasks
     again = replace(DESIGN, tasks=tasks)
-    assert power_of(again, 0.1) >= DESIGN.power > power_of(replace(DESIGN, tasks=tasks - 10), 0.1)
+    assert power_of(again, 0.08) >= DESIGN.power > power_of(replace(DESIGN, tasks=tasks - 10), 0.08)
     once = Design(base=0.4, tasks=120, trials=1, icc=0.3, shared=0.9)
     trials = trials_needed(once, 0.1)
     assert trials is not None and 1 < trials < MAX_TRIALS

@@ -400,7 +400,7 @@ def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
 
 
 def publish_evaluation(evaluation: EvaluationTables, folder: Path) -> None:
-    """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv and metrics.json, and curve.csv if there is one."""
+    """Write the tables as CSV (the costs as spent.csv, the curve if there is one) and metrics.json."""
     for name in ("main", "differences", "kinds", "ledger", "costs", "curve"):
         frame: pd.DataFrame | None = getattr(evaluation, name)
         if frame is not None:
