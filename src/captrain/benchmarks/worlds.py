@@ -118,7 +118,7 @@ class Worlds:
 
     def _tau2(self, rollout: Rollout) -> World | None:
         data, parts = rollout.task.data, rollout.score.parts if rollout.score else {}
-        if "nl_assertion" in data.get("graded", []) and parts.get("nl_assertion") != 1.0:
+        if "nl_assertion" in rollout.task.facts.graded and parts.get("nl_assertion") != 1.0:
             return None  # what a language model has judged cannot be judged again here
         location = {"domain": data.get("kind"), "task_id": data.get("task"), "task": data.get("definition")}
         pool = self._pool("tau2")

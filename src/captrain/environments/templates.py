@@ -31,7 +31,7 @@ from itertools import combinations
 from pathlib import Path
 
 from captrain.benchmarks import absences
-from captrain.capabilities import KINDS, Step, Toolbox, acts_of, says, text_of
+from captrain.capabilities import KINDS, Step, Toolbox, calls_in, says, text_of
 from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK, WORLD
 from captrain.environments.passport import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
@@ -224,7 +224,7 @@ def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
     as one of several; where most make none, a look-up comes before no change; and where most changes hold a value that
     the user says, such a value is broken, because a world may take any text for the others."""
     examples = [rollout for rollout in brief.examples if rollout.reference]
-    changes = [[act for act in acts_of(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
+    changes = [[act for act in calls_in(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
     counts = sorted(map(len, changes))
     median = counts[len(counts) // 2] if counts else 2
     if step.kind == "several" and median < 2:
