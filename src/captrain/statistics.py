@@ -81,9 +81,9 @@ def followed(arms: Mapping[str, Floats], choices: Sequence[str]) -> Floats:
 def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
     """Choose the best arm per task on all trials but one, and score it on that one, each in turn.
 
-    The first arm wins ties. Choosing and scoring on the same trials would reward luck. The choice rests on few trials, so the expectation is at
-    most that of a perfect router. It is undefined with one trial. pass^k is undefined, too, because a task's trials are
-    not independent.
+    The first arm wins ties. Choosing and scoring on the same trials would reward luck. The choice rests on few trials,
+    so the expectation is at most that of a perfect router. Undefined with one trial. pass^k is undefined, too, because
+    a task's trials are not independent.
     """
     stack = np.stack(arms)
     scored = np.full(stack.shape[1:], np.nan)
