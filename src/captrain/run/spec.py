@@ -1,8 +1,8 @@
 """Schema of the configuration, which is composed once and read by every later stage.
 
 `params.yaml` selects and `conf/` defines. The first stage composes `results/spec.yaml` from them; later stages only
-read that file with `load_spec`. The schema checks the whole configuration before anything runs, so a mistake ends in one
-message with key and remedy, and not in the middle of a training.
+read that file with `load_spec`. The schema checks the whole configuration before anything runs, so a mistake ends in
+one message with key and remedy, and not in the middle of a training.
 """
 
 import json
