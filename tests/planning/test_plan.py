@@ -307,14 +307,14 @@ def test_the_node_of_8_gpus_fits_the_papers_models_and_its_memory_is_itemised(sp
     ],
 )
 def test_gpus_that_overlap_are_refused_before_anything_is_planned(spec: Compose, setting: str) -> None:
-    with pytest.raises(UserError, match="they overlap"):
+    with pytest.raises(UserError, match="GPUs are too few"):
         spec(*PAPER, "policy=vllm", "machine=node8", setting)
 
 
 def test_servers_that_sleep_are_on_the_gpus_that_train_and_keep_room_for_what_stays_on_them(spec: Compose) -> None:
     wide = (*PAPER, "policy=vllm", "machine=node8", "machine.asking.gpus=0", "machine.vllm.gpus=8")
     wide += ("machine.accelerate.processes=8", "trainer.groups_per_step=32", "adapters.rollouts=5120")
-    with pytest.raises(UserError, match="they overlap"):
+    with pytest.raises(UserError, match="GPUs are too few"):
         spec(*wide)
     asleep = (*wide, "machine.vllm.arguments=[--enable-sleep-mode]", "environments.seeds=328")
     made = planned(spec(*asleep))
