@@ -99,9 +99,6 @@ DECISIVE = {
 """Server arguments that change results, and the setting to use instead."""
 
 
-SLEEP = "--enable-sleep-mode"
-
-
 class VLLM(Section):
     """The servers of policy vllm: child processes with their own Python environment.
 
@@ -113,8 +110,7 @@ class VLLM(Section):
     command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
     """Arguments of the interpreter that start a server with the arguments of `vllm serve`."""
     arguments: list[str] = []
-    """Further arguments that decide no result, such as --gpu-memory-utilization=0.5; with --enable-sleep-mode servers
-    sleep while nobody plays, on the GPUs that train then."""
+    """Further arguments that change no result, such as --gpu-memory-utilization=0.5."""
     replicas: Count = 1
     gpus: Annotated[int, Field(ge=0)] = 1
     """GPUs per replica; 0 lets the server choose."""
@@ -125,11 +121,6 @@ class VLLM(Section):
     is enough. conf/ sets the number of capabilities."""
     start_timeout: Rate = 900.0
     """Seconds until a server must be healthy."""
-
-    @property
-    def sleeps(self) -> bool:
-        """Tell if servers give their GPUs to training while nobody plays."""
-        return SLEEP in self.arguments
 
     @model_validator(mode="after")
     def _decides_nothing(self) -> "VLLM":
@@ -179,8 +170,8 @@ class Machine(Section):
     """Machine that the work runs on.
 
     - `launcher`: independent items of work run in processes of this machine, or as jobs of a Slurm cluster.
-    - `workers`: parallel items of work on this machine, such as trainings. 0: as many trainings as fit on `gpus`, or 1
-      if GPUs are not counted.
+    - `workers`: parallel items of work on this machine, such as trainings. With servers of policy vllm one item runs at
+      a time. 0: as many trainings as fit on `gpus`, or 1 if GPUs are not counted.
     - `pretrained`: folder of the models of `base.pretrained`.
     - `sandbox`: least confinement of untrusted code (see `captrain.environments.sandbox`).
     - `report_to`: trackers of trainings (see `captrain.training.trackers`).
@@ -201,20 +192,10 @@ class Machine(Section):
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of this node for training, servers and endpoint; 0 if they are not counted before a run."""
 
-    @property
-    def served_at_once(self) -> int:
-        """Parallel items of work over servers of this node: `workers`, or 1 if the servers take uncounted GPUs, which
-        trainings would take, too."""
-        return 1 if self.vllm.gpus and not self.gpus else self.workers
-
     def places(self, items: int) -> int:
         """Return how many trainings' worth of GPUs one of so many items gets: several if there are fewer than
         `workers`."""
         return self.workers // min(self.workers, items) if self.gpus else 1
-
-    def together(self, training: int, serving: int) -> int:
-        """Count the GPUs of trainings and of servers: the same ones where these sleep."""
-        return max(training, serving) if self.vllm.sleeps else training + serving
 
     @model_validator(mode="after")
     def _goes_together(self) -> "Machine":
@@ -228,15 +209,9 @@ class Machine(Section):
             )
         if self.workers == 0:
             # Replace 0 here, once for all readers.
-            free = 0 if self.vllm.sleeps else self.gpus - serving - self.asking.gpus
-            object.__setattr__(self, "workers", max(1, free // processes))
+            object.__setattr__(self, "workers", max(1, (self.gpus - serving - self.asking.gpus) // processes))
         training = self.workers * processes
-        if self.vllm.sleeps and self.workers > 1:
-            raise ValueError(
-                f"workers = {self.workers}, and servers that sleep ({SLEEP} in vllm.arguments) give their GPUs to one "
-                "training at a time: set machine.workers=1"
-            )
-        if self.gpus and self.together(training, serving) + self.asking.gpus > self.gpus:
+        if self.gpus and training + serving + self.asking.gpus > self.gpus:
             raise ValueError(
                 f"{self.gpus} GPUs are too few: {training} train (workers x accelerate.processes), {serving} serve "
                 f"(vllm.replicas x vllm.gpus) and the endpoint uses {self.asking.gpus} (asking.gpus)"
