@@ -137,10 +137,10 @@ def evaluated(folder: Path, design: Design, difference: float, trials: int) -> P
 def test_the_difficulty_of_tasks_is_read_off_the_tables_of_an_evaluation(tmp_path: Path) -> None:
     design = Design(base=0.4, tasks=2000, trials=4, icc=0.6, shared=0.7)
     found = read_difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=4))
-    assert (found["tasks"], found["trials"]) == (2000, 4)
-    assert found["base"] == pytest.approx(0.4, abs=0.04)
-    assert found["icc"] == pytest.approx(0.6, abs=0.08)
-    assert found["shared"] == pytest.approx(0.7, abs=0.12)
+    assert (found.tasks, found.trials) == (2000, 4)
+    assert found.base == pytest.approx(0.4, abs=0.04)
+    assert found.icc == pytest.approx(0.6, abs=0.08)
+    assert found.shared == pytest.approx(0.7, abs=0.12)
 
 
 def test_an_evaluation_that_played_each_task_once_tells_nothing_of_difficulty(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_plan_takes_from_the_evaluation_what_is_not_given(tmp_path: Path) -> N
         {**dict.fromkeys(("base", "tasks", "icc", "shared")), "trials": 2}, folder, level=0.01, power=0.9
     )
     found = read_difficulty(folder)
-    assert (design.tasks, design.trials, design.icc, design.level) == (120, 2, found["icc"], 0.01)
+    assert (design.tasks, design.trials, design.icc, design.level) == (120, 2, found.icc, 0.01)
     assert str(folder) in source
     whole, nowhere = {"base": 0.4, "tasks": 120, "trials": 4, "icc": 0.6, "shared": 0.7}, tmp_path / "nowhere"
     assert complete_design(whole, nowhere, level=0.05, power=0.8) == (DESIGN, "as given")

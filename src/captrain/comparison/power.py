@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -32,7 +32,17 @@ DIFFERENCES = ("first", "second", "low", "high")
 """Columns that are read from an evaluation."""
 
 
-def read_difficulty(folder: Path) -> dict[str, Any]:
+class Difficulty(NamedTuple):
+    """Difficulty of an evaluation's tasks: fields of `Design`."""
+
+    base: float
+    tasks: int
+    trials: int
+    icc: float
+    shared: float
+
+
+def read_difficulty(folder: Path) -> Difficulty:
     """Estimate the difficulty of an evaluation's tasks from its tables.
 
     The interval of a pass rate holds the variance of task rates, p (1 - p) (icc + (1 - icc) / trials). The interval of
@@ -40,9 +50,6 @@ def read_difficulty(folder: Path) -> dict[str, Any]:
 
     Args:
         folder: with main.csv, differences.csv and metrics.json.
-
-    Returns:
-        The fields base, tasks, trials, icc and shared of `Design`.
 
     Raises:
         UserError: a table is missing, or each task was played once, which says nothing about icc.
@@ -68,8 +75,8 @@ def read_difficulty(folder: Path) -> dict[str, Any]:
         icc += share / 2
         between *= max(0.0, share) * outcomes
     shared = min(max((trace + base - gap) / 2 / sqrt(between), 0.0), 1.0) if between else 0.0
-    numbers = {"base": float(main[BASE]["pass_rate"]), "tasks": tasks, "trials": trials}
-    return numbers | {"icc": round(min(max(icc, 0.0), 0.99), 3), "shared": round(shared, 3)}
+    icc = round(min(max(icc, 0.0), 0.99), 3)
+    return Difficulty(float(main[BASE]["pass_rate"]), tasks, trials, icc, round(shared, 3))
 
 
 def complete_design(
@@ -86,12 +93,14 @@ def complete_design(
     Raises:
         UserError: the evaluation does not tell an unknown number, or a number is out of range.
     """
-    known: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    played = read_difficulty(folder) if len(known) < len(fields) else {}
+    numbers = {name: value for name, value in fields.items() if value is not None}
     source = "as given"
-    if not {"icc", "shared"} <= {*known}:
-        source = f"{folder}: TRACE and the base on {played['tasks']} tasks x {played['trials']} trials"
-    return Design(**(played | known), level=level, power=power), source
+    if len(numbers) < len(fields):
+        played = read_difficulty(folder)
+        if not {"icc", "shared"} <= {*numbers}:
+            source = f"{folder}: TRACE and the base on {played.tasks} tasks x {played.trials} trials"
+        numbers = played._asdict() | numbers
+    return Design(**numbers, level=level, power=power), source  # pyright: ignore[reportArgumentType]
 
 
 def design_tables(design: Design, difference: float | None, source: str) -> list[RenderableType]:

@@ -68,7 +68,7 @@ class Slurm(Section):
     options: dict[str, str | int | bool] = {}
     """Further options of sbatch, such as account or qos."""
     requeues: Annotated[int, Field(ge=0)] = 20
-    """Most requeues of a job after its time limit; it resumes from its checkpoint. Preempted jobs are always requeued."""
+    """Most requeues of a job after its time limit. Preempted jobs are always requeued."""
     resubmissions: Annotated[int, Field(ge=0)] = 3
     """Most resubmissions of an item whose job died, per run of a stage."""
 
@@ -160,8 +160,8 @@ class Accelerate(Section):
     def _shared(self) -> "Accelerate":
         if (self.processes > 1) == (self.strategy == "none"):
             raise ValueError(
-                f"processes is {self.processes} and strategy is {self.strategy}: several processes need ddp or fsdp, one "
-                "process needs none"
+                f"processes is {self.processes} and strategy is {self.strategy}: several processes need ddp or "
+                "fsdp, one process needs none"
             )
         return self
 
