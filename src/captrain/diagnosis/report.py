@@ -169,7 +169,7 @@ def _failure(row: DiagnosedRollout, rollout: Rollout) -> JsonObject:
         is_of_user = message["role"] == "tool" and caller == "user"
         role = "tool of the user" if is_of_user else message["role"]
         messages.append({**_shown(message), "role": role, "reason": "; ".join(reasons.get(index, []))})
-    steps = [{"function": step} for step in rollout.task.data.get("user_calls") or []]
+    steps = [{"function": asdict(step)} for step in rollout.task.facts.user_calls]
     of_user = [{"role": "user", "content": "By the user:", "tool_calls": steps}] if steps else []
     reference = [_shown(message) for message in (*rollout.reference, *of_user)]
     place = row.primary.message if row.primary else len(messages)
