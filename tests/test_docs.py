@@ -223,7 +223,7 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project:
 
 
 def test_a_broken_link_ends_the_build_of_the_pages(project: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(project, tmp_path / "copy", symlinks=True, ignore=shutil.ignore_patterns(".git", "artifacts"))
+    copy = shutil.copytree(project, tmp_path / "copy", symlinks=True, ignore=shutil.ignore_patterns(".git"))
     page = copy / "docs/index.md"
     page.write_text(page.read_text() + "\n[A page](missing.md)\n")
     done = run_command(f"mkdocs build --strict --site-dir {tmp_path / 'site'}", copy)
