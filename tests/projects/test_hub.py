@@ -158,7 +158,7 @@ def test_nothing_is_sent_without_the_word_or_of_what_was_altered_or_holds_a_key(
 def test_a_hub_that_refuses_or_is_away_ends_in_one_message(project: Path, hub: Hub) -> None:
     hub.refusal = 403
     status, text = push(project, "adapters", "lab/agent", "--send", hub=hub)
-    assert status == 2 and "the hub does not take lab/agent" in text and "hf auth login" in text, text
+    assert status == 2 and "the hub refuses lab/agent" in text and "hf auth login" in text, text
     status, text = push(project, "adapters", "lab/agent", "--send")
     assert status == 2 and "the hub does not answer" in text, text
     status, text = push(project, "adapters", "a/b/c", "--send", hub=hub)
