@@ -93,14 +93,15 @@ def complete_design(
     Raises:
         UserError: the evaluation does not tell an unknown number, or a number is out of range.
     """
-    numbers = {name: value for name, value in fields.items() if value is not None}
-    source = "as given"
-    if len(numbers) < len(fields):
+    known = {name: value for name, value in fields.items() if value is not None}
+    if len(known) == len(fields):
+        difficulty, source = Difficulty._make(known[name] for name in Difficulty._fields), "as given"
+    else:
         played = read_difficulty(folder)
-        if not {"icc", "shared"} <= {*numbers}:
+        difficulty, source = played._replace(**known), "as given"
+        if not {"icc", "shared"} <= {*known}:
             source = f"{folder}: TRACE and the base on {played.tasks} tasks x {played.trials} trials"
-        numbers = played._asdict() | numbers
-    return Design(**numbers, level=level, power=power), source  # pyright: ignore[reportArgumentType]
+    return Design(*difficulty, level=level, power=power), source
 
 
 def design_tables(design: Design, difference: float | None, source: str) -> list[RenderableType]:

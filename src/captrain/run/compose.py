@@ -7,7 +7,7 @@ and ranges.
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -41,48 +41,20 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
             groups.setdefault(file.parent.name, set()).add(file.stem)
     if experiment not in groups["experiment"]:
         raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, sorted(groups["experiment"])))
-    texts, options, keys = [f"experiment={experiment}", f"seed={seed}"], set[str](), set[str]()
-    settings = list[str]()
+    texts, settings, options, keys = [f"experiment={experiment}", f"seed={seed}"], list[str](), set[str](), set[str]()
     for override in overrides:
-        form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
-        if form is None:
-            raise UserError(
-                f"override {excerpt(override)!r} is not of the form key=value",
-                "write, for example, selection.delta=0.1",
-            )
-        key, value = form[2], form[3]
-        if key in ("experiment", "seed"):
-            raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
-        if key.startswith("hydra."):
-            raise UserError(f"there is no setting {excerpt(key)}", f"take it out: {REMEDY}")
-        if key not in groups:
-            settings.append(f"{'++' * bool(form[1])}{key}={value}")
-            keys.add(key)
-        elif value in groups[key]:
+        plus, key, value = _parsed(override, groups)
+        if key in groups:
             texts.append(override.strip())
             options.add(key)
         else:
-            raise UserError(
-                f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}",
-                alternatives(value, sorted(groups[key])),
-            )
+            settings.append(f"{'++' * bool(plus)}{key}={value}")
+            keys.add(key)
     try:
         data = _merged(conf_dir, [*texts, *settings])
     except UserError:
         # conf/ may not list the setting. The schema decides whether an existing section has it.
-        defaults = _merged(conf_dir, texts)
-        names = [*_dotted(defaults)]
-        for text in settings:
-            key = text.partition("=")[0]
-            group, section = key.partition(".")[0], key.rpartition(".")[0] or key
-            near = [name for name in names if name.endswith(f".{key.rpartition('.')[2]}")]
-            if near and not (key[0] == "+" or section in names or nested(group, defaults.get(group))):
-                best = max(near, key=lambda name: SequenceMatcher(None, name, key).ratio())
-                raise UserError(
-                    f"override {excerpt(text)!r}: there is no setting {excerpt(key)}",
-                    alternatives(best, near)
-                    + (f" (to begin a section, write +{excerpt(key)}=...)" if group in defaults else ""),
-                ) from None
+        _require_sections(settings, _merged(conf_dir, texts))
         data = _merged(conf_dir, [*texts, *(f"++{text.lstrip('+')}" for text in settings)])
     # Drop settings of a replaced class. If benchmark._target_=mine:Desk names another class, only overridden settings
     # stay. If router=retrieval replaces the experiment's option, settings that the new class does not take are dropped.
@@ -98,7 +70,42 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     return data
 
 
-def _dotted(data: JsonObject, prefix: str = "") -> Iterator[str]:
+def _parsed(override: str, groups: Mapping[str, set[str]]) -> tuple[str, str, str]:
+    """Split an override into its `+`, key and value, and check the option of a group."""
+    form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
+    if form is None:
+        raise UserError(
+            f"override {excerpt(override)!r} is not of the form key=value", "write, for example, selection.delta=0.1"
+        )
+    plus, key, value = form.groups()
+    if key in ("experiment", "seed"):
+        raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
+    if key.startswith("hydra."):
+        raise UserError(f"there is no setting {excerpt(key)}", f"take it out: {REMEDY}")
+    if key in groups and value not in groups[key]:
+        raise UserError(
+            f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}",
+            alternatives(value, sorted(groups[key])),
+        )
+    return plus, key, value
+
+
+def _require_sections(settings: Sequence[str], defaults: JsonObject) -> None:
+    """Check that each setting is in an existing section, begins a new one with `+`, or belongs to a component."""
+    names = [*_dotted(defaults)]
+    for text in settings:
+        key = text.partition("=")[0]
+        group, section = key.partition(".")[0], key.rpartition(".")[0] or key
+        near = [name for name in names if name.endswith(f".{key.rpartition('.')[2]}")]
+        if near and not (key[0] == "+" or section in names or nested(group, defaults.get(group))):
+            best = max(near, key=lambda name: SequenceMatcher(None, name, key).ratio())
+            hint = f" (to begin a section, write +{excerpt(key)}=...)" if group in defaults else ""
+            raise UserError(
+                f"override {excerpt(text)!r}: there is no setting {excerpt(key)}", alternatives(best, near) + hint
+            ) from None
+
+
+def _dotted(data: Mapping[str, object], prefix: str = "") -> Iterator[str]:
     """Yield all keys of a nested mapping as a.b.c."""
     for key, value in data.items():
         yield f"{prefix}{key}"
