@@ -516,8 +516,8 @@ def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
 
 
 def not_told(view: RolloutView, edit: Edit) -> Sign:
-    """A value that was owed was not told."""
-    return view.last, f"{edit.text} was {'in view and ' * view.in_view(edit.text)}not told"
+    """A value that was owed was not told, and nothing was handed over."""
+    return None if view.handover else (view.last, f"{edit.text} was {'in view and ' * view.in_view(edit.text)}not told")
 
 
 # What was not done
@@ -538,6 +538,11 @@ def handed_over_instead(view: RolloutView, edit: Edit) -> Sign:
 def transfer_undue(view: RolloutView, edit: Edit) -> Sign:
     """A transfer was made that the reference does not make."""
     return edit.calls[0].message, f"{edit.calls[0]} was called where the reference hands nothing over"
+
+
+def left_out(view: RolloutView, edit: Edit) -> Sign:
+    """A write of the reference is missing, and nothing was handed over."""
+    return None if view.handover else never_made(view, edit)
 
 
 def never_made(view: RolloutView, edit: Edit) -> Sign:

@@ -304,6 +304,25 @@ def reply_wording(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     yield Occasion(bool(missing), evidence, view.last)
 
 
+def reads_due(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference looks something up."""
+    for goal in view.expected:
+        if goal.kind == "read":
+            yield Occasion(False, f"{goal} is due", view.last, (goal.tool,))
+
+
+def writes_due(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference changes something."""
+    for pair in view.pairs:
+        yield Occasion(False, f"{pair.goal} is due", view.last, (pair.goal.tool,))
+
+
+def calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The rollout calls tools."""
+    for act in view.acts:
+        yield Occasion(False, f"{act} was made", act.message, (act.tool,))
+
+
 def milestone_reads(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """A milestone asks for a look-up."""
     return _milestone_calls(view, "read")
