@@ -353,12 +353,8 @@ def breaks_policy(view: RolloutView, edit: Edit) -> Sign:
 def asked_by_user(view: RolloutView, edit: Edit) -> Sign:
     """The user asked for the call, as its script says, and the reference leaves this as it is."""
     call = edit.calls[0]
-    goals = [goal for goal in view.goals if goal.kind != "read"]
-    expected = {text_of(value) for goal in goals for value in atoms(goal.arguments)}
-    values = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and not is_common(v)]
-    wished = [value for value in values if says(view.facts.script, value) and view.seen(value, call.message, "user")]
     evidence = f"{call}, as the user asked, where the reference leaves this as it is"
-    return (view.proposal(call), evidence) if wished else None
+    return (view.proposal(call), evidence) if view.is_wished(call) else None
 
 
 def was_proposed(view: RolloutView, edit: Edit) -> Sign:

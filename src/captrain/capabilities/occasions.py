@@ -213,11 +213,15 @@ def _overruled(view: RolloutView, act: Call) -> bool:
 
 
 def _forbidden(view: RolloutView, act: Call) -> bool:
-    """Tell if an extra write was no slip but a decision: the reference leaves its record alone (without a key: makes no
-    such write), the assistant had put it to the user, and it was not made without reading its record."""
+    """An extra write was no slip but a decision.
+
+    The reference leaves its record alone (without a key: makes no such write), the assistant had put it to the user or
+    the user had asked for it, and its record was read first where it had to be.
+    """
     goals = [pair.goal for pair in view.pairs]
-    alone = all(not same(act.record, goal.record) if act.record else act.tool != goal.tool for goal in goals)
-    return alone and view.put_to_user(act) and all(act is not unread_act for unread_act, _ in _unread(view))
+    is_alone = all(not same(act.record, goal.record) if act.record else act.tool != goal.tool for goal in goals)
+    is_decision = view.put_to_user(act) or view.is_wished(act)
+    return is_alone and is_decision and all(act is not peer for peer, _ in _unread(view))
 
 
 def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
