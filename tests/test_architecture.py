@@ -23,7 +23,6 @@ READERS = {
     "models/answers.py": "an incomplete answer is asked for again",
     "environments/sandbox/confinement/server.py": "runs without captrain",
     "benchmarks/workers/bfcl_worker.py": "runs without captrain",
-    "benchmarks/workers/openenv_worker.py": "runs without captrain",
     "scripts/score_diagnosis.py": "hand-written labels; a damaged line ends the script",
     "scripts/bench_growth.py": "the included example, and lines that it wrote itself",
 }
@@ -32,7 +31,7 @@ READERS = {
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
-    "run/loans.py": "empty lock files",
+    "run/locks.py": "empty lock files",
     "comparison/points.py": "workspaces of points, made anew from git before each run, and their logs",
     "interop/logs/reading.py": "into a temporary folder",
     "models/lora.py": "into its callers' folder, which is written aside",

@@ -26,12 +26,8 @@ from .jobs import job_log as job_log
 from .jobs import jobs_table as jobs_table
 from .launch import dispatched as dispatched
 from .launch import run as run
-from .loans import LENDER as LENDER
-from .loans import borrowed as borrowed
-from .loans import exclusive as exclusive
-from .loans import lender_address as lender_address
+from .locks import exclusive as exclusive
 from .machine import PRETRAINED as PRETRAINED
-from .machine import SLEEP as SLEEP
 from .machine import VLLM as VLLM
 from .machine import Accelerate as Accelerate
 from .machine import Installation as Installation

@@ -28,10 +28,11 @@ from typing import TypeVar
 
 import yaml
 
+from captrain.agents import stop_servers
 from captrain.errors import InfrastructureError, UserError
 from captrain.models import computes_on_cpu
 from captrain.records import JsonObject, publish_bytes, publish_text
-from captrain.run import LENDER, Accelerate, Machine, launch, lender_address
+from captrain.run import Accelerate, Machine, launch
 from captrain.training import collectives
 
 KEEPER = Path(__file__).parents[1] / "agents" / "keeper.py"
@@ -180,14 +181,14 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
 
 
 def _run(config: Path, order: Path, log: Path, machine: Machine) -> int:
-    """Run the processes and return their exit status. Servers are this process's, or its lender's."""
+    """Run the processes and return their exit status. The first process starts its own servers, so ours stop first."""
+    stop_servers()
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     if machine.nodes > 1:  # one launcher on each node; Slurm tells each its number
         options = ("--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--ntasks-per-node=1", "--relative=0")
         counts = (f"--nodes={machine.nodes}", f"--ntasks={machine.nodes}")
         launcher = ["srun", *options, *counts, "bash", "-c", LAUNCHER, *launcher]
     keeper = [sys.executable, "-I", str(KEEPER), str(GRACE)]
-    lender = {LENDER: lender_address()} if machine.vllm.python else {}
     # FSDP would shard over GPUs that it sees.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if computes_on_cpu(machine.accelerate.precision) else {}
     with log.open("wb") as output:
@@ -196,7 +197,7 @@ def _run(config: Path, order: Path, log: Path, machine: Machine) -> int:
             [*keeper, *launcher, "-m", "captrain.training.processes", str(order)],
             stdin=subprocess.PIPE,
             stderr=output,
-            env=os.environ | lender | hidden,
+            env=os.environ | hidden,
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
         )
