@@ -97,9 +97,11 @@ def _unopened(view: RolloutView, goal: Call) -> str | None:
 def record_mistyped(view: RolloutView, edit: Edit) -> Sign:
     """A failed look-up names an identifier that nobody has said, of the form of the one that was meant."""
     record = _unopened(view, goal_of(edit))
-    for call in view.lookups if record else []:
+    if record is None:
+        return None
+    for call in view.lookups:
         codes = [value for value in call.arguments.values() if is_identifier(value) and call.failed]
-        if record and any(shape(code) == shape(record) and not view.in_view(code, call.message) for code in codes):
+        if any(shape(code) == shape(record) and not view.in_view(code, call.message) for code in codes):
             return call.message, f"{call}, where {record} was named, which was never looked up"
     return None
 
@@ -480,7 +482,9 @@ def told_instead(view: RolloutView, value: str) -> tuple[int, str] | None:
 
     It is alike in form, and not the user's; and either nothing shows it, or it is a long number of the same form.
     """
-    for place in view.replies() if NUMBER.search(value) else []:
+    if not NUMBER.search(value):
+        return None
+    for place in view.replies():
         if view.in_view(value, place):
             return None
         for rival in WORD.findall(view.text(place)):
@@ -504,7 +508,9 @@ def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
     """A number was told that stands in no message before."""
     if told := told_instead(view, edit.text):
         return told[0], f"{told[1]} was told, where {edit.text} was asked for"
-    for place in view.replies()[-1:] if NUMBER.search(edit.text) and not view.in_view(edit.text) else []:
+    if not NUMBER.search(edit.text) or view.in_view(edit.text):
+        return None
+    for place in view.replies()[-1:]:
         words = [word for word in WORD.findall(view.text(place)) if len(word) > 1 and NUMBER.fullmatch(word)]
         if worked_out := [word for word in words if not view.in_view(word, place)]:
             return place, f"{worked_out[0]} was worked out, and {edit.text} not told"

@@ -112,7 +112,7 @@ class Needs:
         traits = order_traits(calls)
         changes = [place for place, call in enumerate(calls) if call.kind == "write"]
         traits.bases |= {("change",)} if changes else set()
-        for call in calls[: changes[0]] if changes else ():
+        for call in calls[: changes[0] if changes else 0]:
             traits.hold(("before", call.step), ("change",))
         users = (text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")
         for word in {*WORD.findall(next(users, "").lower())}:

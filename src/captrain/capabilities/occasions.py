@@ -105,9 +105,11 @@ def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]
 
 def _unread(view: RolloutView) -> list[tuple[Call, tuple[str, ...]]]:
     """The writes, where the reference only reads, on a record that it reads and the rollout did not; with its tools."""
-    unread = []
-    for act in view.extras if not view.pairs else []:
-        lookups = [lookup for lookup in view.expected if lookup.kind == "read" and lookup.record]
+    unread = list[tuple[Call, tuple[str, ...]]]()
+    lookups = [lookup for lookup in view.expected if lookup.kind == "read" and lookup.record]
+    if view.pairs:
+        return unread
+    for act in view.extras:
         reads = [lookup for lookup in lookups if same(lookup.record, act.record)]
         if reads and not view.read_before(act, act.record, reads):
             unread.append((act, tuple(sorted({lookup.tool for lookup in reads}))))
