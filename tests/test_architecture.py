@@ -23,7 +23,6 @@ READERS = {
     "models/answers.py": "an incomplete answer is asked for again",
     "environments/sandbox/confinement/server.py": "runs without captrain",
     "benchmarks/workers/bfcl_worker.py": "runs without captrain",
-    "benchmarks/workers/openenv_worker.py": "runs without captrain",
     "scripts/score_diagnosis.py": "hand-written labels; a damaged line ends the script",
     "scripts/bench_growth.py": "the included example, and lines that it wrote itself",
 }

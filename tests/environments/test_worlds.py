@@ -15,8 +15,8 @@ from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.contract import CheckedEnvironment
 from captrain.environments import load_environment, publish_environments
+from captrain.environments.evidence import make_standard
 from captrain.environments.loading import WORLDS, is_own_text, world_of
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import synthesize
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer, derivable
@@ -63,7 +63,7 @@ def test_what_narrows_a_benchmark_in_workers_is_our_own_text_to_the_byte_and_nam
         "a changed line": text.replace("return", "return  ", 1),
         "a call": text.replace("KIND = 'argument'", "KIND = print()"),
         "two lines": text.replace("KIND = 'argument'", "KIND = 'argument'; import os"),
-        "another class": text.replace("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.openenv.OpenEnv"),
+        "another class": text.replace("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.verifiers.Verifiers"),
         "a component": text.replace("'discovery': 0.4", "'discovery': {'_target_': 'os.system'}"),
         "no settings": text.replace("SETTINGS = {", "SETTINGS = 1 or {"),
     }
@@ -76,7 +76,7 @@ def test_the_plan_lets_pass_what_can_be_derived_and_says_why_something_cannot() 
     assert "derived" not in plan_problems("benchmark=tau2")
     assert "while a model plays its user" in plan_problems("benchmark=tau2", USER)
     with pytest.raises(UserError, match="it has no reference solutions") as refusal:
-        derivable(composed("benchmark=openenv", "benchmark.source=somewhere").benchmark)
+        derivable(composed("benchmark=verifiers", "benchmark.taskset=some").benchmark)
     assert "synthesizer=openai" in refusal.value.remedy
 
 
@@ -84,7 +84,7 @@ def test_the_plan_lets_pass_what_can_be_derived_and_says_why_something_cannot() 
 
 
 def evidence(benchmark: CheckedEnvironment, count: int) -> Iterator[Rollout]:
-    """Rollouts of training tasks that went as their references do."""
+    """Rollouts of training tasks that play the references."""
     for task in benchmark.tasks("training", count):
         reference = benchmark.reference(task)
         yield Rollout(
@@ -96,7 +96,7 @@ def evidence(benchmark: CheckedEnvironment, count: int) -> Iterator[Rollout]:
 
 @pytest.fixture(scope="module")
 def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An environment of BFCL that has earned its passport, beside a base that solves every other task of it."""
+    """A passed environment of BFCL, and a base that solves every other task of it."""
     folder = tmp_path_factory.mktemp("derived")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -137,7 +137,7 @@ def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_
 
 @pytest.mark.needs("bfcl")
 def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived: Path, tmp_path: Path) -> None:
-    """The model has learnt the first task by heart, with and without the step that the environment trains."""
+    """The model has memorised the first task, with and without the trained step."""
     target, passport, machine = opened(derived)
     [task] = target.tasks("training", 1)
     reference = target.reference(task)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from captrain.benchmarks import TOOLS, StandardEnvironment, absences, in_workers, load_benchmark
+from captrain.benchmarks import TOOLS, Verifiers, absences, in_workers, load_benchmark
 from captrain.comparison import baselines, trained_baselines
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
@@ -35,8 +35,8 @@ def _rollouts(spec: Spec) -> Iterator[UserError]:
         )
     sizes: dict[str, int | None] = {**split_sizes(spec.benchmark)}
     kind = component_class(spec.benchmark)
-    if isinstance(kind, type) and issubclass(kind, StandardEnvironment):
-        # Only looking at an environment of another standard tells; its worker is started, and nothing is played.
+    if isinstance(kind, type) and issubclass(kind, Verifiers):
+        # Only the taskset itself knows its sizes: its worker is started, and nothing is played.
         try:
             target = load_benchmark(spec.benchmark, spec.machine)
             sizes = {"discovery": target.size("discovery"), "test": target.size("test")}
