@@ -302,7 +302,7 @@ def test_the_node_of_8_gpus_fits_the_papers_models_and_its_memory_is_itemised(sp
     ],
 )
 def test_overlapping_gpus_are_refused(spec: Compose, setting: str) -> None:
-    with pytest.raises(UserError, match="they overlap"):
+    with pytest.raises(UserError, match="GPUs are too few"):
         spec(*NODE8, setting)
 
 
