@@ -110,7 +110,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
         "shown": message_on_page,
     }
     pages.tests["missing"] = lambda value: isinstance(value, Missing)
-    pages.globals |= {
+    functions: dict[str, Any] = {
         "generator": Markup(GENERATOR),
         "style": Markup((FOLDER / "static/style.css").read_text()),
         "headline": headline_methods(),
@@ -119,6 +119,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
         "supervision": supervision,
         "least": _least,
     }
+    pages.globals.update(functions)
     content = _content(root, archive)
     yield "index.html", pages.get_template("index.html.j2").render(content)
     yield "report.js", (FOLDER / "static/report.js").read_text()
