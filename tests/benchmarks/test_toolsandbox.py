@@ -106,7 +106,7 @@ worker = importlib.import_module("toolsandbox_worker")
 worker.AgentRole.get_available_tools = classmethod(lambda cls: {"good": None})
 context = types.SimpleNamespace(get_execution_facing_tool_name=lambda name: name)
 worker.get_current_context = lambda: context
-episode = object.__new__(worker.Episode)
+episode = object.__new__(worker.ScenarioEpisode)
 episode.calls, episode.names = 0, {}
 made = [episode.executable(call) for call in json.loads(sys.argv[1])]
 worker.REPLIES.write(json.dumps([[one.openai_tool_call_id, one.content] for one in made]))

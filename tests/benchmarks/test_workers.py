@@ -605,7 +605,7 @@ def test_a_call_has_seconds_of_cpu_and_not_of_the_clock() -> None:
 REPLAYED = """
 import record_replay
 
-class Episode(record_replay.Episode):
+class Episode(record_replay.ReplayableEpisode):
     turns, taken, open = 9, [], 0
 
     def __init__(self, place, user="scripted"):

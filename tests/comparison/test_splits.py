@@ -35,7 +35,7 @@ def test_all_splits_are_played_as_test_tasks_and_known_to_overlap(letters: Calla
 
 def test_a_benchmark_without_end_has_no_evaluation_on_all_tasks() -> None:
     desk = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": "mixed"})
-    with pytest.raises(UserError, match="split discovery of .* has no end"):
+    with pytest.raises(UserError, match="split discovery of .* is endless"):
         evaluation_tasks(load_benchmark(desk), settings("all"))
 
 
