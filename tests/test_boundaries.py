@@ -45,7 +45,7 @@ def test_a_diagnosis_is_not_written_into_what_a_project_keeps(name: str, tmp_pat
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     (tmp_path / "results").mkdir()
     (tmp_path / "link").symlink_to("results")
-    with pytest.raises(UserError, match="keeps for its own"):
+    with pytest.raises(UserError, match="uses itself"):
         require_apart(tmp_path / name)
     require_apart(tmp_path / "diagnosis")
 
@@ -129,17 +129,17 @@ def test_whatever_a_method_of_a_benchmark_does_is_a_problem_at_its_line(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(benchmark, "LIMIT", 1.0)
     problems = check_benchmark(f"{name}:Odd", limit=0.2).problems
-    [found] = [problem for problem in problems if problem.method == method and reason in problem.text]
+    [found] = [problem for problem in problems if method in problem.text and reason in problem.text]
     assert found.place.endswith(f"{name}.py:{line}"), found
 
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("while True: pass", "is not built within 0.3 s"),
+        ("while True: pass", "no end within 0.3 s"),
         ("import os; os._exit(0)", "ended the process (exit status 0)"),
         ("import ctypes; ctypes.string_at(0)", "ended the process (signal 11)"),
-        ("class Odd:\n    def __init__(self):\n        while True: pass", "is not built within 0.3 s"),
+        ("class Odd:\n    def __init__(self):\n        while True: pass", "no end within 0.3 s"),
         ("class Odd:\n    def __init__(self): import os; os._exit(3)", "ended the process (exit status 3)"),
         ("sum(range(10**14))", "let nobody interrupt it"),
     ],

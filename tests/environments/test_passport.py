@@ -1,7 +1,7 @@
-"""The passport: what it finds in subtly bad environments, and `captrain validate`.
+"""Passports of subtly bad environments, and `captrain validate`.
 
-`bad_environments/sound.py` is an environment as a careful author would write one. Each of the others there is that
-file with one thing changed, and the passport must say which.
+`bad_environments/sound.py` is a careful author's environment. Each other file changes one thing in it, and the passport
+must find that change.
 """
 
 import json
@@ -19,11 +19,12 @@ from support.needs import further
 from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
 from captrain.contract import CheckedEnvironment, load_file, tool_call
+from captrain.environments.checks import CHECKS, distance, failed_tool, is_written, steps, structure
+from captrain.environments.evidence import Evidence, Standard, make_standard
 from captrain.environments.leakage import HeldOutTasks, runs_of
-from captrain.environments.passport import CHECKS, audit, calibrate, failed_tool, run_checks, structure
-from captrain.environments.probes import calls_in_text, distance, random_agent, steps
+from captrain.environments.passport import audit, calibrate, run_checks
+from captrain.environments.probes import act_randomly
 from captrain.environments.sandbox.confined import active_confinement, load_confined
-from captrain.environments.subject import Evidence, Standard, make_standard
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import UserError
@@ -36,17 +37,18 @@ DEFAULT = compose_spec("default", 0, [], CONF)
 BENCHMARK = load_benchmark(DEFAULT.benchmark)
 AGAINST = make_standard(BENCHMARK, DEFAULT.evaluation.tasks, DEFAULT.environments)
 FEW = 6
+NAMES = [check.name for check in CHECKS]
 HIDDEN = "\u200b"
 
 SANDBOXED = {
     "another_reward_in_another_process", "other_tasks_in_another_process", "other_observations_each_time",
     "score_of_what_was_seen",
 }  # fmt: skip
-"""Those whose faults look different where every score has a process of its own; the others run faster in this one."""
+"""Environments whose faults need a process for every score. The others run in this process, which is faster."""
 
 
 def is_dear(name: str) -> bool:
-    """Tell what takes seconds to be found out: `make test` shows two of these."""
+    """Return whether the check takes seconds; `make test` runs two of these."""
     return (name in SANDBOXED or name.startswith(("one_in_a_hundred", "pays_"))) and name not in (
         "other_tasks_in_another_process", "pays_when_many_are_asked_for"
     )  # fmt: skip
@@ -57,11 +59,11 @@ def against(seeds: int) -> Standard:
 
 
 def found(folder: Path, text: str, seeds: int = FEW, sandboxed: bool = False) -> dict[str, CheckResult]:
-    """The checks of a text."""
+    """The check results of a text, by name."""
     path = folder / "written.py"
     path.write_text(text)
     checks = run_checks(load_confined(path, "none") if sandboxed else load_file(path), path, against(seeds), ())
-    assert [check.name for check in checks] == list(CHECKS)
+    assert [check.name for check in checks] == NAMES
     return {check.name: check for check in checks}
 
 
@@ -85,7 +87,7 @@ def test_a_bad_environment_fails_the_checks_that_are_meant_for_it_and_no_other(t
     assert failed(checks) == MISSED[name]
     for check in (checks[one] for one in MISSED[name]):
         assert check.detail
-        # What no task shows has none to name.
+        # These failures have no task.
         assert check.task or name in ("schemas_altered", "nothing_broken")
     if "hundred" in name:
         assert checks["reward of the reference solution"].task.endswith("/57")
@@ -131,7 +133,7 @@ def test_an_environment_that_has_few_tasks_is_checked_on_those(tmp_path: Path) -
 def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(
     tmp_path: Path, function: str, seconds: float
 ) -> None:
-    """Each answer comes in time, and each slice of a listing is an answer; all together do not."""
+    """Each single answer is in time, but all answers together are not."""
     path = tmp_path / "written.py"
     name, arguments = function.replace("self, ", "").split("(")
     path.write_text(
@@ -142,10 +144,8 @@ def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(
     )
     target = load_confined(path, "none", ())
     checks = {check.name: check for check in run_checks(target, path, against(100), (), seconds=2)}
-    assert 0 < (tmp_path / "slept").stat().st_size * seconds < 20 and list(checks) == list(CHECKS)
-    assert checks["reward of doing nothing"].detail.startswith(
-        "the examination was ended after 2 s (environments.seconds)"
-    )
+    assert 0 < (tmp_path / "slept").stat().st_size * seconds < 20 and list(checks) == NAMES
+    assert "used up the time of its examination (environments.seconds)" in checks["reward of doing nothing"].detail
     assert len(target.tasks("training", 1)) == 1  # once the examination is over, each answer has its time again
 
 
@@ -239,7 +239,7 @@ def test_the_templates_pass_every_check(tmp_path: Path, name: str, attempt: int,
     assert next(check for check in checks if check.name == "tasks checked").measured == seeds
 
 
-# What raises, hangs or answers with something else.
+# Environments that raise, hang or return something else.
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_what_raises_fails_the_checks_that_met_it_and_the_others_still_run(
     ],
 )
 def test_what_is_not_of_the_contract_is_a_finding_too(tmp_path: Path, change: str) -> None:
-    check = found(tmp_path, changed(change), 3)["reward of the reference solution"]
+    check = found(tmp_path, changed(change), 3, sandboxed=True)["reward of the reference solution"]
     assert not check.passed and check.measured is None and check.detail
 
 
@@ -400,9 +400,9 @@ def test_a_structure_is_what_is_left_without_names_and_numbers() -> None:
         "wrap_order('#12')",
     ],
 )
-def test_a_call_that_stands_in_a_text_is_read(text: str) -> None:
-    assert [*calls_in_text(text, BENCHMARK.tools)] == [tool_call("wrap_order", {"order_id": "#12"})]
-    assert [*calls_in_text("Deny it with deny_request. Order #12 is wrapped.", BENCHMARK.tools)] == []
+def test_a_call_in_a_text_is_recognised(text: str) -> None:
+    assert is_written(text, "wrap_order", ["#12"]) and not is_written(text, "wrap_order", ["#13"])
+    assert not is_written("Wrap it with wrap_order. Order #12 (pending) is wrapped.", "wrap_order", ["#12"])
 
 
 def test_random_calls_take_their_arguments_from_enums_and_from_what_is_visible() -> None:
@@ -414,11 +414,9 @@ def test_random_calls_take_their_arguments_from_enums_and_from_what_is_visible()
                        "order": {"type": "string"}, "sure": {"type": "boolean"}},
         "required": ["size", "count", "order", "sure"],
     }  # fmt: skip
-    act = random_agent(
-        [{"type": "function", "function": {"name": "order", "parameters": parameters}}], random.Random(0)
-    )
+    tools, rng = [{"type": "function", "function": {"name": "order", "parameters": parameters}}], random.Random(0)
     seen = [{"role": "user", "content": "Two of 7, for #12!"}, {"role": "tool", "content": '["K-3"]'}]
-    given = [act(seen)["tool_calls"][0]["function"]["arguments"] for _ in range(200)]  # type: ignore[index]
+    given = [act_randomly(tools, rng, seen)["tool_calls"][0]["function"]["arguments"] for _ in range(200)]
     assert {one["size"] for one in given} == {"small", "large"} and {one["sure"] for one in given} == {True, False}
     assert {one["order"] for one in given} == {"Two", "of", "7", "for", "#12", "K-3"}
     assert all(isinstance(one["count"], int) for one in given) and {7, 12} <= {one["count"] for one in given}
@@ -456,7 +454,7 @@ Captrain = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project in which nothing has run yet."""
+    """A new project."""
     shutil.copytree(CONF, tmp_path / "conf")
     scripted = "_target_: captrain.agents.scripted.ScriptedPolicy\nskill: 0.5\n"
     (tmp_path / "conf/policy/scripted.yaml").write_text(scripted)
@@ -487,13 +485,13 @@ def test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_pag
 ) -> None:
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
     assert status == 0 and f"sandbox: {active_confinement()}" in out and "every check passed" in out
-    assert all(name in out for name in CHECKS)
+    assert all(name in out for name in NAMES)
     passport = Passport.model_validate_json((project / "mine.passport.json").read_text())
     assert passport.passed and not passport.trusted and passport.calibration_tasks == 0
     assert passport.environment == load_file(project / "mine.py").fingerprint
     page = (project / "mine.passport.md").read_text()
     assert page.startswith("# mine: passed\n") and "looks at every order before it gift-wraps" in page
-    assert all(f"| passed | {name} |" in page for name in CHECKS)
+    assert all(f"| passed | {name} |" in page for name in NAMES)
     assert "an agent that does nothing 0, " in page and "not played on the base" in page
 
 

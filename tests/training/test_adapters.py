@@ -522,7 +522,7 @@ def test_an_environment_altered_after_its_passport_is_refused(tiny: Path, letter
     path.write_text(path.read_text() + "\n# Changed.\n")
     with inside(tmp_path / "work"), pytest.raises(UserError) as refusal:
         train(one)
-    assert refusal.value.problem == f"{path} is not the file that letters.passport.json was made out for"
+    assert refusal.value.problem == f"{path} is not the file that letters.passport.json was made for"
     assert "run `dvc repro environments`" in refusal.value.remedy
 
 

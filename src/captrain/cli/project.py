@@ -80,7 +80,7 @@ def check_benchmark(
     if report.problems:
         print_all("", *(str(problem) for problem in report.problems))
         raise typer.Exit(1)
-    print_all(f"{report.name}: keeps the contract")
+    print_all(f"{report.facts['name']}: keeps the contract")
 
 
 benchmark = typer.Typer(help="Benchmarks of others: install.", no_args_is_help=True)

@@ -1,9 +1,7 @@
-"""Supervised fine-tuning of an adapter on demonstrations in tokens, which costs no rollout.
+"""Supervised fine-tuning of one LoRA adapter on demonstrations, which costs no rollout.
 
-Demonstrations are rendered token by token as rollouts are: the loss is on the tokens that the agent writes, and on no
-other. One LoRA adapter of the trainer's rank and alpha, in plain PEFT format, named by its content. Several processes
-share it as they share GRPO (`captrain.training.processes`), and a training that was cut off goes on from its last
-checkpoint. On one CPU thread equal seeds give equal bytes.
+Demonstrations are tokenized as rollouts are, and the loss is on the tokens that the agent writes. Processes and
+checkpoints are those of GRPO (`captrain.training.processes`). On one CPU thread equal seeds give equal bytes.
 """
 
 import os
@@ -31,7 +29,7 @@ from captrain.training.workspace import replace_folder, train_once
 BATCH = 16
 """Sequences of one update."""
 CHECKPOINT = 200
-"""Updates between checkpoints; no influence on the result."""
+"""Updates between checkpoints; they do not change the result."""
 TOO_LONG = "longer than the model reads"
 SFT_COLUMNS = ("adapter", "step", "loss")
 """Columns of history.csv (see `captrain.training.workspace.publish_adapters`)."""
@@ -45,12 +43,12 @@ class Demonstration:
     mask: list[int]
 
     def labels(self) -> list[int]:
-        """List the labels as TRL has them: tokens that the agent did not write have none."""
+        """Return TRL's labels: -100 for tokens that the agent did not write."""
         return [token if flag else -100 for token, flag in zip(self.ids, self.mask, strict=True)]
 
 
 class Settings(TypedDict):
-    """All that decides a fine-tuning beside its demonstrations and its base; `batch` in sequences of one update."""
+    """What decides a fine-tuning, besides demonstrations and base. `batch` counts the sequences of an update."""
 
     rank: int
     alpha: int
@@ -76,13 +74,13 @@ class FineTuning:
     Args:
         name: of the adapter.
         base: folder of the base model.
-        settings: as of `fine_tuning_settings`.
-        demonstrations: what is trained on.
-        left_out: how many further ones could not be used, by reason.
-        card: rows of the model card that say where the demonstrations come from.
-        machine: by how many processes, and in which arithmetic.
+        settings: see `fine_tuning_settings`.
+        demonstrations: to train on.
+        left_out: number of demonstrations that could not be used, by reason.
+        card: rows of the model card about the source of the demonstrations.
+        machine: number of processes, and precision.
         key: what else decides the adapter, such as the code that made the demonstrations.
-        stage: its workspaces lie in .cache/<stage>; "": the name.
+        stage: workspaces lie in .cache/<stage>; "": the name.
     """
 
     name: str
@@ -97,14 +95,14 @@ class FineTuning:
 
 
 def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -> Demonstration | None:
-    """Tokenize a dialogue; None if it is longer than the `max_length` tokens that the model reads."""
+    """Tokenize a dialogue; None if it is longer than `max_length` tokens."""
     opening = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
     ids, mask = dialogue_tokens(chat, [*messages[:opening]], [*messages[opening:]])
     return Demonstration(ids, mask) if len(ids) <= max_length else None
 
 
 def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Settings:
-    """Make the settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own."""
+    """Make the settings of a fine-tuned baseline: rank, alpha and layers are the trainer's."""
     shape = build(spec.trainer, GRPO).shape
     return {
         "rank": shape.rank,
@@ -119,14 +117,14 @@ def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Setti
 
 
 def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
-    """Train the adapter, or return it from its workspace when it is there already.
+    """Train the adapter and cache it in its workspace.
 
     Args:
         job: what to train.
-        policy: its tokenizer is trained with, and its digest names the base.
+        policy: has the tokenizer, and the digest that names the base.
 
     Raises:
-        UserError: the adapter was altered after training.
+        UserError: the cached adapter was altered.
     """
     tokens = [(demonstration.ids, demonstration.mask) for demonstration in job.demonstrations]
     identity = digest(code_digest(fine_tune), policy.digest, job.settings, tokens, *job.key)

@@ -11,11 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import TensorBoardCallback, get_reporting_integration_callbacks
 
 from captrain.errors import UserError
-from captrain.training import collectives
 
 PROJECT = "captrain"
 LOCAL = Path(".cache/trackers")
@@ -28,14 +27,19 @@ class Tracker(TrainerCallback):
     def __init__(self, name: str, callback: TrainerCallback) -> None:
         self.name, self.callback = name, callback
 
-    def on_train_begin(self, *arguments: Any, **settings: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, *arguments: Any, **settings: Any) -> None:
         """Start the run.
 
         Raises:
             UserError: the tracker cannot.
         """
         try:
-            self.callback.on_train_begin(*arguments, **settings)
+            if self.name == "wandb":  # the callback takes the run that is open
+                project, folder = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", LOCAL)
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                run = {"id": args.run_name, "name": args.run_name, "resume": "allow"}
+                import_module("wandb").init(project=project, dir=folder, **run)
+            self.callback.on_train_begin(args, *arguments, **settings)
         except Exception as error:
             raise UserError(
                 f"{self.name}, which machine.report_to names, cannot start a run: {error}",
@@ -47,7 +51,7 @@ class Tracker(TrainerCallback):
         self._try(self.callback.on_log, *arguments, **settings)
 
     def on_train_end(self, *arguments: Any, **settings: Any) -> None:
-        """End the run. transformers leaves W&B's open, for its own later use."""
+        """End the run."""
         self._try(self.callback.on_train_end, *arguments, **settings)
         if self.name == "wandb":
             self._try(import_module("wandb").finish)
@@ -60,25 +64,18 @@ class Tracker(TrainerCallback):
 
 
 def attach(trainer: Trainer, names: list[str]) -> None:
-    """Add the callbacks of trackers to a trainer; rank 0 alone reports.
+    """Add the callbacks of trackers to a trainer.
 
     Args:
         trainer: its `run_name` ends in the digest of what decides the adapter.
         names: of the trackers.
     """
-    if not names or collectives.rank():
-        return
-    run = str(trainer.args.run_name)
     LOCAL.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{(LOCAL / 'mlflow.db').resolve()}")
-    os.environ.setdefault("MLFLOW_EXPERIMENT_NAME", PROJECT)
-    os.environ.setdefault("WANDB_PROJECT", PROJECT)
-    os.environ.setdefault("WANDB_DIR", str(LOCAL))
-    os.environ |= {"WANDB_RUN_ID": run, "WANDB_RESUME": "allow"}
-    trainer.args.project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+    database = f"sqlite:///{(LOCAL / 'mlflow.db').resolve()}"
+    os.environ |= {"MLFLOW_TRACKING_URI": database, "MLFLOW_EXPERIMENT_NAME": PROJECT} | os.environ
     for name in dict.fromkeys(names):
-        [kind] = get_reporting_integration_callbacks([name])
-        callback = kind()
+        callback = get_reporting_integration_callbacks([name])[0]()
         if isinstance(callback, TensorBoardCallback):
-            callback.logging_dir = str(Path(os.environ.get("TENSORBOARD_LOGGING_DIR", LOCAL / "tensorboard")) / run)
+            folder = os.environ.get("TENSORBOARD_LOGGING_DIR", LOCAL / "tensorboard")
+            callback.logging_dir = str(Path(folder, str(trainer.args.run_name)))
         trainer.add_callback(Tracker(name, callback))

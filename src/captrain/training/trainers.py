@@ -1,5 +1,6 @@
 """What the trainers of GRPO and of fine-tuning share: TRL's arguments, and training from the last checkpoint."""
 
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +53,7 @@ def arguments(
         ddp_find_unused_parameters=False,
         ddp_timeout=collectives.PATIENCE,
         report_to=[],  # see `captrain.training.trackers`
+        project=os.environ.get("TRACKIO_PROJECT", trackers.PROJECT),
         disable_tqdm=True,
         save_strategy="steps",
         save_total_limit=2,
@@ -77,5 +79,6 @@ def train(trainer: Trainer, machine: Machine, last: Path | None, history: Any) -
     """
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Checkpoints(Path(str(trainer.args.output_dir)), history))
-    trackers.attach(trainer, [*machine.report_to])
+    if machine.report_to and collectives.rank() == 0:
+        trackers.attach(trainer, [*machine.report_to])
     trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
