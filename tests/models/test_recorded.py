@@ -23,6 +23,6 @@ def test_a_flipped_byte_of_the_base_is_seen_before_it_is_trained_on_or_served(
     with pytest.raises(UserError, match="base.json has"):
         require_recorded(base)
     status, _, err = captrain(tmp_path, "serve", "artifacts/base", "--port", "0")
-    assert status == 2 and err.startswith("error: artifacts/base/model.safetensors is ")
+    assert status == 2 and err.startswith("error: artifacts/base/model.safetensors has the hash ")
     publish_json(tmp_path / "results/base.json", {"model": "somebody/else"})
     require_recorded(base)
