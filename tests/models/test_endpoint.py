@@ -19,5 +19,5 @@ def test_a_redirection_is_named_with_its_target_and_the_setting_to_change(
             model.chat(messages=[{"role": "user", "content": "Hi"}])
     assert refused.value.problem.startswith("the endpoint named by OPENAI_BASE_URL redirects requests")
     assert f"{status}: to {target}" in refused.value.problem and SECRET not in str(refused.value)
-    assert "set OPENAI_BASE_URL to the base URL of that place" in str(refused.value)
+    assert "set OPENAI_BASE_URL to the base URL of the target" in str(refused.value)
     assert len(server.requests) == 1
