@@ -108,5 +108,5 @@ def test_a_pretrained_model_that_is_missing_or_another_is_refused(llama: Path, t
     shutil.copytree(llama, tmp_path / "llama")
     config = tmp_path / "llama/config.json"
     config.write_text(config.read_text() + " ")
-    with pytest.raises(UserError, match="the content of .*llama is"):
+    with pytest.raises(UserError, match="the content of .*llama has the digest"):
         pretrained_folder(name, tmp_path)
