@@ -86,7 +86,7 @@ def near(found: Any, expected: Any) -> bool:
     [
         ("sum", [[-2, 9], [4, 5]]),
         ("mean", [[-1, 4.5], [2, 2.5]]),
-        # Each keeps its two largest: [[4, 0], [2, 0]] and [[-6, 10], [0, 0]]; where signs differ, the greater mass wins.
+        # Each keeps its two largest, [[4, 0], [2, 0]] and [[-6, 10], [0, 0]]; the sign with more mass wins.
         ("ties", [[-6, 10], [2, 0]]),
     ],
 )
