@@ -375,7 +375,7 @@ class Chat:
         return parse_text(text, self._format, self.tools)
 
 
-def _call(name: str, arguments: object) -> JsonObject:
+def _call(name: object, arguments: object) -> JsonObject:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
