@@ -66,10 +66,10 @@ class RecordBook:
             entries = self._records.setdefault(key, [])
             if not any(record.keys() <= entry.keys() for entry in entries):
                 entries.append(record)
-            if "first_name" in record and "last_name" in record:
-                people = self._people.setdefault(_person(record), [])
-                if record not in people:
-                    people.append(record)
+        if "first_name" in record and "last_name" in record:
+            people = self._people.setdefault(_person(record), [])
+            if record not in people:
+                people.append(record)
 
     def record(self, name: str, value: object, *fields: str) -> JsonObject | None:
         """The record with this identifier and these fields, as it was before any write; None if none was shown."""
