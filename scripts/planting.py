@@ -210,7 +210,9 @@ def value_off(case: Case) -> Iterator[Planted]:
         for name, value in write.arguments.items():
             if case.tools.names_record(name, value) or isinstance(value, list | dict | bool) or len(str(value)) < 2:
                 continue
-            for wrong in (*off(value), *guesses(case, name, value)) if str(value) in case.words else ():
+            if str(value) not in case.words:
+                continue
+            for wrong in (*off(value), *guesses(case, name, value)):
                 if str(wrong) not in case.view(number):
                     accepted = ("fabricated_fact",) if name in case.tools.keys else ()
                     yield Planted(put(case.steps, place, changed(write, name, wrong)), number, accepted)

@@ -186,7 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if flags["untouched"]:
         console.print(f"untouched solutions with a cause: {len(silent)} of {flags['untouched']}")
-    for line in [*silent, *(misses if options.misses else [])]:
+    if options.misses:
+        silent += misses
+    for line in silent:
         console.print(f"  {line}", highlight=False, markup=False)
     return 0
 

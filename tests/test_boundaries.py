@@ -129,17 +129,17 @@ def test_whatever_a_method_of_a_benchmark_does_is_a_problem_at_its_line(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(benchmark, "LIMIT", 1.0)
     problems = check_benchmark(f"{name}:Odd", limit=0.2).problems
-    [found] = [problem for problem in problems if problem.method == method and reason in problem.text]
+    [found] = [problem for problem in problems if method in problem.text and reason in problem.text]
     assert found.place.endswith(f"{name}.py:{line}"), found
 
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("while True: pass", "is not built within 0.3 s"),
+        ("while True: pass", "no end within 0.3 s"),
         ("import os; os._exit(0)", "ended the process (exit status 0)"),
         ("import ctypes; ctypes.string_at(0)", "ended the process (signal 11)"),
-        ("class Odd:\n    def __init__(self):\n        while True: pass", "is not built within 0.3 s"),
+        ("class Odd:\n    def __init__(self):\n        while True: pass", "no end within 0.3 s"),
         ("class Odd:\n    def __init__(self): import os; os._exit(3)", "ended the process (exit status 3)"),
         ("sum(range(10**14))", "let nobody interrupt it"),
     ],

@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from support.waiting import PATIENCE
 
-from captrain.capabilities import Story, Toolbox
+from captrain.capabilities import Toolbox, bare_view
 from captrain.diagnosis.findings import reference_traits
 from captrain.errors import UserError
 from captrain.interop import read_logs
@@ -162,6 +162,6 @@ def test_references_of_thousands_of_calls_are_compared_in_moments() -> None:
         reference=[turn(number) for number in range(count)],
     )  # fmt: skip
     begin = time.process_time()
-    traits, faults = reference_traits(rollout, Story(rollout, Toolbox([], {"get_order": "read"})))
+    traits, faults = reference_traits(rollout, bare_view(rollout, Toolbox([], {"get_order": "read"})))
     assert time.process_time() - begin < 5 and not faults
     assert ("made", "get_order") in traits.holding

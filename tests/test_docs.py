@@ -213,7 +213,7 @@ def test_the_architecture_page_lists_the_layers_of_the_import_check() -> None:
 
 def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    done = run_command(f"mkdocs build --strict --quiet --site-dir {site}", project)
+    done = run_command(f"mkdocs build --strict --site-dir {site}", project)
     assert done.returncode == 0, done.stderr
     pages = {page.name: page.read_text() for page in site.glob("*.html")}
     assert {page.with_suffix(".html").name for page in (ROOT / "docs").glob("*.md")} <= set(pages)
@@ -222,11 +222,19 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project:
     assert (site / "results/figures/main.png").read_bytes() == (project / "results/figures/main.png").read_bytes()
 
 
+def test_a_broken_link_ends_the_build_of_the_pages(project: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(project, tmp_path / "copy", symlinks=True, ignore=shutil.ignore_patterns(".git"))
+    page = copy / "docs/index.md"
+    page.write_text(page.read_text() + "\n[A page](missing.md)\n")
+    done = run_command(f"mkdocs build --strict --site-dir {tmp_path / 'site'}", copy)
+    assert done.returncode != 0 and "missing.md" in done.stderr
+
+
 @pytest.mark.needs("browser")
 def test_search_works_from_a_disk_and_no_table_is_cut_at_1280_pixels(
     browser: Browser, project: Path, tmp_path: Path
 ) -> None:
-    assert run_command(f"mkdocs build --strict --quiet --site-dir {tmp_path}", project).returncode == 0
+    assert run_command(f"mkdocs build --strict --site-dir {tmp_path}", project).returncode == 0
     browser.screen(1280, 1000)
     for page in sorted(tmp_path.glob("[!4]*.html")):  # 404.html only works on a server
         browser.open(page.as_uri())

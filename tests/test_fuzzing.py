@@ -27,11 +27,11 @@ from rich.console import Console
 from support.finished import Captrain
 
 from captrain.agents.openai import reply_message
+from captrain.capabilities import read_clauses
 from captrain.contract import calls_of
 from captrain.diagnosis import (
     diagnose,
     publish_diagnosis,
-    read_clauses,
     read_kinds,
 )
 from captrain.environments import read_passports

@@ -26,8 +26,8 @@ from support.warm import EXECUTABLE, warm_commands
 from captrain import statistics
 from captrain.capabilities import select, select_by_verdicts
 from captrain.capabilities import selection as selection_rule
-from captrain.capabilities.alignment import says
-from captrain.capabilities.finders import Vocabulary
+from captrain.capabilities.occasions import Vocabulary
+from captrain.capabilities.text import says
 from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.interop import read_logs
 from captrain.interop.logs import document

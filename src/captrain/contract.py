@@ -1,11 +1,12 @@
-"""The one environment contract, for benchmarks and synthesized environments alike.
+"""The contract between policies and environments, both benchmarks and synthesized ones.
 
-JSON in, JSON out, so that an episode can live in another process or another venv. The score is a function of the
-task and the recorded messages alone, so that it can be computed again by someone who does not trust the episode.
-A synthesized environment is one self-contained, pure-standard-library Python file that defines a class
-`Environment` of this contract; because such a file must not import captrain, tasks and scores cross the boundary
-as plain dicts: tasks {"id", "split", "data"}, scores {"reward", "success", "parts"}. `CheckedEnvironment` wraps either
-kind and turns whatever the other side raises or returns into records or an `EnvironmentFault` that names the task.
+Everything that crosses it is JSON, so an episode can run in another process or another venv. A score depends on the
+task and the recorded messages alone, so anyone can recompute it without trusting the episode.
+
+A synthesized environment is one self-contained Python file that uses only the standard library and defines a class
+`Environment`. Such a file must not import captrain, so tasks and scores are plain dicts: tasks
+{"id", "split", "data"}, scores {"reward", "success", "parts"}. `CheckedEnvironment` wraps any environment. It turns
+answers into records, and faults into an `EnvironmentFault` that names the task.
 """
 
 import inspect
@@ -25,31 +26,35 @@ from captrain.records import JsonObject, Message, Score, Split, Task, bytes_dige
 
 T = TypeVar("T")
 CALL_LIMIT = 1800.0
-"""Seconds for one call of an environment: more than the minutes that a user takes whom a served model plays."""
+"""Seconds for one call of an environment. A user that a served model plays may take minutes."""
 
 
 class Episode(Protocol):
-    """One task being played. It may also have `tools`, where they are not those of the environment, and `close()`,
-    where it holds something outside of this process."""
+    """A task being played.
+
+    Optional members: `tools`, if they differ from the environment's, and `close()`, if it holds resources outside of
+    this process.
+    """
 
     messages: list[Message]
     """System and user messages that the agent sees before its first turn."""
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
-        """Take an assistant message; return the tool results and user replies that answer it, and whether the
-        episode is over (nobody then answers what is returned: a user's closing words, or nothing)."""
+        """Take an assistant message, and return its tool results and user replies, and whether the episode is over."""
         ...
 
 
 class Environment(Protocol):
-    """Members that a benchmark or a synthesized environment offers.
+    """A benchmark or a synthesized environment.
 
-    It may also have `about` (JSON: version, data hashes, simulated user, whatever else decides its behaviour beyond
-    its own file), `kinds` ({tool: "read", "write" or "handover"}), and `idle(task)`: the messages of an episode in
-    which the agent does nothing. One whose own side draws at random opens tasks with `open(task, key)`; equal keys give
-    equal draws. One that has only so many tasks says so by `size(split)`; training then uses them again, in other
-    trials. Its class may say by `absences` ({what: what follows}) what of this it does not have, such as `reference`;
-    plans read that before it is built.
+    Optional members:
+        about: JSON facts that decide its behaviour beyond its file (version, data hashes, simulated user).
+        kinds: {tool: "read", "write" or "handover"}.
+        idle(task): the messages of an episode in which the agent does nothing.
+        open(task, key): instead of `open(task)`, if its side draws at random; equal keys give equal draws.
+        size(split): number of tasks, if it is limited. Training then plays the tasks again, in other trials.
+        absences: on the class, {member: consequence} for members that it lacks, such as `reference`. Plans read it
+            before they build the environment.
     """
 
     name: str
@@ -57,7 +62,7 @@ class Environment(Protocol):
     """OpenAI function schemas of the tools the agent may call."""
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
-        """List the first `count` tasks of a split; the same call gives the same tasks in any process."""
+        """List the first `count` tasks of a split: the same in every process."""
         ...
 
     def open(self, task: JsonObject) -> Episode:
@@ -69,10 +74,7 @@ class Environment(Protocol):
         ...
 
     def reference(self, task: JsonObject) -> list[Message]:
-        """Return the assistant messages of a reference solution; played in order they score 1.0.
-
-        Empty where none is known.
-        """
+        """Return the assistant messages of a reference solution, which score 1.0; empty if none is known."""
         ...
 
 
@@ -81,13 +83,15 @@ IDLE: Message = {"role": "assistant", "content": ""}
 
 
 class Overdue(BaseException):
-    """A call that took too long; no `except Exception` of the code that is called holds it up."""
+    """A call took too long. A BaseException, so that no `except Exception` of the called code catches it."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `Overdue` in the block after so many seconds. Python code is interrupted, in the main thread, where nothing
-    else has set the timer; anywhere else nothing is."""
+    """Raise `Overdue` in the block after some seconds.
+
+    This interrupts Python code in the main thread, unless a timer is set already. Elsewhere it does nothing.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
         yield
         return
@@ -105,12 +109,12 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class CheckedEnvironment:
-    """An environment behind its contract: records out, faults attributed.
+    """An environment whose answers are checked, and whose faults name the method and the task.
 
     Args:
-        environment: the object that fulfils the contract. Its `tools` and `about` are read when they are asked for:
-            an environment that lives in another process starts it then.
-        source: where it comes from, for messages (a file, or a class path).
+        environment: the environment. Its `tools` and `about` are read on demand, because reading them may start a
+            process.
+        source: its file or class path, for messages.
         code: identity of its code and parameters.
     """
 
@@ -118,6 +122,8 @@ class CheckedEnvironment:
         self.environment = environment
         self.source = source
         self.name = environment.name
+        self.limit = CALL_LIMIT
+        """Seconds for one call."""
         self._code = code
         self._keyed = "key" in inspect.signature(environment.open).parameters
 
@@ -128,8 +134,7 @@ class CheckedEnvironment:
 
     @property
     def declared_tools(self) -> list[JsonObject]:
-        """The schemas, annotated with what the environment declares that its tools do: for whoever reads rollouts, and
-        never for the agent."""
+        """The schemas, annotated with the declared kinds of tools: for readers of rollouts, never for the agent."""
         kinds: dict[str, str] = self.call("kinds", "no task", lambda: getattr(self.environment, "kinds", {}))
         return [
             {**tool, "annotations": {**tool.get("annotations", {}), "kind": kinds[name]}} if name in kinds else tool
@@ -139,42 +144,42 @@ class CheckedEnvironment:
 
     @property
     def about(self) -> JsonObject:
-        """Facts that the environment gives of itself: versions, data hashes, simulated user; {} where it gives none."""
+        """Facts that decide its behaviour beyond its code, such as versions; {} if there are none."""
         return self.call("about", "no task", lambda: getattr(self.environment, "about", {}))
 
     @property
     def fingerprint(self) -> str:
-        """Identity of its behaviour: changes when code, parameters, or what it says of itself change."""
+        """Identity of its behaviour: code, parameters and `about`."""
         return digest(self._code, self.about) if self.about else self._code
 
     def call(self, operation: str, task: str, function: Callable[[], T]) -> T:
-        """Attribute what the other side raises, once, here.
+        """Call the environment, and turn what it raises into an `EnvironmentFault`.
 
-        Only this boundary may catch everything: the code beyond it is not ours.
+        Only this place may catch every exception, because the code behind it is not ours.
         """
         try:
-            with time_limit(CALL_LIMIT):
+            with time_limit(self.limit):
                 return function()
         except (InfrastructureError, UserError):
             raise
         except Overdue as error:
             raise EnvironmentFault(
-                f"environment {self.name} ({self.source}) did not return within {CALL_LIMIT:g} s from {operation} on "
+                f"environment {self.name} ({self.source}) did not return within {self.limit:g} s from {operation} on "
                 f"{task}",
-                "mend what does not end (`captrain check-benchmark` finds the line); rollouts already whole are kept",
+                "end every loop (`captrain check-benchmark` finds the line); finished rollouts are kept",
             ) from error
         except Exception as error:
             raise EnvironmentFault(
                 f"environment {self.name} ({self.source}) raised {type(error).__name__}: {error} "
                 f"in {operation} on {task}",
-                "mend the environment file; rollouts already whole are kept and a new run goes on from them",
+                "fix the environment; finished rollouts are kept, and a new run continues from them",
             ) from error
 
     def tasks(self, split: Split, count: int, *, fewer: bool = False) -> list[Task]:
-        """List the first `count` tasks of a split; with `fewer` all that there are, where a small world has less.
+        """List the first `count` tasks of a split; `fewer` allows an environment to have less.
 
         Raises:
-            EnvironmentFault: not that many, a repeated id, or a task that claims another split.
+            EnvironmentFault: there are not that many, an id is repeated, or a task is of another split.
         """
         raw = self.call("tasks", f"split {split}", lambda: self.environment.tasks(split, count))
         try:
@@ -199,13 +204,12 @@ class CheckedEnvironment:
         return tasks
 
     def size(self, split: Split) -> int | None:
-        """Count the tasks of a split; None where there are as many as one asks for."""
+        """Return the number of tasks of a split; None if there is no limit."""
         size: Callable[[Split], int] | None = getattr(self.environment, "size", None)
         return None if size is None else self.call("size", f"split {split}", lambda: size(split))
 
     def open(self, task: Task, key: str = "") -> "GuardedEpisode":
-        """Open a task as an episode, when its messages are first asked for; `key` names the randomness of the
-        environment's side."""
+        """Open a task when its messages are first read; `key` seeds the environment's side."""
         return GuardedEpisode(self, task, key)
 
     def _open_episode(self, task: Task, key: str) -> Episode:
@@ -217,7 +221,7 @@ class CheckedEnvironment:
         """Score recorded messages.
 
         Raises:
-            EnvironmentFault: the environment raised, or its reward is not a number in [0, 1].
+            EnvironmentFault: it raised, or the reward is not in [0, 1].
         """
         raw = self.call("score", task.id, lambda: self.environment.score(task.model_dump(), list(messages)))
         try:
@@ -238,7 +242,7 @@ class CheckedEnvironment:
         return self.call("reference", task.id, lambda: self.environment.reference(task.model_dump()))
 
     def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
-        """Play assistant messages in order until they run out or the episode ends; returns all messages."""
+        """Play assistant messages until they run out or the episode ends, and return all messages."""
         episode = self.open(task)
         with closing_episodes([episode]):
             messages = list(episode.messages)
@@ -249,16 +253,20 @@ class CheckedEnvironment:
                     break
         return messages
 
-    def floor(self, task: Task) -> Score:
-        """Score an agent that does nothing."""
+    def idle(self, task: Task, actions: Sequence[Message] = (IDLE,)) -> list[Message]:
+        """Return the messages of an agent that does nothing: as `idle` tells, or else those of a play of `actions`."""
         idle: Callable[[JsonObject], list[Message]] | None = getattr(self.environment, "idle", None)
         if idle is None:
-            return self.score(task, self.play(task, [IDLE]))
-        return self.score(task, self.call("idle", task.id, lambda: idle(task.model_dump())))
+            return self.play(task, actions)
+        return self.call("idle", task.id, lambda: idle(task.model_dump()))
+
+    def floor(self, task: Task) -> Score:
+        """Score an agent that does nothing."""
+        return self.score(task, self.idle(task))
 
 
 class GuardedEpisode:
-    """An episode whose faults are attributed to its environment and task; opened when first asked for anything."""
+    """An episode of a `CheckedEnvironment`, opened on first use."""
 
     def __init__(self, target: CheckedEnvironment, task: Task, key: str) -> None:
         self._target = target
@@ -269,7 +277,7 @@ class GuardedEpisode:
 
     @property
     def _episode(self) -> Episode:
-        # No cached_property: in Python 3.11 that opens the episodes of all threads one after another.
+        # No cached_property: in Python 3.11 its lock would open the episodes of all threads one after another.
         if self._opening is None:
             self._opening = self._target._open_episode(self._task, self._key)
         return self._opening
@@ -281,19 +289,19 @@ class GuardedEpisode:
 
     @property
     def tools(self) -> list[JsonObject]:
-        """OpenAI function schemas of the tools that the agent has in this episode."""
+        """OpenAI function schemas of the tools of this episode."""
         return getattr(self._episode, "tools", None) or self._target.tools
 
     @property
     def is_open(self) -> bool:
-        """True from its opening until it is closed."""
+        """True between opening and closing."""
         return self._opening is not None and not self._closed
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `Episode.step`.
 
         Raises:
-            EnvironmentFault: the episode raised, or its answer is not of the contract.
+            EnvironmentFault: the episode raised, or returned something else.
         """
         answer: object = self._target.call("step", self._task.id, lambda: self._episode.step(message))
         match answer:
@@ -306,42 +314,42 @@ class GuardedEpisode:
         )
 
     def close(self) -> None:
-        """Let go of what the episode holds outside of this process, if it was opened and is not closed yet."""
+        """Release what the episode holds outside of this process, if it is open."""
         if self.is_open:
             self._closed = True
             if (close := getattr(self._opening, "close", None)) is not None:
                 self._target.call("close", self._task.id, close)
 
     def reference(self) -> list[Message]:
-        """Return the assistant messages of the task's reference solution, for scripted policies."""
+        """Return the reference solution of the task, for scripted policies."""
         return self._target.reference(self._task)
 
 
 def _answers(message: object) -> bool:
-    """Return whether something is a message that can answer an agent's."""
+    """Return whether a value is a tool result or a user message."""
     return isinstance(message, dict) and message.get("role") in ("tool", "user")
 
 
 @contextmanager
 def closing_episodes(episodes: Iterable[GuardedEpisode]) -> Iterator[None]:
-    """Close episodes when the block ends, however it ends: no fault of one leaves another open.
+    """Close all episodes when the block ends, also after an error.
 
     Raises:
-        EnvironmentFault: an episode does not close. It is raised when all others are closed; where the block has
-            raised, its own error goes on, with this one as a note.
+        EnvironmentFault: an episode did not close. The others are closed first. If the block raised, its own error
+            continues, and the fault becomes a note on it.
     """
     try:
         yield
     except BaseException as error:
         for fault in _close(episodes):
-            error.add_note(f"and when its episodes were closed: {fault}")
+            error.add_note(f"while its episodes were closed: {fault}")
         raise
     if faults := _close(episodes):
         raise faults[0]
 
 
 def _close(episodes: Iterable[GuardedEpisode]) -> list[Exception]:
-    """Close all episodes, and return what closing raised."""
+    """Close all episodes, and return the faults."""
     faults: list[Exception] = []
     for episode in episodes:
         try:
@@ -359,37 +367,38 @@ def tool_call(name: str, arguments: JsonObject) -> Message:
 
 
 def calls_of(message: Message) -> list[tuple[str, JsonObject]]:
-    """Return the (name, arguments) pairs of an assistant message; arguments given as JSON text are parsed, and text
-    that is not a JSON object comes back as {"": text} so that it matches no schema."""
+    """List the (name, arguments) pairs of an assistant message.
+
+    Arguments that are JSON text are parsed. Text that is no JSON object becomes {"": text}, which fits no schema.
+    """
     calls: list[tuple[str, JsonObject]] = []
     for call in message.get("tool_calls") or []:
         arguments = call["function"]["arguments"]
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except (ValueError, RecursionError):  # the latter of some thousand brackets
+            except (ValueError, RecursionError):  # the latter from thousands of brackets
                 arguments = {"": arguments}
         calls.append((call["function"]["name"], arguments if isinstance(arguments, dict) else {"": arguments}))
     return calls
 
 
 def file_fingerprint(name: str, source: bytes) -> str:
-    """Identify an environment file that says nothing of itself by its name without the suffix, and its bytes."""
+    """Hash the name (without suffix) and bytes of an environment file that has no `about`."""
     return digest(name, bytes_digest(source))
 
 
 def load_file(path: Path, source: bytes | None = None, world: Environment | None = None) -> CheckedEnvironment:
-    """Load a self-contained environment file (it must define `Environment`, constructed without arguments).
+    """Load a self-contained environment file, which defines `Environment` without constructor arguments.
 
     Args:
-        path: of the file.
-        source: its bytes, where somebody has read and checked them; None: they are read now. What runs are these bytes,
-            never what else may lie there by then, a compiled file beside it included.
-        world: what a file of ours is constructed with that narrows a benchmark in workers; None for all others.
+        path: the file.
+        source: its bytes, if they were read and checked before. Exactly these bytes run, even if the file has changed.
+        world: the benchmark in workers that a file of our own narrows: its constructor argument. None for other files.
 
     Raises:
         UserError: the file is missing.
-        EnvironmentFault: the file does not import, or defines no Environment of the contract.
+        EnvironmentFault: the file does not import, or defines no valid `Environment`.
     """
     source = read_bytes(path, "run `dvc repro environments` to write it again") if source is None else source
     fingerprint = file_fingerprint(path.stem, source)
@@ -404,7 +413,7 @@ def load_file(path: Path, source: bytes | None = None, world: Environment | None
     except Exception as error:
         raise EnvironmentFault(
             f"environment file {path} does not load: {type(error).__name__}: {error}",
-            "mend the file, or delete it and run `dvc repro environments`",
+            "fix the file, or delete it and run `dvc repro environments`",
         ) from error
     if missing:
         raise EnvironmentFault(f"environment file {path} lacks {', '.join(missing)}", "fulfil captrain.contract")
@@ -412,7 +421,7 @@ def load_file(path: Path, source: bytes | None = None, world: Environment | None
 
 
 class Playable(Protocol):
-    """Members of an episode that a play needs: `GuardedEpisode`, or one turn of a simulated user."""
+    """What a policy plays: a `GuardedEpisode`, or one turn of a simulated user."""
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -430,21 +439,21 @@ class Playable(Protocol):
 
 
 class RunningEpisode:
-    """One episode in progress, as a policy sees it.
+    """An episode in progress, as a policy sees it.
 
     Args:
-        key: names the randomness of this play: equal keys give equal draws, whatever is played beside it.
-        episode: not necessarily open yet.
-        adapter: folder of the adapter to act with, "" for the base.
-        hint: what a model that is being trained reads at the end of its system prompt, beyond the episode's messages.
-            Only policies that GRPO samples through give hints. `messages`, `token_ids` and `mask` never hold it;
-            `logprobs` are those of the model that read it, and `prompt_tokens` counts it.
+        key: seed of this rollout: equal keys give equal draws, whatever else is played.
+        episode: opened by `start`.
+        adapter: folder of the adapter to act with; "" for the base.
+        hint: text that a model in training reads at the end of its system prompt. Only policies that GRPO samples
+            through give hints. `messages`, `token_ids` and `mask` never contain it; `logprobs` are those of the model
+            that read it, and `prompt_tokens` counts it.
 
-    `rerendered` counts the turns before which the dialogue, had it been rendered anew, would have been other tokens
-    than those that were read and written; a served model that is sent token ids never reads these others.
+    `rerendered` counts the turns at which rendering the dialogue again would have given other tokens than those that
+    were read and written.
 
-    `truncated` says why a dialogue ended before its time: it has outgrown the model. That is the agent's failure and no
-    error of the infrastructure. "" for all others.
+    `truncated` says why a dialogue was cut off because it outgrew the model: the agent's failure, not an infrastructure
+    error. "" otherwise.
     """
 
     def __init__(self, key: str, episode: Playable, adapter: str = "", hint: str = "") -> None:
@@ -464,9 +473,9 @@ class RunningEpisode:
         self.truncated = ""
 
     def start(self) -> bool:
-        """Open the episode; False when an infrastructure fault kept it shut, which is then in `error`.
+        """Open the episode. Returns False after an infrastructure fault, which is then in `error`.
 
-        A policy calls this right before it plays, so that no more episodes are open than are being played.
+        A policy calls this right before it plays, so that only episodes in progress are open.
         """
         try:
             self.messages, self.tools = list(self.episode.messages), self.episode.tools
@@ -475,9 +484,9 @@ class RunningEpisode:
         return self.error is None
 
     def advance(self, message: Message) -> list[Message]:
-        """Take the policy's message; return what answers it, or [] when the episode is over.
+        """Take the policy's message, and return the replies; [] if the episode is over.
 
-        An infrastructure fault ends the play and is kept in `error`: it is the caller's to retry.
+        An infrastructure fault ends the episode and is stored in `error`; the caller may retry.
         """
         self.turns += 1
         try:
@@ -490,11 +499,11 @@ class RunningEpisode:
 
 
 class Policy(Protocol):
-    """Player of episodes. Results depend on each play's key alone, never on batch size or order."""
+    """Plays episodes. Results depend on each episode's key, never on batch size or order."""
 
     digest: str
-    """Identity of everything that decides what the policy does, adapters apart."""
+    """Identity of everything that decides its behaviour, except adapters."""
 
     def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
-        """Play all to their ends, yielding each when it is over, in any order."""
+        """Play all episodes, and yield each when it is over, in any order."""
         ...

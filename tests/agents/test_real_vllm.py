@@ -12,19 +12,18 @@ import pytest
 from support.adapters import lora
 from support.servers import policy, real_machine, replicas
 from support.training import GRPO, inside, passport
-from support.waiting import until
 
 from captrain.agents.collection import collect
 from captrain.agents.local import LocalPolicy
 from captrain.agents.policy import ClosedQuestion
-from captrain.agents.servers import Server, fleets
+from captrain.agents.servers import VllmServer, fleets
 from captrain.agents.vllm import VLLMPolicy
-from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
+from captrain.contract import CheckedEnvironment, load_file
 from captrain.models.lora import Adapter, compose
 from captrain.records import Rollout
-from captrain.run import Machine, launch
+from captrain.run import Machine
 from captrain.run.components import Component
-from captrain.training.jobs import LIBRARIES, EnvironmentFile, Job, TrainingEnvironment
+from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
 
 pytestmark = pytest.mark.needs("vllm")
@@ -100,7 +99,7 @@ def furthest(rollouts: list[Rollout], alone: LocalPolicy, adapter: str) -> float
     return max(differences)
 
 
-def listed(replica: Server) -> list[str]:
+def listed(replica: VllmServer) -> list[str]:
     return [model["id"] for model in json.loads(replica._control("/v1/models"))["data"]]
 
 
@@ -141,9 +140,9 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     path = letters("single")
     path.write_text(path.read_text().replace("1 + i % 3", "1"))
     [replica] = replicas(acting)
-    starts, sent = replica.place.starts, VLLMPolicy._sent
+    starts, sent = replica.starts, VLLMPolicy._sent
 
-    def deadly(self: VLLMPolicy, server: Server, *request: Any) -> Any:
+    def deadly(self: VLLMPolicy, server: VllmServer, *request: Any) -> Any:
         with turn:  # requests are sent by several threads
             if not killed:
                 killed.append(server_of(server))
@@ -153,9 +152,9 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     killed, turn = list[int](), threading.Lock()
     monkeypatch.setattr(VLLMPolicy, "_sent", deadly)
     trained = train(job_in(path, model, served, "single", 0))
-    assert killed and replica.place.starts == starts + 1
+    assert killed and replica.starts == starts + 1
     assert (trained.rollouts, trained.errors, len(trained.history)) == (16, 0, 2)
-    assert any(step["informative"] > 0 for step in trained.history)
+    assert any(step.informative > 0 for step in trained.history)
 
 
 def job_in(path: Path, model: Path, machine: Machine, name: str, seed: int) -> Job:
@@ -169,40 +168,7 @@ def job_in(path: Path, model: Path, machine: Machine, name: str, seed: int) -> J
     )  # fmt: skip
 
 
-def test_two_adapters_are_trained_at_once_and_each_is_answered_by_its_own(
-    acting: VLLMPolicy, model: Path, served: Machine, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = letters("single")
-    path.write_text(path.read_text().replace("1 + i % 3", "1"))
-    [replica] = replicas(acting)
-    with acting.fleet.serving({}):
-        starts, held, hold = replica.place.starts, list[set[str]](), Server.hold
-
-    def noted(self: Server, *some: Any) -> None:
-        hold(self, *some)
-        held.append({*self.adapters})
-
-    answer = VLLMPolicy._answer
-
-    def together(self: VLLMPolicy, play: RunningEpisode) -> Any:
-        """Answer a job once both wait for answers."""
-        (tmp_path / f"waits-{os.getpid()}").touch()
-        until(lambda: len([*tmp_path.glob("waits-*")]) == 2)
-        return answer(self, play)
-
-    monkeypatch.setattr(VLLMPolicy, "_answer", together)
-    monkeypatch.setattr(Server, "hold", noted)
-    two = served.model_copy(update={"workers": 2})
-    jobs = [job_in(path, model, two, name, seed) for seed, name in enumerate(("first", "second"), start=1)]
-    trained = launch.run(train, jobs, two, "adapters", LIBRARIES)
-    assert replica.place.starts == starts and max(map(len, held)) == 2
-    assert [(one.rollouts, one.errors, len(one.history)) for one in trained] == [(16, 0, 2)] * 2
-    assert trained[0].digest != trained[1].digest
-    # What was sampled with one adapter is as likely to that adapter here, in each step.
-    assert max(step["mismatch_largest"] for one in trained for step in one.history) < TOLERANCE
-
-
-def server_of(replica: Server) -> int:
+def server_of(replica: VllmServer) -> int:
     """The server's process, beneath its keeper."""
     assert replica._process is not None
     [child] = Path(f"/proc/{replica._process.pid}/task/{replica._process.pid}/children").read_text().split()
@@ -216,5 +182,5 @@ def test_it_ends_by_itself_when_it_is_dismissed(acting: VLLMPolicy) -> None:
     acting.close()
     # The server's own status: neither it nor its engine had to be killed.
     assert process.returncode == 0
-    assert "Application shutdown complete" in replica.place.log.read_text()
+    assert "Application shutdown complete" in replica.log.read_text()
     assert not Path(f"/proc/{server}").exists()

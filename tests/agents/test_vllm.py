@@ -21,7 +21,7 @@ import psutil
 import pytest
 from support.adapters import lora, save_adapter
 from support.needs import further
-from support.servers import SETTINGS, STAND_IN, machine, policy, replicas, servers
+from support.servers import SETTINGS, machine, policy, replicas, servers
 from support.taught import learn
 from support.training import GRPO, POLICY, inside, passport
 from support.waiting import until
@@ -29,7 +29,7 @@ from support.waiting import until
 from captrain.agents.collection import collect, summarise_rollouts
 from captrain.agents.local import LocalPolicy
 from captrain.agents.policy import ClosedQuestion
-from captrain.agents.servers import FRUITLESS, Fleet, Place, Server, fleets, server_environment
+from captrain.agents.servers import FRUITLESS, VllmServer, fleets, server_environment
 from captrain.agents.vllm import VLLMPolicy
 from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.errors import UserError
@@ -148,7 +148,7 @@ def test_episodes_are_spread_over_the_replicas_and_go_on_where_they_began(
     completed = VLLMPolicy._continuation
 
     def noted(self: VLLMPolicy, play: RunningEpisode, *request: Any) -> Any:
-        asked.setdefault(play.key, []).append(self._episode_state.replica.number)
+        asked.setdefault(play.key, []).append(self._episode_state.server.number)
         return completed(self, play, *request)
 
     monkeypatch.setattr(VLLMPolicy, "_continuation", noted)
@@ -190,7 +190,7 @@ def test_an_adapter_is_served_as_long_as_somebody_acts_with_it_although_its_fold
         with acting.fleet.serving(other):
             assert {adapter.digest, *other} == {*replica.adapters}
         os.kill(server_of(replica), signal.SIGKILL)  # what is started again reads adapters again
-        replica.mend(replica.place.starts)
+        replica.mend(replica.starts)
         equal(played(acting, target, tmp_path / "two", adapter, tasks=2), expected)
     with acting.fleet.serving(other):
         [place] = replica.adapters.values()
@@ -202,16 +202,16 @@ def test_an_adapter_is_served_as_long_as_somebody_acts_with_it_although_its_fold
 def test_an_adapter_that_is_gone_although_the_answer_was_lost_ends_nothing_and_one_that_stays_does(
     tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acting, control, reached = policy(tiny, machine(replicas=1)), Server._control, True
+    acting, control, reached = policy(tiny, machine(replicas=1)), VllmServer._control, True
 
-    def lossy(self: Server, path: str, *some: Any, **more: Any) -> str:
+    def lossy(self: VllmServer, path: str, *some: Any, **more: Any) -> str:
         unloads = path == "/v1/unload_lora_adapter"
         text = control(self, path, *some, **more) if reached or not unloads else ""
         if unloads:
             raise TransientFault("model server: the answer is lost")
         return text
 
-    monkeypatch.setattr(Server, "_control", lossy)
+    monkeypatch.setattr(VllmServer, "_control", lossy)
     weak = weak_adapter(tiny, tmp_path)
     other = {adapter_digest(weak): weak}
     with acting.fleet.serving({adapter.digest: Path(adapter.folder)}):
@@ -247,12 +247,12 @@ def test_a_name_that_stands_for_other_content_is_refused(
 def test_an_answer_of_another_model_is_refused(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = Server.complete
+    complete = VllmServer.complete
 
-    def another(self: Server, *some: Any, **request: Any) -> Any:
+    def another(self: VllmServer, *some: Any, **request: Any) -> Any:
         return complete(self, *some, **request).model_copy(update={"model": "other"})
 
-    monkeypatch.setattr(Server, "complete", another)
+    monkeypatch.setattr(VllmServer, "complete", another)
     with pytest.raises(UserError, match="asked for base-.*, and other answered"):
         played(policy(tiny), single(letters), tmp_path)
 
@@ -264,7 +264,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
     adapter = Adapter(str(folder), adapter_digest(folder))
     undisturbed = played(acting, target, tmp_path / "undisturbed", adapter)
     assert all(one.token_ids for one in undisturbed)
-    begun = [one.place.starts for one in replicas(acting)]
+    begun = [one.starts for one in replicas(acting)]
     completed, victims, lock = VLLMPolicy._continuation, [server_of(replicas(acting)[0])], threading.Lock()
 
     def deadly(self: VLLMPolicy, play: RunningEpisode, *request: Any) -> Any:
@@ -275,36 +275,9 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
 
     monkeypatch.setattr(VLLMPolicy, "_continuation", deadly)
     disturbed = played(acting, target, tmp_path / "disturbed", adapter)
-    assert not victims and [one.place.starts for one in replicas(acting)] == [begun[0] + 1, begun[1]]
+    assert not victims and [one.starts for one in replicas(acting)] == [begun[0] + 1, begun[1]]
     equal(disturbed, undisturbed)
     assert {one.outcome for one in disturbed} <= {"passed", "failed"} and not any(one.retries for one in disturbed)
-
-
-def test_servers_that_may_sleep_do_so_while_nobody_plays_and_wake_with_their_adapters(
-    fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    notes = tmp_path / "notes"
-    monkeypatch.setenv("NOTES", str(notes))
-    command, target, folder = [STAND_IN], load_file(letters()), weak_adapter(fluent, tmp_path)
-    adapter = Adapter(str(folder), adapter_digest(folder))
-    acting = policy(fluent, machine(command=command, arguments=["--enable-sleep-mode"], replicas=1))
-    [replica] = replicas(acting)
-    alone = played(local(fluent), target, tmp_path / "alone", adapter)
-    equal(played(acting, target, tmp_path / "first", adapter), alone)
-    assert notes.read_text().split() == ["/sleep?level=1"]
-    # As long as anybody plays, nobody else's end puts the servers to sleep.
-    with acting.fleet.serving({}):
-        equal(played(acting, target, tmp_path / "second", adapter), alone)
-        assert notes.read_text().split() == ["/sleep?level=1", "/wake_up?"]
-    assert notes.read_text().split() == ["/sleep?level=1", "/wake_up?", "/sleep?level=1"] and replica.place.starts == 1
-    # One that dies in its sleep is started again.
-    living = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
-    [child] = [one for one in living if command[0] in one.cmdline()[1:2]]
-    child.kill()
-    child.wait()
-    equal(played(acting, target, tmp_path / "third", adapter), alone)
-    assert replica.place.starts == 2
-    acting.close()
 
 
 def test_a_server_that_hangs_is_started_again(
@@ -318,17 +291,17 @@ def test_a_server_that_hangs_is_started_again(
     replica.__dict__.pop("client")
     connections = [connection for connection in psutil.net_connections("tcp4") if connection.laddr]
     listening = {row.laddr.port: row.pid for row in connections if row.laddr and row.status == psutil.CONN_LISTEN}
-    pid = listening[replica.place.port]
+    pid = listening[replica.port]
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    starts = replica.place.starts
+    starts = replica.starts
     equal(played(acting, target, tmp_path / "again", tasks=2), whole)
-    assert replica.place.starts == starts + 1
+    assert replica.starts == starts + 1
 
 
-def server_of(replica: Server) -> int:
+def server_of(replica: VllmServer) -> int:
     """The server's process."""
-    [pid] = [pid for pid in servers() if f"--port\0{replica.place.port}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+    [pid] = [pid for pid in servers() if f"--port\0{replica.port}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
     return pid
 
 
@@ -398,24 +371,17 @@ def test_a_server_that_dies_of_one_request_is_given_up_although_it_answers_other
     assert len(journal.read_text().splitlines()) == 4
 
 
-@pytest.mark.parametrize("borrows", [False, True])
-def test_a_server_that_answers_between_its_starts_is_not_given_up(
-    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, borrows: bool
-) -> None:
-    # It fails each time it is told to sleep, and is started again for what is played next.
-    on = machine(command=["-c", FATAL, "never"], arguments=["--enable-sleep-mode"], replicas=1)
-    acting = policy(tiny, on)
+def test_a_server_that_answers_between_its_starts_is_not_given_up(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+    acting = policy(tiny, machine(command=["-c", FATAL, "never"], replicas=1))
     [replica], fleet = replicas(acting), acting.fleet
-    before = replica.place.starts
-    if borrows:
-        fleet = Fleet(fleet.service)
-        monkeypatch.setattr(VLLMPolicy, "fleet", fleet)
+    before = replica.starts
     for attempt in range(FRUITLESS + 2):
         played(acting, single(letters), tmp_path / str(attempt), tasks=1)
-    assert replica.place.starts == before + FRUITLESS + 2
+        replica._kill()
+    assert replica.starts == before + FRUITLESS + 2
     for _ in range(FRUITLESS):
         with fleet.serving({}):
-            pass
+            replica._kill()
     with pytest.raises(UserError, match="was started 3 times and never answered a request"), fleet.serving({}):
         pass
     replica.stop()
@@ -424,14 +390,14 @@ def test_a_server_that_answers_between_its_starts_is_not_given_up(
 def test_an_adapter_that_a_healthy_server_fails_to_load_is_loaded_once_more(
     tiny: Path, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    control, mend, failing = Server._control, Server.mend, list[bool]()
+    control, mend, failing = VllmServer._control, VllmServer.mend, list[bool]()
 
-    def flaky(self: Server, path: str, *some: Any, **settings: Any) -> str:
+    def flaky(self: VllmServer, path: str, *some: Any, **settings: Any) -> str:
         if path == "/v1/load_lora_adapter" and failing and failing.pop():
             raise TransientFault("model server: busy")
         return control(self, path, *some, **settings)
 
-    monkeypatch.setattr(Server, "_control", flaky)
+    monkeypatch.setattr(VllmServer, "_control", flaky)
     acting = policy(tiny, machine(replicas=1), dtype="float32")
     [replica], needed = replicas(acting), {adapter.digest: Path(adapter.folder)}
     failing[:] = [True, True]
@@ -439,19 +405,19 @@ def test_an_adapter_that_a_healthy_server_fails_to_load_is_loaded_once_more(
         pass
     assert replica.adapters == {} and not failing
 
-    def useless(self: Server, *some: Any) -> None:
+    def useless(self: VllmServer, *some: Any) -> None:
         raise UserError("useless", "")
 
     failing[:] = [True]
-    monkeypatch.setattr(Server, "mend", useless)
+    monkeypatch.setattr(VllmServer, "mend", useless)
     with pytest.raises(UserError, match="useless"), acting.fleet.serving(needed):
         pass
     assert replica.adapters == {} and not failing
     failing[:] = [True]
-    monkeypatch.setattr(Server, "mend", mend)
+    monkeypatch.setattr(VllmServer, "mend", mend)
     with acting.fleet.serving(needed):
         assert {*replica.adapters} == {*needed} and listed(acting) == [[acting.name, adapter.digest]]
-    assert replica.place.starts == 1 and not failing
+    assert replica.starts == 1 and not failing
     acting.close()
 
 
@@ -480,9 +446,9 @@ def test_a_control_request_has_its_own_time_and_a_lack_of_credit_is_a_refusal(ti
     with HTTPServer(("127.0.0.1", 0), Slow) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
 
-        def server(timeout: float) -> Server:
-            one = Server(fleet.service._replace(timeout=timeout), 0)
-            one.follow(Place(listening.server_port, 1, tmp_path))
+        def server(timeout: float) -> VllmServer:
+            one = VllmServer(fleet.service._replace(timeout=timeout), 0)
+            one.listen(listening.server_port, tmp_path)
             return one
 
         assert server(0.2)._control("/health") == "whole"
@@ -526,7 +492,7 @@ def test_what_servers_would_not_take_is_refused_before_the_first_call(
         if refused:
             with pytest.raises(UserError, match="has rank 16, and servers of policy vllm are started for 8") as error:
                 played(acting, single(letters), tmp_path, both)
-            assert "machine.vllm.max_loras" in error.value.remedy and replicas(acting)[0].place.starts == 0
+            assert "machine.vllm.max_loras" in error.value.remedy and replicas(acting)[0].starts == 0
         else:
             assert played(acting, single(letters), tmp_path, both)
         acting.close()
@@ -591,7 +557,7 @@ with acting.fleet.serving({{}}):
 def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
     fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, acting, complete = load_file(letters()), policy(fluent), Server.complete
+    target, acting, complete = load_file(letters()), policy(fluent), VllmServer.complete
     chat, task = acting.chat([]), target.tasks("training", 3)[2]
     [plain] = acting.play([RunningEpisode(task.id, target.open(task))])
     # A word that is one token, letter by letter.
@@ -599,14 +565,14 @@ def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
     odd, prompts = [*(token for letter in word for token in chat.encode(letter)), chat.end], list[list[int]]()
     assert len(odd) > len(chat.encode(word)) + 1 and chat.parse(odd)["content"] == word
 
-    def oddly(self: Server, prompt: list[int], **request: Any) -> TokenCompletion:
+    def oddly(self: VllmServer, prompt: list[int], **request: Any) -> TokenCompletion:
         prompts.append(prompt)
         scores = TokenScores(token_logprobs=[-1.0] * len(odd))
         return TokenCompletion(
             model=complete(self, prompt, **request).model, choices=[TokenChoice(token_ids=odd, logprobs=scores)]
         )
 
-    monkeypatch.setattr(Server, "complete", oddly)
+    monkeypatch.setattr(VllmServer, "complete", oddly)
     [play] = acting.play([RunningEpisode(task.id, target.open(task))])
     first, second, third = prompts
     assert second[: len(first) + len(odd)] == first + odd and third[: len(second) + len(odd)] == second + odd
@@ -627,15 +593,15 @@ def test_servers_are_told_which_tokens_to_draw_from_and_prompts_are_rendered_as_
 
     folder = shutil.copytree(fluent, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(files("trl").joinpath("chat_templates/qwen3.jinja").read_text())
-    target, complete, sent = load_file(letters()), Server.complete, list[tuple[list[int], dict[str, Any]]]()
+    target, complete, sent = load_file(letters()), VllmServer.complete, list[tuple[list[int], dict[str, Any]]]()
 
-    def told(self: Server, prompt: list[int], **request: Any) -> TokenCompletion:
+    def told(self: VllmServer, prompt: list[int], **request: Any) -> TokenCompletion:
         sent.append((list(prompt), request["extra_body"]))
         # The server in vLLM's place draws from all tokens.
         extra = {name: value for name, value in request["extra_body"].items() if name not in ("top_p", "top_k")}
         return complete(self, prompt, **request | {"extra_body": extra})
 
-    monkeypatch.setattr(Server, "complete", told)
+    monkeypatch.setattr(VllmServer, "complete", told)
     task = target.tasks("training", 3)[2]
     acting = policy(folder, top_p=0.9, top_k=7, chat_template_kwargs={"enable_thinking": False})
     [play] = acting.play([RunningEpisode(task.id, target.open(task))])
@@ -667,13 +633,13 @@ def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Le
 def test_a_server_that_shows_no_tokens_is_refused(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = Server.complete
+    complete = VllmServer.complete
 
-    def hidden(self: Server, *some: Any, **request: Any) -> TokenCompletion:
+    def hidden(self: VllmServer, *some: Any, **request: Any) -> TokenCompletion:
         completion = complete(self, *some, **request)
         return completion.model_copy(update={"choices": [TokenChoice()]})
 
-    monkeypatch.setattr(Server, "complete", hidden)
+    monkeypatch.setattr(VllmServer, "complete", hidden)
     with pytest.raises(UserError, match="do not show the tokens"):
         played(policy(tiny), single(letters), tmp_path)
 
@@ -782,8 +748,9 @@ def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncat
         columns = Path("results/adapters/history.csv").read_text().splitlines()[0].split(",")
         assert columns[-4:] == ["mismatch", "mismatch_largest", "effective_tokens", "rerendered"]
     for step in one.history:
-        assert 0.7 < step["mismatch"] < 1.0 and step["mismatch_largest"] == pytest.approx(1.0, abs=1e-4)
-        assert 0.9 < step["effective_tokens"] < 1.0 and step["rerendered"] == 0
+        assert step.mismatch and step.effective_tokens
+        assert 0.7 < step.mismatch < 1.0 and step.mismatch_largest == pytest.approx(1.0, abs=1e-4)
+        assert 0.9 < step.effective_tokens < 1.0 and step.rerendered == 0
     if cap is not None:
         # All are beyond the cap, but for what read a hint, which is not corrected for it.
         values = torch.cat(ratios)
@@ -834,7 +801,7 @@ def test_a_budget_is_met_exactly_whatever_fails(
     monkeypatch.setattr(VLLMPolicy, "_answer", unreliable)
     with inside(tmp_path / "work"):
         one = train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=30, trainer={"max_error_share": 0.5}))
-    assert [step["rollouts"] for step in one.history] == [8, 16, 24, 30]
+    assert [step.rollouts for step in one.history] == [8, 16, 24, 30]
     assert sum("/training/1/" in key for key in failed) == 4 * 3
     assert (len(played), one.errors) == (30, len(failed))
     # Its group is one of a task that the training would not have come to.

@@ -1,4 +1,4 @@
-"""AgentDojo's user tasks: what holds without it, and on the installation that `captrain benchmark install` makes."""
+"""AgentDojo's user tasks, on the installation that `captrain benchmark install agentdojo` makes."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.installations import interpreter
 from support.planted import selected_causes, slipping
-from support.scripted import CONF, SPLITS, every, make_benchmark, play_hostile_calls
+from support.scripted import CONF, SPLITS, close_workers, every, make_benchmark, play_hostile_calls
 
 from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
@@ -41,7 +41,7 @@ for name, suite in worker.SUITES.items():
                 passed[agent].append(f"agentdojo/{name}/{task.ID}")
 print(json.dumps(passed), file=worker.REPLIES)
 """
-"""AgentDojo's own runner, asked which tasks its ground truth solves, and which solve themselves."""
+"""Ask AgentDojo's own runner which tasks its ground truth solves, and which pass without an agent."""
 
 REMOVED = """
 import agentdojo_worker as worker
@@ -53,7 +53,8 @@ try:
 except KeyError as error:
     print(repr(error), file=worker.REPLIES)
 """
-"""A task's `utility`, asked after the agent has removed whom it looks for."""
+"""Ask a task's `utility` after the agent has removed the person that it looks for."""
+
 LOCATED = """
 import agentdojo_worker as worker
 
@@ -61,20 +62,25 @@ worker.Episode = None
 messages = [{"role": "user", "content": "Something else."}]
 print(worker.locate("slack/user_task_1", messages, False), file=worker.REPLIES)
 """
+"""Locate a run whose prompt is in no version."""
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[CheckedEnvironment]:
     benchmark = make_benchmark("agentdojo", PYTHON)
     yield benchmark
-    benchmark.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+    close_workers(benchmark)
+
+
+def run_there(code: str) -> str:
+    """Run code in AgentDojo's environment, beside the worker; return its output."""
+    done = subprocess.run([PYTHON, "-c", code], cwd=WORKERS, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def task_named(target: CheckedEnvironment, name: str) -> Task:
     return next(task for split in SPLITS for task in every(target, split) if task.id == f"agentdojo/{name}")
-
-
-# With it.
 
 
 @pytest.mark.needs("agentdojo")
@@ -100,9 +106,8 @@ def test_each_suite_is_divided_in_the_same_shares_and_combined_tasks_stay_with_t
 
 @pytest.mark.needs("agentdojo")
 def test_all_gold_solutions_and_doing_nothing_score_as_agentdojo_itself_says(target: CheckedEnvironment) -> None:
-    """97 tasks of gold calls as JSON calls, played through the worker and scored from the record."""
-    process = subprocess.run([PYTHON, "-c", ASKED], cwd=WORKERS, capture_output=True, text=True, timeout=300)
-    asked = {agent: set(names) for agent, names in json.loads(process.stdout).items()}
+    """The gold calls of 97 tasks, played as JSON calls through the worker and scored from the record."""
+    asked = {agent: set(names) for agent, names in json.loads(run_there(ASKED)).items()}
     tasks = [task for split in SPLITS for task in every(target, split)]
     gold = {task.id: json.loads(json.dumps(target.reference(task))) for task in tasks}
     passed = {task.id for task in tasks if target.score(task, target.play(task, gold[task.id])).success}
@@ -129,9 +134,7 @@ def test_an_episode_has_the_tools_of_its_suite_and_the_same_calls_always_see_the
 
 
 @pytest.mark.needs("agentdojo")
-def test_a_text_that_is_written_like_a_list_is_read_as_one_and_never_run(
-    target: CheckedEnvironment, tmp_path: Path
-) -> None:
+def test_a_text_that_looks_like_a_list_is_read_as_one_and_never_run(target: CheckedEnvironment, tmp_path: Path) -> None:
     mail = {"recipients": "['a@b.com']", "subject": "s", "body": "b"}
     attack = f"[__import__('pathlib').Path({str(tmp_path / 'mark')!r}).touch()]"
     task = task_named(target, "workspace/user_task_0")
@@ -152,35 +155,33 @@ def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: CheckedEn
 
 
 @pytest.mark.needs("agentdojo")
-def test_a_utility_that_looks_for_what_the_agent_has_removed_is_a_failure_and_no_fault(
+def test_a_utility_that_looks_for_what_the_agent_removed_is_a_failure_and_no_fault(
     target: CheckedEnvironment,
 ) -> None:
     task = task_named(target, "slack/user_task_1")
     actions = [tool_call("remove_user_from_slack", {"user": "Alice"}), IDLE]
-    process = subprocess.run([PYTHON, "-c", REMOVED], cwd=WORKERS, capture_output=True, text=True, timeout=300)
-    assert process.stdout == "KeyError('Alice')\n", process.stderr
+    assert run_there(REMOVED) == "KeyError('Alice')\n"
     assert target.score(task, target.play(task, actions)).reward == 0.0
 
 
 @pytest.mark.needs("agentdojo")
-def test_no_world_is_made_of_a_version_of_the_tasks_that_asks_something_else() -> None:
-    process = subprocess.run([PYTHON, "-c", LOCATED], cwd=WORKERS, capture_output=True, text=True, timeout=300)
-    assert process.stdout == "{'version': None}\n", process.stderr
+def test_a_run_with_another_prompt_is_in_no_version() -> None:
+    assert run_there(LOCATED) == "{'version': None}\n"
 
 
 @pytest.mark.needs("agentdojo")
 def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
     target: CheckedEnvironment, tmp_path: Path
 ) -> None:
-    """300 calls of random form; the worker is the same one afterwards, and its worlds are as they were."""
+    """300 calls of random form. Afterwards the worker and its worlds are as before."""
     tasks = every(target, "training")[::2][:12]
     assert play_hostile_calls(target, tasks, tmp_path / "mark", answered=16) == 300
     assert target.score(tasks[0], target.play(tasks[0], target.reference(tasks[0]))).success
 
 
 @pytest.mark.needs("agentdojo")
-def test_a_diagnosis_names_the_fault_that_was_planted(target: CheckedEnvironment, tmp_path: Path) -> None:
-    """An agent that plays gold, but for every other task, in which it leaves the last call out."""
+def test_a_diagnosis_names_the_planted_fault(target: CheckedEnvironment, tmp_path: Path) -> None:
+    """The agent plays gold, except that it leaves the last call out in every other task."""
     tasks = every(target, "discovery")
     policy = ScriptedPolicy(script=slipping("last call left out", {task.id for task in tasks[::2]}))
     rollouts = collect(policy, target, tasks, purpose="diagnosis", seed=0, journals=tmp_path, quiet=True)

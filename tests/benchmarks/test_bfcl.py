@@ -9,7 +9,7 @@ import pytest
 from support.finished import Captrain
 from support.installations import interpreter
 from support.planted import selected_causes, slipping
-from support.scripted import every, make_benchmark, play_hostile_calls
+from support.scripted import SPLITS, close_workers, every, make_benchmark, play_hostile_calls
 
 from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
@@ -24,14 +24,14 @@ CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 def target() -> Iterator[CheckedEnvironment]:
     benchmark = make_benchmark("bfcl", PYTHON)
     yield benchmark
-    benchmark.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+    close_workers(benchmark)
 
 
 # Without BFCL.
 
 
 @pytest.mark.needs("minutes")
-def test_an_installation_that_fails_says_why_and_leaves_none_behind(
+def test_a_failed_installation_says_why_and_leaves_nothing_behind(
     tmp_path: Path, captrain: Captrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dvc.yaml").touch()
@@ -47,8 +47,8 @@ def test_an_installation_that_fails_says_why_and_leaves_none_behind(
 
 
 @pytest.mark.needs("bfcl")
-def test_the_variants_of_a_scenario_lie_in_one_split(target: CheckedEnvironment) -> None:
-    splits = {split: every(target, split) for split in ("discovery", "training", "test")}
+def test_the_variants_of_a_scenario_are_in_one_split(target: CheckedEnvironment) -> None:
+    splits = {split: every(target, split) for split in SPLITS}
     scenarios = {split: {task.id.rsplit("_", 1)[1] for task in tasks} for split, tasks in splits.items()}
     assert sum(map(len, splits.values())) == 800 and sum(map(len, scenarios.values())) == 200
     kinds = Counter(task.data["kind"] for task in splits["test"])
@@ -58,20 +58,18 @@ def test_the_variants_of_a_scenario_lie_in_one_split(target: CheckedEnvironment)
 
 @pytest.mark.needs("bfcl")
 def test_all_gold_solutions_score_one_and_doing_nothing_scores_nothing(target: CheckedEnvironment) -> None:
-    """800 tasks of gold calls as JSON calls, played turn by turn through the worker and scored from the record."""
+    """The gold calls of 800 tasks, played as JSON calls turn by turn and scored from the record."""
     calls = passed = idle = 0
-    for split in ("discovery", "training", "test"):
-        for task in every(target, split):
-            reference = target.reference(task)
-            messages = target.play(task, json.loads(json.dumps(reference)))
-            calls += sum(len(message.get("tool_calls", [])) for message in reference)
-            passed += target.score(task, messages).success
-            idle += target.floor(task).success
+    for task in [task for split in SPLITS for task in every(target, split)]:
+        reference = target.reference(task)
+        calls += sum(len(message.get("tool_calls", [])) for message in reference)
+        passed += target.score(task, target.play(task, json.loads(json.dumps(reference)))).success
+        idle += target.floor(task).success
     assert (passed, idle, calls) == (800, 0, 4625)
 
 
 @pytest.mark.needs("bfcl")
-def test_an_episode_shows_the_tools_of_its_task_and_brings_the_late_ones_in_the_users_turn(
+def test_an_episode_offers_the_tools_of_its_task_and_the_user_brings_the_late_ones(
     target: CheckedEnvironment,
 ) -> None:
     task = next(task for task in every(target, "test") if task.data["kind"] == "miss_func")
@@ -92,7 +90,7 @@ def test_an_episode_shows_the_tools_of_its_task_and_brings_the_late_ones_in_the_
 def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
     target: CheckedEnvironment, tmp_path: Path
 ) -> None:
-    """300 calls of random form; the record that they leave is scored, and the worker is the same one afterwards."""
+    """300 calls of random form. Their record is scored, and afterwards the worker is as before."""
     tasks = every(target, "training")[:: len(every(target, "training")) // 12]
     assert play_hostile_calls(target, tasks, tmp_path / "mark", answered=20) == 25 * len(tasks) >= 300
     assert target.score(tasks[0], target.play(tasks[0], target.reference(tasks[0]))).success
@@ -100,9 +98,8 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
 
 @pytest.mark.needs("bfcl")
 @pytest.mark.parametrize("fault", ["last call left out", "value with a slip"])
-def test_a_diagnosis_names_the_fault_that_was_planted(target: CheckedEnvironment, tmp_path: Path, fault: str) -> None:
-    """An agent that plays gold, but for every other task, in which it makes one mistake."""
-
+def test_a_diagnosis_names_the_planted_fault(target: CheckedEnvironment, tmp_path: Path, fault: str) -> None:
+    """The agent plays gold, except for one mistake in every other task."""
     tasks = [task for task in every(target, "discovery") if task.data["kind"] == "base"]
     policy = ScriptedPolicy(
         script=slipping(fault, {task.id for task in tasks if int(task.id.rsplit("_", 1)[1]) % 2 == 0})

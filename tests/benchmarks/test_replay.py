@@ -1,14 +1,18 @@
-"""Replays: the world of a logged rollout's task, opened again, says of logged calls what the log says."""
+"""Replays: in the world of a logged rollout's task, logged calls have the results that the log says."""
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
 from support.installations import data_beside, interpreter
 from support.needs import SHARED
+from support.scripted import CONF
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, ServiceDesk, World, Worlds, logged_replay, open_worlds
 from captrain.contract import CheckedEnvironment, tool_call
@@ -24,7 +28,7 @@ DESK_LOG = ROOT / "docs/examples/servicedesk.jsonl"
 def installed(name: str) -> Machine:
     python = interpreter(name)
     place = Installation(python=python, data=data_beside(python, name), processes=1, timeout=120.0)
-    machine = compose_spec("default", 0, [], ROOT / "conf").machine
+    machine = compose_spec("default", 0, [], CONF).machine
     return machine.model_copy(update={"benchmarks": {name: place}})
 
 
@@ -47,7 +51,7 @@ def gold(world: World) -> Replay:
 
 
 def disagreeing(worlds: Worlds, rollouts: Sequence[Rollout]) -> list[str]:
-    """The tasks of which the world says something else than the log does, or refuses its own reference."""
+    """Tasks whose world disagrees with the log, or refuses its own reference."""
     wrong: list[str] = []
     for rollout in rollouts:
         world = opened(worlds, rollout)
@@ -65,7 +69,9 @@ def desk() -> list[Rollout]:
     return list(read_logs([DESK_LOG]).rollouts)
 
 
-def test_every_logged_rollout_of_the_desk_has_its_verdict_again_and_every_reference_passes(desk: list[Rollout]) -> None:
+def test_every_logged_rollout_of_the_desk_gets_its_verdict_again_and_every_reference_passes(
+    desk: list[Rollout],
+) -> None:
     with open_worlds() as worlds:
         assert disagreeing(worlds, desk) == [] and len(desk) == 80
         results = [(r, opened(worlds, r).play([logged_replay(r)])[0].results) for r in desk[:20]]
@@ -74,7 +80,7 @@ def test_every_logged_rollout_of_the_desk_has_its_verdict_again_and_every_refere
         assert list(replayed)[: len(logged)] == logged
 
 
-def test_what_the_desk_needs_to_be_told_and_which_calls_change_something_is_found_by_replay() -> None:
+def test_replay_finds_the_owed_words_and_the_calls_that_change_something() -> None:
     target = CheckedEnvironment(ServiceDesk(mix="mixed"), "desk", "")
     owed, kinds = Counter[str](), dict[str, set[bool]]()
     with open_worlds(target=target) as worlds:
@@ -106,11 +112,11 @@ def test_a_repaired_rollout_keeps_its_own_messages_around_the_repair(desk: list[
             ]
         )
     assert not first.passed and lacking and repaired.passed and repaired.results[: len(logged.calls)] == first.results
-    assert silent.parts["closing"] == 1.0  # the dialogue is closed, with no word
+    assert silent.parts["closing"] == 1.0, "the dialogue is closed without words"
     assert user.failed[0] and not user.failed[1] and user.passed
 
 
-def test_look_ups_on_any_id_can_be_played_and_refusals_are_told(desk: list[Rollout]) -> None:
+def test_any_call_can_be_played_and_refusals_are_marked(desk: list[Rollout]) -> None:
     with open_worlds() as worlds:
         world = opened(worlds, desk[0])
         known = ReplayCall("get_order", {"order_id": "#11"})
@@ -119,7 +125,7 @@ def test_look_ups_on_any_id_can_be_played_and_refusals_are_told(desk: list[Rollo
     assert played.failed == (False, True, True) and played.changed == (False, False, False)
 
 
-def test_a_log_whose_benchmark_is_not_installed_names_the_command_that_brings_it(
+def test_the_command_that_installs_a_logs_missing_benchmark_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,32 +147,29 @@ def test_a_log_whose_benchmark_is_not_installed_names_the_command_that_brings_it
 
 
 @pytest.fixture(scope="module")
-def tau2() -> Iterator[Worlds]:
-    with open_worlds(machine=installed("tau2")) as worlds:
-        yield worlds
+def worlds_of() -> Iterator[Callable[[str], Worlds]]:
+    """Worlds on the installation of a benchmark."""
+    with ExitStack() as stack:
 
+        @cache
+        def make(name: str) -> Worlds:
+            return stack.enter_context(open_worlds(machine=installed(name)))
 
-@pytest.fixture(scope="module")
-def agentdojo() -> Iterator[Worlds]:
-    with open_worlds(machine=installed("agentdojo")) as worlds:
-        yield worlds
-
-
-@pytest.fixture(scope="module")
-def bfcl() -> Iterator[Worlds]:
-    with open_worlds(machine=installed("bfcl")) as worlds:
-        yield worlds
+        yield make
 
 
 @pytest.mark.needs("tau2", "shared")
 @pytest.mark.parametrize("file", ["gpt-4.1_airline", "gpt-4.1_retail", "gpt-4.1_telecom", "gpt-oss-120b_airline"])
-def test_every_logged_rollout_of_tau2_has_its_verdict_again_and_every_reference_passes(tau2: Worlds, file: str) -> None:
+def test_every_logged_rollout_of_tau2_gets_its_verdict_again_and_every_reference_passes(
+    worlds_of: Callable[[str], Worlds], file: str
+) -> None:
     rollouts = list(read_logs([SHARED / "tau2" / f"{file}_1trial.json"]).rollouts)
-    assert disagreeing(tau2, rollouts) == [] and len(rollouts) >= 20
+    assert disagreeing(worlds_of("tau2"), rollouts) == [] and len(rollouts) >= 20
 
 
 @pytest.mark.needs("tau2")
-def test_a_play_leaves_nothing_behind_and_users_have_their_tools(tau2: Worlds) -> None:
+def test_a_play_leaves_nothing_behind_and_users_have_their_tools(worlds_of: Callable[[str], Worlds]) -> None:
+    tau2 = worlds_of("tau2")
     name = "[mobile_data_issue]data_saver_mode_on[PERSONA:Easy]"
     world = opened(tau2, failure("tau2/telecom", name, {"kind": "telecom", "task": name}))
     assert {call.by for call in world.reference} == {"user"} and world.kinds["toggle_data_saver_mode"] == "write"
@@ -179,7 +182,8 @@ def test_a_play_leaves_nothing_behind_and_users_have_their_tools(tau2: Worlds) -
 
 
 @pytest.mark.needs("tau2")
-def test_a_task_as_a_log_embeds_it_goes_before_the_installed_one_of_its_id(tau2: Worlds) -> None:
+def test_a_task_that_a_log_embeds_overrides_the_installed_one(worlds_of: Callable[[str], Worlds]) -> None:
+    tau2 = worlds_of("tau2")
     action = {"action_id": "a", "name": "cancel_reservation", "arguments": {"reservation_id": "EHGLP3"}}
     criteria = {"actions": [action], "communicate_info": ["7"], "reward_basis": ["DB", "COMMUNICATE"]}
     data: JsonObject = {"kind": "airline", "task": "2", "definition": {"evaluation_criteria": criteria}}
@@ -187,14 +191,15 @@ def test_a_task_as_a_log_embeds_it_goes_before_the_installed_one_of_its_id(tau2:
     world = opened(tau2, rollout)
     assert [call.tool for call in world.reference] == ["cancel_reservation"] and world.owed == ("7",)
     assert [m.get("informs") for m in tau2.reference(rollout)] == [None, ["7"]]
-    graded = {**data, "graded": ["db", "nl_assertion"]}  # by a model, which nobody asks here
+    graded = {**data, "graded": ["db", "nl_assertion"]}  # by a model, which is not asked here
     assert tau2.of(failure("tau2/airline", "3", graded)) is None
 
 
 @pytest.mark.needs("agentdojo", "shared")
-def test_runs_of_agentdojo_have_their_verdicts_again_and_get_references(agentdojo: Worlds) -> None:
+def test_runs_of_agentdojo_get_their_verdicts_again_and_references(worlds_of: Callable[[str], Worlds]) -> None:
+    agentdojo = worlds_of("agentdojo")
     rollouts = list(read_logs([SHARED / "agentdojo" / "gpt-4o-mini.jsonl"]).rollouts)
-    # Of one task another version than any that the package still holds was judged.
+    # One task was judged in a version that the package no longer has.
     assert disagreeing(agentdojo, rollouts) == ["chat/banking-user_task_14"]
     rollout = next(r for r in rollouts if r.task.id.endswith("travel-user_task_4"))
     assert opened(agentdojo, rollout).owed == ("Montmartre Suites", "4.7", "110-200")
@@ -202,14 +207,12 @@ def test_runs_of_agentdojo_have_their_verdicts_again_and_get_references(agentdoj
 
 
 @pytest.mark.needs("bfcl")
-def test_gold_of_bfcl_passes_and_calls_in_another_turn_do_not(bfcl: Worlds) -> None:
-    verdicts: list[bool] = []
-    for number in range(0, 200, 10):
-        for kind in ("base", "miss_func", "miss_param", "long_context"):
-            name = f"multi_turn_{kind}_{number}"
-            world = opened(bfcl, failure("bfcl", name, {"task": name}))
-            verdicts.append(world.play([gold(world)])[0].passed)
-    assert verdicts == [True] * 80
+def test_gold_of_bfcl_passes_and_calls_in_another_turn_do_not(worlds_of: Callable[[str], Worlds]) -> None:
+    bfcl = worlds_of("bfcl")
+    for kind, number in product(("base", "miss_func", "miss_param", "long_context"), range(0, 200, 10)):
+        name = f"multi_turn_{kind}_{number}"
+        world = opened(bfcl, failure("bfcl", name, {"task": name}))
+        assert world.play([gold(world)])[0].passed, name
     name = "multi_turn_base_0"
     messages = bfcl.reference(failure("bfcl", name, {"task": name}))
     calls = [message for message in messages if message.get("tool_calls")]

@@ -1,5 +1,6 @@
-"""tau2-bench: what holds without it, and on a real installation named by CAPTRAIN_TAU2_PYTHON (0.2.1-dev or 1.0)."""
+"""tau2-bench: what holds without it, and on an installation named by CAPTRAIN_TAU2_PYTHON (0.2.1-dev or 1.0)."""
 
+import itertools
 import json
 import os
 import random
@@ -7,53 +8,42 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.installations import data_beside, interpreter
+from support.installations import interpreter
 from support.planted import selected_causes
+from support.scripted import CONF, SPLITS, close_workers, every, make_benchmark, play_hostile_calls
 from support.waiting import PATIENCE
 
 from captrain.agents.collection import collect, floor_scores
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
-from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
 from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Message, Score, Task
+from captrain.records import JsonObject, Message, Score
 from captrain.run import compose_spec
 
-CONF = Path(__file__).parents[2] / "conf"
 TILL = Path(__file__).parents[1] / "workers" / "contract_worker.py"
-PYTHON, DATA = interpreter("tau2"), os.environ.get("CAPTRAIN_TAU2_DATA", data_beside(interpreter("tau2"), "tau2"))
+PYTHON = interpreter("tau2")
 EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
 SIZES = {"airline": (30, 20), "retail": (74, 40)}
-BYE: Message = {"role": "assistant", "content": "Goodbye."}
 installed = pytest.mark.needs("tau2")
-
-
-def benchmark(*overrides: str, python: str = PYTHON, processes: int = 2) -> CheckedEnvironment:
-    here = {"python": python, "data": DATA, "processes": processes}
-    own = [f"machine.benchmarks.tau2.{name}={value if value != '' else chr(39) * 2}" for name, value in here.items()]
-    composed = compose_spec("default", 0, ["benchmark=tau2", *own, *overrides], CONF)
-    return load_benchmark(composed.benchmark, composed.machine)
+Make = Callable[..., CheckedEnvironment]
 
 
 def say(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def raw_call(name: str, arguments: Any, identity: Any = "x") -> Message:
+def raw_call(name: str, arguments: Any) -> Message:
     """A call as a model may have written it."""
     function = {"name": name, "arguments": arguments}
-    return {**say(""), "tool_calls": [{"id": identity, "type": "function", "function": function}]}
-
-
-def every(target: CheckedEnvironment, split: str) -> list[Task]:
-    return target.tasks(split, sum(target.about["splits"][split].values()))  # pyright: ignore[reportArgumentType]
+    return {**say(""), "tool_calls": [{"id": "x", "type": "function", "function": function}]}
 
 
 # Without tau2.
@@ -82,42 +72,30 @@ def test_parts_of_a_split_have_their_shares_and_nothing_in_common() -> None:
     assert len([name for name in one if int(name) < 37]) == 23, "each part is spread over the whole"
 
 
-class Till:
-    """A simulated user at the toy benchmark's till, who says what `script` says."""
-
-    def __init__(self, script: Callable[[RunningEpisode], Sequence[Message]]) -> None:
-        self.pool = Pool("till", [sys.executable, str(TILL)], processes=1, timeout=PATIENCE)
-        self.keys: list[str] = []
-        self.script = script
-
-    def open(self) -> SimulatedEpisode:
-        def remember(play: RunningEpisode) -> Sequence[Message]:
-            self.keys.append(play.key)
-            return self.script(play)
-
-        return SimulatedEpisode(self.pool, {"task_id": "till/8"}, ScriptedPolicy(script=remember), "0/till/8/0")
-
-
 @pytest.fixture
-def till() -> Iterator[Callable[..., Till]]:
-    made: list[Till] = []
+def till() -> Iterator[Pool]:
+    """The toy benchmark."""
+    pool = Pool("till", [sys.executable, str(TILL)], processes=1, timeout=PATIENCE)
+    yield pool
+    pool.close()
 
-    def make(script: Callable[[RunningEpisode], Sequence[Message]]) -> Till:
-        made.append(Till(script))
-        return made[-1]
 
-    yield make
-    for one in made:
-        one.pool.close()
+def open_till(pool: Pool, user: Callable[[RunningEpisode], Sequence[Message]]) -> SimulatedEpisode:
+    return SimulatedEpisode(pool, {"task_id": "till/8"}, ScriptedPolicy(script=user), "0/till/8/0")
 
 
 def obedient(play: RunningEpisode) -> list[Message]:
     return [say(play.messages[-1]["content"].removeprefix("Say: "))]
 
 
-def test_a_policy_plays_the_user_turn_by_turn_under_keys_of_their_own(till: Callable[..., Till]) -> None:
-    desk = till(obedient)
-    episode = desk.open()
+def test_a_policy_plays_the_user_turn_by_turn_under_keys_of_their_own(till: Pool) -> None:
+    keys: list[str] = []
+
+    def remembered(play: RunningEpisode) -> list[Message]:
+        keys.append(play.key)
+        return obedient(play)
+
+    episode = open_till(till, remembered)
     messages, done = list(episode.messages), False
     while not done:
         amount = int(messages[-1]["content"].removeprefix("Please add ").removesuffix("."))
@@ -127,34 +105,32 @@ def test_a_policy_plays_the_user_turn_by_turn_under_keys_of_their_own(till: Call
     served = ["assistant", "tool", "assistant", "user"]
     assert [message["role"] for message in messages] == ["system", "user", *served * 3]
     assert messages[-1] == {"role": "user", "content": "STOP"}, "the closing words are part of the record"
-    assert desk.keys == [f"0/till/8/0/user/{turn}" for turn in (1, 2, 3, 4)]
+    assert keys == [f"0/till/8/0/user/{turn}" for turn in (1, 2, 3, 4)]
     assert [tool["function"]["name"] for tool in episode.tools] == ["add"]
 
 
 @pytest.mark.parametrize("spoken", [say(" "), {**say(""), "tool_calls": tool_call("add", {})["tool_calls"]}])
-def test_a_user_who_says_nothing_is_a_fault_of_the_simulation(till: Callable[..., Till], spoken: Message) -> None:
-    desk = till(lambda play: [spoken] if play.key.endswith("/2") else obedient(play))
-    episode = desk.open()
+def test_a_silent_user_is_a_fault_of_the_simulation(till: Pool, spoken: Message) -> None:
+    episode = open_till(till, lambda play: [spoken] if play.key.endswith("/2") else obedient(play))
     with pytest.raises(InfrastructureError, match="simulated user: said nothing"):
         episode.step(say("Done."))
 
 
-def test_a_user_whose_model_fails_is_one_too_and_leaves_no_episode_behind(till: Callable[..., Till]) -> None:
+def test_a_failing_user_model_is_a_fault_too_and_leaves_no_episode_open(till: Pool) -> None:
     def failing(play: RunningEpisode) -> list[Message]:
         raise InfrastructureError("no answer from the model")
 
-    desk = till(failing)
     with pytest.raises(InfrastructureError, match="simulated user: no answer from the model"):
-        desk.open()
-    assert desk.pool.call("stats")["episodes"] == 0
+        open_till(till, failing)
+    assert till.call("stats")["episodes"] == 0
 
 
-def test_a_tool_of_two_domains_may_be_worded_otherwise_and_may_not_take_other_arguments() -> None:
+def test_domains_may_describe_a_tool_differently_but_its_arguments_must_agree() -> None:
     def offered(about: str, **properties: object) -> JsonObject:
         return {"function": {"name": "find", "description": about, "parameters": {"properties": properties}}}
 
     offers = {"airline": offered("A flight.", description={"type": "string", "description": "of it"})}
-    target = benchmark()
+    target = make_benchmark("tau2", PYTHON)
     target.environment.pool = SimpleNamespace(call=lambda op, domain: {"tools": [offers[domain]]})  # pyright: ignore[reportAttributeAccessIssue]
     offers["retail"] = offered("An order.", summary={"type": "string"})
     with pytest.raises(UserError, match="tool find takes other arguments in retail than in airline\n") as caught:
@@ -169,58 +145,63 @@ def test_a_tool_of_two_domains_may_be_worded_otherwise_and_may_not_take_other_ar
 
 @pytest.fixture(scope="module")
 def version() -> str:
-    """The version of the installation, as the setting names it."""
+    """The installed version, as `benchmark.version` names it."""
     asked = [PYTHON, "-c", "import importlib.metadata as m; print(m.version('tau2'))"]
     asking = subprocess.run(asked, capture_output=True, text=True)
-    # NVIDIA's distribution of it has another name, and the data and code of 0.2.1-dev.
+    # NVIDIA's distribution has another name, and the data and code of 0.2.1-dev.
     return "0.2.1-dev" if asking.returncode or asking.stdout.startswith("0.2.1.dev") else "1.0"
 
 
 @pytest.fixture(scope="module")
-def targets(version: str) -> Iterator[dict[str, CheckedEnvironment]]:
-    made = {
-        domain: benchmark(f"benchmark.domains=[{domain}]", f"benchmark.version='{version}'")
-        for domain in ("airline", "retail", "mock")
-    }
-    yield made
-    for target in made.values():
-        target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+def make(request: pytest.FixtureRequest, version: str) -> Make:
+    """Make benchmarks of the installed version, whose workers end with the module."""
+
+    def made(*overrides: str, processes: int = 1) -> CheckedEnvironment:
+        target = make_benchmark("tau2", PYTHON, f"benchmark.version='{version}'", *overrides, processes=processes)
+        request.addfinalizer(partial(close_workers, target))
+        return target
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def targets(make: Make) -> dict[str, CheckedEnvironment]:
+    return {domain: make(f"benchmark.domains=[{domain}]", processes=2) for domain in ("airline", "retail", "mock")}
 
 
 @installed
-def test_another_version_than_the_one_expected_is_refused(version: str) -> None:
+def test_another_version_than_the_expected_one_is_refused(make: Make, version: str) -> None:
     other = "1.0" if version == "0.2.1-dev" else "0.2.1-dev"
-    target = benchmark(f"benchmark.version='{other}'", processes=1)
     with pytest.raises(UserError, match=f"is installed where benchmark.version = {other}"):
-        target.tasks("test", 1)
-    target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+        make(f"benchmark.version='{other}'").tasks("test", 1)
 
 
 @installed
-def test_splits_are_taus_own_and_domains_interleave_in_proportion(version: str) -> None:
-    target = benchmark(f"benchmark.version='{version}'", processes=1)
-    splits = {split: every(target, split) for split in ("discovery", "training", "test")}
+def test_splits_are_taus_own_and_domains_interleave_in_proportion(make: Make) -> None:
+    target = make()
+    splits = {split: every(target, split) for split in SPLITS}
     ids = [task.id for tasks in splits.values() for task in tasks]
     assert len(ids) == len(set(ids)) == 164
     for domain, (train, test) in SIZES.items():
         count = {split: sum(task.data["kind"] == domain for task in tasks) for split, tasks in splits.items()}
         assert (count["discovery"] + count["training"], count["test"]) == (train, test)
+        sizes: Any = target.about["splits"]
+        assert {split: sizes[split][domain] for split in sizes} == count
     assert Counter(task.data["kind"] for task in splits["test"][:30]) == {"airline": 10, "retail": 20}
     names = {tool["function"]["name"] for tool in target.tools}
     assert len(target.tools) == len(names) and {"book_reservation", "return_delivered_order_items"} <= names
     [own] = {len(target.open(task).tools) for task in splits["test"] if task.id == "tau2/airline/2"} or {0}
     assert own < len(names)
     elsewhere = splits["test"][0].model_copy(update={"data": {**splits["test"][0].data, "world": {"version": "0"}}})
-    with pytest.raises(UserError, match="with other data than what is installed"):
+    with pytest.raises(UserError, match="is from another version of tau2-bench"):
         target.score(elsewhere, [])
-    target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @installed
 @pytest.mark.parametrize("domain", ["airline", "retail", "mock"])
 def test_the_reference_of_every_task_scores_one(targets: dict[str, CheckedEnvironment], domain: str) -> None:
     target = targets[domain]
-    tasks = [task for split in ("discovery", "training", "test") for task in every(target, split)]
+    tasks = [task for split in SPLITS for task in every(target, split)]
     solved = 0
     for task in tasks:
         if actions := target.reference(task):
@@ -235,15 +216,14 @@ FLOORS = {
     "0.2.1-dev": {"airline": {"all": 19, "test": 6}, "retail": {"all": 7, "test": 2}},
     "1.0": {"airline": {"all": 23}, "retail": {"all": 7}},
 }
-"""Tasks that an agent passes that does nothing."""
+"""Tasks that an agent passes by doing nothing."""
 
 
 @installed
 @pytest.mark.parametrize("domain", ["airline", "retail"])
 def test_the_floor_is_the_measured_one(targets: dict[str, CheckedEnvironment], version: str, domain: str) -> None:
     part = "all" if EVERYTHING or version == "1.0" else "test"
-    splits = ("discovery", "training", "test") if part == "all" else ("test",)
-    tasks = [task for split in splits for task in every(targets[domain], split)]
+    tasks = [task for split in SPLITS if part in ("all", split) for task in every(targets[domain], split)]
     passed = [score.success for score in floor_scores(targets[domain], tasks).values() if score]
     assert (sum(passed), len(passed)) == (FLOORS[version][domain][part], len(tasks))
 
@@ -251,20 +231,18 @@ def test_the_floor_is_the_measured_one(targets: dict[str, CheckedEnvironment], v
 @installed
 def test_an_agent_that_says_nothing_ends_its_episode_and_scores_nothing(targets: dict[str, CheckedEnvironment]) -> None:
     [task] = targets["retail"].tasks("test", 1)
-    messages = targets["retail"].play(task, [say(" "), say("Not heard.")])
+    messages = targets["retail"].play(task, [say(" "), say("Never sent.")])
     assert messages[-1] == say(" ")
     assert targets["retail"].score(task, messages) == Score(reward=0.0, success=False, parts={"ended": 0.0})
 
 
 @installed
-def test_a_conversation_that_takes_all_steps_is_not_graded_live_or_from_the_record(version: str) -> None:
-    # Greeting, user, agent, user: the user's leave is the third step.
+def test_a_conversation_that_takes_all_steps_is_not_graded_live_or_from_the_record(make: Make) -> None:
+    # Greeting, user, agent, user: the user leaves in the third step.
     for steps, ended in ((3, 0.0), (4, 1.0)):
-        own = ["benchmark.domains=[mock]", f"benchmark.version='{version}'", f"benchmark.max_steps={steps}"]
-        target = benchmark(*own, processes=1)
+        target = make("benchmark.domains=[mock]", f"benchmark.max_steps={steps}")
         [task] = target.tasks("discovery", 1)
-        assert target.score(task, target.play(task, [BYE])).parts["ended"] == ended
-        target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+        assert target.score(task, target.play(task, [say("Goodbye.")])).parts["ended"] == ended
 
 
 NESTED: Any = "x"
@@ -286,7 +264,7 @@ ODD: dict[str, Message] = {
 
 @installed
 @pytest.mark.parametrize("what", ODD)
-def test_what_a_tool_cannot_take_is_answered_and_changes_nothing(
+def test_a_call_that_a_tool_cannot_take_is_answered_and_changes_nothing(
     targets: dict[str, CheckedEnvironment], what: str
 ) -> None:
     target = targets["retail"]
@@ -338,7 +316,7 @@ print(json.dumps({**about, "absent": refusal(worker.hello)}), file=worker.REPLIE
 
 
 @installed
-def test_a_worker_bounds_nesting_alone_and_names_what_a_record_or_an_installation_lacks() -> None:
+def test_a_worker_bounds_only_nesting_and_names_what_a_record_or_an_installation_lacks() -> None:
     process = subprocess.run([PYTHON, "-c", ASKED], cwd=WORKERS, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
     about = json.loads(process.stdout)
@@ -350,49 +328,24 @@ def test_a_worker_bounds_nesting_alone_and_names_what_a_record_or_an_installatio
     assert about["star"] is None and about["offline"] == "True"
 
 
-HOSTILE = ("__class__", "__init__", "eval", "exec", "exit", "kill", "os.system", "", "__import__('os').system('true')")
-
-
 @installed
 def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
     targets: dict[str, CheckedEnvironment], tmp_path: Path
 ) -> None:
-    """300 calls of random form; the worker is the same one afterwards, and its worlds are as they were."""
-    target, rng, mark = targets["retail"], random.Random(0), tmp_path / "mark"
-    touch = f"__import__('pathlib').Path({str(mark)!r}).touch()"
-    values: Sequence[Any] = (
-        None, [], "{", "[]", "1", "x" * 200_000, "[" * 5000, {"a": NESTED}, NESTED, 10**400, float("1e300"), {"": 1},
-        {"self": 1}, {"expression": touch}, {"expression": "(lambda: 0)()"}, {"user_id": {}}, {"order_id": touch},
-    )  # fmt: skip
-    tasks, calls, over = every(target, "training"), 0, False
-    names = [tool["function"]["name"] for tool in target.tools]
-    task = tasks[0]
-    episode = target.open(task)
-    messages = list(episode.messages)
-    for number in range(300):
-        if over:
-            task = tasks[number % len(tasks)]
-            episode.close()
-            episode = target.open(task)
-            messages = list(episode.messages)
-        name: Any = rng.choice([*names, *HOSTILE, None, 7, ["find_user_id_by_email"], {"calculate": 1}])
-        action = {**raw_call(name, rng.choice(values), rng.choice(["a", 5, None])), "content": rng.choice(["", None])}
-        replies, over = episode.step(action)
-        messages += [action, *replies]
-        calls += 1
-        if over:
-            assert target.score(task, messages).reward == 0.0
-    episode.close()
-    assert calls == 300 and not mark.exists()
+    """300 calls of random form. Afterwards the worker and its worlds are as before."""
+    target = targets["retail"]
+    failing = (task for task in every(target, "training") if not target.floor(task).success)
+    tasks = list(itertools.islice(failing, 12))
+    assert play_hostile_calls(target, tasks, tmp_path / "mark", answered=10) == 300
     assert target.score(tasks[0], target.play(tasks[0], target.reference(tasks[0]))).success
 
 
 @installed
 @pytest.mark.parametrize("fault", ["last write left out", "values that nobody gave"])
-def test_a_diagnosis_names_the_fault_that_was_planted(
+def test_a_diagnosis_names_the_planted_fault(
     targets: dict[str, CheckedEnvironment], tmp_path: Path, fault: str
 ) -> None:
-    """An agent that plays gold, but for every other task, in which it makes one mistake."""
+    """The agent plays gold, except for one mistake in every other task."""
     target = targets["retail"]
     tasks = every(target, "discovery")[:24]
     faulty_ids = {task.id for task in tasks[::2]}
@@ -421,7 +374,7 @@ def test_a_diagnosis_names_the_fault_that_was_planted(
 
 
 @installed
-def test_several_calls_with_words_and_odd_ids_play_like_one_after_another(
+def test_several_calls_in_one_message_with_odd_ids_play_like_one_after_another(
     targets: dict[str, CheckedEnvironment],
 ) -> None:
     target = targets["retail"]
@@ -461,9 +414,10 @@ def test_thirty_two_interleaved_episodes_score_like_one_after_another(targets: d
 
 
 @installed
-def test_a_rollout_is_played_against_a_user_policy_and_its_score_computed_again(tmp_path: Path, version: str) -> None:
-    own = ["benchmark.domains=[mock]", f"benchmark.version='{version}'"]
-    target = benchmark(*own, processes=1)
+def test_a_rollout_is_played_against_a_user_policy_and_scored_again_by_another_worker(
+    tmp_path: Path, make: Make
+) -> None:
+    target, again = make("benchmark.domains=[mock]"), make("benchmark.domains=[mock]")
 
     def customer(play: RunningEpisode) -> Sequence[Message]:
         assert play.messages[0]["role"] == "system" and play.messages[-1]["role"] == "user" and play.tools == []
@@ -477,10 +431,7 @@ def test_a_rollout_is_played_against_a_user_policy_and_its_score_computed_again(
     )  # the reference plays
     assert {rollout.outcome for rollout in rollouts} == {"passed"}
     assert target.about["user"]["policy"] == "ScriptedPolicy" and target.about["user"]["digest"]
-    again = benchmark(*own, processes=1)
     for rollout in rollouts:
         asked = next(message["content"] for message in rollout.messages[::-1] if "Please" in (message["content"] or ""))
         assert f"7/{rollout.task.id}/0/user/1" in asked
         assert again.score(rollout.task, json.loads(rollout.model_dump_json())["messages"]) == rollout.score
-    again.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
-    environment.pool.close()

@@ -1,4 +1,4 @@
-"""ToolSandbox: what holds without it, and on a real installation named by CAPTRAIN_TOOLSANDBOX_PYTHON."""
+"""ToolSandbox: what holds without it, and on an installation named by CAPTRAIN_TOOLSANDBOX_PYTHON."""
 
 import hashlib
 import itertools
@@ -8,17 +8,19 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.scripted import CONF, SPLITS, close_workers, every, make_benchmark
 
 from captrain.agents.collection import collect, floor_scores
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import Replay, Worlds, logged_replay, open_worlds
-from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS
 from captrain.benchmarks.spoken import MilestoneWorld
 from captrain.benchmarks.toolsandbox import family, split_families
@@ -29,18 +31,23 @@ from captrain.errors import InfrastructureError, UserError
 from captrain.records import Message, Rollout, Score, Task, digest
 from captrain.run import compose_spec
 
-CONF = Path(__file__).parents[2] / "conf"
 PYTHON = os.environ.get("CAPTRAIN_TOOLSANDBOX_PYTHON", "")
 EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
 BYE: Message = {"role": "assistant", "content": "I have done what I could."}
 installed = pytest.mark.needs("toolsandbox")
+Make = Callable[..., CheckedEnvironment]
 
 
-def benchmark(*overrides: str, processes: int = 1) -> CheckedEnvironment:
-    own = f"machine.benchmarks.toolsandbox.processes={processes}"
-    python = f"machine.benchmarks.toolsandbox.python={PYTHON or None or chr(39) * 2}"
-    composed = compose_spec("default", 0, ["benchmark=toolsandbox", python, own, *overrides], CONF)
-    return load_benchmark(composed.benchmark, composed.machine)
+@pytest.fixture(scope="module")
+def make(request: pytest.FixtureRequest) -> Make:
+    """Make benchmarks whose workers end with the module."""
+
+    def made(*overrides: str, processes: int = 1) -> CheckedEnvironment:
+        target = make_benchmark("toolsandbox", PYTHON, *overrides, processes=processes)
+        request.addfinalizer(partial(close_workers, target))
+        return target
+
+    return made
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ class Finder:
 
 sys.meta_path.insert(0, Finder)
 worker = importlib.import_module("toolsandbox_worker")
-worker.Agent.get_available_tools = classmethod(lambda cls: {"good": None})
+worker.AgentRole.get_available_tools = classmethod(lambda cls: {"good": None})
 context = types.SimpleNamespace(get_execution_facing_tool_name=lambda name: name)
 worker.get_current_context = lambda: context
 episode = object.__new__(worker.Episode)
@@ -104,10 +111,10 @@ episode.calls, episode.names = 0, {}
 made = [episode.executable(call) for call in json.loads(sys.argv[1])]
 worker.REPLIES.write(json.dumps([[one.openai_tool_call_id, one.content] for one in made]))
 """
-"""The worker's reading of calls, with something empty in place of ToolSandbox."""
+"""Let the worker rebuild calls, with an empty stand-in for ToolSandbox."""
 
 
-def test_the_code_of_a_call_holds_an_id_of_ours_a_tool_that_exists_and_values_alone(tmp_path: Path) -> None:
+def test_the_code_of_a_call_holds_only_our_id_an_existing_tool_and_values(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
     calls: list[dict[str, Any]] = [
@@ -132,7 +139,7 @@ def test_the_code_of_a_call_holds_an_id_of_ours_a_tool_that_exists_and_values_al
 
 
 ANSWERING = (
-    WITHOUT.partition("worker.Agent")[0]
+    WITHOUT.partition("worker.AgentRole")[0]
     + """
 def asked(query):
     try:
@@ -146,7 +153,7 @@ worker.REPLIES.write(json.dumps([asked(query) for query in json.loads(sys.argv[1
 )
 
 
-def test_an_answer_that_is_kept_is_given_and_one_that_is_not_fails_the_request_and_not_the_tool(tmp_path: Path) -> None:
+def test_a_kept_answer_is_given_and_a_missing_one_fails_the_request_and_not_the_tool(tmp_path: Path) -> None:
     for query, text in {"Apple": '{"answer": "AAPL"}', "Pear": "{"}.items():
         name = hashlib.sha256(json.dumps(["https://stocks", {"query": query}], sort_keys=True).encode()).hexdigest()
         (tmp_path / f"{name[:16]}.json").write_text(text)
@@ -160,20 +167,16 @@ def test_an_answer_that_is_kept_is_given_and_one_that_is_not_fails_the_request_a
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[CheckedEnvironment]:
-    found = benchmark(processes=2)
-    yield found
-    environment: Any = found.environment
-    environment.pool.close()
+def target(make: Make) -> CheckedEnvironment:
+    return make(processes=2)
 
 
 def everything(target: CheckedEnvironment) -> list[Task]:
-    sizes: dict[str, int] = target.about["splits"]
-    return [task for split in ("discovery", "training", "test") for task in target.tasks(split, sizes[split])]  # type: ignore[arg-type]
+    return [task for split in SPLITS for task in every(target, split)]
 
 
 def chance_calls(task: Task, tools: Sequence[dict[str, Any]], count: int = 4) -> list[Message]:
-    """Calls at random, by what the schemas say, then a last word."""
+    """Random calls that fit the schemas, then a last message."""
     rng = random.Random(task.id)
     values = {"string": "Bread", "number": 3.0, "integer": 3, "boolean": True}
     actions = []
@@ -188,8 +191,7 @@ def chance_calls(task: Task, tools: Sequence[dict[str, Any]], count: int = 4) ->
 @installed
 def test_there_are_129_scenarios_of_which_28_ask_outside_services(target: CheckedEnvironment) -> None:
     environment: Any = target.environment
-    categories = [one["category"] for one in environment._scenarios.values()]
-    assert {name: categories.count(name) for name in set(categories)} == {
+    assert Counter(entry["category"] for entry in environment._scenarios.values()) == {
         "single_tool_call": 19,
         "multiple_tool_call": 54,
         "multiple_user_turn": 28,
@@ -204,15 +206,17 @@ def test_there_are_129_scenarios_of_which_28_ask_outside_services(target: Checke
 
 @installed
 def test_the_floor_is_the_measured_one(target: CheckedEnvironment) -> None:
-    """On the 101 that can be played; the 28 others score 0 when nothing is done, which makes 26 perfect of 129."""
+    """On the 101 scenarios that can be played; doing nothing in the 28 others scores 0: 26 of 129 are perfect."""
     scores = [score for score in floor_scores(target, everything(target)).values() if score is not None]
     assert sum(score.success for score in scores) == 26
     assert sum(score.reward for score in scores) / 129 == pytest.approx(0.2016, abs=1e-3)
 
 
 @installed
-def test_a_score_can_be_computed_again_from_the_record_in_another_process(target: CheckedEnvironment) -> None:
-    other = benchmark()
+def test_a_score_can_be_computed_again_from_the_record_in_another_process(
+    target: CheckedEnvironment, make: Make
+) -> None:
+    other = make()
     for task in everything(target)[:: 1 if EVERYTHING else 9]:
         episode = target.open(task)
         record = [*episode.messages]
@@ -224,23 +228,21 @@ def test_a_score_can_be_computed_again_from_the_record_in_another_process(target
         episode.close()
         first = target.score(task, record)
         assert first == target.score(task, record) == other.score(task, record)
-        # The replay met the same answers as the episode did, but for addresses of memory in messages of errors.
+        # The replay gets the same answers as the episode, except for memory addresses in error messages.
         again = other.play(task, [message for message in record if message["role"] == "assistant"])
         assert re.sub("0x[0-9A-F]+", "0x", repr(again)) == re.sub("0x[0-9A-F]+", "0x", repr(record))
-    environment: Any = other.environment
-    environment.pool.close()
 
 
 @installed
-def test_tasks_and_scores_do_not_depend_on_the_day(target: CheckedEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_and_scores_do_not_depend_on_the_day(
+    target: CheckedEnvironment, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
-    other = benchmark()
+    other = make()
     assert digest([task.model_dump() for task in everything(other)]) == digest(
         [task.model_dump() for task in everything(target)]
     )
-    assert benchmark("benchmark.clock='2025-07-01T08:00:00'").about["clock"] != target.about["clock"]
-    environment: Any = other.environment
-    environment.pool.close()
+    assert make("benchmark.clock='2025-07-01T08:00:00'").about["clock"] != target.about["clock"]
 
 
 @installed
@@ -276,15 +278,15 @@ def test_what_a_model_writes_is_never_executed(target: CheckedEnvironment, tmp_p
 
 
 @installed
-def test_scenarios_that_ask_outside_services_are_played_with_kept_answers_and_never_fail_for_want_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_scenarios_that_ask_outside_services_are_played_with_kept_answers_and_a_missing_one_is_no_failure(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAPID_API_KEY", raising=False)
     url, params = "https://real-time-finance-data.p.rapidapi.com/search", {"query": "Apple"}
     name = hashlib.sha256(json.dumps([url, params], sort_keys=True).encode()).hexdigest()[:16]
     answer = {"data": {"stock": [{"name": "Apple Inc", "symbol": "AAPL:NASDAQ", "price": 231.5}]}}
     (tmp_path / f"{name}.json").write_text(json.dumps({"url": url, "params": params, "answer": answer}))
-    target = benchmark(f"benchmark.answers={tmp_path}")
+    target = make(f"benchmark.answers={tmp_path}")
     assert target.about["not_runnable"] == {} and len(everything(target)) == 129
     (task,) = [one for one in everything(target) if one.id == "toolsandbox/find_stock_symbol_with_company_name"]
     told: Message = {"role": "assistant", "content": "The stock symbol of Apple is AAPL."}
@@ -294,8 +296,6 @@ def test_scenarios_that_ask_outside_services_are_played_with_kept_answers_and_ne
     with pytest.raises(InfrastructureError, match="did not answer: RAPID_API_KEY is not set, and no answer is kept"):
         target.play(task, [tool_call("search_stock", {"query": "Pear"}), told])
     assert target.score(task, record).reward > 0.5
-    environment: Any = target.environment
-    environment.pool.close()
 
 
 @installed
@@ -307,8 +307,8 @@ def test_an_agent_that_says_nothing_ends_its_episode_and_is_scored(target: Check
 
 
 @installed
-def test_thirty_two_interleaved_episodes_in_one_worker_equal_one_after_another() -> None:
-    one = benchmark()
+def test_thirty_two_interleaved_episodes_in_one_worker_equal_one_after_another(make: Make) -> None:
+    one = make()
     tasks = (everything(one) * 2)[:32]
     actions = [chance_calls(task, one.open(task).tools, 3) for task in tasks]
     alone = [one.play(task, some) for task, some in zip(tasks, actions, strict=True)]
@@ -322,8 +322,6 @@ def test_thirty_two_interleaved_episodes_in_one_worker_equal_one_after_another()
                 records[at] += [actions[at][turn], *replies]
                 finished |= {at} if done else set()
     assert records == alone
-    environment: Any = one.environment
-    environment.pool.close()
 
 
 @installed
@@ -351,7 +349,7 @@ def logged_at(clock: str) -> Rollout:
     )  # fmt: skip
 
 
-def test_a_log_s_clock_that_is_no_instant_and_clocks_without_end_open_no_worker() -> None:
+def test_a_logs_clock_that_is_no_instant_and_too_many_clocks_open_no_worker() -> None:
     machine = compose_spec("default", 0, ["machine.benchmarks.toolsandbox.python=/nowhere/python"], CONF).machine
     with open_worlds(machine=machine) as worlds:
         for clock in ("yesterday", "2026-01-15T10:00:00\0"):
@@ -361,7 +359,7 @@ def test_a_log_s_clock_that_is_no_instant_and_clocks_without_end_open_no_worker(
         assert f"more than {MOST_POOLS} kinds of workers" in worlds.trouble
 
 
-def test_ids_that_a_world_makes_by_chance_are_no_sign_of_another_instant() -> None:
+def test_random_ids_of_a_world_are_no_sign_of_another_instant() -> None:
     ids = itertools.count()
 
     def replay(operation: str, dialogues: list[list[Message]], **_: object) -> dict[str, Any]:
@@ -418,7 +416,7 @@ def test_a_rollout_is_replayed_to_its_verdict_and_milestones_give_references_tha
 
 
 @installed
-def test_what_a_rollout_lacks_is_put_in_and_words_are_a_message_of_their_own(
+def test_missing_calls_are_added_to_a_rollout_and_added_words_are_a_message_of_their_own(
     target: CheckedEnvironment, worlds: Worlds
 ) -> None:
     (task,) = [task for task in everything(target) if task.id == "toolsandbox/wifi_off"]
@@ -434,7 +432,7 @@ def test_what_a_rollout_lacks_is_put_in_and_words_are_a_message_of_their_own(
 
 
 @installed
-def test_a_rollout_that_came_out_otherwise_elsewhere_is_not_proven_and_says_why(
+def test_a_rollout_with_other_results_elsewhere_opens_no_world_and_the_reason_is_named(
     target: CheckedEnvironment, worlds: Worlds
 ) -> None:
     (task,) = [task for task in everything(target) if task.data["task"] == "get_wifi"]

@@ -1,4 +1,4 @@
-"""Workers: a benchmark in a process of its own may do anything, and costs its own episodes at most."""
+"""Workers: a benchmark in a process of its own may do anything and costs at most its own episodes."""
 
 import contextlib
 import json
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripted import CONF
 
 from captrain.agents.collection import collect, pass_rate
 from captrain.agents.scripted import Script, ScriptedPolicy, by_the_book
@@ -28,106 +29,104 @@ from captrain.ledger import ledger_entry
 from captrain.records import Message, Rollout
 from captrain.run import compose_spec
 
-CONF = Path(__file__).parents[2] / "conf"
 WORKER = Path(__file__).parents[1] / "workers" / "contract_worker.py"
 PATIENT = 30.0
 HASTY = 2.0
-"""Seconds; a worker that does answer must do so in less on a machine that has other work, too."""
-
+"""Timeouts in seconds. A busy machine must answer within the short one, too."""
 MakePool = Callable[..., Pool]
 
 
 @pytest.fixture
 def pool() -> Iterator[MakePool]:
-    """Make a pool of toy workers; it is closed at the end."""
+    """Make pools of toy workers, which are closed at the end."""
     pools: list[Pool] = []
 
-    def make(processes: int = 1, timeout: float = PATIENT, command: Sequence[str] | None = None, **more: Any) -> Pool:
-        made = Pool("till", command or [sys.executable, str(WORKER)], processes=processes, timeout=timeout, **more)
-        pools.append(made)
-        return made
+    def make(
+        processes: int = 1, timeout: float = PATIENT, command: Sequence[object] | None = None, **more: Any
+    ) -> Pool:
+        words = [str(word) for word in command or (sys.executable, WORKER)]
+        pools.append(Pool("till", words, processes=processes, timeout=timeout, **more))
+        return pools[-1]
 
     yield make
-    for one in pools:
-        one.close()
+    for made in pools:
+        made.close()
 
 
 def agent(session: Session, content: str = "", *calls: int) -> dict[str, Any]:
     message: Message = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [tool_call("add", {"amount": amount})["tool_calls"][0] for amount in calls]
-    return session.call("step", role="agent", message=message)
+    return dict(session.call("step", role="agent", message=message))
 
 
-def user(session: Session, seen: dict[str, Any]) -> dict[str, Any]:
-    said = seen["user_messages"][-1]["content"].removeprefix("Say: ")
-    return session.call("step", role="user", message={"role": "user", "content": said})
+def total(session: Session, amount: int) -> str:
+    """Ring up an amount; return the total that the worker answers."""
+    return agent(session, "", amount)["messages"][0]["content"]
 
 
 def turns(session: Session) -> Iterator[list[Message]]:
-    """Play an episode to its end, one request at a time; the user is ours, too."""
-    seen = session.opening
+    """Play an episode to its end, one request at a time, the user included."""
+    seen: dict[str, Any] = dict(session.opening)
     while not seen["done"]:
         if seen["turn"] == "user":
-            seen = user(session, seen)
+            said = seen["user_messages"][-1]["content"].removeprefix("Say: ")
+            seen = dict(session.call("step", role="user", message={"role": "user", "content": said}))
+        else:
+            wish = seen["messages"][-1]["content"]
+            seen = agent(session, "", int(wish.removeprefix("Please add ").rstrip(".")))
             yield seen["messages"]
-            continue
-        wish = seen["messages"][-1]["content"]
-        seen = agent(session, "", int(wish.removeprefix("Please add ").rstrip(".")))
+            seen = agent(session, "Done.")
         yield seen["messages"]
-        seen = agent(session, "Done.")
-        yield seen["messages"]
+
+
+def pid_of(session: Session) -> int:
+    opening: dict[str, Any] = {**session.opening}
+    return opening["pid"]
 
 
 def running(pid: int) -> bool:
-    """Return whether a process is there and no zombie, whoever has to reap it."""
+    """Return whether a process exists and is not a zombie."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     return bool(state.strip()) and not state.strip().startswith("Z")
 
 
 def gone(pids: Sequence[int], within: float) -> bool:
     deadline = time.monotonic() + within
-    while any(map(running, pids)):
-        if time.monotonic() > deadline:
-            return False
+    while any(map(running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return True
+    return not any(map(running, pids))
 
 
-def test_interleaved_episodes_over_two_workers_from_eight_threads_equal_those_played_one_after_another(
-    pool: MakePool,
-) -> None:
-    names = [f"till/{i}" for i in range(32)]
+def test_interleaved_episodes_in_two_workers_equal_those_played_one_after_another(pool: MakePool) -> None:
+    """Eight threads play 32 episodes."""
+    tasks = [{"task_id": f"till/{i}", "seed": i, "user": "client"} for i in range(32)]
     alone, both = pool(processes=1), pool(processes=2)
     expected = []
-    for seed, name in enumerate(names):
-        session = alone.session(task_id=name, seed=seed, user="client")
+    for task in tasks:
+        session = alone.session(**task)
         expected.append([*turns(session)])
         session.close()
     assert len({str(messages) for messages in expected}) > 20
 
-    def opened(at: int) -> tuple[int, Session]:
-        return at, both.session(task_id=names[at], seed=at, user="client")
-
-    def interleaved(mine: Sequence[tuple[int, Session]]) -> dict[int, list[list[Message]]]:
-        heard: dict[int, list[list[Message]]] = {at: [] for at, _ in mine}
-        left = [(at, turns(session)) for at, session in mine]
-        while left:
-            for at, episode in list(left):
+    def interleaved(mine: Sequence[Session]) -> list[list[list[Message]]]:
+        heard: list[list[list[Message]]] = [[] for _ in mine]
+        playing = [(messages, turns(session)) for messages, session in zip(heard, mine, strict=True)]
+        while playing:
+            for place in reversed(range(len(playing))):
+                messages, episode = playing[place]
                 try:
-                    heard[at].append(next(episode))
+                    messages.append(next(episode))
                 except StopIteration:
-                    left.remove((at, episode))
+                    del playing[place]
         return heard
 
     with ThreadPoolExecutor(8) as threads:
-        sessions = list(threads.map(opened, range(32)))
-        assert sorted(Counter(session.opening["pid"] for _, session in sessions).values()) == [16, 16]
-        heard: dict[int, list[list[Message]]] = {}
-        for some in threads.map(interleaved, [sessions[at::8] for at in range(8)]):
-            heard.update(some)
-        assert [heard[at] for at in range(32)] == expected
-        list(threads.map(lambda one: one[1].close(), sessions))
+        sessions = list(threads.map(lambda task: both.session(**task), tasks))
+        assert sorted(Counter(map(pid_of, sessions)).values()) == [16, 16]
+        heard = list(threads.map(interleaved, [sessions[at::8] for at in range(8)]))
+        assert [heard[at % 8][at // 8] for at in range(32)] == expected
+        list(threads.map(Session.close, sessions))
     assert both.call("stats")["episodes"] == alone.call("stats")["episodes"] == 0
 
 
@@ -144,31 +143,27 @@ def test_interleaved_episodes_over_two_workers_from_eight_threads_equal_those_pl
         pytest.param("!late 2.5", "did not answer step within 2 s", marks=pytest.mark.needs("minutes")),
     ],
 )
-def test_a_lost_worker_costs_its_own_episodes_alone_and_is_replaced(pool: MakePool, command: str, said: str) -> None:
+def test_a_lost_worker_costs_only_its_own_episodes_and_is_replaced(pool: MakePool, command: str, said: str) -> None:
     workers = pool(processes=2, timeout=HASTY if "did not answer" in said else PATIENT)
-    victim, other, neighbour, distant = (workers.session(task_id="till/5", seed=i) for i in range(4))
-    pids = [session.opening["pid"] for session in (victim, other, neighbour, distant)]
+    victim, other, neighbour, distant = sessions = [workers.session(task_id="till/5", seed=i) for i in range(4)]
+    pids = [pid_of(session) for session in sessions]
     assert pids == [pids[0], pids[1]] * 2 and pids[0] != pids[1]
-    agent(victim, "", 1)
-
+    total(victim, 1)
     with pytest.raises(InfrastructureError, match=said):
         agent(victim, command)
     for session in (victim, neighbour):
         with pytest.raises(InfrastructureError, match="the till worker that held this episode"):
-            agent(session, "", 1)
+            total(session, 1)
         session.close()
-    assert agent(other, "", 4)["messages"][0]["content"] == "4"
-    assert agent(distant, "", 2)["messages"][0]["content"] == "2"
-
+    assert total(other, 4) == "4" and total(distant, 2) == "2"
     after = workers.session(task_id="till/5", seed=9)
-    assert after.opening["pid"] not in pids and not running(pids[0])
+    assert pid_of(after) not in pids and not running(pids[0])
     if command.startswith("!late"):
         time.sleep(0.6)
-    assert agent(after, "", 3)["messages"][0]["content"] == "3"
-    assert agent(after, "", 3)["messages"][0]["content"] == "6"
+    assert total(after, 3) == "3" and total(after, 3) == "6"
 
 
-def test_a_worker_that_ends_while_nobody_asks_is_replaced_before_anybody_does(pool: MakePool) -> None:
+def test_a_worker_that_dies_while_idle_is_replaced_before_the_next_request(pool: MakePool) -> None:
     workers = pool()
     first = workers.call("stats")["pid"]
     os.kill(first, signal.SIGKILL)
@@ -178,27 +173,27 @@ def test_a_worker_that_ends_while_nobody_asks_is_replaced_before_anybody_does(po
 
 
 @pytest.mark.parametrize("command", ["!print", "!flood", "!read"])
-def test_what_a_benchmark_prints_or_reads_does_not_touch_the_protocol(pool: MakePool, command: str) -> None:
+def test_prints_and_reads_of_a_benchmark_do_not_touch_the_protocol(pool: MakePool, command: str) -> None:
     session = pool(timeout=5).session(task_id="till/5")
-    agent(session, "", 1)
+    total(session, 1)
     assert agent(session, command)["messages"] == []
-    assert agent(session, "", 1)["messages"][0]["content"] == "2"
+    assert total(session, 1) == "2"
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [("!raise", "till raised LookupError in step: the drawer"), ("!exit", "till raised SystemExit")],
 )
-def test_what_a_benchmark_raises_is_an_infrastructure_error_and_the_worker_lives_on(
+def test_an_exception_of_a_benchmark_is_an_infrastructure_error_and_the_worker_lives_on(
     pool: MakePool, command: str, said: str
 ) -> None:
     session = pool().session(task_id="till/5")
     with pytest.raises(InfrastructureError, match=said):
         agent(session, command)
-    assert agent(session, "", 1)["messages"][0]["content"] == "1"
+    assert total(session, 1) == "1"
 
 
-def test_results_that_are_not_json_are_errors_and_odd_text_comes_through(pool: MakePool) -> None:
+def test_results_that_are_not_json_are_errors_and_odd_text_arrives(pool: MakePool) -> None:
     workers = pool()
     for what in ("nan", "set"):
         with pytest.raises(InfrastructureError, match="ValueError|TypeError"):
@@ -208,65 +203,60 @@ def test_results_that_are_not_json_are_errors_and_odd_text_comes_through(pool: M
     assert workers.call("do", command="", padding="caf\udce9 " + "y" * 3_000_000)["pid"]
 
 
-def test_an_answer_given_twice_or_to_an_interrupted_request_is_never_taken_for_another(pool: MakePool) -> None:
+def test_a_second_reply_or_a_reply_to_an_interrupted_request_is_dropped(pool: MakePool) -> None:
     session = pool().session(task_id="till/5")
     agent(session, "!twice")
-    assert agent(session, "", 1)["messages"][0]["content"] == "1"
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
+    assert total(session, 1) == "1"
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
             agent(session, "!late 0.5")
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert agent(session, "", 1)["messages"][0]["content"] == "2"
+    assert total(session, 1) == "2"
 
 
-def test_waiting_for_ones_turn_is_not_the_workers_time(pool: MakePool) -> None:
+def test_waiting_for_a_turn_does_not_count_against_the_timeout(pool: MakePool) -> None:
     workers = pool(timeout=HASTY)
     with ThreadPoolExecutor(4) as threads:
         pids = list(threads.map(lambda _: workers.call("do", command="!late 0.25")["pid"], range(4)))
     assert len(set(pids)) == 1
 
 
-def test_a_stateless_request_goes_to_the_worker_that_is_least_busy(pool: MakePool) -> None:
+def test_a_stateless_request_goes_to_the_least_busy_worker(pool: MakePool) -> None:
     workers = pool(processes=2)
-    assert len({workers.call("stats")["pid"] for _ in range(3)}) == 1  # no second one without need
+    assert len({workers.call("stats")["pid"] for _ in range(3)}) == 1, "no second one starts without need"
     with ThreadPoolExecutor(1) as threads:
-        slow = threads.submit(workers.call, "do", command="!late 0.8")
+        slow = threads.submit(workers.call, "do", command="!late 2")
         time.sleep(0.1)
         quick = workers.call("stats")["pid"]
         assert not slow.done()
         assert slow.result()["pid"] != quick
 
 
-def test_an_episode_is_opened_where_the_fewest_are_open(pool: MakePool) -> None:
+def test_an_episode_opens_in_the_worker_with_the_fewest_open_ones(pool: MakePool) -> None:
     workers = pool(processes=2)
     sessions = [workers.session(task_id="till/1") for _ in range(6)]
-    emptier = sessions[1].opening["pid"]
     for session in sessions[1::2]:
         session.close()
     with pytest.raises(UserError):
         workers.session(task_id="till/none")
-    assert [workers.session(task_id="till/1").opening["pid"] for _ in range(3)] == [emptier] * 3
+    assert [pid_of(workers.session(task_id="till/1")) for _ in range(3)] == [pid_of(sessions[1])] * 3
 
 
-def test_a_request_that_waits_for_a_worker_while_it_is_lost_goes_to_the_next(pool: MakePool) -> None:
+def test_a_request_queued_for_a_lost_worker_goes_to_the_next(pool: MakePool) -> None:
     workers = pool(timeout=HASTY)
     session = workers.session(task_id="till/5")
     with ThreadPoolExecutor(2) as threads:
         lost = threads.submit(agent, session, "!hang")
         time.sleep(0.3)
         waiting = threads.submit(workers.call, "stats")
-        assert waiting.result()["pid"] != session.opening["pid"]
+        assert waiting.result()["pid"] != pid_of(session)
         assert isinstance(lost.exception(), InfrastructureError)
 
 
-def test_a_worker_that_no_longer_reads_cannot_hold_up_a_long_request(pool: MakePool) -> None:
+def test_a_worker_that_stops_reading_cannot_delay_a_long_request(pool: MakePool) -> None:
     workers = pool(timeout=HASTY)
     os.kill(workers.call("stats")["pid"], signal.SIGSTOP)
     begun = time.monotonic()
@@ -276,26 +266,32 @@ def test_a_worker_that_no_longer_reads_cannot_hold_up_a_long_request(pool: MakeP
     assert workers.call("stats")["episodes"] == 0
 
 
-def test_a_worker_that_never_stops_printing_has_no_more_time_than_one_that_hangs(pool: MakePool) -> None:
+def test_a_worker_that_never_stops_printing_has_the_same_timeout_as_one_that_hangs(pool: MakePool) -> None:
     late = json.dumps({"id": 0, "ok": True, "result": {}}).encode() + b"\n"
     endless = f"import os\nwhile True: os.write(1, {late!r} * 1500)"
-    workers = pool(command=[sys.executable, "-c", endless], start_timeout=0.3)
     with pytest.raises(UserError, match=r"did not answer hello within 0\.3 s"):
-        workers.call("hello")
+        pool(command=[sys.executable, "-c", endless], start_timeout=0.3).call("hello")
 
 
-def test_an_interpreter_that_is_not_there_or_none_is_a_user_error(pool: MakePool, tmp_path: Path) -> None:
-    text = tmp_path / "python"
-    text.write_text("not a program\n")
-    for path, why in ((tmp_path / "absent", "No such file"), (text, "Permission"), (tmp_path, "Permission")):
-        workers = pool(command=[str(path), str(WORKER)])
-        with pytest.raises(UserError, match=why) as caught:
-            workers.call("hello")
-        assert str(path) in caught.value.problem
-        assert "machine.benchmarks.till.python" in caught.value.remedy
-    text.chmod(0o755)
-    with pytest.raises(UserError, match="Exec format error"):
-        pool(command=[str(text), str(WORKER)]).call("hello")
+@pytest.mark.parametrize(
+    ("name", "mode", "why"),
+    [
+        ("absent", None, "No such file"),
+        ("text", 0o644, "Permission"),
+        (".", None, "Permission"),
+        ("text", 0o755, "Exec format error"),
+    ],
+)
+def test_a_path_that_is_no_interpreter_is_a_user_error(
+    pool: MakePool, tmp_path: Path, name: str, mode: int | None, why: str
+) -> None:
+    path = tmp_path / name
+    if mode is not None:
+        path.write_text("not a program\n")
+        path.chmod(mode)
+    with pytest.raises(UserError, match=why) as caught:
+        pool(command=[path, WORKER]).call("hello")
+    assert str(path) in caught.value.problem and "machine.benchmarks.till.python" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -307,12 +303,9 @@ def test_an_interpreter_that_is_not_there_or_none_is_a_user_error(pool: MakePool
         ("!garbage", "printed what is not a reply"),
     ],
 )
-def test_a_benchmark_that_does_not_import_is_a_user_error_in_one_message(
-    pool: MakePool, at_import: str, said: str
-) -> None:
-    workers = pool(
-        processes=2, start_timeout=0.3 if at_import == "!hang" else PATIENT, env={"CONTRACT_IMPORT": at_import}
-    )
+def test_a_benchmark_that_does_not_import_is_one_user_error(pool: MakePool, at_import: str, said: str) -> None:
+    start = 0.3 if at_import == "!hang" else PATIENT
+    workers = pool(processes=2, start_timeout=start, env={"CONTRACT_IMPORT": at_import})
     with ThreadPoolExecutor(4) as threads:
         faults = [threads.submit(workers.session, task_id="till/1").exception() for _ in range(4)]
     assert {type(fault) for fault in faults} == {UserError} and len(set(map(str, faults))) == 1
@@ -343,32 +336,31 @@ worker_loop.serve([hello, theirs, ours], worker_loop.protect())
 """
 
 
-def test_what_a_package_calls_a_bad_request_is_its_own_exception_and_no_refusal_of_ours(
-    pool: MakePool, tmp_path: Path
-) -> None:
-    shutil.copy(WORKERS / "worker_loop.py", tmp_path)
-    (tmp_path / "worker.py").write_text(RAISING)
-    workers = pool(command=[sys.executable, str(tmp_path / "worker.py")])
+def raising(pool: MakePool, folder: Path, source: str) -> Pool:
+    """A pool of workers with this source."""
+    shutil.copy(WORKERS / "worker_loop.py", folder)
+    (folder / "worker.py").write_text(source)
+    return pool(command=[sys.executable, folder / "worker.py"])
+
+
+def test_a_packages_own_bad_request_is_its_exception_and_not_our_refusal(pool: MakePool, tmp_path: Path) -> None:
+    workers = raising(pool, tmp_path, RAISING)
     with pytest.raises(InfrastructureError, match="till raised BadRequest in theirs: 400"):
         workers.call("theirs")
     with pytest.raises(UserError, match="benchmark till refused ours: there is none"):
         workers.call("ours")
 
 
-def test_a_worker_that_refuses_the_first_request_says_why_whatever_it_is_asked_for(
-    pool: MakePool, tmp_path: Path
-) -> None:
-    shutil.copy(WORKERS / "worker_loop.py", tmp_path)
+def test_a_worker_that_refuses_hello_says_why_whatever_it_is_asked(pool: MakePool, tmp_path: Path) -> None:
     refusing = RAISING.replace("def hello():\n    pass", 'def hello():\n    raise NoTask("nothing is installed")')
-    (tmp_path / "worker.py").write_text(refusing)
-    workers = pool(command=[sys.executable, str(tmp_path / "worker.py")])
+    workers = raising(pool, tmp_path, refusing)
     for _ in range(2):
         with pytest.raises(UserError, match="benchmark till refused hello: nothing is installed") as caught:
             workers.call("theirs")
         assert "machine.benchmarks.till.python" in caught.value.remedy
 
 
-def test_what_does_not_exist_is_a_user_error_and_the_worker_lives_on(pool: MakePool) -> None:
+def test_a_request_for_what_does_not_exist_is_a_user_error_and_the_worker_lives_on(pool: MakePool) -> None:
     workers = pool()
     pid = workers.call("stats")["pid"]
     for request in ({"op": "reset", "task_id": "till/none"}, {"op": "dance"}, {"op": "stats", "loudly": True}):
@@ -380,7 +372,7 @@ def test_what_does_not_exist_is_a_user_error_and_the_worker_lives_on(pool: MakeP
     assert workers.call("stats")["pid"] == pid
 
 
-def test_lines_that_are_no_requests_are_refused_and_the_loop_goes_on() -> None:
+def test_lines_that_are_not_requests_are_refused_and_the_loop_goes_on() -> None:
     lines = [
         "not JSON", "[1]", '{"id": 4}', '{"id": 5, "op": "dance"}', '{"id": 6, "op": "close"}',
         '{"id": 7, "op": "say", "what": "nan"}', '{"id": 8, "op": "close", "episode": "x"}',
@@ -396,28 +388,25 @@ def test_lines_that_are_no_requests_are_refused_and_the_loop_goes_on() -> None:
 
 
 def test_a_worker_gets_its_own_settings_and_none_of_our_python(pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
-    monkeypatch.setenv("PYTHONSTARTUP", "/somewhere/else/startup.py")
-    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere/else")
+    for name in ("PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV"):
+        monkeypatch.setenv(name, "/somewhere/else")
     monkeypatch.setenv("TILL_OPEN", "yes")
     environ = pool(env={"TILL_DATA": "/data"}).call("environ")["environ"]
     ours = {name: value for name, value in environ.items() if name.startswith(("PYTHON", "VIRTUAL_ENV", "TILL"))}
     assert ours == {"PYTHONHASHSEED": "0", "TILL_OPEN": "yes", "TILL_DATA": "/data"}
 
 
-def test_nothing_starts_before_it_is_needed_and_nothing_is_left_after_close(pool: MakePool) -> None:
+def test_nothing_starts_before_it_is_needed_and_nothing_runs_after_close(pool: MakePool) -> None:
     pool(command=["/nowhere"])
     workers = pool(processes=2)
     sessions = [workers.session(task_id="till/1") for _ in range(2)]
-    pids = [session.opening["pid"] for session in sessions]
     with ThreadPoolExecutor(1) as threads:
         busy = threads.submit(agent, sessions[0], "!hang")
         time.sleep(0.2)
         workers.close()
-        assert not any(map(running, pids))
+        assert not any(running(pid_of(session)) for session in sessions)
         assert isinstance(busy.exception(), InfrastructureError)
-    for session in sessions:
-        session.close()
+    for session in sessions * 2:
         session.close()
 
 
@@ -435,7 +424,7 @@ time.sleep(float(sys.argv[2]))
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_no_worker_outlives_us_not_even_one_at_work_when_we_are_killed(killed: bool) -> None:
+def test_no_worker_outlives_our_process_even_if_it_is_busy_and_we_are_killed(killed: bool) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(WORKER), "60" if killed else "0"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -456,11 +445,10 @@ def test_no_worker_outlives_us_not_even_one_at_work_when_we_are_killed(killed: b
         ("benchmark=agentdojo", "captrain benchmark install agentdojo"),
         ("benchmark=tau2", "the package called tau2 on the public index is something else"),
         ("benchmark=toolsandbox", "as its README says"),
-        ("benchmark=openenv benchmark.source=desk", "captrain benchmark install openenv"),
         ("benchmark=verifiers benchmark.taskset=desk", "captrain benchmark install verifiers"),
     ],
 )
-def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_told(
+def test_a_benchmark_that_is_not_installed_is_missed_with_the_first_task_and_the_remedy_is_named(
     settings: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where no benchmark is installed
@@ -475,17 +463,17 @@ def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_tol
     "settings",
     [
         "benchmark=bfcl benchmark.discovery=0.7 benchmark.training=0.3",
-        "benchmark=openenv benchmark.source=x benchmark.discovery=0.8",
+        "benchmark=verifiers benchmark.taskset=x benchmark.discovery=0.8",
     ],
 )
-def test_shares_that_leave_nothing_to_test_on_are_refused(settings: str) -> None:
+def test_shares_that_leave_no_test_tasks_are_refused(settings: str) -> None:
     composed = compose_spec("default", 0, settings.split(), CONF)
-    with pytest.raises(UserError, match="leaves (no scenario|nothing) to test on"):
+    with pytest.raises(UserError, match="leaves nothing to test on"):
         load_benchmark(composed.benchmark, composed.machine)
 
 
 class Till:
-    """The toy as an environment of the contract."""
+    """The toy benchmark as an environment of the contract."""
 
     name = "till"
 
@@ -519,30 +507,33 @@ class Together(ScriptedPolicy):
         yield from plays
 
 
-class Clerk:
-    """Rings up what is wanted; says `command` instead, to begin with, in the plays of some tasks, so many times."""
+def rollouts_of(
+    till: Till, folder: Path, times: dict[str, int], policy: type[ScriptedPolicy] = ScriptedPolicy
+) -> list[Rollout]:
+    """Play all tasks with an agent that rings up what is wanted.
 
-    def __init__(self, command: str, times: dict[str, int]) -> None:
-        self.command, self.times = command, dict(times)
-        self.lock = threading.Lock()
+    Args:
+        till: the environment.
+        folder: of the journals.
+        times: task -> how many of its rollouts begin with "!die".
+        policy: how the episodes are played.
+    """
+    lock, remaining = threading.Lock(), dict(times)
 
-    def script(self, play: RunningEpisode) -> Iterator[Message]:
+    def clerk(play: RunningEpisode) -> Iterator[Message]:
         task = play.key.split("/", 1)[1].rsplit("/", 1)[0]
-        with self.lock:
-            sick = self.times.get(task, 0) > 0
-            self.times[task] = self.times.get(task, 0) - sick
+        with lock:
+            sick = remaining.get(task, 0) > 0
+            remaining[task] = remaining.get(task, 0) - sick
         if sick:
-            yield {"role": "assistant", "content": self.command}
+            yield {"role": "assistant", "content": "!die"}
         while (wish := play.messages[-1]["content"]).startswith("Please add"):
             yield tool_call("add", {"amount": int(wish.removeprefix("Please add ").rstrip("."))})
             yield {"role": "assistant", "content": "Next."}
 
-
-def played(
-    target: CheckedEnvironment, clerk: Clerk, folder: Path, count: int, policy: type[ScriptedPolicy]
-) -> list[Rollout]:
-    script: Script = clerk.script  # pyright: ignore[reportAssignmentType]
-    tasks = target.tasks("discovery", count)
+    script: Script = clerk  # pyright: ignore[reportAssignmentType]
+    target = CheckedEnvironment(till, "tests", "0")
+    tasks = target.tasks("discovery", len(till.names))
     return collect(policy(script=script), target, tasks, purpose="diagnosis", seed=0, journals=folder, quiet=True)
 
 
@@ -551,24 +542,21 @@ def test_episodes_that_lose_their_worker_are_retried_and_counted_and_never_faile
     pool: MakePool, tmp_path: Path, policy: type[ScriptedPolicy]
 ) -> None:
     names = [f"till/{i}" for i in range(6)]
-    clerk = Clerk("!die", {"till/2": 1})
-    rollouts = played(CheckedEnvironment(Till(pool(processes=2), names), "tests", "0"), clerk, tmp_path, 6, policy)
+    rollouts = rollouts_of(Till(pool(processes=2), names), tmp_path, {"till/2": 1}, policy)
     assert [rollout.outcome for rollout in rollouts] == ["passed"] * 6
     retries = {rollout.task.id: rollout.retries for rollout in rollouts}
-    # Opened together, every second episode was in the worker that died.
+    # If all are opened together, every second episode is in the worker that dies.
     lost = ["till/0", "till/2", "till/4"] if policy is Together else ["till/2"]
     assert retries == {name: int(name in lost) for name in names}
     entry = ledger_entry(rollouts, stage="rollouts", method="target")
     assert (entry.rollouts, entry.errors) == (6 + len(lost), len(lost))
 
 
-def test_episodes_whose_worker_always_dies_end_as_errors_and_are_on_no_side_of_the_pass_rate(
+def test_episodes_whose_worker_always_dies_are_errors_and_do_not_count_in_the_pass_rate(
     pool: MakePool, tmp_path: Path
 ) -> None:
     names = ["till/0", "!die", "till/1", "!garbage", "till/2", "!kill", "till/3", "till/4"]
-    clerk = Clerk("!die", {"till/1": 99})
-    target = CheckedEnvironment(Till(pool(processes=2), names), "tests", "0")
-    rollouts = played(target, clerk, tmp_path, 8, ScriptedPolicy)
+    rollouts = rollouts_of(Till(pool(processes=2), names), tmp_path, {"till/1": 99})
     outcomes = [rollout.outcome for rollout in rollouts]
     assert outcomes == ["passed", "error", "error", "error", "passed", "error", "passed", "passed"]
     assert pass_rate(rollouts) == 1.0
@@ -578,46 +566,46 @@ def test_episodes_whose_worker_always_dies_end_as_errors_and_are_on_no_side_of_t
             assert rollout.error is not None and "a till worker" in rollout.error
 
 
-def test_who_always_loses_the_worker_to_a_neighbour_passes_by_itself(pool: MakePool, tmp_path: Path) -> None:
-    clerk = Clerk("!die", {"till/1": 99})
-    target = CheckedEnvironment(Till(pool(processes=1), ["till/0", "till/1", "till/2"]), "tests", "0")
-    rollouts = played(target, clerk, tmp_path, 3, Together)
+def test_an_episode_that_always_loses_its_worker_to_a_neighbour_passes_alone(pool: MakePool, tmp_path: Path) -> None:
+    till = Till(pool(processes=1), ["till/0", "till/1", "till/2"])
+    rollouts = rollouts_of(till, tmp_path, {"till/1": 99}, Together)
     assert [rollout.outcome for rollout in rollouts] == ["passed", "error", "passed"]
     assert [rollout.retries for rollout in rollouts] == [2, 2, 2]
 
 
-def test_a_grader_that_dies_makes_an_error_and_no_failure(pool: MakePool, tmp_path: Path) -> None:
+def test_a_grader_that_dies_makes_an_error_and_not_a_failure(pool: MakePool, tmp_path: Path) -> None:
     class Fragile(Till):
         def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
             with contextlib.suppress(KeyError):
                 self.pool.call("do", command={"till/1": "!die"}[task["id"]])
             return super().score(task, messages)
 
-    target = CheckedEnvironment(Fragile(pool(), ["till/0", "till/1", "till/2"]), "tests", "0")
-    rollouts = played(target, Clerk("", {}), tmp_path, 3, ScriptedPolicy)
+    rollouts = rollouts_of(Fragile(pool(), ["till/0", "till/1", "till/2"]), tmp_path, {})
     assert [rollout.outcome for rollout in rollouts] == ["passed", "error", "passed"]
 
 
+TIMED = """
+import time, worker_loop
+worker_loop.PATIENCE = 0.2
+with worker_loop.patience():
+    time.sleep(0.5)
+try:
+    with worker_loop.patience():
+        while True: pass
+except TimeoutError:
+    raise SystemExit(7)
+"""
+
+
 def test_a_call_has_seconds_of_cpu_and_not_of_the_clock() -> None:
-    """A machine that is busy with something else decides no score."""
-    lines = [
-        "import time, worker_loop as play",
-        "play.PATIENCE = 0.2",
-        "with play.patience():",
-        "    time.sleep(0.5)",
-        "try:",
-        "    with play.patience():",
-        "        while True: pass",
-        "except TimeoutError:",
-        "    raise SystemExit(7)",
-    ]
-    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=WORKERS, timeout=120).returncode == 7
+    """A busy machine must not change scores."""
+    assert subprocess.run([sys.executable, "-c", TIMED], cwd=WORKERS, timeout=120).returncode == 7
 
 
-STANDARD = """
-import standard_worker
+REPLAYED = """
+import record_replay
 
-class Episode(standard_worker.Episode):
+class Episode(record_replay.Episode):
     turns, taken, open = 9, [], 0
 
     def __init__(self, place, user="scripted"):
@@ -643,18 +631,21 @@ def outcome(function, *values):
     except Exception as error:
         return type(error).__name__, len(Episode.taken), Episode.open
 
+def survey():
+    pass
+
 record = [("user", "Begin."), ("assistant", "a"), ("user", "Well?"), ("assistant", "b")]
-operations = standard_worker.Episodes(dict, Episode)
+operations = {function.__name__: function for function in record_replay.operations(survey, Episode)}
 for place in (0, 2, None):
     messages = [{"role": role, "content": text + "!" * (index == place)} for index, (role, text) in enumerate(record)]
-    print(outcome(operations.evaluate, "t/0", messages))
-print(outcome(operations.evaluate, "t/0", messages[:2]))
-print(outcome(lambda: operations.idle(place="t/0")))
+    print(outcome(operations["evaluate"], "t/0", messages))
+print(outcome(operations["evaluate"], "t/0", messages[:2]))
+print(outcome(lambda: operations["idle"](place="t/0")))
 """
 
 
-def test_a_record_is_played_again_up_to_where_it_is_answered_otherwise_and_no_episode_stays_open() -> None:
-    done = subprocess.run([sys.executable, "-c", STANDARD], cwd=WORKERS, capture_output=True, text=True, timeout=60)
+def test_a_record_is_replayed_until_an_answer_differs_and_no_episode_stays_open() -> None:
+    done = subprocess.run([sys.executable, "-c", REPLAYED], cwd=WORKERS, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [
         "('NotRepeatable', 0, 0)",
         "('NotRepeatable', 1, 0)",
@@ -664,18 +655,17 @@ def test_a_record_is_played_again_up_to_where_it_is_answered_otherwise_and_no_ep
     ], done.stderr
 
 
-def test_a_benchmark_is_named_by_what_its_workers_script_imports_and_by_nothing_else(
+def test_a_workers_digest_covers_what_its_script_imports_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(WORKERS, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr("captrain.benchmarks.pool.WORKERS", tmp_path)
-    packages = ("openenv", "verifiers", "tau2", "bfcl")
+    packages = ("verifiers", "tau2", "bfcl")
     before = {package: workers_code(package) for package in packages}
     changing = {
-        "standard_worker.py": {"openenv", "verifiers"},
+        "record_replay.py": {"verifiers"},
         "captrain_harness.py": {"verifiers"},
         "tau2_replay.py": {"tau2"},
-        "scripted_play.py": {"bfcl"},
         "agentdojo_worker.py": set[str](),
         "worker_loop.py": {*packages},
     }

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from captrain.capabilities import alignment
-from captrain.capabilities.alignment import Act, Pair, Story, Toolbox, _affinity, differing, same, says
+from captrain.capabilities.alignment import Pair, _affinity
+from captrain.capabilities.calls import Call
+from captrain.capabilities.text import same, says
+from captrain.capabilities.toolbox import Toolbox
+from captrain.capabilities.view import RolloutView, bare_view
 from captrain.records import JsonObject, Message, Rollout, Task
 
 SCHEMAS: list[JsonObject] = [
@@ -63,7 +66,7 @@ def recorded(turns: Turns) -> list[Message]:
     return messages
 
 
-def goals_of(reference: list[Act], user: str) -> list[Pair]:
+def goals_of(reference: list[Call], user: str) -> list[Pair]:
     """The writes of a reference, each held against all that comes before it."""
     goals: list[Pair] = []
     for act in (act for act in reference if act.kind == "write"):
@@ -78,11 +81,11 @@ def goals_of(reference: list[Act], user: str) -> list[Pair]:
     return goals
 
 
-def align_all(goals: list[Pair], writes: list[Act]) -> tuple[list[Pair], list[Act]]:
+def align_all(goals: list[Pair], writes: list[Call]) -> tuple[list[Pair], list[Call]]:
     """Align by comparing each write with each goal."""
     records = [pair.goal.record for pair in goals]
     ranked = sorted(
-        (affinity, len(differing(pair.goal, write)) - len(pair.goal.arguments), i, j)
+        (affinity, len(write.differing(pair.goal)) - len(pair.goal.arguments), i, j)
         for i, pair in enumerate(goals)
         for j, write in enumerate(writes)
         if (affinity := _affinity(pair, write, elsewhere=write.record not in records)) is not None
@@ -96,9 +99,9 @@ def align_all(goals: list[Pair], writes: list[Act]) -> tuple[list[Pair], list[Ac
     return pairs, [write for j, write in enumerate(writes) if j not in matched]
 
 
-def story_of(turns: list[Message], reference: list[Message]) -> Story:
+def view_of(turns: list[Message], reference: list[Message]) -> RolloutView:
     task = Task(id="e/1", split="discovery", data={})
-    return Story(
+    return bare_view(
         Rollout(
             id="r", task=task, environment="e", trial=0, purpose="diagnosis", policy="p", outcome="failed",
             messages=[{"role": "user", "content": "Order a, please."}, *turns], reference=reference,
@@ -113,8 +116,8 @@ def test_what_the_index_aligns_is_what_comparing_all_pairs_aligns(
     turns: Turns,
     reference: Turns,
 ) -> None:
-    story = story_of(recorded(turns), recorded(reference))
-    assert (story.pairs, story.extras) == align_all(goals_of(story.expected, story.user), story.writes)
+    view = view_of(recorded(turns), recorded(reference))
+    assert (view.pairs, view.extras) == align_all(goals_of(view.expected, view.user), view.writes)
 
 
 def test_a_record_that_had_to_be_derived_is_picked_wrongly_where_another_is_treated_twice() -> None:
@@ -122,24 +125,24 @@ def test_a_record_that_had_to_be_derived_is_picked_wrongly_where_another_is_trea
         [("set_note", {"order_id": order, "text": text, "day": 1, "tags": [], "sizes": []}, None)]
         for order, text in (("a", "a"), ("b", "b"), ("a", "b"))
     )
-    story = story_of(recorded([first, twice]), recorded([first, second]))
-    assert [pair.write and pair.write.message for pair in story.pairs] == [1, 3] and not story.extras
-    assert [pair.write for pair in story_of(recorded([second, second]), recorded([first, second])).pairs][0] is None
+    view = view_of(recorded([first, twice]), recorded([first, second]))
+    assert [pair.write and pair.write.message for pair in view.pairs] == [1, 3] and not view.extras
+    assert [pair.write for pair in view_of(recorded([second, second]), recorded([first, second])).pairs][0] is None
 
 
 def test_four_thousand_writes_are_aligned_without_comparing_each_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = 0
+    compared, differing = 0, Call.differing
 
-    def counted(goal: Act, write: Act) -> list[str]:
+    def counted(call: Call, goal: Call) -> list[str]:
         nonlocal compared
         compared += 1
-        return differing(goal, write)
+        return differing(call, goal)
 
-    monkeypatch.setattr(alignment, "differing", counted)
+    monkeypatch.setattr(Call, "differing", counted)
     turns, reference = (
         [[("set_note", {"order_id": f"{n + shift}", "text": f"{n}", "day": n % 7, "tags": [], "sizes": []}, None)]
          for n in range(4000)]
         for shift in (3000, 0)
     )  # fmt: skip
-    story = story_of(recorded(turns), recorded(reference))
-    assert sum(pair.write is not None for pair in story.pairs) == 4000 and compared < 20_000
+    view = view_of(recorded(turns), recorded(reference))
+    assert sum(pair.write is not None for pair in view.pairs) == 4000 and compared < 20_000

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import pytest
 
-from captrain.capabilities.alignment import Toolbox, kind_of, same
 from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.faults import fault_of
 from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.capabilities.registry import KINDS
+from captrain.capabilities.rules import KINDS
+from captrain.capabilities.text import same
+from captrain.capabilities.toolbox import Toolbox, kind_of
 from captrain.contract import tool_call
 from captrain.records import Capability, Label, Message, Rollout, Score, Task
 
@@ -21,7 +22,7 @@ SHARED = Path(__file__).parents[3] / "shared/data/tau2"
 CANDIDATES = [
     Capability(id=slug, name=cause.name, description=cause.description)
     for slug, cause in KINDS.items()
-    if cause.finders
+    if cause.occasions
 ]
 OK = '{"ok": true}'
 

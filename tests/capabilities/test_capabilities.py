@@ -17,13 +17,13 @@ from support.needs import further
 from support.stages import stage
 
 from captrain.benchmarks.loading import load_benchmark
-from captrain.capabilities.alignment import kind_of
 from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.capabilities.registry import KINDS
 from captrain.capabilities.rule import CandidateAccount, SelectionAccount, replay
+from captrain.capabilities.rules import KINDS
 from captrain.capabilities.selection import SelectionResult, select
+from captrain.capabilities.toolbox import kind_of
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import UserError
 from captrain.records import (
@@ -56,7 +56,7 @@ THRESHOLDS = spec.SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confid
 CANDIDATES = [
     Capability(id=slug, name=cause.name, description=cause.description)
     for slug, cause in KINDS.items()
-    if cause.finders
+    if cause.occasions
 ]
 CANDIDATES = [one.model_copy(update={"details": {"values": ["delivered", "pending", "shipped"]}}) for one in CANDIDATES]
 

@@ -20,9 +20,9 @@ from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.verdicts import count_pairs, demands, needs
 from captrain.contract import CheckedEnvironment, load_file, tool_call
+from captrain.environments.evidence import make_standard
 from captrain.environments.loading import load_environment, read_passports
 from captrain.environments.publication import publish_pairs
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import combine, examine, make_brief, synthesize_pairs
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import DEFICITS, PAIRS, TemplateSynthesizer

@@ -23,8 +23,8 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities import SelectionAccount
 from captrain.comparison.baselines.controls import NAMES, Workshop, choices, control_routes, publish_routes, rankings
 from captrain.contract import CheckedEnvironment, load_file
+from captrain.environments.evidence import make_standard
 from captrain.environments.loading import read_passports
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import DRAFTS, examine, make_passport
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import CONTROLS, DEFICITS, TemplateSynthesizer

@@ -78,7 +78,7 @@ def test_places_are_taken_in_turn_and_the_tasks_of_each_in_order(
     expected = [(("alpha", "beta")[group % 2], group // 2 + (3 if group % 2 == 0 else 0)) for group in range(10)]
     assert [(name, task) for name, task, _ in opened[::4]] == [(n, f"task/training/{at}") for n, at in expected]
     assert len({key for *_, key in opened}) == len(opened) == one.rollouts == 40
-    assert [row["places"] for row in one.history] == [{"alpha": 1, "beta": 1}] * 5
+    assert [row.places for row in one.history] == [{"alpha": 1, "beta": 1}] * 5
     card = (tmp_path / "work" / one.folder / "README.md").read_text()
     assert "in the environments `alpha`, `beta`." in card and "| groups of each environment | alpha 5, beta 5 |" in card
 
@@ -128,7 +128,7 @@ def test_a_training_in_several_places_goes_on_to_the_identical_adapter(both: Job
         assert last_checkpoint(checkpoints) is not None
         resumed = train(three)
     assert (resumed.digest, resumed.history) == (whole.digest, whole.history)
-    drawn = [row["places"] for row in whole.history]
+    drawn = [row.places for row in whole.history]
     assert drawn == [
         {"alpha": 1, "beta": 1},
         {"again": 1, "alpha": 1},

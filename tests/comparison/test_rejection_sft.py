@@ -9,14 +9,13 @@ from support.letters import Letters
 from support.training import POLICY, ROOT, inside
 
 from captrain.comparison.baselines import rejection_sft
-from captrain.comparison.baselines.rejection_sft import refine
+from captrain.comparison.baselines.rejection_sft import Refined, refine
 from captrain.comparison.baselines.sft import Lesson
 from captrain.contract import CheckedEnvironment, load_file
 from captrain.errors import UserError
 from captrain.models.lora import adapter_digest
 from captrain.records import Task
 from captrain.run import Spec, compose_spec
-from captrain.training import Trained
 
 
 def small(*overrides: str) -> Spec:
@@ -34,7 +33,7 @@ def target(letters: Letters, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def refined(folder: Path, tiny: Path, rollouts: int = 25) -> Trained:
+def refined(folder: Path, tiny: Path, rollouts: int = 25) -> Refined:
     with inside(folder):
         return refine(Lesson("rejection_sft", small(), tiny, rollouts=rollouts))
 
@@ -44,16 +43,14 @@ def test_rounds_play_fresh_tasks_and_spend_exactly_the_total(
 ) -> None:
     adapter = refined(tmp_path, tiny)
     assert [task.id for task in opened] == [f"letters/training/{number}" for number in range(25)]
-    assert [row["rollouts"] for row in adapter.history] == [8, 16, 25]
+    assert [row.rollouts for row in adapter.rounds] == [8, 16, 25]
     entry = adapter.ledger("rejection_sft", "rejection_sft")
     assert (entry.rollouts, entry.purpose, entry.method) == (25, "training", "rejection_sft")
     assert adapter.digest == adapter_digest(tmp_path / adapter.folder)
     # What is taught are the rollouts that passed, of all rounds, as often as comes nearest to the dose.
-    passed = [round(row["success"] * count) for row, count in zip(adapter.history, (8, 8, 9), strict=True)]
-    assert [row["demonstrations"] for row in adapter.history] == [sum(passed[: number + 1]) for number in range(3)]
-    assert [row["epochs"] for row in adapter.history] == [
-        max(1, round(20 / row["demonstrations"])) for row in adapter.history
-    ]
+    passed = [round(row.success * count) for row, count in zip(adapter.rounds, (8, 8, 9), strict=True)]
+    assert [row.demonstrations for row in adapter.rounds] == [sum(passed[: number + 1]) for number in range(3)]
+    assert [row.epochs for row in adapter.rounds] == [max(1, round(20 / row.demonstrations)) for row in adapter.rounds]
     assert adapter.demonstrations == sum(passed) > 0
 
 
@@ -95,7 +92,7 @@ def test_what_was_cut_off_goes_on_to_the_identical_adapter_and_plays_nothing_aga
         refined(tmp_path / "cut", tiny)
     opened.clear()
     again = refined(tmp_path / "cut", tiny)
-    assert (again.digest, again.history) == (whole.digest, whole.history)
+    assert (again.digest, again.rounds) == (whole.digest, whole.rounds)
     assert [task.id for task in opened] == [f"letters/training/{number}" for number in range(16, 25)]
 
 

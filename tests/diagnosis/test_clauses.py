@@ -11,11 +11,11 @@ import pytest
 from support.needs import SHARED
 from typer.testing import CliRunner
 
-from captrain.capabilities import Toolbox, acts_of
+from captrain.capabilities import Toolbox, calls_in
+from captrain.capabilities.clauses import DiagnosisContext, RecordBook, read_clauses, shipped_clauses, violations
+from captrain.capabilities.expressions import FUNCTIONS, Evaluation, Expression, ExpressionError, Pattern, size_of
 from captrain.cli.app import app
 from captrain.contract import tool_call
-from captrain.diagnosis.clauses import DiagnosisContext, RecordBook, read_clauses, shipped_clauses, violations
-from captrain.diagnosis.expressions import FUNCTIONS, Evaluation, Expression, ExpressionError, Pattern, size_of
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message, publish_text
 
@@ -32,9 +32,9 @@ def objections(path: Path, record: JsonObject, wishes: str = "") -> list[str]:
     """Objections to an extension, by the clauses of a file and a record that was shown before."""
     toolbox, book = Toolbox(SCHEMAS), RecordBook()
     shown: Message = {"role": "tool", "content": str(record).replace("'", '"')}
-    book.add(acts_of([tool_call("get_loan", {"loan_id": "L1"}), shown], toolbox))
+    book.add(calls_in([tool_call("get_loan", {"loan_id": "L1"}), shown], toolbox))
     setting = DiagnosisContext(toolbox, POLICY, book, set(), set(), [read_clauses(path)])
-    writes = acts_of([tool_call("extend_loan", {"loan_id": "L1"})], toolbox)
+    writes = calls_in([tool_call("extend_loan", {"loan_id": "L1"})], toolbox)
     return [str(violation) for violation in violations(writes, wishes, setting)]
 
 

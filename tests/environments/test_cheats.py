@@ -10,20 +10,12 @@ from support.needs import further
 
 from captrain.benchmarks import load_benchmark
 from captrain.contract import load_file
-from captrain.environments.knowledge import is_known
+from captrain.environments.evidence import Standard, make_standard
 from captrain.environments.leakage import normalised
 from captrain.environments.passport import run_checks
-from captrain.environments.subject import Standard, make_standard
 from captrain.records import CheckResult
 from captrain.run import compose_spec
 
-KNOWN = {
-    ("617", "builds 612 to 620"): True,
-    ("617", "build 612, which 900 people wait for"): False,
-    ("617", "builds 412 to 620"): False,
-    ("645", "builds 612 to 620"): False,
-}
-"""(a number, what was shown) -> whether an agent can come to it."""
 DEFAULT = compose_spec("default", 0, [], Path(__file__).parents[2] / "conf")
 AGAINST = make_standard(load_benchmark(DEFAULT.benchmark), DEFAULT.evaluation.tasks, DEFAULT.environments)
 
@@ -78,11 +70,3 @@ def test_the_page_has_a_row_for_every_cheat_and_the_check_that_refuses_it() -> N
     assert {*rows} == {*CHEATS, *PASSING}
     assert all("| none |" in rows[name] for name in PASSING)
     assert all(f"| {meant} |" in rows[name] for name, (_, _, meant) in CHEATS.items())
-
-
-@pytest.mark.parametrize(("value", "shown"), KNOWN)
-def test_a_short_range_that_is_shown_may_be_gone_through_and_near_to_a_number_nothing_is_known(
-    value: str, shown: str
-) -> None:
-    numbers = [float(word) for word in shown.replace(",", "").split() if word.isdigit()]
-    assert is_known(value, shown, numbers) == KNOWN[value, shown]

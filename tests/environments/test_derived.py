@@ -12,9 +12,9 @@ from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import KINDS
 from captrain.contract import load_file, tool_call
+from captrain.environments.checks import demands_words
+from captrain.environments.evidence import make_standard
 from captrain.environments.passport import run_checks
-from captrain.environments.probes import demands_words
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import make_brief, synthesize_each
 from captrain.environments.synthesizer import Brief, NoTemplate
 from captrain.environments.templates import TemplateSynthesizer, derivable, derive

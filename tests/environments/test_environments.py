@@ -18,10 +18,11 @@ from support.needs import further
 from captrain.agents.scripted import ScriptedPolicy, by_the_book
 from captrain.benchmarks.loading import load_benchmark
 from captrain.contract import CheckedEnvironment, RunningEpisode, load_file, tool_call
+from captrain.environments.checks import CHECKS, TRANSFER
+from captrain.environments.evidence import make_standard
 from captrain.environments.loading import load_environment, read_passports
-from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks, widening
+from captrain.environments.passport import calibrate, run_checks, widening
 from captrain.environments.publication import publish_environments
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import LOADS, SynthesisResult, make_brief, shortfall, synthesize
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import ANY_OPERATION, DEFICITS, EASIEST, TemplateSynthesizer

@@ -46,7 +46,7 @@ def test_a_changed_file_that_is_marked_as_ours_is_refused_before_any_of_it_runs(
     path, trace = tmp_path / "wrong_record.py", tmp_path / "trace"
     path.write_text(f"open({str(trace)!r}, 'w')\n{path.read_text()}")
     [passport] = read_passports(tmp_path).values()
-    with pytest.raises(UserError, match="is not the file that wrong_record.passport.json was made out for"):
+    with pytest.raises(UserError, match="is not the file that wrong_record.passport.json was made for"):
         load_environment(tmp_path, passport, BASIC)
     assert not trace.exists()
 
@@ -73,7 +73,7 @@ def test_a_passport_leads_to_no_file_but_that_of_its_own_name(tmp_path: Path, na
     with pytest.raises(UserError, match=r"letters.passport.json is not a whole Passport \(.* a name .* at capability"):
         read_passports(folder)
     publish_json(folder / "letters.passport.json", row | {"capability": "beside"})
-    with pytest.raises(UserError, match="is the passport of beside, not of a file of its own name"):
+    with pytest.raises(UserError, match="is the passport of beside, which is not its own name"):
         read_passports(folder)
 
 

@@ -19,11 +19,12 @@ from support.needs import further
 from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
 from captrain.contract import CheckedEnvironment, load_file, tool_call
+from captrain.environments.checks import CHECKS, distance, failed_tool, is_written, steps, structure
+from captrain.environments.evidence import Evidence, Standard, make_standard
 from captrain.environments.leakage import HeldOutTasks, runs_of
-from captrain.environments.passport import CHECKS, audit, calibrate, failed_tool, run_checks, structure
-from captrain.environments.probes import calls_in_text, distance, random_agent, steps
+from captrain.environments.passport import audit, calibrate, run_checks
+from captrain.environments.probes import act_randomly
 from captrain.environments.sandbox.confined import active_confinement, load_confined
-from captrain.environments.subject import Evidence, Standard, make_standard
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import UserError
@@ -36,6 +37,7 @@ DEFAULT = compose_spec("default", 0, [], CONF)
 BENCHMARK = load_benchmark(DEFAULT.benchmark)
 AGAINST = make_standard(BENCHMARK, DEFAULT.evaluation.tasks, DEFAULT.environments)
 FEW = 6
+NAMES = [check.name for check in CHECKS]
 HIDDEN = "\u200b"
 
 SANDBOXED = {
@@ -61,7 +63,7 @@ def found(folder: Path, text: str, seeds: int = FEW, sandboxed: bool = False) ->
     path = folder / "written.py"
     path.write_text(text)
     checks = run_checks(load_confined(path, "none") if sandboxed else load_file(path), path, against(seeds), ())
-    assert [check.name for check in checks] == list(CHECKS)
+    assert [check.name for check in checks] == NAMES
     return {check.name: check for check in checks}
 
 
@@ -142,10 +144,8 @@ def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(
     )
     target = load_confined(path, "none", ())
     checks = {check.name: check for check in run_checks(target, path, against(100), (), seconds=2)}
-    assert 0 < (tmp_path / "slept").stat().st_size * seconds < 20 and list(checks) == list(CHECKS)
-    assert checks["reward of doing nothing"].detail.startswith(
-        "the examination was ended after 2 s (environments.seconds)"
-    )
+    assert 0 < (tmp_path / "slept").stat().st_size * seconds < 20 and list(checks) == NAMES
+    assert "used up the time of its examination (environments.seconds)" in checks["reward of doing nothing"].detail
     assert len(target.tasks("training", 1)) == 1  # once the examination is over, each answer has its time again
 
 
@@ -276,7 +276,7 @@ def test_what_raises_fails_the_checks_that_met_it_and_the_others_still_run(
     ],
 )
 def test_what_is_not_of_the_contract_is_a_finding_too(tmp_path: Path, change: str) -> None:
-    check = found(tmp_path, changed(change), 3)["reward of the reference solution"]
+    check = found(tmp_path, changed(change), 3, sandboxed=True)["reward of the reference solution"]
     assert not check.passed and check.measured is None and check.detail
 
 
@@ -400,9 +400,9 @@ def test_a_structure_is_what_is_left_without_names_and_numbers() -> None:
         "wrap_order('#12')",
     ],
 )
-def test_a_call_that_stands_in_a_text_is_read(text: str) -> None:
-    assert [*calls_in_text(text, BENCHMARK.tools)] == [tool_call("wrap_order", {"order_id": "#12"})]
-    assert [*calls_in_text("Deny it with deny_request. Order #12 is wrapped.", BENCHMARK.tools)] == []
+def test_a_call_in_a_text_is_recognised(text: str) -> None:
+    assert is_written(text, "wrap_order", ["#12"]) and not is_written(text, "wrap_order", ["#13"])
+    assert not is_written("Wrap it with wrap_order. Order #12 (pending) is wrapped.", "wrap_order", ["#12"])
 
 
 def test_random_calls_take_their_arguments_from_enums_and_from_what_is_visible() -> None:
@@ -414,11 +414,9 @@ def test_random_calls_take_their_arguments_from_enums_and_from_what_is_visible()
                        "order": {"type": "string"}, "sure": {"type": "boolean"}},
         "required": ["size", "count", "order", "sure"],
     }  # fmt: skip
-    act = random_agent(
-        [{"type": "function", "function": {"name": "order", "parameters": parameters}}], random.Random(0)
-    )
+    tools, rng = [{"type": "function", "function": {"name": "order", "parameters": parameters}}], random.Random(0)
     seen = [{"role": "user", "content": "Two of 7, for #12!"}, {"role": "tool", "content": '["K-3"]'}]
-    given = [act(seen)["tool_calls"][0]["function"]["arguments"] for _ in range(200)]  # type: ignore[index]
+    given = [act_randomly(tools, rng, seen)["tool_calls"][0]["function"]["arguments"] for _ in range(200)]
     assert {one["size"] for one in given} == {"small", "large"} and {one["sure"] for one in given} == {True, False}
     assert {one["order"] for one in given} == {"Two", "of", "7", "for", "#12", "K-3"}
     assert all(isinstance(one["count"], int) for one in given) and {7, 12} <= {one["count"] for one in given}
@@ -487,13 +485,13 @@ def test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_pag
 ) -> None:
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
     assert status == 0 and f"sandbox: {active_confinement()}" in out and "every check passed" in out
-    assert all(name in out for name in CHECKS)
+    assert all(name in out for name in NAMES)
     passport = Passport.model_validate_json((project / "mine.passport.json").read_text())
     assert passport.passed and not passport.trusted and passport.calibration_tasks == 0
     assert passport.environment == load_file(project / "mine.py").fingerprint
     page = (project / "mine.passport.md").read_text()
     assert page.startswith("# mine: passed\n") and "looks at every order before it gift-wraps" in page
-    assert all(f"| passed | {name} |" in page for name in CHECKS)
+    assert all(f"| passed | {name} |" in page for name in NAMES)
     assert "an agent that does nothing 0, " in page and "not played on the base" in page
 
 

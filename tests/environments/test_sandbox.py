@@ -397,7 +397,7 @@ def test_messages_may_have_a_role_that_captrain_does_not_know(tmp_path: Path) ->
     assert target.open(target.tasks("training", 1)[0]).messages == [{"role": "developer", "content": "Go."}]
     path.write_text(path.read_text().replace('"role": "developer"', '"role": 5'))
     target = load_confined(path, "basic", BARE)
-    with pytest.raises(EnvironmentFault, match="returned what is not a list of messages"):
+    with pytest.raises(EnvironmentFault, match="returned something that is not a list of messages"):
         _ = target.open(target.tasks("training", 1)[0]).messages
 
 

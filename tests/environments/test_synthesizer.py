@@ -17,9 +17,9 @@ from support.needs import further
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.loading import load_benchmark
 from captrain.contract import CheckedEnvironment, load_file
+from captrain.environments.checks import CHECKS
+from captrain.environments.evidence import make_standard
 from captrain.environments.openai import OpenAISynthesizer, complaint, with_schemas
-from captrain.environments.passport import CHECKS
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import SynthesisResult, make_brief, synthesize
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.errors import UserError

@@ -15,8 +15,8 @@ from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
 from captrain.contract import CheckedEnvironment
 from captrain.environments import load_environment, publish_environments
+from captrain.environments.evidence import make_standard
 from captrain.environments.loading import WORLDS, is_own_text, world_of
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import synthesize
 from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer, derivable
@@ -63,7 +63,7 @@ def test_what_narrows_a_benchmark_in_workers_is_our_own_text_to_the_byte_and_nam
         "a changed line": text.replace("return", "return  ", 1),
         "a call": text.replace("KIND = 'argument'", "KIND = print()"),
         "two lines": text.replace("KIND = 'argument'", "KIND = 'argument'; import os"),
-        "another class": text.replace("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.openenv.OpenEnv"),
+        "another class": text.replace("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.verifiers.Verifiers"),
         "a component": text.replace("'discovery': 0.4", "'discovery': {'_target_': 'os.system'}"),
         "no settings": text.replace("SETTINGS = {", "SETTINGS = 1 or {"),
     }
@@ -76,7 +76,7 @@ def test_the_plan_lets_pass_what_can_be_derived_and_says_why_something_cannot() 
     assert "derived" not in plan_problems("benchmark=tau2")
     assert "while a model plays its user" in plan_problems("benchmark=tau2", USER)
     with pytest.raises(UserError, match="it has no reference solutions") as refusal:
-        derivable(composed("benchmark=openenv", "benchmark.source=somewhere").benchmark)
+        derivable(composed("benchmark=verifiers", "benchmark.taskset=some").benchmark)
     assert "synthesizer=openai" in refusal.value.remedy
 
 
@@ -155,8 +155,8 @@ def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived:
     with inside(tmp_path / "work") as work:
         trained = train(job)
     assert (trained.rollouts, trained.errors, trained.discarded) == (8, 0, 0)
-    assert [step["rollouts"] for step in trained.history] == [4, 8]
-    assert all(0 < step["reward"] < 1 for step in trained.history), "some took the step, some did not"
+    assert [step.rollouts for step in trained.history] == [4, 8]
+    assert all(0 < step.reward < 1 for step in trained.history), "some took the step, some did not"
     assert moved(work / trained.folder) > 1e-3
 
 

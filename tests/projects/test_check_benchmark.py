@@ -11,98 +11,82 @@ import pytest
 from support.finished import Captrain
 from support.needs import further
 
-from captrain import contract
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import EnvironmentFault
-from captrain.projects.examination import BenchmarkReport, Examined
+from captrain.projects.examination import ExaminedBenchmark
 
 SOUND = files("captrain").joinpath("projects/templates/calendar_desk.py.txt").read_text()
 FAULTS = {
     "raises": (
         "        meeting = arguments.get(",
         "        meeting = arguments['meeting'] and arguments.get(",
-        ["calendar_desk.py:{here}: step on calendar/", "raised KeyError: 'meeting'", "raise nothing"],
+        ["calendar_desk.py:{here}: ", "raised KeyError: 'meeting' in step on calendar/", "do not raise"],
     ),
     "raises_in_a_library": (
         "        self.turns += 1\n",
         "        json.loads('{' * self.turns)\n        self.turns += 1\n",
-        ["calendar_desk.py:{here}: step on calendar/", "raised JSONDecodeError", "raise nothing"],
+        ["calendar_desk.py:{here}: ", "raised JSONDecodeError", "in step on calendar/", "do not raise"],
     ),
     "other_type": (
         "            return [], True\n",
         "            return None\n",
-        ["calendar_desk.py:{step}: step on", "returned 'None'", "return (messages, over)"],
+        ["calendar_desk.py:{step}: ", "returned 'None' from step on calendar/", "return (messages, over)"],
     ),
     "no_score": (
         '"reward": min(parts.values())',
         '"reward": 3 + len(messages)',
-        ["calendar_desk.py:{score}: score on", "is not a score", "from 0 to 1"],
-    ),
-    "no_number": (
-        '"success": all(parts.values()), "parts": parts}',
-        '"success": all(parts.values()), "parts": {"closed": episode.closed}}',
-        ["calendar_desk.py:{score}: score on", "is not a score", '"parts": {name: number}'],
+        ["calendar_desk.py:{score}: ", "scored calendar/", "keep rewards in [0, 1]"],
     ),
     "no_list": (
         '        return [*messages, {"role": "assistant", "content": DONE}]',
         "        return messages[0]['content'] if messages else ''",
-        ["calendar_desk.py:{reference}: reference on", "is str and no list", "return the assistant messages"],
+        ["calendar_desk.py:{reference}: reference on", " is ''", "return the assistant messages"],
     ),
-    "no_name": ('    name = "calendar"\n', "    name = 3\n", ["calendar_desk.py:{here}: name: is 3", "by a text"]),
+    "no_name": ('    name = "calendar"\n', "    name = 3\n", ["calendar_desk.py:{desk}: name is 3", "by a text"]),
     "not_deterministic": (
         'random.Random(f"{split}-{index}")',
         "random.Random()",
-        ["calendar_desk.py:{tasks}: tasks on split discovery", "are others when asked again", "random.Random(seed)"],
+        ["calendar_desk.py:{tasks}: tasks on split discovery are others when listed again", "random.Random(seed)"],
     ),
     "hash": (
         'random.Random(f"{split}-{index}")',
         'random.Random(hash(f"{split}-{index}"))',
-        ["calendar_desk.py:{tasks}: tasks: are others in another process", "no hash()"],
+        ["calendar_desk.py:{tasks}: tasks are others in another process", "no hash()"],
     ),
     "splits_mixed": (
         'random.Random(f"{split}-{index}")',
         'random.Random(f"{index}")',
-        ["calendar_desk.py:{tasks}: tasks on", "tasks of test are those of discovery under other ids"],
+        ["calendar_desk.py:{tasks}: tasks: ", "of test are those of discovery", "splits never mix"],
     ),
     "wrong_split": (
         '"split": split, "data"',
         '"split": "training", "data"',
-        ["calendar_desk.py:{tasks}: tasks on", "is of split 'training', asked was 'discovery'", "splits never mix"],
+        ["calendar_desk.py:{tasks}: ", "of split training as discovery", "splits never mix"],
     ),
     "never_ends": (
         "        self.turns += 1\n",
         "        while self.turns >= 2: pass\n        self.turns += 1\n",
-        ["calendar_desk.py:{here}: step on calendar/", "did not return within 0.3 s", "end what does not end"],
-    ),
-    "prints": (
-        "        self.turns += 1\n",
-        "        print(f'turn {self.turns}')\n        self.turns += 1\n",
-        ["calendar_desk.py:{here}: step on calendar/", "prints to stdout: 'turn 0'", "or to sys.stderr"],
+        ["calendar_desk.py:{here}: ", "did not return within 0.3 s from step on calendar/", "end every loop"],
     ),
     "exits": (
         "        self.turns += 1\n",
         "        raise SystemExit(3)\n",
-        ["calendar_desk.py:{here}: step on", "raised SystemExit: 3"],
-    ),
-    "changes_the_task": (
-        "        return Calendar(task[",
-        "        task['data']['kind'] = 'x'\n        return Calendar(task[",
-        ["calendar_desk.py:{open}: open on", "changes the task it is given"],
+        ["calendar_desk.py:{step}: step on calendar/", "ended the process (exit status 3)"],
     ),
     "reference_fails": (
         'return [*messages, {"role": "assistant", "content": DONE}]',
         'return [*messages, {"role": "assistant", "content": "Bye."}]',
-        ["calendar_desk.py:{reference}: reference on", "scores 0.0, success False"],
+        ["calendar_desk.py:{score}: reference on", "scores 0.0, success False"],
     ),
     "no_json": (
         '"named": rng.random() < 0.8}',
         '"named": {1, 2}}',
-        ["calendar_desk.py:{tasks}: tasks on split", "is not a task", "plain JSON"],
+        ["calendar_desk.py:{tasks}: the data of task calendar/", "is not plain JSON"],
     ),
     "no_schema": (
         '"parameters": schema}}',
         '"parameters": None}}',
-        ["calendar_desk.py:{tools}: tools:", "is not a function schema"],
+        ["calendar_desk.py:{desk}: tools: ", "is not a function schema"],
     ),
 }
 
@@ -150,7 +134,7 @@ def test_what_is_wrong_is_one_message_with_line_method_task_and_remedy(
     target = f"desk_{fault}.calendar_desk:CalendarDesk"
     status, out, err = captrain(tmp_path, "check-benchmark", target, "--tasks", "6", "--limit", "0.3")
     lines = {name: line_of(text, f"def {name}(") for name in ("tasks", "open", "step", "score", "reference")}
-    lines |= {"here": line_of(SOUND, before), "tools": line_of(text, "tools = [")}
+    lines |= {"here": line_of(SOUND, before), "desk": line_of(text, "class CalendarDesk")}
     problems = problems_in(out)
     expected = [phrase.format(**lines) if ".py:" in phrase else phrase for phrase in phrases]
     expected[0] = f"desk_{fault}/{expected[0]}"
@@ -170,7 +154,7 @@ def test_tasks_that_never_come_in_another_process_are_a_problem(
     (tmp_path / "desk.py").write_text(f"{head}\n{wait}\nclass {rest}")
     status, out, err = captrain(tmp_path, "check-benchmark", "desk:CalendarDesk", "--tasks", "2", "--limit", "5")
     [problem] = problems_in(out)
-    assert status == 1 and "tasks: do not come in another process within 1 s" in problem, out + err
+    assert status == 1 and "tasks do not come in another process within 1 s" in problem, out + err
 
 
 def test_what_comes_later_of_a_benchmark_is_foreseen(tmp_path: Path, captrain: Captrain) -> None:
@@ -198,7 +182,7 @@ def test_a_fault_of_a_module_beside_the_benchmark_is_at_its_line_there(tmp_path:
     status, out, _ = captrain(tmp_path, "check-benchmark", "parted_desk:CalendarDesk", "--tasks", "2")
     assert status == 1
     [problem] = problems_in(out)
-    assert problem.startswith("rooms_of_desk.py:2: step on calendar/") and "raised ZeroDivisionError" in problem
+    assert problem.startswith("rooms_of_desk.py:2: ") and "raised ZeroDivisionError" in problem and "step on" in problem
 
 
 @pytest.mark.parametrize(
@@ -225,7 +209,7 @@ def test_the_command_says_so_and_exits_with_one(tmp_path: Path, captrain: Captra
     assert "mean reward of reference: 1.00 of 12" in out and "calendar: keeps the contract" in out
     (tmp_path / "odd_desk.py").write_text(SOUND.replace('"success": all(', '"success": sum('))
     status, out, _ = captrain(tmp_path, "check-benchmark", "odd_desk:CalendarDesk", "--tasks", "4")
-    assert status == 1 and "score on calendar/" in out and "remedy: return" in out
+    assert status == 1 and "scored calendar/" in out and "remedy: return" in out
     status, _, err = captrain(tmp_path, "check-benchmark", "no_desk:CalendarDesk")
     assert status == 2 and "there is no module no_desk" in err
 
@@ -242,13 +226,13 @@ def test_in_the_pipeline_an_answer_of_another_type_names_method_and_task(answer:
         )
 
 
-def test_in_the_pipeline_a_call_that_never_ends_names_method_and_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_pipeline_a_call_that_never_ends_names_method_and_task() -> None:
     namespace: dict[str, type] = {}
     endless = "        while True:\n            try: pass\n            except Exception: pass\n"
     exec(SOUND.replace("        self.turns += 1\n", f"        self.turns += 1\n{endless}"), namespace)
     target = CheckedEnvironment(namespace["CalendarDesk"](), "calendar_desk.py", "")
     [task] = target.tasks("discovery", 1)
-    monkeypatch.setattr(contract, "CALL_LIMIT", 0.2)
+    target.limit = 0.2
     with pytest.raises(EnvironmentFault, match=f"did not return within 0.2 s from step on {task.id}"):
         target.play(task, [{"role": "assistant", "content": "It is done."}])
 
@@ -256,7 +240,9 @@ def test_in_the_pipeline_a_call_that_never_ends_names_method_and_task(monkeypatc
 def test_a_score_that_reads_more_than_json_holds_is_found_out(tmp_path: Path, captrain: Captrain) -> None:
     (tmp_path / "rich_desk.py").write_text(SOUND + RICH)
     status, out, _ = captrain(tmp_path, "check-benchmark", "rich_desk:RichDesk", "--tasks", "2")
-    assert status == 1 and any("reference on calendar/" in problem for problem in problems_in(out)), out
+    assert status == 1 and any(
+        "scored calendar/" in problem or "reference on calendar/" in problem for problem in problems_in(out)
+    ), out
 
 
 AMID_A_MESSAGE = """
@@ -285,17 +271,21 @@ def test_an_end_is_seen_at_once_though_what_was_started_goes_on(
 
 def test_the_line_of_a_method_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Desk:
-        def size(self) -> int:
+        name = "desk"
+
+        def size(self, split: str) -> int:
             return 3
+
+        def open(self, task: dict[str, Any]) -> None: ...
 
     read, lookups = inspect.getsourcelines, list[object]()
 
-    def counted(owner: Any) -> tuple[list[str], int]:
-        lookups.append(owner)
-        return read(owner)
+    def counted(member: Any) -> tuple[list[str], int]:
+        lookups.append(member)
+        return read(member)
 
     monkeypatch.setattr(inspect, "getsourcelines", counted)
     desk: Any = Desk()
-    examined = Examined(desk, BenchmarkReport("desk"), 10, lambda _: None)
-    assert [examined.call("size", "", desk.size) for _ in range(3)] == [3, 3, 3]
-    assert lookups == [Desk]
+    examined = ExaminedBenchmark(desk, "desk:Desk", 10, lambda _: None)
+    assert [examined.size("test") for _ in range(3)] == [3, 3, 3]
+    assert lookups == [Desk.size]

@@ -13,7 +13,7 @@ from support.waiting import until
 
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import JsonObject, publish_json
-from captrain.run import LENDER, launch
+from captrain.run import launch
 from captrain.run.machine import VLLM, Accelerate, Machine, ModelAccess
 from captrain.training import processes
 
@@ -96,7 +96,7 @@ def test_workers_that_die_again_and_again_are_one_message(tmp_path: Path) -> Non
 
 SLEEPERS = """
 import os, pathlib, time
-from captrain.run import LENDER, launch
+from captrain.run import launch
 from captrain.records import JsonObject, publish_json
 from captrain.training import processes
 from captrain.run.machine import VLLM, Accelerate, Machine, ModelAccess
@@ -139,14 +139,18 @@ def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path
     until(lambda: not any(alive(worker) for worker in workers))
 
 
-EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(python="python", gpus=2), "asking": ModelAccess(gpus=2)}
+EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(gpus=2), "asking": ModelAccess(gpus=2)}
 
 
-def layout(machine: Machine) -> tuple[str | None, int, bool]:
+def process(number: int) -> int:
+    return os.getpid()
+
+
+def layout(machine: Machine) -> tuple[str | None, int]:
     began = Path(os.environ["BEGAN"])
     (began / str(os.getpid())).touch()
     until(lambda: len([*began.iterdir()]) == int(os.environ["AT_ONCE"]))  # each worker has an item
-    return os.environ.get("CUDA_VISIBLE_DEVICES"), launch.places(machine), bool(os.environ.get(LENDER))
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), launch.places(machine)
 
 
 @pytest.mark.parametrize(
@@ -160,12 +164,15 @@ def test_trainings_at_once_have_each_gpus_of_their_own_and_all_of_them_where_the
     accelerate = Accelerate(processes=processes, strategy="fsdp" if processes > 1 else "none")
     node = Machine(workers=0, accelerate=accelerate, **EIGHT)
     assert node.workers == 4 // processes
-    # They borrow the servers of this process.
     monkeypatch.setenv("BEGAN", str(tmp_path))
     monkeypatch.setenv("AT_ONCE", str(items))
-    assert sorted(launch.run(layout, [node] * items, node, "layouts")) == [(gpus, places, True) for gpus in devices]
+    assert sorted(launch.run(layout, [node] * items, node, "layouts")) == [(gpus, places) for gpus in devices]
     monkeypatch.setenv("AT_ONCE", str(items + 1))
-    assert launch.run(layout, [node], node, "layouts") == [(None, 4 // processes, False)]
+    assert launch.run(layout, [node], node, "layouts") == [(None, 4 // processes)]
+    # Items that may start servers run one after another, each on the GPUs of all.
+    served = node.model_copy(update={"vllm": VLLM(python="python", gpus=2)})
+    assert launch.run(layout, [served], served, "layouts") == [(None, 4 // processes)]
+    assert launch.run(process, [0, 1], served, "layouts") == [os.getpid()] * 2
 
 
 def train(machine: Machine, workspace: Path) -> JsonObject:

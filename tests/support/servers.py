@@ -9,7 +9,7 @@ from typing import Any
 from support.warm import warm_commands
 
 from captrain.agents.policy import load_policy
-from captrain.agents.servers import OwnFleet, Server
+from captrain.agents.servers import VllmServer
 from captrain.agents.vllm import VLLMPolicy
 from captrain.run import compose_spec
 from captrain.run.components import Component
@@ -41,11 +41,9 @@ def policy(model: Path, on: Machine | None = None, batch: int | None = None, **s
     return load_policy(Component.model_validate(given), model, on or machine(), VLLMPolicy, batch=batch)
 
 
-def replicas(acting: VLLMPolicy) -> list[Server]:
-    """List the servers of this process that a policy uses."""
-    fleet = acting.fleet
-    assert isinstance(fleet, OwnFleet)
-    return fleet.servers
+def replicas(acting: VLLMPolicy) -> list[VllmServer]:
+    """The servers of this process that a policy acts through."""
+    return acting.fleet.servers
 
 
 def servers() -> list[int]:

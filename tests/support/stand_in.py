@@ -1,8 +1,7 @@
 """The embedded server in vLLM's place: `python stand_in.py MODEL ...` takes the arguments that policy vllm gives `vllm
 serve`.
 
-Beside chat completions it continues token ids, scores the tokens that may come next, and with `--enable-sleep-mode`
-falls asleep and wakes as vLLM does: asleep it answers nothing, and it notes either in the file that `NOTES` names.
+Beside chat completions it continues token ids and scores the tokens that may come next.
 """
 
 import argparse
@@ -18,8 +17,6 @@ from typing import Annotated, Literal
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from captrain.agents import EngineRow, LocalPolicy
 from captrain.errors import UserError
@@ -29,8 +26,6 @@ from captrain.run import entry_point
 from captrain.serving.endpoint import ChatServer, Sampler, Sampling, usage
 from captrain.serving.protection import Protected, protection_of
 from captrain.serving.server import BATCH, TOKENS, pair, routes, run_application
-
-FLAG = "--enable-sleep-mode"
 
 
 class TokenRequest(BaseModel):
@@ -148,25 +143,6 @@ def token_routes(server: TokenServer) -> FastAPI:
     return app
 
 
-class Sleeping:
-    """An application with the two paths of vLLM's development mode."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app, self.asleep = app, False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if path in ("/sleep", "/wake_up"):
-            with Path(os.environ["NOTES"]).open("a") as notes:
-                notes.write(f"{path}?{scope['query_string'].decode()}\n")
-            self.asleep = path == "/sleep"
-            await JSONResponse({})(scope, receive, send)
-        elif self.asleep and path.startswith("/v1/completions"):
-            await JSONResponse({"error": {"message": "asleep"}}, 400)(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-
 @partial(entry_point, stage=False)
 def main() -> None:
     """Serve until the process is told to end."""
@@ -177,7 +153,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", help="the folder's path by default")
     parser.add_argument("--lora-modules", nargs="*", type=pair, default=[], metavar="NAME=FOLDER")
-    parser.add_argument(FLAG, action="store_true")
     # What is always so here: only these values are taken.
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
@@ -200,10 +175,7 @@ def main() -> None:
     # As with vLLM, whoever starts it says whether requests may name adapters, and then they may lie anywhere.
     updating = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
     adapters, rank = dict(arguments.lora_modules), arguments.max_lora_rank
-    app: ASGIApp = token_routes(TokenServer(policy, name, adapters, arguments.model, rank, None if updating else ()))
-    if arguments.enable_sleep_mode:
-        assert os.environ["VLLM_SERVER_DEV_MODE"] == "1"
-        app = Sleeping(app)
+    app = token_routes(TokenServer(policy, name, adapters, arguments.model, rank, None if updating else ()))
     protection = protection_of(arguments.host)
     run_application(Protected(app, protection), name, arguments.host, arguments.port, protection)
 

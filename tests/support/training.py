@@ -61,6 +61,7 @@ def passport(path: Path, trusted: bool = True) -> Passport:
 def synthesized(folder: Path, name: str) -> None:
     """Write an environment with its passport, as the environments stage does."""
     path = folder / f"results/environments/{name}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(LETTERS.format(name=name, flat=0))
     publish_json(path.with_suffix(".passport.json"), passport(path))
 
@@ -92,7 +93,6 @@ def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Seq
     overrides += [f"adapters.rollouts={rollouts}", "machine.workers=1", *more]
     publish_spec(compose_spec("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
     shutil.copytree(base, folder / "artifacts/base")
-    (folder / "results/environments").mkdir(parents=True)
     for name in names:
         synthesized(folder, name)
     return folder
@@ -150,7 +150,7 @@ def trainer_of(one: Job) -> Any:
     policy, trainer = build(one.policy, LocalPolicy, model=one.base), build(one.trainer, recipe.GRPO)
     environment = one.environments[0].source
     assert isinstance(environment, EnvironmentFile)
-    return PolicyTrainer(trainer, one, policy, targets_of(one), environment.folder / "checkpoints")
+    return PolicyTrainer(trainer, one, policy, targets_of(one), environment.folder)
 
 
 def targets_of(one: Job) -> list[CheckedEnvironment]:

@@ -65,7 +65,7 @@ def trained(tiny: Path, home: Path, environment: Path) -> Trained:
     """An undisturbed training of three steps, in a workspace below `home`."""
     with inside(home):
         one = train(job(tiny, environment))
-    return Trained(**{**vars(one), "folder": home / one.folder})
+    return replace(one, folder=home / one.folder)
 
 
 def test_the_budget_is_spent_exactly_on_groups_of_equal_tasks(
@@ -75,7 +75,7 @@ def test_the_budget_is_spent_exactly_on_groups_of_equal_tasks(
         one = train(job(tiny, environment, skip=5, rollouts=16))
     assert (one.rollouts, len(opened)) == (16, 16)
     assert [task.id for task in opened] == [f"letters/training/{i}" for i in range(5, 9) for _ in range(4)]
-    assert [(row["step"], row["rollouts"]) for row in one.history] == [(1, 8), (2, 16)]
+    assert [(row.step, row.rollouts) for row in one.history] == [(1, 8), (2, 16)]
     entry = one.ledger("adapters", "trace")
     assert (entry.rollouts, entry.discarded, entry.purpose, entry.item) == (16, one.discarded, "training", "letters")
     assert entry.completion_tokens == one.completion_tokens > 0 and entry.prompt_tokens == one.prompt_tokens > 0
@@ -314,7 +314,7 @@ def test_constant_groups_are_discarded_and_leave_the_weights_as_they_began(
     with inside(tmp_path):
         flat = train(flat_job)
     assert (flat.rollouts, flat.discarded) == (24, 24)
-    assert {row["informative"] for row in flat.history} == {0.0} and {row["reward"] for row in flat.history} == {0.5}
+    assert {row.informative for row in flat.history} == {0.0} and {row.reward for row in flat.history} == {0.5}
     assert moved(tmp_path / flat.folder) == 0.0
     ended = weights(tmp_path / flat.folder)
     assert ended.keys() == begun.keys() and all((ended[name] == begun[name]).all() for name in begun)
@@ -328,7 +328,7 @@ def test_a_step_of_constant_groups_does_not_move_weights_by_momentum(
     with inside(tmp_path):
         three = train(job(tiny, letters("some", flat=5), trainer=one_group, rollouts=12))
         four = train(job(tiny, letters("some", flat=5), trainer=one_group, rollouts=16))
-    assert [row["informative"] for row in four.history] == [1.0, 1.0, 1.0, 0.0] and four.discarded == 4
+    assert [row.informative for row in four.history] == [1.0, 1.0, 1.0, 0.0] and four.discarded == 4
     first, second = weights(tmp_path / three.folder), weights(tmp_path / four.folder)
     assert moved(tmp_path / three.folder) > 1e-3 and all((second[name] == one).all() for name, one in first.items())
 
@@ -450,11 +450,11 @@ def test_a_budget_that_is_no_multiple_of_a_step_is_spent_to_the_last_rollout(
         whole, some, alone = [train(job(tiny, environment, rollouts=rollouts)) for rollouts in (16, 22, 17)]
     assert [(one.rollouts, len(one.history)) for one in (whole, some, alone)] == [(16, 2), (22, 3), (17, 3)]
     assert len(opened) == 16 + 22 + 17
-    assert [row["rollouts"] for row in some.history] == [8, 16, 22]
+    assert [row.rollouts for row in some.history] == [8, 16, 22]
     # A group of two teaches as others do; one of a single rollout is counted, and teaches nothing.
     assert some.history[:2] == whole.history == alone.history[:2]
     assert (alone.digest, alone.discarded) == (whole.digest, whole.discarded + 1) and some.digest != whole.digest
-    assert [row["places"] for row in some.history] == [{"letters": 2}, {"letters": 2}, {"letters": 2}]
+    assert [row.places for row in some.history] == [{"letters": 2}, {"letters": 2}, {"letters": 2}]
 
 
 def test_in_a_smaller_group_advantages_are_standardized_over_what_was_played(tiny: Path, letters: Letters) -> None:
@@ -522,7 +522,7 @@ def test_an_environment_altered_after_its_passport_is_refused(tiny: Path, letter
     path.write_text(path.read_text() + "\n# Changed.\n")
     with inside(tmp_path / "work"), pytest.raises(UserError) as refusal:
         train(one)
-    assert refusal.value.problem == f"{path} is not the file that letters.passport.json was made out for"
+    assert refusal.value.problem == f"{path} is not the file that letters.passport.json was made for"
     assert "run `dvc repro environments`" in refusal.value.remedy
 
 
@@ -639,8 +639,8 @@ def test_the_model_card_names_its_numbers(environment: Path, trained: Trained) -
         "rollouts (of which in discarded constant groups)": f"24 ({trained.discarded})",
         "group size, groups per step, epochs": "4, 2, 2",
         "learning rate, clip": "0.01 constant, 0.2",
-        "mean reward, first and last step": f"{first['reward']:.3f}, {last['reward']:.3f}",
-        "pass rate in its environment, first and last step": f"{first['success']:.3f}, {last['success']:.3f}",
+        "mean reward, first and last step": f"{first.reward:.3f}, {last.reward:.3f}",
+        "pass rate in its environment, first and last step": f"{first.success:.3f}, {last.success:.3f}",
         "seed": "0",
     }
     assert "# letters\n" in card and "(rank 4, alpha 8)" in card

@@ -110,8 +110,8 @@ def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counte
     assert sum(HINT in chat.tokenizer.decode(row.ids) for row in read) == trainer.batch.hinted.sum() > 0
     assert len(scored) == 8 and not any(HINT in text for text in scored)
     [step] = trainer.history
-    assert step["prompt_tokens"] + step["completion_tokens"] == sum(len(row.ids) for row in read)
-    assert step["completion_tokens"] == sum(sum(row.mask) for row in read)
+    assert step.prompt_tokens + step.completion_tokens == sum(len(row.ids) for row in read)
+    assert step.completion_tokens == sum(sum(row.mask) for row in read)
 
 
 def test_without_a_system_prompt_the_first_message_ends_in_the_hint(
@@ -183,11 +183,11 @@ def test_a_training_with_hints_resumes_to_the_identical_adapter_whatever_the_bat
         [columns, *_] = Path("results/adapters/history.csv").read_text().splitlines()
     assert columns == "adapter,step,rollouts,reward,success,informative"
     first, last = resumed.history[0], resumed.history[-1]
-    assert 0 < sum(step["unhinted"] for step in resumed.history) < 24
+    assert 0 < sum(step.unhinted or 0 for step in resumed.history) < 24
     assert "| share of rollouts with a hint | 0.5 |\n" in card
     assert (
         "| passed of those without, first and last step | "
-        f"{first['unhinted_passed']} of {first['unhinted']}, {last['unhinted_passed']} of {last['unhinted']} |\n"
+        f"{first.unhinted_passed} of {first.unhinted}, {last.unhinted_passed} of {last.unhinted} |\n"
     ) in card
 
 
@@ -255,10 +255,11 @@ def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedie
 
     with inside(tmp_path / "work"):
         alone, helped = trained(0.0), trained(0.5)
-        assert (alone.discarded, {row["reward"] for row in alone.history}, moved(alone.folder)) == (96, {0.0}, 0.0)
+        assert (alone.discarded, {row.reward for row in alone.history}, moved(alone.folder)) == (96, {0.0}, 0.0)
         first, late = helped.history[0], helped.history[-6:]
-        assert first["unhinted_passed"] == 0 < first["unhinted"]
-        assert sum(step["unhinted_passed"] for step in late) > 0.8 * sum(step["unhinted"] for step in late) > 0
+        assert first.unhinted_passed == 0 and first.unhinted
+        passed, unhinted = (sum(getattr(step, name) for step in late) for name in ("unhinted_passed", "unhinted"))
+        assert passed > 0.8 * unhinted > 0
         # By itself, and not only while it is trained.
         one = job(obedient, path, policy={"temperature": 0.0})
         policy = build(one.policy, LocalPolicy, model=obedient)

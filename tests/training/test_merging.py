@@ -13,32 +13,27 @@ from typing import Any
 
 import pytest
 from support.adapters import lora
-from support.letters import LETTERS
 from support.needs import further
+from support.training import job as grpo_job
+from support.training import project as make_project
+from support.training import synthesized, weights
 
 from captrain.agents import LocalPolicy
 from captrain.agents.collection import collect
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.lora import Adapter, adapter_digest, lora_factors
-from captrain.records import Passport, Task, digest, file_digest, load, publish_json
-from captrain.run import build, compose_spec, publish_spec
+from captrain.records import Task, load, publish_json
+from captrain.run import build
 from captrain.run.components import Component
-from captrain.run.machine import Machine
 from captrain.training.jobs import Distillation, Trained, training_environments
 from captrain.training.merging import merge
 from captrain.training.runs import train
 
 pytestmark = pytest.mark.usefixtures("vouched")
 
-ROOT = Path(__file__).parents[2]
 METHODS = ["sum", "mean", "ties", "dare", "svd", "core"]
 MODULE = "base_model.model.layer"
-POLICY = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}
-GRPO = {
-    "group_size": 4, "groups_per_step": 2, "epochs": 2, "rank": 4, "alpha": 8, "learning_rate": 1e-2, "clip": 0.2,
-    "checkpoint_every": 1,
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -216,18 +211,6 @@ def test_adapters_that_do_not_go_together_are_refused(tiny: Path, inside: Path) 
 # Distillation
 
 
-def synthesized(folder: Path, name: str) -> None:
-    """Write an environment with its passport, as the environments stage leaves them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.py"
-    path.write_text(LETTERS.format(name=name, flat=0))
-    passport = Passport(
-        capability=name, environment=digest(name, file_digest(path)), attempt=0, passed=True, trusted=True,
-        calibration_tasks=3, checks=[],
-    )  # fmt: skip
-    publish_json(path.with_suffix(".passport.json"), passport)
-
-
 @pytest.fixture(scope="module")
 def teachers(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Adapter]:
     """Two adapters that say quite other things than the tiny model."""
@@ -237,19 +220,10 @@ def teachers(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def job(tiny: Path, folder: Path, teachers: dict[str, Adapter], **changes: Any) -> Distillation:
     for name in teachers:
-        synthesized(folder / "environments", name)
-    policy = Component.model_validate({
-        "_target_": "captrain.agents.local.LocalPolicy", **POLICY, **changes.pop("policy", {}),
-    })  # fmt: skip
-    trainer = Component.model_validate(
-        {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
-    )
-    places = [place for place in training_environments(folder / "environments") if place.name in teachers]
-    settings: dict[str, Any] = {"rollouts": 24, "seed": 0, "machine": Machine(workers=1, batch=1), **changes}
-    return Distillation(
-        name="distillation", base=tiny, policy=policy, trainer=trainer, environments=tuple(places),
-        teachers=tuple(teachers[place.name] for place in places), **settings,
-    )  # fmt: skip
+        synthesized(folder, name)
+    places = tuple(place for place in training_environments(folder / "results/environments") if place.name in teachers)
+    one = grpo_job(tiny, folder / "letters.py", name="distillation", environments=places, **changes)
+    return Distillation(**vars(one), teachers=tuple(teachers[place.name] for place in places))
 
 
 def test_the_student_is_moved_towards_the_teacher_of_each_environment(
@@ -257,7 +231,8 @@ def test_the_student_is_moved_towards_the_teacher_of_each_environment(
 ) -> None:
     quick = {"group_size": 8, "epochs": 4}
     for some in ({"first": teachers["first"]}, teachers):
-        far = [row["divergence"] for row in train(job(tiny, inside, some, rollouts=80, trainer=quick)).history]
+        steps = train(job(tiny, inside, some, rollouts=80, trainer=quick)).history
+        far = [step.divergence or 0.0 for step in steps]
         assert far[-1] < 0.7 * far[0] and far[0] > 0.05
 
 
@@ -289,18 +264,18 @@ def test_the_loss_is_the_mean_over_the_tokens_that_the_student_wrote_itself(
                 total += (student[at - 1] * (student[at - 1] / teacher[at - 1]).log()).sum().item()
         tokens += sum(rollout.mask)
     assert len({len(rollout.token_ids) for rollout in played}) > 1
-    assert train(one).history[0]["divergence"] == pytest.approx(total / tokens, abs=1e-5) and total / tokens > 0.02
+    assert train(one).history[0].divergence == pytest.approx(total / tokens, abs=1e-5) and total / tokens > 0.02
 
 
 def test_the_student_begins_as_the_base(tiny: Path, inside: Path) -> None:
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
     still = lora(tiny, inside / "still", 0)
     path = inside / "still/adapter_model.safetensors"
-    save_file({n: torch.zeros_like(w) if "lora_B" in n else w for n, w in load_file(path).items()}, path)
+    save_file({n: torch.zeros_like(w) if "lora_B" in n else w for n, w in weights(path.parent).items()}, path)
     one = train(job(tiny, inside, {"first": Adapter(still.folder, adapter_digest(path.parent))}, rollouts=8))
-    assert one.history[0]["divergence"] == 0.0
+    assert one.history[0].divergence == 0.0
 
 
 def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_turn(
@@ -310,7 +285,7 @@ def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_tur
     assert (one.rollouts, one.errors, one.discarded, len(opened)) == (24, 0, 0, 24)
     expected = [f"{name}/training/{at}" for at in (3, 4, 5) for name in ("first", "second") for _ in range(4)]
     assert [task.id for task in opened] == expected
-    assert [(row["step"], row["rollouts"]) for row in one.history] == [(1, 8), (2, 16), (3, 24)]
+    assert [(row.step, row.rollouts) for row in one.history] == [(1, 8), (2, 16), (3, 24)]
     entry = one.ledger("merging", "distillation")
     assert (entry.rollouts, entry.item, entry.purpose) == (24, "distillation", "training")
     assert entry.completion_tokens == one.completion_tokens > 0 and entry.prompt_tokens == one.prompt_tokens > 0
@@ -328,16 +303,16 @@ def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_
     other = train(job(tiny, inside, teachers, seed=1))
     assert other.digest != whole.digest
 
-    def pull_the_plug(self: Any, model: Any, inputs: Any) -> Any:
+    def pull_the_plug(self: Any, model: Any, columns: Any) -> Any:
         if len(self.history) == 3:
             raise KeyboardInterrupt
-        return loss(self, model, inputs)
+        return loss(self, model, columns)
 
-    loss = Student._compute_loss
+    loss = Student.loss
     (inside / "elsewhere").mkdir()
     with contextlib.chdir(inside / "elsewhere"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Student, "_compute_loss", pull_the_plug)
+            patch.setattr(Student, "loss", pull_the_plug)
             train(job(tiny, inside, teachers))
         opened.clear()
         resumed = train(job(tiny, inside, teachers))
@@ -353,7 +328,7 @@ def test_a_student_spends_its_budget_to_the_last_rollout(
     tiny: Path, inside: Path, teachers: dict[str, Adapter]
 ) -> None:
     whole, partial = (train(job(tiny, inside, teachers, rollouts=rollouts)) for rollouts in (16, 19))
-    assert [row["rollouts"] for row in partial.history] == [8, 16, 19]
+    assert [row.rollouts for row in partial.history] == [8, 16, 19]
     assert partial.rollouts == 19 and partial.history[:2] == whole.history and partial.digest != whole.digest
 
 
@@ -383,17 +358,11 @@ def test_what_cannot_be_distilled_is_refused(tiny: Path, inside: Path, teachers:
 
 
 def project(folder: Path, base: Path, methods: list[str], teachers: dict[str, Adapter]) -> Path:
-    """A project as far as adapters, with a tiny random model for a base."""
-    shutil.copytree(ROOT / "stages", folder / "stages")
-    overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
-    overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
-    overrides += [f"merging.methods=[{','.join(methods)}]", "merging.rollouts=16", "machine.workers=1"]
-    publish_spec(compose_spec("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
-    (folder / "artifacts").mkdir()
-    (folder / "artifacts/base").symlink_to(base)
+    """A project as far as adapters, with a tiny random model as the base."""
+    overrides = [f"merging.methods=[{','.join(methods)}]", "merging.rollouts=16"]
+    make_project(folder, base, *teachers, more=overrides)
     index = {}
     for name, teacher in teachers.items():
-        synthesized(folder / "results/environments", name)
         shutil.copytree(teacher.folder, folder / "artifacts/adapters" / teacher.digest)
         index[name] = {"digest": teacher.digest, "path": f"artifacts/adapters/{teacher.digest}"}
     publish_json(folder / "results/adapters/index.json", index)

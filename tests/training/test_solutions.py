@@ -17,11 +17,11 @@ from captrain.environments import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.lora import Adapter
-from captrain.records import Capability, Task, publish_json
-from captrain.run import Spec, compose_spec
+from captrain.records import Capability, Message, Task, publish_json
+from captrain.run import FaultSettings, Spec, compose_spec
 from captrain.training.jobs import Learner, training_environments
 from captrain.training.sft import TOO_LONG, FineTuned
-from captrain.training.solutions import FAILED, WRONG, Faults, SolutionLesson, teach_solutions
+from captrain.training.solutions import FAILED, WRONG, SolutionLesson, solution_with_faults, teach_solutions
 
 pytestmark = pytest.mark.usefixtures("vouched")
 
@@ -168,19 +168,23 @@ def test_a_specialist_is_taught_on_its_own_environment_alone(home: Path, tiny: P
 DESK = CheckedEnvironment(ServiceDesk(mix="mixed"), "servicedesk", "desk")
 
 
+def faulty(task: Task, rate: float) -> list[Message]:
+    return solution_with_faults(DESK, task, FaultSettings(rate=rate, kind="random", filtered=True))
+
+
 @pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0, 0), (0.2, 55, 105), (1.0, 400, 400)])
 def test_so_many_solutions_are_altered_and_by_their_tasks_alone(rate: float, low: int, high: int) -> None:
     tasks = DESK.tasks("training", 400)
-    altered = [Faults(rate).solution(DESK, task) != DESK.reference(task) for task in tasks]
+    altered = [faulty(task, rate) != DESK.reference(task) for task in tasks]
     assert low <= sum(altered) <= high
-    again = [Faults(rate).solution(DESK, task) != DESK.reference(task) for task in reversed(tasks)]
+    again = [faulty(task, rate) != DESK.reference(task) for task in reversed(tasks)]
     assert again == altered[::-1]
 
 
 def test_a_random_fault_drops_a_call_or_changes_one_digit_and_the_score_refuses_about_half() -> None:
     tasks, shorter, changed, refused = DESK.tasks("training", 200), 0, 0, 0
     for task in tasks:
-        solution, reference = Faults(1.0).solution(DESK, task), DESK.reference(task)
+        solution, reference = faulty(task, 1.0), DESK.reference(task)
         shorter += len(solution) == len(reference) - 1
         changed += len(solution) == len(reference)
         refused += not DESK.score(task, DESK.play(task, solution)).success
@@ -197,7 +201,7 @@ def test_a_systematic_fault_is_the_broken_step_of_the_environment(tmp_path: Path
     target = load_file(path)
     breaking: Any = target.environment
     for task in target.tasks("training", 20):
-        broken = Faults(1.0, "systematic").solution(target, task)
+        broken = solution_with_faults(target, task, FaultSettings(rate=1.0, kind="systematic", filtered=True))
         assert broken == breaking.broken(task.model_dump()) != target.reference(task)
         assert not target.score(task, target.play(task, broken)).success
 

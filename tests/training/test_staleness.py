@@ -65,9 +65,9 @@ def test_one_slow_episode_in_eight_does_not_hold_up_the_steps(
         hook.remove()
     fresh, stale = trained
     assert (fresh.rollouts, stale.rollouts) == (32, 32) and fresh.digest != stale.digest
-    assert [step["staleness"] for step in stale.history] == [0, 1, 1, 1]
-    assert max(step["mismatch"] for step in stale.history) > 10 * max(step["mismatch"] for step in fresh.history)
-    assert all("staleness" not in step for step in fresh.history)
+    assert [step.staleness for step in stale.history] == [0, 1, 1, 1]
+    assert max(step.mismatch for step in stale.history) > 10 * max(step.mismatch for step in fresh.history)
+    assert all(step.staleness is None for step in fresh.history)
 
 
 def test_a_model_in_this_process_cannot_sample_while_it_trains(tiny: Path, letters: Letters, tmp_path: Path) -> None:

@@ -21,3 +21,4 @@ from .policy import load_policy as load_policy
 from .servers import RANKS as RANKS
 from .servers import check_ranks as check_ranks
 from .servers import served_rank as served_rank
+from .servers import stop_servers as stop_servers

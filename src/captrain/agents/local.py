@@ -16,7 +16,7 @@ from pydantic import Field
 from captrain.agents.policy import ClosedQuestion, options, outgrown
 from captrain.contract import RunningEpisode
 from captrain.errors import UserError
-from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora, trusts_code
+from captrain.models import DENSE, Chat, adapts_experts, guide, merge_experts, read_plain_lora, trusts_code
 from captrain.records import JsonObject, Message, digest, file_digest, read_json
 from captrain.run import prepare_torch
 
@@ -119,12 +119,15 @@ class LocalPolicy:
         from captrain.agents.engine import DenseDecoder, HuggingFaceDecoder
 
         if self._decoder is None or adapter != self._adapter:
-            state, dtype = with_adapter(self.state, adapter), getattr(torch, self.precision)
+            dtype = getattr(torch, self.precision)
             if self.module is None:
+                state = with_adapter(self.state, adapter)
                 self._decoder = DenseDecoder(self.config, state, self.max_length, dtype)
+            elif adapter and adapts_experts(Path(adapter)):
+                self._decoder = HuggingFaceDecoder(merge_experts(self.module, Path(adapter)).to(dtype), dtype)
             else:
                 module = copy.deepcopy(self.module).to(dtype)
-                module.load_state_dict(state)
+                module.load_state_dict(with_adapter(self.state, adapter))
                 self._decoder = HuggingFaceDecoder(module, dtype)
             self._adapter = adapter
         return self._decoder
@@ -262,10 +265,7 @@ def with_adapter(state: "State", adapter: str) -> "State":
             module = name.removeprefix("base_model.model.")
             # In float64, as all that decides a token: sums in float32 differ between CPUs.
             change = up.double() @ down.double()
-            target, part = expert_place(module, state) or (f"{module}.weight", slice(None))
-            if out[target] is state[target]:
-                out[target] = state[target].double().clone()
-            weight = out[target][part]
+            weight = out[f"{module}.weight"] = out[f"{module}.weight"].double().clone()
             if change.shape != weight.shape:
                 raise UserError(
                     f"adapter {adapter} is for another model: {module} is {tuple(weight.shape)}, and its change "

@@ -1,15 +1,13 @@
-"""Servers of our own under vLLM's interface: child processes that are started, watched, restarted and stopped here.
+"""vLLM servers that captrain starts: child processes that are started, watched, restarted and stopped here.
 
-A server that has died, or no longer says that it is healthy, is started again with the adapters it had; one that does
-so again and again, or never gets healthy, ends the run with its last words. Adapters are loaded under their content
-hash, and before anything is asked of a name it is looked up what the server understands by it. Which port, process and
-GPUs those are is no part of any result.
+A server that dies or stops being healthy is restarted with the adapters it had. One that keeps dying, or that never
+becomes healthy, ends the run with its last log lines. Adapters are loaded under their content hash. Before a name is
+used, captrain checks what the server serves under it. Ports, processes and GPUs are no part of any result.
 
-A fleet is some servers of one model, up while they are needed. The servers of a stage are children of its process.
-Workers of it, and the processes of a training, ask these servers themselves, and that process for all else
-(`captrain.run.loans`): to start a server, to start it again, to serve an adapter. An adapter is served from a
-folder of the fleet's own, as long as anybody acts with it: two trainings may act with equal adapters, and each may
-remove its folder at any time.
+A fleet is the servers of one model, up while they are needed. Servers belong to the process that uses them: work that
+samples from them runs one item after another, and the first process of a training samples for all. An adapter is served
+from the fleet's own copy of its folder as long as somebody plays with it: two trainings may play with equal adapters,
+and each may remove its folder at any time.
 """
 
 import atexit
@@ -23,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,36 +30,33 @@ from typing import NamedTuple
 from captrain.errors import UserError
 from captrain.models import Endpoint, TransientFault, adapter_config
 from captrain.records import digest
-from captrain.run import LENDER, VLLM, borrowed
+from captrain.run import VLLM
 
 LOGS = Path(".cache/servers")
 KEEPER = Path(__file__).with_name("keeper.py")
 GRACE = 20.0
-"""Seconds that a server may take to finish what it has begun and to end."""
+"""Seconds that a server gets to finish its requests and exit."""
 POLL = 0.1
 HEALTH = 30.0
-"""Seconds in which a server must say that it is healthy, once it is suspected."""
+"""Timeout of a health check, in seconds."""
 FRUITLESS = 3
-"""Starts of one server without a single answer between them, after which it is given up."""
+"""Starts of one server without any answer in between, after which captrain gives up."""
 FATAL = 3
-"""Deaths of servers during the same request, after which it is sent no more: others are answered between them."""
-PATIENCE = 3600.0
-"""Seconds beyond the starts of a server until it must have been lent: others may be started before it."""
+"""Deaths of a server during the same request, after which captrain gives up although it answers others."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for --max-lora-rank."""
 TAIL = 20
-"""Last lines of a server's log that are shown."""
+"""Last lines of a server's log that an error shows."""
 ERRORS = 3
-"""Last errors before these that are shown."""
+"""Last exceptions above these lines that an error shows."""
 RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception): .*")
 
 
 def served_rank(machine: VLLM) -> int:
-    """Return the least --max-lora-rank that takes the sum of as many adapters as may act together, or else vLLM's
-    largest.
+    """Return the smallest --max-lora-rank that fits `max_loras` adapters summed into one, or else vLLM's largest.
 
     Raises:
-        UserError: a single adapter is beyond that.
+        UserError: a single adapter exceeds vLLM's largest rank.
     """
     if machine.max_lora_rank > RANKS[-1]:
         raise UserError(
@@ -72,14 +67,14 @@ def served_rank(machine: VLLM) -> int:
 
 
 def check_ranks(adapters: Iterable[Path], machine: VLLM) -> None:
-    """Refuse what servers would not take, before any of it is played.
+    """Refuse adapters that the servers would reject, before anything is played.
 
     Args:
         adapters: folders of plain PEFT adapters.
         machine: how the servers are started.
 
     Raises:
-        UserError: an adapter has a higher rank than they are started for; a composition has the sum of its members'.
+        UserError: an adapter exceeds the rank of the servers; a composition has the sum of its members' ranks.
     """
     limit = served_rank(machine)
     for folder in adapters:
@@ -93,8 +88,11 @@ def check_ranks(adapters: Iterable[Path], machine: VLLM) -> None:
 
 
 class Service(NamedTuple):
-    """All that decides which servers are started: how (`machine`), with which model (`source`, a folder or a name),
-    under which `name`, with which arguments that decide what is answered, and with how many seconds for a request."""
+    """Everything that decides which servers are started.
+
+    `machine` says how, `source` is the model (a folder or a hub name), `name` the name it is served under, `settings`
+    the arguments that decide the answers, `timeout` the seconds for a request.
+    """
 
     machine: VLLM
     source: str
@@ -103,37 +101,34 @@ class Service(NamedTuple):
     timeout: float
 
 
-class Place(NamedTuple):
-    """A server as it was started last: its port, the number of its starts, and the file of its output."""
-
-    port: int
-    starts: int
-    log: Path
-
-
-class Replica(Endpoint):
-    """A server that this process asks, and that another one has started and mends.
+class VllmServer(Endpoint):
+    """One server, a child of this process.
 
     Args:
         service: what it serves.
-        number: among its kind.
+        number: its place in the fleet.
     """
 
-    proxied = False  # a proxy has no business between processes of one machine
+    proxied = False  # requests on this machine go past any proxy
 
     def __init__(self, service: Service, number: int) -> None:
         self.service, self.machine, self.number = service, service.machine, number
         self.name = self.served = service.name
-        self.retries, self.timeout = 0, service.timeout  # what to do after a fault is known here, not to the library
-        self.place = Place(0, 0, LOGS)
-        self.endpoint = self.key = ""  # no variable of the environment names them
+        self.retries, self.timeout = 0, service.timeout  # captrain retries, not the client library
+        self.port, self.starts, self.log = 0, 0, LOGS
+        self.endpoint = self.key = ""  # no environment variable names them
         self._label = f"server {number} of policy vllm"
         self.episodes = 0
         self.fruitful = 0
-        """Start since which the server has answered something, or after which it was stopped on purpose."""
+        """Latest start after which the server answered, or was stopped on purpose."""
+        self.adapters: dict[str, Path] = {}
+        self._deaths = Counter[str]()
+        """Deaths of this server, by the request under way."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()
 
     def _url(self) -> str:
-        return f"http://127.0.0.1:{self.place.port}/v1"
+        return f"http://127.0.0.1:{self.port}/v1"
 
     @property
     def _secret(self) -> str:
@@ -142,110 +137,70 @@ class Replica(Endpoint):
     def _mistake(self, status: int, message: str) -> UserError:
         return UserError(
             f"{self._label} refuses a request to {self.name} ({message})",
-            f"correct the settings of policy vllm or machine.vllm.arguments; {self.place.log} has what it said",
+            f"correct the settings of policy vllm or machine.vllm.arguments; its log is {self.log}",
         )
 
-    def follow(self, place: Place) -> None:
-        """Ask the server where it has been started since."""
-        if place.starts > self.place.starts:
-            self.place = place
-            self.__dict__.pop("client", None)
-
-    def mend(self, starts: int, request: str = "", fruitful: int = 0) -> None:
-        """Start the server again after a fault, if it is dead or not healthy.
-
-        Args:
-            starts: of the server when the request was sent; one that was started since is left alone.
-            request: what was sent, by a digest.
-            fruitful: start since which it has answered another process.
-
-        Raises:
-            UserError: it is of no use to start it yet another time.
-        """
-        arguments = self.service, self.number, starts, request, max(fruitful, self.fruitful)
-        with borrowed(_mended, *arguments, patience=FRUITLESS * self.machine.start_timeout + PATIENCE) as place:
-            self.follow(place)
-
-
-class Server(Replica):
-    """A server that is a child of this process: started, watched and mended here."""
-
-    def __init__(self, service: Service, number: int) -> None:
-        super().__init__(service, number)
-        self.adapters: dict[str, Path] = {}
-        self._deaths = Counter[str]()
-        """Deaths of this server, by the requests that were under way."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._asleep = False
-        self._lock = threading.RLock()
+    def listen(self, port: int, log: Path) -> None:
+        """Count a start, and send requests to its port from now on."""
+        self.port, self.log, self.starts = port, log, self.starts + 1
+        self.__dict__.pop("client", None)
 
     def ready(self) -> None:
-        """Start the server if it is not there, and wake it if it sleeps.
+        """Start the server if it is not running.
 
         Raises:
-            UserError: there is no such interpreter, or the server does not get healthy, or serves another model.
+            UserError: the interpreter is missing, or the server never becomes healthy or serves another model.
         """
         with self._lock:
-            if self._asleep:
-                self._turn("/wake_up")
-            self._asleep = False
             if self._process is None:
                 self._start()
 
-    def sleep(self) -> None:
-        """Let the server give its GPUs to others; it keeps its weights and adapters in the memory of the machine."""
-        with self._lock:
-            if self._process is not None:
-                self._asleep = True
-                self._turn("/sleep?level=1")
+    def mend(self, starts: int, request: str = "") -> None:
+        """Restart the server after a fault, if it is dead or unhealthy.
 
-    def _turn(self, path: str) -> None:
-        """Let the server fall asleep or wake; one that fails at it is stopped, and started again when it is needed."""
-        try:
-            self._control(path, {})
-        except TransientFault as fault:
-            print(f"{self._label} does not answer {path} ({fault}): it is stopped", file=sys.stderr)
-            self._kill()
+        Args:
+            starts: `starts` when the request was sent; a server that was restarted since is left alone.
+            request: digest of the request.
 
-    def mend(self, starts: int, request: str = "", fruitful: int = 0) -> None:
-        """See `Replica`."""
+        Raises:
+            UserError: restarting it again is pointless.
+        """
         with self._lock:
-            self.fruitful = max(fruitful, self.fruitful)
             problem = ""
-            if starts == self.place.starts:
+            if starts == self.starts:
                 problem = self._fault(HEALTH) if self._process is not None else "was stopped"
                 if not problem:
                     return
             self._deaths[request] += request != ""
             if self._deaths[request] >= FATAL:
-                raise self._useless(f"died {FATAL} times while it answered one and the same request")
+                raise self._given_up(f"died {FATAL} times while it answered one and the same request")
             if problem:
                 print(f"{self._label} {problem}: it is started again", file=sys.stderr)
                 self._kill()
                 self._start()
 
     def _start(self) -> None:
-        log, starts = LOGS / f"{os.getpid()}-{self.number}.log", self.place.starts
-        if starts - self.fruitful >= FRUITLESS:
-            raise self._useless(f"was started {FRUITLESS} times and never answered a request")
+        if self.starts - self.fruitful >= FRUITLESS:
+            raise self._given_up(f"was started {FRUITLESS} times and never answered a request")
         interpreter = shutil.which(os.path.expanduser(self.machine.python))
         if interpreter is None:
             raise UserError(
                 f"machine.vllm.python = {self.machine.python!r} is not an interpreter",
                 "install vLLM in an environment of its own (python -m venv, pip install vllm) and name its interpreter",
             )
+        log = LOGS / f"{os.getpid()}-{self.number}.log"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.follow(Place(free.getsockname()[1], starts + 1, log))
+            self.listen(free.getsockname()[1], log)
         command = [
             *(sys.executable, "-I", str(KEEPER), str(GRACE), interpreter, *self.machine.command, self.service.source),
-            *("--host", "127.0.0.1", "--port", str(self.place.port), "--served-model-name", self.name, "--enable-lora"),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", self.name, "--enable-lora"),
             *("--max-lora-rank", str(served_rank(self.machine)), "--max-loras", str(self.machine.max_loras)),
             *self.service.settings,
             *self.machine.arguments,
         ]
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab" if starts else "wb") as output:
+        with log.open("wb" if self.starts == 1 else "ab") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -255,16 +210,16 @@ class Server(Replica):
                 start_new_session=True,
             )
         if problem := self._fault(self.machine.start_timeout):
-            raise self._useless(problem)
+            raise self._given_up(problem)
         try:
             self._check(self.name, self.service.source)
             for name, folder in self.adapters.items():
                 self._load(name, folder)
         except TransientFault as fault:
-            raise self._useless(f"fails at once ({fault})") from None
+            raise self._given_up(f"fails at once ({fault})") from None
 
     def _fault(self, seconds: float) -> str:
-        """Wait until the server says that it is healthy, at most so many seconds; return why it is not, "" if it is."""
+        """Wait until the server is healthy, at most so many seconds; return the problem, "" if there is none."""
         assert self._process is not None
         deadline = time.monotonic() + seconds
         while self._process.poll() is None:
@@ -277,59 +232,59 @@ class Server(Replica):
         status = self._process.wait()
         return f"died ({f'signal {status - 128}' if status > 128 else f'exit status {status}'})"
 
-    def _useless(self, problem: str) -> UserError:
+    def _given_up(self, problem: str) -> UserError:
+        """Stop the server; return an error that quotes the end of its log."""
         self._kill()
-        log = self.place.log
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        # What it died of may stand far above what is said at its end.
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        # The cause may stand far above the last lines.
         errors = {match[0]: None for line in lines[:-TAIL] if (match := RAISED.search(line))}
         last_words = [*[*errors][-ERRORS:], *lines[-TAIL:]]
-        output = "".join(f"\n    {line}" for line in last_words) or " (it said nothing)"
+        output = "".join(f"\n    {line}" for line in last_words) or " (its log is empty)"
         return UserError(
             f"{self._label} {problem}:{output}",
-            f"correct machine.vllm (python, arguments, gpus, start_timeout) and run again; {log} has all it said",
+            f"correct machine.vllm (python, arguments, gpus, start_timeout) and run again; its log is {self.log}",
         )
 
     def _control(self, path: str, body: Mapping[str, object] | None = None, timeout: float = 600.0) -> str:
-        """Send a request other than for completions, GET without a body, and return the answer's text.
+        """Send a request that asks for no completion, GET without a body; return the text of the answer.
 
         Raises:
-            TransientFault: a fault of the server, or no answer.
-            UserError: it refuses the request.
+            TransientFault: the server failed or did not answer.
+            UserError: it refused the request.
         """
         import httpx2
 
-        url = f"http://127.0.0.1:{self.place.port}{path}"
+        url = f"http://127.0.0.1:{self.port}{path}"
         settings = {"cast_to": httpx2.Response, "options": {"timeout": timeout}}
         if body is None:
             return self._sent(self.client.get, path=url, **settings).text
         return self._sent(self.client.post, path=url, body=body, **settings).text
 
     def _check(self, name: str, root: str) -> bool:
-        """Return whether the server has a model of this name.
+        """Return whether the server serves a model under this name.
 
         Raises:
-            UserError: it has, and it is another one.
+            UserError: it serves another model under this name.
         """
         models = {model["id"]: model for model in json.loads(self._control("/v1/models"))["data"]}
         if name not in models:
             return False
         model = models[name]
-        # vLLM tells where it has a model from; the embedded server also what it is.
+        # vLLM reports the path of a model; captrain's own server also its digest.
         if model.get("root") != root or (name != self.name and model.get("digest", name) != name):
             raise UserError(
                 f"{self._label} serves {model.get('root')} ({model.get('digest', 'no digest')}) as {name}, and asked "
                 f"was {root}",
-                "remove what machine.vllm.arguments say of models and adapters",
+                "remove models and adapters from machine.vllm.arguments",
             )
         return True
 
     def hold(self, adapters: Mapping[str, Path], users: Callable[[], Collection[str]]) -> None:
-        """Serve adapters, each under its digest, and let go of those that nobody acts with.
+        """Load adapters under their digests, and unload those that nobody plays with.
 
         Args:
-            adapters: digest -> folder, which stays as long as somebody acts with it.
-            users: says which adapters anybody acts with at this moment, those of the caller among them.
+            adapters: digest -> folder, which stays as long as somebody plays with it.
+            users: returns the adapters in use now, those of the caller among them.
         """
         with self._lock:
             for name in adapters.keys() - self.adapters.keys():
@@ -338,9 +293,9 @@ class Server(Replica):
                 self._change(name, None)
 
     def _change(self, name: str, folder: Path | None) -> None:
-        """Load an adapter from its folder, after a fault once more, or unload it (None); a server that has to be
-        started again for it comes with the adapters as they are then."""
-        before, starts = self.adapters, self.place.starts
+        """Load an adapter from its folder, or unload it (None), with one retry. A server that is restarted in between
+        comes up with the adapters as they are to be."""
+        before, starts = self.adapters, self.starts
         remaining = {adapter: path for adapter, path in before.items() if adapter != name}
         self.adapters = remaining if folder is None else {**remaining, name: folder}
         try:
@@ -351,21 +306,18 @@ class Server(Replica):
                     self._control("/v1/unload_lora_adapter", {"lora_name": name})
             except TransientFault:
                 self.mend(starts)
-                if self.place.starts == starts:
+                if self.starts == starts:
                     if folder is not None:
                         self._load(name, folder)
                     elif self._check(name, str(before[name])):
-                        raise  # Had only its answer been lost, the adapter would be gone.
+                        raise  # the adapter is still there, so it was not just the answer that was lost
         except BaseException as fault:
             self.adapters = before
             if not isinstance(fault, TransientFault):
                 raise
-            raise UserError(
-                f"{self._label} does not {f'take adapter {name} from {folder}' if folder else f'let go of {name}'} "
-                f"({fault})",
-                f"see {self.place.log}"
-                + (f"; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}" if folder else ""),
-            ) from None
+            action = f"take adapter {name} from {folder}" if folder else f"let go of {name}"
+            limit = f"; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}" if folder else ""
+            raise UserError(f"{self._label} does not {action} ({fault})", f"see {self.log}{limit}") from None
 
     def _load(self, name: str, folder: Path) -> None:
         if not self._check(name, str(folder)):
@@ -374,22 +326,22 @@ class Server(Replica):
                 raise TransientFault(f"model server: it took adapter {name} and does not list it")
 
     def dismiss(self) -> None:
-        """Ask the server to end, and all that it has started; it may finish first what it has begun."""
+        """Ask the server and its children to exit, after the requests under way."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def stop(self) -> None:
-        """Stop the server and wait for its end."""
+        """Stop the server and wait until it has exited."""
         with self._lock:
             self.dismiss()
             with suppress(subprocess.TimeoutExpired):
                 if self._process is not None:
                     self._process.wait(GRACE + POLL)
             self._kill()
-            self.adapters, self.fruitful = {}, self.place.starts  # earlier starts count no more
+            self.adapters, self.fruitful = {}, self.starts  # earlier starts no longer count
 
     def _kill(self) -> None:
-        process, self._process, self._asleep = self._process, None, False
+        process, self._process = self._process, None
         if process is not None:
             process.terminate()
             process.wait()
@@ -398,16 +350,14 @@ class Server(Replica):
 
 
 def server_environment(machine: VLLM, number: int) -> dict[str, str]:
-    """Make the environment of a server: ours without what would lead its interpreter to our packages, and with its
-    GPUs, counted from the last visible one.
+    """Return the environment of a server: without our Python settings, and with its GPUs, counted from the last
+    visible one.
 
     Raises:
-        UserError: there are not so many.
+        UserError: too few GPUs are visible.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    if machine.sleeps:
-        env["VLLM_SERVER_DEV_MODE"] = "1"
     if machine.gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
@@ -418,71 +368,34 @@ def server_environment(machine: VLLM, number: int) -> dict[str, str]:
         if len(gpus) < machine.replicas * machine.gpus:
             raise UserError(
                 f"machine.vllm asks for {machine.replicas} x {machine.gpus} GPUs, and {len(gpus)} are visible",
-                "ask for fewer replicas or gpus; 0 gpus where the servers are to find their own",
+                "set fewer replicas or gpus; 0 gpus lets the servers find their own",
             )
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[::-1][number * machine.gpus :][: machine.gpus])
     return env
 
 
 class Fleet:
-    """The servers of another process, with an own count of the episodes that each is asked in."""
+    """The servers of one service: started on first use, stopped by `close` or when this process ends."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.machine = service, service.machine
-        self.replicas: Sequence[Replica] = [Replica(service, number) for number in range(self.machine.replicas)]
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
-        """Start servers that are down, wake those that sleep, and let them serve these adapters under these digests;
-        others that nobody acts with are let go. Servers that may sleep do so when nobody needs them any more.
-
-        Raises:
-            UserError: a server does not start, or does not take an adapter.
-            InfrastructureError: the process of the servers is gone.
-        """
-        arguments = self.service, dict(adapters), [replica.fruitful for replica in self.replicas]
-        with borrowed(_served, *arguments, patience=FRUITLESS * self.machine.start_timeout + PATIENCE) as places:
-            with self._lock:
-                for replica, place in zip(self.replicas, places, strict=True):
-                    replica.follow(place)
-            yield
-
-    @contextmanager
-    def replica(self) -> Iterator[Replica]:
-        """Choose the replica with the fewest episodes, for one more."""
-        with self._lock:
-            replica = min(self.replicas, key=lambda candidate: candidate.episodes)
-            replica.episodes += 1
-        try:
-            yield replica
-        finally:
-            with self._lock:
-                replica.episodes -= 1
-
-    def close(self) -> None:
-        """Leave the servers to the process that started them."""
-
-
-class OwnFleet(Fleet):
-    """Servers of this process; started when they are needed, stopped with `close` or at the end of the process."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.servers = [Server(service, number) for number in range(self.machine.replicas)]
-        self.replicas = self.servers
+        self.servers = [VllmServer(service, number) for number in range(self.machine.replicas)]
         self.folder = (LOGS / f"{os.getpid()}-{digest(*service)[:8]}").resolve()
-        """Folder of the adapters that are served."""
+        """Folder of the adapters' copies."""
         self._in_use: Counter[str] = Counter()
-        self._plays = 0
+        self._lock = threading.Lock()
         atexit.register(self.close)
 
     @contextmanager
     def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
-        """See `Fleet`."""
+        """Start servers that are down, and serve these adapters under their digests. Adapters that nobody uses any
+        more are unloaded.
+
+        Raises:
+            UserError: a server does not start, or rejects an adapter.
+        """
         check_ranks(adapters.values(), self.machine)
         with self._lock:
-            self._plays += 1
             for name, folder in adapters.items():
                 if not (self.folder / name).exists():
                     shutil.rmtree(aside := self.folder / f"{name}.new", ignore_errors=True)
@@ -491,31 +404,43 @@ class OwnFleet(Fleet):
             self._in_use.update(adapters.keys())
         try:
             with ThreadPoolExecutor(len(self.servers)) as threads:
-                # All to their ends, so that none is still being started when the first failure is raised.
-                list(threads.map(Server.ready, self.servers))
+                # Wait for all, so that no server is still starting when the first error is raised.
+                list(threads.map(VllmServer.ready, self.servers))
                 if adapters:
                     copies = {name: self.folder / name for name in adapters}
                     list(threads.map(lambda server: server.hold(copies, self._users), self.servers))
-                    # Folders of adapters that no server holds are removed.
-                    with self._lock:
-                        loaded = {name for server in self.servers for name in server.adapters}
-                        for path in self.folder.iterdir():
-                            if path.name not in loaded and self._in_use[path.name] < 1:
-                                shutil.rmtree(path)
+                    self._remove_copies()
             yield
         finally:
             with self._lock:
                 self._in_use.subtract(adapters.keys())
-                self._plays -= 1
-                for server in self.servers if self.machine.sleeps and not self._plays else ():
-                    server.sleep()
+
+    def _remove_copies(self) -> None:
+        """Remove the copies of adapters that no server has loaded."""
+        with self._lock:
+            loaded = {name for server in self.servers for name in server.adapters}
+            for path in self.folder.iterdir():
+                if path.name not in loaded and self._in_use[path.name] < 1:
+                    shutil.rmtree(path)
 
     def _users(self) -> Collection[str]:
         with self._lock:
             return {name for name, count in self._in_use.items() if count > 0}
 
+    @contextmanager
+    def server(self) -> Iterator[VllmServer]:
+        """Choose the server with the fewest episodes, for one more."""
+        with self._lock:
+            server = min(self.servers, key=lambda candidate: candidate.episodes)
+            server.episodes += 1
+        try:
+            yield server
+        finally:
+            with self._lock:
+                server.episodes -= 1
+
     def close(self) -> None:
-        """Stop all servers; they start again when they are needed again."""
+        """Stop all servers; they start again on the next use."""
         for server in self.servers:
             server.dismiss()
         for server in self.servers:
@@ -523,36 +448,21 @@ class OwnFleet(Fleet):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-fleets: dict[tuple[str, str], Fleet] = {}
-"""Fleets of this process, by whom they are borrowed from ("": they are its own) and by their services."""
+fleets: dict[str, Fleet] = {}
+"""Fleets of this process, by the digests of their services."""
 _lock = threading.Lock()
 
 
 def fleet_of(service: Service) -> Fleet:
-    """Return the servers of this process, or those of the process that it is a worker of; they are shared by all who
-    need the same ones."""
-    lender = os.environ.get(LENDER, "")
-    key = (lender, digest(*service))
+    """Return this process's fleet for a service; all users of equal services share one."""
+    key = digest(*service)
     with _lock:
         if key not in fleets:
-            fleets[key] = Fleet(service) if lender else OwnFleet(service)
+            fleets[key] = Fleet(service)
         return fleets[key]
 
 
-# What a process of servers lends.
-
-
-@contextmanager
-def _served(service: Service, adapters: Mapping[str, Path], fruitful: Sequence[int]) -> Iterator[list[Place]]:
-    fleet = fleet_of(service)
-    for replica, starts in zip(fleet.replicas, fruitful, strict=True):
-        replica.fruitful = max(starts, replica.fruitful)
-    with fleet.serving(adapters):
-        yield [replica.place for replica in fleet.replicas]
-
-
-@contextmanager
-def _mended(service: Service, number: int, starts: int, request: str, fruitful: int) -> Iterator[Place]:
-    replica = fleet_of(service).replicas[number]
-    replica.mend(starts, request, fruitful)
-    yield replica.place
+def stop_servers() -> None:
+    """Stop all servers of this process; they start again on the next use."""
+    for fleet in fleets.values():
+        fleet.close()

@@ -1,8 +1,7 @@
 """The base behind vLLM servers of our own, with any adapters of it: token in, token out, so that it can be trained.
 
-The servers are child processes of the stage, wherever it runs, and all its workers ask them
-(`captrain.agents.servers`). Adapters are loaded under their content hash, and every answer must come from the
-model that was asked for.
+The servers are child processes of the stage, wherever it runs (`captrain.agents.servers`). Adapters are loaded under
+their content hash, and every answer must come from the model that was asked.
 
 A prompt is sent as token ids. After each turn what answers it is appended, rendered by the chat template on its own:
 what the model has read and written is never rendered or tokenized again, so that it reads in the next turn what it
@@ -31,7 +30,7 @@ from pydantic import Field
 from captrain.agents.local import with_hint
 from captrain.agents.openai import OpenAIPolicy
 from captrain.agents.policy import ClosedQuestion, outgrown
-from captrain.agents.servers import Fleet, Replica, Service, fleet_of
+from captrain.agents.servers import Fleet, Service, VllmServer, fleet_of
 from captrain.contract import RunningEpisode
 from captrain.errors import UserError
 from captrain.models import (
@@ -128,7 +127,7 @@ class VLLMPolicy(OpenAIPolicy):
         self._names: dict[str, str] = {}
         """Names of adapters, by their folders."""
         self._episode_state = threading.local()
-        """State of the episode that a thread plays: its replica, and the tokens that the model has read and written."""
+        """State of the episode that a thread plays: its server, and the tokens that the model has read and written."""
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -153,7 +152,7 @@ class VLLMPolicy(OpenAIPolicy):
 
     @property
     def fleet(self) -> Fleet:
-        """The servers, shared by all policies that need the same ones, in this process and in the others of its stage.
+        """The servers, shared by all policies of this process that need the same ones.
 
         Raises:
             UserError: `machine.vllm` names no interpreter.
@@ -205,8 +204,8 @@ class VLLMPolicy(OpenAIPolicy):
         extra: JsonObject = {"return_token_ids": True, "return_tokens_as_token_ids": True, "allowed_token_ids": tokens}
         settings: JsonObject = {"temperature": 1.0, "max_tokens": 1, "seed": 0, "logprobs": len(tokens)}
         prompt = chat.prompt(question.messages)[1 - self.max_length :]
-        with self.fleet.replica() as replica:
-            completion = self._sent(replica, self.name, prompt, {**settings, "extra_body": extra})
+        with self.fleet.server() as server:
+            completion = self._sent(server, self.name, prompt, {**settings, "extra_body": extra})
         [scores] = (completion.choices[0].logprobs or TokenScores()).top_logprobs or [None]
         if scores is None:
             raise UserError("the servers of policy vllm do not show log-probabilities", "install vLLM 0.10.2 or later")
@@ -220,7 +219,7 @@ class VLLMPolicy(OpenAIPolicy):
         return self._chats[key]
 
     def _episode(self, play: RunningEpisode, stop: Event) -> RunningEpisode:
-        with self.fleet.replica() as self._episode_state.replica:
+        with self.fleet.server() as self._episode_state.server:
             self._episode_state.context = []
             return super()._episode(play, stop)
 
@@ -270,9 +269,9 @@ class VLLMPolicy(OpenAIPolicy):
             **{name: value for name, value in self.options.items() if name in ("top_p", "top_k")},
         }
         model = self._names[play.adapter] if play.adapter else self.name
-        return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
+        return self._sent(self._episode_state.server, model, prompt, {**settings, "extra_body": extra})
 
-    def _sent(self, replica: Replica, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
+    def _sent(self, server: VllmServer, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
         """Send one request, again after passing faults.
 
         Raises:
@@ -282,18 +281,18 @@ class VLLMPolicy(OpenAIPolicy):
         """
         request, faults = digest(model, list(prompt), settings), 0
         while True:
-            starts = replica.place.starts
+            starts = server.starts
             try:
-                completion = replica.complete(prompt, model=model, **settings)
+                completion = server.complete(prompt, model=model, **settings)
                 break
             except TransientFault:
                 faults += 1
-                replica.mend(starts, request)
+                server.mend(starts, request)
                 if faults > self.retries:
                     raise
-                if replica.place.starts == starts:
+                if server.starts == starts:
                     time.sleep(PAUSE * 2**faults)
-        replica.fruitful = starts
+        server.fruitful = starts
         if completion.model != model:
             raise UserError(
                 f"policy vllm asked for {model}, and {completion.model} answered", "see what machine.vllm starts"

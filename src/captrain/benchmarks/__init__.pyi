@@ -18,7 +18,7 @@ from .servicedesk import DeskEpisode as DeskEpisode
 from .servicedesk import ServiceDesk as ServiceDesk
 from .simulation import divided as divided
 from .spoken import annotated as annotated
-from .standard import StandardEnvironment as StandardEnvironment
+from .verifiers import Verifiers as Verifiers
 from .worker import Worker as Worker
 from .worlds import Worlds as Worlds
 from .worlds import open_worlds as open_worlds

@@ -1,34 +1,34 @@
-"""AgentDojo's user tasks: an office, a travel agency, a bank and a chat, without any injection.
+"""AgentDojo's user tasks: an office, a travel agency, a bank and a chat, without injections.
 
-97 tasks of four suites, each with the tools and the world of its suite. The user speaks once; the score is the task's
-own `utility`, which looks at the world and at the agent's last words. `captrain benchmark install agentdojo` makes the
-environment that its worker runs in (the package `agentdojo`, MIT).
+97 tasks of four suites, each with the tools and the world of its suite. The user speaks once. The score is the task's
+own `utility`, which checks the world and the agent's last message. `captrain benchmark install agentdojo` makes the
+worker's environment (the package `agentdojo`, MIT).
 
-AgentDojo has no splits. Ours divide each suite in the same shares, and keep a task that is combined from others with
-those; numbers on our test split are not those of its authors, which are over all tasks of a suite.
+AgentDojo has no splits. Ours divide each suite by the same shares and keep a combined task with its parts. Numbers on
+our test split differ from the authors', which cover all tasks of a suite.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.benchmarks.scripted import ScriptedBenchmark
+from captrain.benchmarks.listed import DividedBenchmark
 from captrain.run import Machine
 
 Suite = Literal["workspace", "travel", "banking", "slack"]
 
 
-class AgentDojo(ScriptedBenchmark):
+class AgentDojo(DividedBenchmark):
     """The benchmark.
 
     Args:
-        machine: names the installation, where `captrain benchmark install` did not make it.
+        machine: names the installation, unless `captrain benchmark install` made it.
         suites: of tasks.
         discovery: share of each suite for diagnosis.
         training: share of each suite for training; the rest is the test split.
 
     Raises:
-        UserError: the shares leave nothing to test on.
+        UserError: the shares leave no test tasks.
     """
 
     name = package = "agentdojo"

@@ -1,36 +1,36 @@
-"""BFCL's multi-turn categories: files, messages, trades, trips and cars, asked for over several turns.
+"""BFCL's multi-turn categories: files, messages, trades, trips and cars, over several user turns.
 
-800 tasks: 200 scenarios, each with its plain form (`base`) and three variants: a tool that comes late (`miss_func`), a
-value that the user says late (`miss_param`), long results (`long_context`). The user's turns are a script, and the
-score is BFCL's own: after every turn the world must be as gold leaves it, and what gold's calls returned must have been
-seen.
-`captrain benchmark install bfcl` makes the environment that its worker runs in (the package `bfcl-eval`, Apache-2.0).
+The 800 tasks are 200 scenarios, each in a plain form (`base`) and three variants: a tool that arrives late
+(`miss_func`), a value that the user tells late (`miss_param`), long results (`long_context`). The user's turns are a
+script. The score is BFCL's own: after every turn the world must equal the gold world, and the agent must have seen the
+results of the gold calls. `captrain benchmark install bfcl` makes the worker's environment (the package `bfcl-eval`,
+Apache-2.0).
 
-BFCL has no splits. Ours keep the variants of a scenario together; numbers on our test split are not the leaderboard's,
-which are over all tasks of a category.
+BFCL has no splits. Ours keep the variants of a scenario together. Numbers on our test split differ from the
+leaderboard's, which cover all tasks of a category.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.benchmarks.scripted import ScriptedBenchmark
+from captrain.benchmarks.listed import DividedBenchmark
 from captrain.run import Machine
 
 Category = Literal["base", "miss_func", "miss_param", "long_context"]
 
 
-class Bfcl(ScriptedBenchmark):
+class Bfcl(DividedBenchmark):
     """The benchmark.
 
     Args:
-        machine: names the installation, where `captrain benchmark install` did not make it.
+        machine: names the installation, unless `captrain benchmark install` made it.
         categories: of tasks.
         discovery: share of the scenarios for diagnosis.
         training: share of the scenarios for training; the rest is the test split.
 
     Raises:
-        UserError: the shares leave nothing to test on.
+        UserError: the shares leave no test tasks.
     """
 
     name = package = "bfcl"

@@ -1,9 +1,8 @@
-"""Worker processes that hold a benchmark in its own virtual environment, seen from our side.
+"""Worker processes that run a benchmark in its own virtual environment, seen from our side.
 
-A worker that dies, hangs or prints something that is not a reply is ended and replaced; what it held becomes an
-`InfrastructureError` for the episodes concerned, which are then played again and never scored. Other workers go on.
-Calls may come from several threads; each worker answers one request at a time, and waiting for one's turn is not the
-worker's time.
+A worker that dies, hangs or prints something that is not a reply is killed and replaced. Its episodes get an
+`InfrastructureError`; they are played again and never scored. Other workers go on. Calls may come from several threads.
+Each worker answers one request at a time, and waiting for its turn does not count against a request's timeout.
 """
 
 import atexit
@@ -15,24 +14,47 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
-from captrain.benchmarks.worker import GRACE, Worker
+from captrain.benchmarks.worker import GRACE, Reply, Worker
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, file_digest
+from captrain.records import JsonObject, Message, file_digest
 
 WORKERS = Path(__file__).parent / "workers"
 STARTS = 3
-"""So many workers in a row that end before they have answered anything mean that none will."""
+"""Workers in a row that may end before they answer anything; then no further one is started."""
+
+
+class Observation(TypedDict):
+    """Answer to `reset` and `step`: the new messages, and whose turn it is ("agent", "user", None at the end).
+
+    On the user's turn `user_messages` is the user's prompt, and `user_tools` are the user's tools.
+    """
+
+    turn: str | None
+    messages: list[Message]
+    user_messages: NotRequired[list[Message]]
+    user_tools: NotRequired[list[JsonObject]]
+
+
+class Opening(Observation):
+    """Answer to `reset`."""
+
+    episode: str
+    system: str
+    tools: list[JsonObject]
 
 
 def workers_code(package: str) -> str:
-    """Digest of all code of ours that plays and scores a package's episodes in its worker, with what the worker's
-    script imports of its neighbours: part of what a benchmark is."""
+    """Digest of our code that plays and scores a package's episodes: part of the benchmark's identity.
+
+    It covers the worker's script, the modules beside it that the script imports, and the client's side.
+    """
     script = WORKERS / f"{package}_worker.py"
     finder = ModuleFinder([str(WORKERS)])
     finder.run_script(str(script))
     code = [path for path in sorted(WORKERS.glob("*.py")) if path == script or path.stem in finder.modules]
-    clients = [Path(__file__).with_name(f"{name}.py") for name in ("pool", "worker", "simulation", "scripted")]
+    clients = [Path(__file__).with_name(f"{name}.py") for name in ("pool", "worker", "simulation", "listed")]
     return file_digest(*code, *clients)
 
 
@@ -42,10 +64,10 @@ class Pool:
     Args:
         name: of the benchmark, as in `machine.benchmarks`.
         command: interpreter and script.
-        processes: workers at most.
+        processes: maximum number of workers.
         timeout: seconds that one request may take.
         start_timeout: seconds that a start, which imports the benchmark, may take.
-        env: additions to the workers' environment; PYTHON* and VIRTUAL_ENV* of ours are not handed down.
+        env: additions to the workers' environment. Our PYTHON* and VIRTUAL_ENV* variables are removed from it.
     """
 
     def __init__(
@@ -70,8 +92,8 @@ class Pool:
         )
         atexit.register(self.close)
 
-    def call(self, op: str, **arguments: object) -> JsonObject:
-        """A request that belongs to no episode, on the worker that is least busy.
+    def call(self, op: str, **arguments: object) -> Any:
+        """Send a request that belongs to no episode to the least busy worker; return the operation's JSON result.
 
         Raises:
             InfrastructureError: the worker failed, or the benchmark raised.
@@ -80,12 +102,11 @@ class Pool:
         return self._call_any(op, arguments, opening=False)[1]
 
     def session(self, **arguments: object) -> "Session":
-        """Open an episode (op `reset`) on the worker with the fewest open ones; raises as `call` does."""
+        """Open an episode (`reset`) on the worker with the fewest open episodes; raises like `call`."""
         return Session(self, *self._call_any("reset", arguments, opening=True))
 
     def close(self) -> None:
-        """End all workers; what they held is lost. A worker ends at the end of its input, or is ended if it is at work
-        or takes too long."""
+        """End all workers; their episodes are lost. Closing its input ends an idle worker; others are killed."""
         with self._lock:
             workers = [worker for worker in self._workers if worker is not None]
             self._workers[:] = [None] * len(self._workers)
@@ -106,9 +127,9 @@ class Pool:
             with worker.lock:
                 worker.close_pipes()
 
-    def _call_any(self, op: str, arguments: Mapping[str, object], opening: bool) -> tuple[Worker, JsonObject]:
-        """Ask the worker with the fewest open episodes, or the least busy one. One that is lost before it is this
-        request's turn held nothing of it, so that another takes its place."""
+    def _call_any(self, op: str, arguments: Mapping[str, object], opening: bool) -> tuple[Worker, Any]:
+        """Ask the worker with the fewest open episodes, or the least busy one. If that is lost before this request's
+        turn, ask another: the lost worker held nothing of this request."""
         while True:
             worker = self._acquire(opening)
             in_session = False
@@ -122,7 +143,7 @@ class Pool:
                 self.release(worker, session=opening and not in_session)
 
     def _acquire(self, opening: bool) -> Worker:
-        """Get in line for a worker, which is started rather than waited for, but not where one stands idle."""
+        """Queue for a worker: an idle one if there is one, else a new one, else the one with the shortest queue."""
         with self._lock:
             if self._refusal:
                 raise UserError(self._refusal, self._remedy)
@@ -143,23 +164,23 @@ class Pool:
     def _process(self) -> subprocess.Popen[bytes]:
         """Start a worker's process."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        # Strings hash alike in all workers, so that no order in a benchmark depends on which one plays.
+        # Equal string hashes in all workers: no order in a benchmark may depend on which worker plays.
         env, pipe = {**inherited, "PYTHONHASHSEED": "0", **self._env}, subprocess.PIPE
         try:
-            # Without buffers: what is written and read here goes past them.
+            # No buffers: `Worker` reads and writes the file descriptors directly.
             return subprocess.Popen(self.command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
         except OSError as error:
             problem = f"benchmark {self.name}: {self.command[0]} does not start ({error.strerror})"
             raise UserError(problem, self._remedy) from None
 
     def _start(self, worker: Worker) -> bool:
-        """Tell if the worker answers; the first request that it gets is ours, so that no episode is to blame."""
+        """Return whether the worker answers. Its first request is always `hello`, so that no episode is to blame."""
         if worker.ready:
             return True
         problem = ""
         try:
             reply = worker.exchange("hello", {}, self._start_timeout)
-            if reply.get("error", {}).get("refused"):
+            if reply.refused:
                 self.result("hello", reply)
             worker.ready = True
         except InfrastructureError:
@@ -171,38 +192,37 @@ class Pool:
         return worker.ready
 
     def queue(self, worker: Worker) -> None:
-        """Get in line for the worker of a session."""
+        """Queue for the worker of a session."""
         with self._lock:
             worker.requests += 1
 
     def release(self, worker: Worker, session: bool) -> None:
-        """Leave the line, and with `session` give an episode back."""
+        """Leave the queue; with `session`, an episode is closed, too."""
         with self._lock:
             worker.requests -= 1
             worker.sessions -= session
 
-    def result(self, op: str, reply: JsonObject) -> JsonObject:
-        """The result in a reply, or its error, raised: ours when the request was, otherwise the benchmark's."""
-        if reply["ok"]:
-            return reply["result"]
-        error = reply["error"]
-        if error.get("refused"):
+    def result(self, op: str, reply: Reply) -> Any:
+        """The result in a reply. Raises a refusal as a UserError and an exception of the benchmark like `call`."""
+        if not reply.error:
+            return reply.result
+        if reply.refused:
             raise UserError(
-                f"benchmark {self.name} refused {op}: {error['message']}",
-                f"see whether machine.benchmarks.{self.name}.python names the installation that was meant",
+                f"benchmark {self.name} refused {op}: {reply.message}",
+                f"check that machine.benchmarks.{self.name}.python names the right installation",
             )
-        raise InfrastructureError(f"{self.name} raised {error['type']} in {op}: {error['message']}")
+        raise InfrastructureError(f"{self.name} raised {reply.error} in {op}: {reply.message}")
 
 
 class Session:
     """One episode in one worker; `opening` is the worker's reply to `reset`."""
 
-    def __init__(self, pool: Pool, worker: Worker, opening: JsonObject) -> None:
+    def __init__(self, pool: Pool, worker: Worker, opening: Opening) -> None:
         self._pool, self._worker, self.opening = pool, worker, opening
         self._closed = False
 
-    def call(self, op: str, **arguments: object) -> JsonObject:
-        """A request on this episode; raises as `Pool.call` does."""
+    def call(self, op: str, **arguments: object) -> Observation:
+        """Send a request on this episode; raises like `Pool.call`."""
         self._pool.queue(self._worker)
         try:
             with self._worker.lock:
@@ -212,7 +232,7 @@ class Session:
             self._pool.release(self._worker, session=op == "close")
 
     def close(self) -> None:
-        """Let the worker drop the episode; nothing happens when it is gone already."""
+        """Let the worker drop the episode; does nothing the second time."""
         if not self._closed:
             self._closed = True
             with suppress(InfrastructureError, UserError):

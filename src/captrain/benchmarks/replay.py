@@ -95,7 +95,7 @@ def logged_replay(rollout: Rollout) -> Replay:
     ]
     spoken = [message.get("content") for message in rollout.messages if message["role"] == "assistant"]
     parts = rollout.score.parts if rollout.score else {}
-    ended = parts["ended"] == 1.0 if "ended" in parts else rollout.task.data.get("ending", "") in PROPER
+    ended = parts["ended"] == 1.0 if "ended" in parts else rollout.task.facts.ending in PROPER
     return Replay(
         tuple(calls),
         tuple(text for text in spoken if isinstance(text, str) and text.strip()),

@@ -1,21 +1,37 @@
-"""Benchmarks and episodes that live in workers, with a simulated user that any policy of ours plays.
+"""Benchmarks and episodes that live in workers, with a simulated user that any policy can play.
 
-The worker hands out the user's prompt when it is the user's turn; that turn is then a one-step episode of the user's
-policy, under a key of its own. So workers need neither model nor network, and the user's model and temperature are
-part of the benchmark's identity like any other setting.
+On the user's turn the worker returns the user's prompt. That turn is then a one-step episode of the user's policy,
+under a key of its own. So workers need no model and no network. The user's model and temperature are part of the
+benchmark's identity like any other setting.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from captrain.benchmarks.installing import made_installation
-from captrain.benchmarks.pool import WORKERS, Pool, Session
+from captrain.benchmarks.pool import WORKERS, Observation, Pool
 from captrain.contract import Policy, RunningEpisode
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Message
+from captrain.records import JsonObject, Message, Split
 from captrain.run import Machine
+
+
+class TaskDict(TypedDict):
+    """A task as the environment contract passes it. `data` is the benchmark's own."""
+
+    id: str
+    split: Split
+    data: JsonObject
+
+
+class ScoreDict(TypedDict):
+    """A score as the environment contract passes it."""
+
+    reward: float
+    success: bool
+    parts: dict[str, float]
 
 
 def pool_of(
@@ -29,15 +45,15 @@ def pool_of(
     """Make the workers of a benchmark, which start on first use.
 
     Args:
-        machine: names the installation, where `captrain benchmark install` did not make it.
+        machine: names the installation, unless `captrain benchmark install` made it.
         name: of the installation.
-        settings: its arguments.
-        advice: on how the installation is made.
-        env: additions to its environment, beside the place of data that lie apart.
+        settings: arguments of the worker's script.
+        advice: how to make the installation.
+        env: additions to the worker's environment.
         start_timeout: seconds that a start may take.
 
     Raises:
-        UserError: the benchmark is installed nowhere.
+        UserError: the benchmark is not installed.
     """
     installed = machine.benchmarks.get(name) if machine is not None else None
     if installed is None or not installed.python:
@@ -58,18 +74,29 @@ def pool_of(
     )
 
 
+def require_test_share(discovery: float, training: float) -> None:
+    """Raise a UserError if the shares of discovery and training leave no tasks for the test split."""
+    if discovery + training >= 1:
+        raise UserError(
+            f"benchmark.discovery + benchmark.training = {discovery + training:g} leaves nothing to test on",
+            "lower one of them",
+        )
+
+
 class WorkerBenchmark:
     """A benchmark that is played and scored in workers.
 
     Args:
-        machine: names the installation, where `captrain benchmark install` did not make it.
-        user: who plays the simulated user; None where the worker's own script does.
+        machine: names the installation, unless `captrain benchmark install` made it.
+        user: plays the simulated user. None: the worker's own script does.
     """
 
     package: ClassVar[str]
-    """Name of its installation, and of its worker."""
+    """Name of its installation and of its worker."""
     advice: ClassVar[str]
-    """Sentence on how to make the virtual environment of its worker, for those who have none."""
+    """Sentence that says how to make the worker's virtual environment."""
+    limits: Mapping[str, int] = {}
+    """Limits of an episode, sent when it is opened and when it is scored."""
 
     def __init__(self, machine: Machine | None, user: Policy | None = None) -> None:
         self.machine, self.user = machine, user
@@ -79,40 +106,39 @@ class WorkerBenchmark:
         """The workers, started on first use."""
         return pool_of(self.machine, self.package, advice=self.advice)
 
-    def location(self, task: JsonObject) -> JsonObject:
-        """Make the worker's arguments for a task.
+    def location(self, task: TaskDict) -> dict[str, str]:
+        """Arguments that name a task to the worker.
 
         Raises:
-            UserError: the task is of another world than the one that is installed.
+            UserError: the task comes from another version than the installed one.
         """
         raise NotImplementedError
 
-    def open(self, task: JsonObject, key: str = "") -> "SimulatedEpisode":
+    def open(self, task: TaskDict, key: str = "") -> "SimulatedEpisode":
         """Open a task; `key` names the randomness of the simulated user."""
-        return SimulatedEpisode(self.pool, self.location(task), self.user, key)
+        return SimulatedEpisode(self.pool, {**self.location(task), **self.limits}, self.user, key)
 
-    def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
-        """Score a record, which is played again in a fresh world."""
-        verdict = self.pool.call("evaluate", **self.location(task), messages=messages)
-        return {name: verdict[name] for name in ("reward", "success", "parts")}
+    def score(self, task: TaskDict, messages: list[Message]) -> ScoreDict:
+        """Score a record by replaying it in a fresh world."""
+        return self.pool.call("evaluate", **self.location(task), **self.limits, messages=messages)
 
-    def reference(self, task: JsonObject) -> list[Message]:
-        """None is known."""
+    def reference(self, task: TaskDict) -> list[Message]:
+        """No reference is known."""
         return []
 
-    def idle(self, task: JsonObject) -> list[Message]:
-        """The record of an agent that says nothing to whatever is asked."""
+    def idle(self, task: TaskDict) -> list[Message]:
+        """The record of an agent that answers everything with an empty message."""
         return self.pool.call("idle", **self.location(task))["messages"]
 
 
-class Turn:
-    """The one turn of a simulated user, as an episode for its policy."""
+class UserTurn:
+    """One turn of a simulated user, as an episode for the user's policy."""
 
     def __init__(self, messages: Sequence[Message], tools: list[JsonObject]) -> None:
         self.messages, self.tools = messages, tools
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
-        """The turn is over when the user has spoken."""
+        """End the turn: the user has spoken."""
         return [], True
 
 
@@ -122,20 +148,20 @@ class SimulatedEpisode:
     Args:
         pool: the benchmark's workers.
         reset: arguments of the worker's `reset`.
-        user: who plays the simulated user; None where the worker's own script does.
+        user: plays the simulated user. None: the worker's own script does.
         key: names the randomness of the user.
     """
 
-    def __init__(self, pool: Pool, reset: JsonObject, user: Policy | None, key: str) -> None:
+    def __init__(self, pool: Pool, reset: Mapping[str, object], user: Policy | None, key: str) -> None:
         self.user, self.key, self.turns = user, key, 0
-        self.session: Session = pool.session(**reset, user="scripted" if user is None else "client")
+        self.session = pool.session(**reset, user="scripted" if user is None else "client")
         opening = self.session.opening
-        self.tools: list[JsonObject] = opening["tools"]
+        self.tools = opening["tools"]
         self.messages: list[Message] = [{"role": "system", "content": opening["system"]}] if opening["system"] else []
         try:
             self.messages += self._until_agent(opening)[0]
         except BaseException:
-            # Nobody else can: there is no episode yet.
+            # The caller has no episode yet that it could close.
             self.close()
             raise
 
@@ -147,21 +173,23 @@ class SimulatedEpisode:
         """Let the worker drop the episode."""
         self.session.close()
 
-    def _until_agent(self, observation: JsonObject) -> tuple[list[Message], bool]:
-        """The messages up to the agent's next turn, users' turns played, and whether the episode is over."""
-        messages: list[Message] = list(observation["messages"])
+    def _until_agent(self, observation: Observation) -> tuple[list[Message], bool]:
+        """Play the user's turns until the agent's next; return the new messages and whether the episode is over."""
+        messages = list(observation["messages"])
         while observation["turn"] == "user":
             assert self.user is not None
             self.turns += 1
             tools = observation.get("user_tools") or []
-            play = RunningEpisode(f"{self.key}/user/{self.turns}", Turn(observation["user_messages"], tools))
+            play = RunningEpisode(
+                f"{self.key}/user/{self.turns}", UserTurn(observation.get("user_messages", []), tools)
+            )
             for _ in self.user.play([play]):
                 pass
             reply = play.messages[-1] if play.turns else {}
             names = ("content", "tool_calls") if tools else ("content",)
             reply = {name: reply[name] for name in names if name in reply}
             if play.error or not (reply.get("tool_calls") or (reply.get("content") or "").strip()):
-                # A user who says nothing is a fault of the simulation and none of the agent's.
+                # A silent user is a fault of the simulation, not of the agent.
                 raise InfrastructureError(f"simulated user: {play.error or 'said nothing'}")
             observation = self.session.call("step", role="user", message={"role": "user", **reply})
             messages += observation["messages"]
@@ -169,9 +197,9 @@ class SimulatedEpisode:
 
 
 def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:
-    """Names divided in the given shares, in order, each part spread evenly over the whole.
+    """Divide names by the given shares, in order, each part spread evenly over the whole.
 
-    Every name goes to the part that lags most behind its share; equal lists are divided equally.
+    Every name goes to the part that lags most behind its share. Equal lists are divided equally.
     """
     parts: list[list[str]] = [[] for _ in shares]
     for count, name in enumerate(names, start=1):
@@ -180,9 +208,8 @@ def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:
     return parts
 
 
-def identity_of(user: Policy | None) -> JsonObject:
-    """Describe the simulated user for the record: that it follows a script, or its policy, with model and temperature
-    where it has any, and the digest of all that decides what it says."""
+def identity_of(user: Policy | None) -> dict[str, str | float]:
+    """Identity of the simulated user for the record: its policy, model, temperature and digest, or "scripted"."""
     if user is None:
         return {"policy": "scripted"}
     settings = {name: getattr(user, name) for name in ("name", "temperature") if hasattr(user, name)}

@@ -1,4 +1,4 @@
-"""Worlds that are played in messages: environments of our contract, and benchmarks whose worker plays dialogues."""
+"""Worlds that are replayed as dialogues: environments of our contract, and benchmarks whose worker plays dialogues."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,30 @@ from captrain.contract import CheckedEnvironment, calls_of, closing_episodes
 from captrain.records import JsonObject, Message, Task
 
 PUNCTUATION = ".,;:!?()-"
+NOT_TAKEN = ("", True, False)
+"""Outcome of a call that nobody took."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """Outcome of a dialogue: of each call that was played its result, whether it was refused, and whether it changed
-    the world (None: nobody can look), and the score."""
+class PlayedDialogue:
+    """Outcome of a dialogue.
+
+    calls: of each call that was played its result, whether it was refused, and whether it changed the world (None: the
+    world cannot be inspected).
+    """
 
     calls: list[tuple[str, bool, bool | None]]
     parts: dict[str, float]
     passed: bool
 
 
-class SpokenWorld:
+class DialogueWorld:
     """A world whose replays are played as dialogues.
 
     Args:
         logged: the rollout's messages.
         solution: assistant messages of the reference.
-        kinds: what the benchmark declares of its tools.
+        kinds: the tool kinds that the benchmark declares.
     """
 
     def __init__(self, logged: Sequence[Message], solution: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
@@ -39,7 +44,7 @@ class SpokenWorld:
         self.reference = tuple(ReplayCall(*call) for message in solution for call in calls_of(message))
         self._changes: dict[tuple[str, str], bool] = {}
 
-    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
+    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:
         """Play assistant messages, each dialogue in a fresh world."""
         raise NotImplementedError
 
@@ -50,7 +55,7 @@ class SpokenWorld:
 
     @cached_property
     def _owed(self) -> tuple[str, ...]:
-        """The words of the reference's last text without which its calls alone do not pass, found by leaving out."""
+        """The words of the reference's last text that its calls need to pass, found by leaving words out."""
         closing = self.solution[-1].get("content") if self.solution and not calls_of(self.solution[-1]) else ""
         words = str(closing or "").split()
         if not words or self._passes(()) or not self._passes((" ".join(words),)):
@@ -67,8 +72,9 @@ class SpokenWorld:
         bare = [phrase.strip(PUNCTUATION) or phrase for phrase in phrases]
         phrases = bare if self._passes(tuple(bare)) else phrases
         place = 0
-        while place < len(phrases):  # the values of a list are owed one by one
-            for cut in range(1, len(parts := phrases[place].split())):
+        while place < len(phrases):  # split lists: each value is owed by itself
+            parts = phrases[place].split()
+            for cut in range(1, len(parts)):
                 pieces = [" ".join(parts[:cut]).strip(PUNCTUATION), " ".join(parts[cut:]).strip(PUNCTUATION)]
                 if self._passes((*phrases[:place], *pieces, *phrases[place + 1 :])):
                     phrases[place : place + 1] = pieces
@@ -80,25 +86,26 @@ class SpokenWorld:
         return self.run([self._dialogue.messages(Replay(self.reference, texts))])[0].passed
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
-        """See `captrain.benchmarks.World.play`. Calls that nobody was there to take any more count as refused, and so
-        do those of a user, who has no tools in these worlds."""
+        """See `captrain.benchmarks.World.play`. Calls after the episode's end count as refused. So do calls of the
+        user, who has no tools in these worlds."""
         replayed: list[Replayed] = []
         runs = self.run([self._dialogue.messages(replay) for replay in replays])
         for replay, run in zip(replays, runs, strict=True):
-            outcomes, results, failed, changed = iter(run.calls), list[str](), list[bool](), list[bool]()
-            for call in replay.calls:
-                result, is_refused, change = "", True, False
-                if call.by == "assistant":
-                    result, is_refused, change = next(outcomes, ("", True, False))
-                results.append(result)
-                failed.append(is_refused)
-                changed.append(not is_refused and (self._matters(call) if change is None else change))
+            played = iter(run.calls)
+            outcomes = [next(played, NOT_TAKEN) if call.by == "assistant" else NOT_TAKEN for call in replay.calls]
+            changed = [
+                not is_refused and (self._matters(call) if change is None else change)
+                for call, (_, is_refused, change) in zip(replay.calls, outcomes, strict=True)
+            ]
+            results, failed = [result for result, _, _ in outcomes], [is_refused for _, is_refused, _ in outcomes]
             replayed.append(Replayed(tuple(results), tuple(failed), tuple(changed), run.parts, run.passed))
         return replayed
 
     def _matters(self, call: ReplayCall) -> bool:
-        """Tell whether a call changes what the check looks at, in a world that nobody can look into: the reference no
-        longer passes without it, or with it, where it is none of its own."""
+        """Return whether a call changes what the check looks at, in a world that cannot be inspected.
+
+        It does if the reference no longer passes without the call, or with it if the reference lacks it.
+        """
         if self.kinds.get(call.tool) == "read" or not self.reference:
             return False
         key = key_of(call)
@@ -111,14 +118,14 @@ class SpokenWorld:
         return self._changes[key]
 
 
-class ContractWorld(SpokenWorld):
+class ContractWorld(DialogueWorld):
     """The world of a task of an environment of our contract.
 
     Args:
         target: the environment.
-        task: of it.
+        task: of the environment.
         logged: the rollout's messages.
-        kinds: what is declared of its tools beyond their schemas.
+        kinds: tool kinds beyond those that the schemas declare.
     """
 
     def __init__(
@@ -127,9 +134,9 @@ class ContractWorld(SpokenWorld):
         super().__init__(logged, target.reference(task), {**annotated(target.declared_tools), **kinds})
         self._target, self._task = target, task
 
-    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
-        """See `SpokenWorld.run`."""
-        runs: list[Run] = []
+    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:
+        """See `DialogueWorld.run`."""
+        runs: list[PlayedDialogue] = []
         for messages in dialogues:
             episode = self._target.open(self._task)
             calls: list[tuple[str, bool, bool | None]] = []
@@ -138,32 +145,32 @@ class ContractWorld(SpokenWorld):
                 for message in messages:
                     replies, over = episode.step(message)
                     results = [reply for reply in replies if reply["role"] == "tool"]
-                    # What ends an episode need not be answered.
+                    # A call that ends the episode may stay unanswered.
                     answers = [(str(result.get("content") or ""), is_refusal(result), None) for result in results]
                     calls += [*answers, *[("", False, None)] * (len(calls_of(message)) - len(answers))]
                     record += [message, *replies]
                     if over:
                         break
             score = self._target.score(self._task, record)
-            runs.append(Run(calls, score.parts, score.success))
+            runs.append(PlayedDialogue(calls, score.parts, score.success))
         return runs
 
 
-class WorkerDialogues(SpokenWorld):
+class WorkerDialogueWorld(DialogueWorld):
     """The world of a task whose benchmark's worker plays dialogues.
 
     Args:
-        pool: its workers.
-        location: of the task, for each request.
+        pool: the benchmark's workers.
+        location: names the task in each request.
         logged: the rollout's messages.
         solution: assistant messages of the reference.
-        kinds: what the benchmark declares of its tools.
+        kinds: the tool kinds that the benchmark declares.
     """
 
     def __init__(
         self,
         pool: Pool,
-        location: JsonObject,
+        location: Mapping[str, object],
         logged: Sequence[Message],
         solution: Sequence[Message],
         kinds: Mapping[str, Kind] | None = None,
@@ -171,22 +178,22 @@ class WorkerDialogues(SpokenWorld):
         super().__init__(logged, solution, kinds or {})
         self._pool, self._location = pool, location
 
-    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
-        """See `SpokenWorld.run`."""
-        answer = self._pool.call("replay", **self._location, dialogues=dialogues)
-        return [Run([tuple(call) for call in e["calls"]], e["parts"], e["passed"]) for e in answer["replayed"]]
+    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:
+        """See `DialogueWorld.run`."""
+        runs = self._pool.call("replay", **self._location, dialogues=dialogues)["replayed"]
+        return [PlayedDialogue([tuple(call) for call in run["calls"]], run["parts"], run["passed"]) for run in runs]
 
 
-class MilestoneWorld(WorkerDialogues):
-    """The world of a task that is judged by milestones, each of which one message meets: each text is owed as it is."""
+class MilestoneWorld(WorkerDialogueWorld):
+    """The world of a task with milestones. One message meets a milestone, so each text is owed as it is."""
 
     @property
     def owed(self) -> tuple[str, ...]:
         """See `captrain.benchmarks.World`."""
         return tuple(str(message["content"]) for message in self.solution if not calls_of(message))
 
-    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
-        """See `SpokenWorld.run`: owed words that were put beside others are a message of their own."""
+    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:
+        """See `DialogueWorld.run`. Owed words that a replay joined to other text become messages of their own."""
         divided: list[list[Message]] = []
         for messages in dialogues:
             divided.append([])
@@ -202,8 +209,8 @@ class MilestoneWorld(WorkerDialogues):
         return super().run(divided)
 
     def returns(self, messages: Sequence[Message]) -> bool:
-        """Tell whether the calls of a dialogue return here what they have returned in it, but for what is made by
-        chance, such as ids, which is another with each play."""
+        """Return whether a dialogue's calls return here what they returned in it. Results that differ between two plays
+        here, such as random ids, match everything."""
         actions = [message for message in messages if message["role"] == "assistant"]
         logged = [message["content"] for message in messages if message["role"] == "tool"]
         first, second = ([call[0] for call in run.calls] for run in self.run([actions, actions]))
@@ -214,7 +221,7 @@ class MilestoneWorld(WorkerDialogues):
 
 
 def _phrases(words: Sequence[str], places: Sequence[int]) -> tuple[str, ...]:
-    """The words at some places; those that stand beside each other stay together."""
+    """The words at some places; neighbours stay together."""
     phrases: list[list[str]] = []
     for before, place in zip([None, *places], places, strict=False):
         if before is None or before + 1 != place:
@@ -224,7 +231,7 @@ def _phrases(words: Sequence[str], places: Sequence[int]) -> tuple[str, ...]:
 
 
 def is_refusal(result: Message) -> bool:
-    """Tell whether a tool's answer is an error: it says so, or is an object that names one, or begins with the word."""
+    """Return whether a tool result is an error: it is marked as one, starts with "error", or is an object with one."""
     content = str(result.get("content") or "")
     if result.get("error") is True or content[:5].lower() == "error":
         return True
@@ -236,7 +243,7 @@ def is_refusal(result: Message) -> bool:
 
 
 def annotated(tools: Sequence[JsonObject]) -> dict[str, Kind]:
-    """Kinds of tools by annotations of their schemas: `kind`, as a benchmark may say it, or MCP's `readOnlyHint`."""
+    """Kinds of tools by their schemas' annotations: a benchmark's `kind`, or MCP's `readOnlyHint`."""
     kinds: dict[str, Kind] = {}
     for tool in tools:
         hints = {**tool.get("annotations", {}), **tool["function"].get("annotations", {})}

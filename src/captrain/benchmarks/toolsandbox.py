@@ -1,19 +1,18 @@
 """ToolSandbox: a phone with contacts, messages, reminders and settings, in ToolSandbox's own environment.
 
-Its 129 base scenarios are scored by milestones, 0 to 1; a scenario is passed when the similarity is perfect. 28 of them
-ask outside services: they are played where their answers are kept, and are listed as not runnable otherwise. There are
-no reference solutions; tasks carry what their milestones check, which is the benchmark's own reference. ToolSandbox is
-installed by the user, from its own repository and under its own licence, and found through
-`machine.benchmarks.toolsandbox`.
+Milestones score its 129 base scenarios from 0 to 1; a scenario passes if the similarity is perfect. 28 scenarios ask
+outside services. They are played if the services' answers are kept, and are listed as not runnable otherwise. There are
+no reference solutions. Tasks carry what their milestones check, which is the benchmark's own reference. Users install
+ToolSandbox from its own repository, under its own licence, and name it in `machine.benchmarks.toolsandbox`.
 
-ToolSandbox has no splits. Ours are by families: scenarios that are variants of each other stay together, so that no
-variant of a test scenario is ever diagnosed on. The paper evaluates on all 129; numbers on our test split are not its.
+ToolSandbox has no splits. Ours go by families: variants of a scenario stay together, so that no variant of a test
+scenario is used for diagnosis. The paper evaluates on all 129 scenarios; numbers on our test split are not comparable.
 """
 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -21,28 +20,32 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from captrain.benchmarks.listed import DividedBenchmark, Entry
 from captrain.benchmarks.pool import Pool
-from captrain.benchmarks.scripted import ScriptedBenchmark
-from captrain.benchmarks.simulation import identity_of, pool_of
+from captrain.benchmarks.simulation import TaskDict, identity_of, pool_of
 from captrain.contract import Policy
 from captrain.records import JsonObject, Message
 from captrain.run import Machine
 
 Category = Literal["single_tool_call", "multiple_tool_call", "multiple_user_turn", "insufficient_information"]
 START = "2026-01-15T10:00:00"
-"""Instant at which scenarios begin where nothing else is set."""
+"""Default instant at which scenarios begin."""
 VARIANT = re.compile(
     r"_(alt|implicit|twice|ambiguous|multiple_user_turn|insufficient_information|wifi_off|cellular_off|low_battery_mode"
     r"|with_\w+|and_\w+|no_\w+)"
 )
-"""Parts that a scenario's name adds to that of its family."""
+"""Parts of a scenario's name that its family's name lacks."""
 
 
 def instant(text: str) -> str:
-    """Check that a text is an instant, and return it; a ValueError where it is none."""
+    """Check that a text is an ISO instant, and return it.
+
+    Raises:
+        ValueError: it is not.
+    """
     datetime.fromisoformat(text)
-    if not text.isascii() or not text.isprintable():  # which Python's parser takes at the end
-        raise ValueError(f"{text!r} is no instant")
+    if not text.isascii() or not text.isprintable():  # Python's parser accepts such characters at the end
+        raise ValueError(f"{text!r} is not an instant")
     return text
 
 
@@ -52,8 +55,16 @@ def family(name: str) -> str:
 
 
 def split_families(categories: Mapping[str, str], discovery: float, training: float) -> dict[str, list[str]]:
-    """Scenarios by split, given the category of each: whole families, taken in the order of the hashes of their names,
-    each to the split that lags most behind its share of those categories."""
+    """Divide scenarios into splits by whole families.
+
+    Families are taken in the order of the hashes of their names. Each goes to the split that lags most behind its share
+    of the family's categories.
+
+    Args:
+        categories: scenario -> category.
+        discovery: share of the discovery split.
+        training: share of the training split.
+    """
     families: dict[str, list[str]] = {}
     for name in categories:
         families.setdefault(family(name), []).append(name)
@@ -73,7 +84,7 @@ def split_families(categories: Mapping[str, str], discovery: float, training: fl
     return splits
 
 
-class ToolSandbox(ScriptedBenchmark):
+class ToolSandbox(DividedBenchmark):
     """The benchmark.
 
     Args:
@@ -82,12 +93,12 @@ class ToolSandbox(ScriptedBenchmark):
         clock: the instant at which every scenario begins (UTC); scenario data are relative to it.
         discovery: share of the scenarios for diagnosis.
         training: share of the scenarios for training; the rest is the test split.
-        answers: folder that keeps the answers of outside services; with it, and RAPID_API_KEY in the environment for
-            those that are not kept yet, all scenarios are played. None: those that ask are left out.
-        user: who plays the user; None: a script that leaves after the agent's first words, for checks only.
+        answers: folder with answers of outside services. With it, and with RAPID_API_KEY in the environment for missing
+            answers, all scenarios are played. None: scenarios that ask services are left out.
+        user: plays the user. None: a script that leaves after the agent's first message, for checks only.
 
     Raises:
-        UserError: the shares leave nothing to test on.
+        UserError: the shares leave no test tasks.
     """
 
     name = package = "toolsandbox"
@@ -107,55 +118,44 @@ class ToolSandbox(ScriptedBenchmark):
         user: Policy | None = None,
     ) -> None:
         super().__init__(machine, categories, discovery, training, user)
-        self.clock = clock
-        self.answers = None if answers is None else Path(answers).expanduser().absolute()
+        self._environment = {"CAPTRAIN_CLOCK": clock}
+        if answers is not None:
+            self._environment["CAPTRAIN_ANSWERS"] = str(Path(answers).expanduser().absolute())
 
     @cached_property
     def pool(self) -> Pool:
         """The workers, started on first use."""
-        answers = {} if self.answers is None else {"CAPTRAIN_ANSWERS": str(self.answers)}
-        env = {"CAPTRAIN_CLOCK": self.clock, **answers}
-        return pool_of(self.machine, self.package, advice=self.advice, env=env)
+        return pool_of(self.machine, self.package, advice=self.advice, env=self._environment)
 
     @cached_property
-    def _world(self) -> dict[str, str]:
-        """Name of the benchmark and what identifies its data, on which every task depends."""
-        return {"benchmark": "toolsandbox", **self.pool.call("hello")["data"]}
-
-    @cached_property
-    def _scenarios(self) -> dict[str, JsonObject]:
-        scenarios = self.pool.call("list_tasks")["tasks"]
-        return {scenario["name"]: scenario for scenario in scenarios if scenario["category"] in self.kinds}
+    def _scenarios(self) -> dict[str, Entry]:
+        entries: list[Entry] = self.pool.call("list_tasks")["tasks"]
+        return {entry["id"]: entry for entry in entries if entry["category"] in self.kinds}
 
     @cached_property
     def not_runnable(self) -> dict[str, str]:
         """Scenarios that cannot be played here, with the reason; they are in no split."""
-        if self.answers is not None:
+        if "CAPTRAIN_ANSWERS" in self._environment:
             return {}
         return {
-            name: f"needs benchmark.answers: {', '.join(scenario['external'])}"
-            for name, scenario in self._scenarios.items()
-            # Where information is missing the point is not to reach the tool.
-            if scenario["external"] and scenario["category"] != "insufficient_information"
+            name: f"needs benchmark.answers: {', '.join(entry.get('external', []))}"
+            for name, entry in self._scenarios.items()
+            # If information is missing, the agent should not reach the tool.
+            if entry.get("external") and entry["category"] != "insufficient_information"
         }
 
     @cached_property
-    def _splits(self) -> dict[str, list[JsonObject]]:
-        runnable = {
-            name: scenario["category"] for name, scenario in self._scenarios.items() if name not in self.not_runnable
-        }
+    def splits(self) -> Mapping[str, Sequence[Entry]]:
+        """Tasks by split."""
+        runnable = {name: entry["category"] for name, entry in self._scenarios.items() if name not in self.not_runnable}
         splits = split_families(runnable, *self.shares[:2])
-        return {split: [{"id": name, **self._scenarios[name]} for name in names] for split, names in splits.items()}
+        return {split: [self._scenarios[name] for name in names] for split, names in splits.items()}
 
     @cached_property
     def about(self) -> JsonObject:
-        """Hash of the installation, clock, split sizes, user, and what is not runnable."""
+        """Hash of the installation, clock, split sizes, user, and scenarios that are not runnable."""
         return {**super().about, "user": identity_of(self.user), "not_runnable": self.not_runnable}
 
-    def details(self, entry: JsonObject) -> JsonObject:
-        """See `ScriptedBenchmark.details`; with what its milestones check."""
-        return {**super().details(entry), "milestones": entry["milestones"]}
-
-    def reference(self, task: JsonObject) -> list[Message]:
-        """None is known."""
+    def reference(self, task: TaskDict) -> list[Message]:
+        """No reference is known."""
         return []

@@ -1,7 +1,7 @@
-"""The client of one worker process: requests and replies as lines of JSON, under deadlines.
+"""The client of one worker process: requests and replies as JSON lines, with deadlines.
 
-It carries any process that speaks the protocol, those of benchmarks (`captrain.benchmarks.pool`) and those of the
-sandbox. Neither a process that hangs nor one that fills its pipes can hold the caller up for longer than was said.
+It works with every process that speaks the protocol: those of benchmarks (`captrain.benchmarks.pool`) and those of the
+sandbox. A process that hangs or fills its pipes cannot delay the caller beyond the deadline.
 """
 
 import itertools
@@ -13,26 +13,28 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import IO, Protocol
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
 
 from captrain.errors import InfrastructureError
-from captrain.records import JsonObject
 
 TAIL = 12
-"""Lines of a worker's standard error that are kept for messages."""
+"""Lines of a worker's standard error that messages quote at most."""
 WORDS = 24_000
-"""Bytes of it that are kept."""
+"""Bytes of standard error that are kept."""
 CHUNK = 1 << 16
-"""Bytes read at once: as many as a pipe holds."""
+"""Bytes read at once: the capacity of a pipe."""
 REPLY = 1 << 28
-"""Bytes of a reply; more is none."""
+"""Default maximum of a reply's bytes."""
 GRACE = 2.0
 """Seconds that a worker has to end by itself."""
 
 
 class Process(Protocol):
-    """Protocol of a worker's process: `subprocess.Popen`, or one that somebody else has started for us. `stdin` takes
-    requests and `stdout`, which may be the same, gives replies; `stderr` gives last words, if it is there."""
+    """Protocol of a worker's process: `subprocess.Popen`, or a process that somebody else started for us.
+
+    `stdin` takes requests and `stdout`, which may be the same object, gives replies. `stderr` is optional.
+    """
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -46,21 +48,37 @@ class Process(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it at once; nothing happens when it has ended."""
+        """Kill it; does nothing if it has ended."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Reply to request `id`.
+
+    result: the operation's JSON result. error: type of the exception, "" for none. message: its text. refused: the
+    request was wrong, not the benchmark.
+    """
+
+    id: int
+    result: Any = None
+    error: str = ""
+    message: str = ""
+    refused: bool = False
 
 
 class _Lost(Exception):
-    """The worker cannot be spoken to any more; its text says why, "" where the process tells by its end."""
+    """The worker cannot be talked to any more. The text says why; "" if the exit status says it."""
 
 
 class Worker:
-    """The client of one process: lines of JSON under deadlines. Once `end_reason` says how it ended, it answers nothing
-    any more. It needs no thread, so that hundreds may be open.
+    """The client of one process. Once `end_reason` is set, the process answers no more.
+
+    It needs no thread, so hundreds may be open.
 
     Args:
         name: of the benchmark, for messages.
-        process: it speaks the protocol of `workers/worker_loop.py`.
-        longest: bytes of a reply; more is none.
+        process: speaks the protocol of `workers/worker_loop.py`.
+        longest: maximum of a reply's bytes.
     """
 
     def __init__(self, name: str, process: Process, longest: int = REPLY) -> None:
@@ -68,7 +86,7 @@ class Worker:
         self.lock = threading.Lock()
         """Held for a request and its answer."""
         self.sessions = self.requests = 0
-        """The pool's, under the pool's lock."""
+        """The pool's counters, guarded by the pool's lock."""
         assert process.stdin is not None and process.stdout is not None
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
         self._err = None if process.stderr is None else process.stderr.fileno()
@@ -80,25 +98,25 @@ class Worker:
         self._received = bytearray()
         self._words = b""
 
-    def exchange(self, op: str, arguments: Mapping[str, object], timeout: float) -> JsonObject:
+    def exchange(self, op: str, arguments: Mapping[str, object], timeout: float) -> Reply:
         """Send a request and wait for its reply; the caller holds the lock.
 
         Raises:
-            InfrastructureError: the worker is lost, before or by this.
+            InfrastructureError: the worker is lost, before or by this request.
         """
         if self.has_ended():
             raise InfrastructureError(f"the {self.name} worker that held this episode {self.end_reason}")
         number, deadline = next(self._numbers), time.monotonic() + timeout
-        # An interrupted request may have left half of itself behind.
+        # An interrupted request may have left its second half unsent: it goes first.
         line = json.dumps({"id": number, "op": op, **arguments}).encode() + b"\n"
         self._unsent = memoryview(bytes(self._unsent) + line)
         try:
             reply = self._reply(deadline)
-            # What answers an earlier request, whose caller was interrupted, is late and nobody's any more.
-            while reply["id"] < number:
+            # Replies to earlier requests, whose caller was interrupted, are dropped.
+            while reply.id < number:
                 reply = self._reply(deadline)
-            if reply["id"] > number:
-                raise _Lost(f"answered request {reply['id']}, which was not made")
+            if reply.id > number:
+                raise _Lost(f"answered request {reply.id}, which was not made")
             return reply
         except TimeoutError:
             self.end(f"did not answer {op} within {timeout:g} s")
@@ -109,61 +127,67 @@ class Worker:
         words = f"; its last words: {lines[-1]}" if lines else ""
         raise InfrastructureError(f"a {self.name} worker {self.end_reason}, asked for {op}{words}")
 
-    def _reply(self, deadline: float) -> JsonObject:
-        """The next reply of the process, while requests go out and its standard error is taken away, so that neither
-        side ever waits for the other to read.
+    def _reply(self, deadline: float) -> Reply:
+        """The next reply of the process.
 
         Raises:
-            TimeoutError: there is none by then: a worker that hangs reads nothing, either, and a pipe is soon full.
+            TimeoutError: there is none before the deadline.
         """
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             if len(self._received) > self._longest:
                 raise _Lost(f"printed a line of more than {self._longest} bytes")
-            searched, seconds = len(self._received), deadline - time.monotonic()
-            poll = select.poll()
-            poll.register(self._out, select.POLLIN)
-            if self._err is not None:
-                poll.register(self._err, select.POLLIN)
-            if self._unsent:
-                poll.register(self._in, select.POLLOUT | (select.POLLIN if self._in == self._out else 0))
-            # One that never stops printing always has something to be read.
-            ready = dict(poll.poll(seconds * 1000)) if seconds > 0 else {}
-            if not ready:
-                raise TimeoutError
-            if self._err in ready:
-                self._listen()
-            if self._in in ready and self._unsent:
-                try:
-                    self._unsent = self._unsent[os.write(self._in, self._unsent) :]
-                except BlockingIOError:
-                    pass
-                except (BrokenPipeError, ConnectionResetError):
-                    self._unsent = memoryview(b"")  # The worker has ended, or is being ended; its output says how.
-            if ready.get(self._out, 0) & ~select.POLLOUT:
-                try:
-                    chunk = os.read(self._out, CHUNK)
-                except BlockingIOError:
-                    continue
-                except ConnectionResetError:
-                    chunk = b""
-                if not chunk:
-                    raise _Lost(f"printed what is not a reply: {bytes(self._received[:120])!r}" * bool(self._received))
-                self._received += chunk
+            searched = len(self._received)
+            self._transfer(deadline - time.monotonic())
         line = bytes(self._received[: end + 1])
         del self._received[: end + 1]
+        return _parsed(line)
+
+    def _transfer(self, seconds: float) -> None:
+        """Wait until a pipe is ready, then send and receive what is possible.
+
+        Requests go out and standard error is emptied meanwhile, so that neither side waits for the other to read.
+
+        Raises:
+            TimeoutError: no pipe is ready, or no time is left. A process that never stops printing is always ready.
+        """
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        if self._err is not None:
+            poll.register(self._err, select.POLLIN)
+        if self._unsent:
+            poll.register(self._in, select.POLLOUT | (select.POLLIN if self._in == self._out else 0))
+        ready = dict(poll.poll(seconds * 1000)) if seconds > 0 else {}
+        if not ready:
+            raise TimeoutError
+        if self._err in ready:
+            self._listen()
+        if self._in in ready and self._unsent:
+            self._send()
+        if ready.get(self._out, 0) & ~select.POLLOUT:
+            self._receive()
+
+    def _send(self) -> None:
         try:
-            match json.loads(line):
-                case {"id": int(), "ok": True, "result": _} as reply:
-                    return reply
-                case {"id": int(), "ok": False, "error": {"type": str(), "message": str()}} as reply:
-                    return reply
-        except (ValueError, RecursionError):
+            self._unsent = self._unsent[os.write(self._in, self._unsent) :]
+        except BlockingIOError:
             pass
-        raise _Lost(f"printed what is not a reply: {line[:120]!r}")
+        except (BrokenPipeError, ConnectionResetError):
+            self._unsent = memoryview(b"")  # the worker has ended or is being ended; its output says how
+
+    def _receive(self) -> None:
+        try:
+            chunk = os.read(self._out, CHUNK)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            chunk = b""
+        if not chunk:
+            raise _Lost(f"printed what is not a reply: {bytes(self._received[:120])!r}" if self._received else "")
+        self._received += chunk
 
     def _listen(self) -> None:
-        """Take away what is in standard error: a full pipe at most, however fast it is filled again."""
+        """Empty standard error, of at most one full pipe, however fast it fills again."""
         if self._err is not None:
             with suppress(BlockingIOError):
                 chunk = os.read(self._err, CHUNK)
@@ -171,13 +195,13 @@ class Worker:
                 self._err = self._err if chunk else None
 
     def has_ended(self) -> bool:
-        """True if it is lost, by itself or through us."""
+        """True if the worker is lost, by itself or because we ended it."""
         if not self.end_reason and self.process.poll() is not None:
             self.end("")
         return bool(self.end_reason)
 
     def end(self, reason: str) -> None:
-        """End the process; the first reason stays. "" for one that has ended by itself."""
+        """Kill the process; the first reason is kept. "" for a process that ended by itself."""
         if not reason:
             try:
                 status = self.process.wait(GRACE)
@@ -189,13 +213,23 @@ class Worker:
         self.process.wait()
 
     def last_words(self) -> list[str]:
-        """The last lines of standard error of a worker that has ended."""
+        """The last lines of standard error of an ended worker."""
         self._listen()
         return [line for line in self._words.decode(errors="replace").splitlines() if line.strip()][-TAIL:]
 
     def close_pipes(self) -> None:
-        """Let go of the pipes of a process that has ended; the caller holds the lock."""
+        """Close the pipes of an ended process; the caller holds the lock."""
         self._err = None
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def _parsed(line: bytes) -> Reply:
+    with suppress(ValueError, RecursionError):
+        match json.loads(line):
+            case {"id": int(number), "ok": True, "result": result}:
+                return Reply(number, result)
+            case {"id": int(number), "ok": False, "error": {"type": str(kind), "message": str(message)} as error}:
+                return Reply(number, None, kind, message, bool(error.get("refused")))
+    raise _Lost(f"printed what is not a reply: {line[:120]!r}")

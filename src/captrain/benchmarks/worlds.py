@@ -1,26 +1,27 @@
-"""The worlds of the tasks that rollouts are of: which benchmark opens each, and how."""
+"""Opening the world of a rollout's task: which benchmark does it, and how."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
+from typing import Any
 
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
 from captrain.benchmarks.simulation import pool_of
-from captrain.benchmarks.spoken import ContractWorld, MilestoneWorld, SpokenWorld, WorkerDialogues
+from captrain.benchmarks.spoken import ContractWorld, DialogueWorld, MilestoneWorld, WorkerDialogueWorld
 from captrain.benchmarks.toolsandbox import START, instant
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Message, Rollout, Split, Task
+from captrain.records import Message, Rollout, Split, Task
 from captrain.run import Machine
 
 IN_WORKERS = ("tau2", "agentdojo", "bfcl", "toolsandbox")
 """Benchmarks whose workers open worlds."""
 NAMES = (*IN_WORKERS, "servicedesk")
 BY_HAND = {"toolsandbox": "machine.benchmarks.toolsandbox.python=INTERPRETER in the project"}
-"""Settings that name what no command of ours installs."""
+"""Settings that name installations which no command of ours makes."""
 DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
 BFCL = re.compile(r"multi_turn_(base|miss_func|miss_param|long_context)_\d+")
 DESK = re.compile(rf"(?:.*/)?servicedesk-({'|'.join(MIXES)})/\w+/\d+")
@@ -29,15 +30,19 @@ DESK_KINDS: dict[str, Kind] = {
 }
 SPLITS: tuple[Split, ...] = ("discovery", "training", "test")
 SIZES = (100, 2000)
-"""Tasks of a split that one named by a log is looked for among: few first, since each has to be made."""
+"""Tasks of a split among which a log's task is searched: few first, because each has to be made."""
 MOST_POOLS = 8
-"""Kinds of workers at once, of benchmarks and of clocks: logs say of which instant they are."""
+"""Maximum number of pools: one per benchmark and clock, and logs choose the clocks."""
 MOST_OPEN = 200
-"""Worlds that stay open for when a rollout is asked for again."""
+"""Worlds that stay open in case a rollout is asked for again."""
+
+
+class _NoWorld(Exception):
+    """No world is known for a rollout, or its benchmark is not installed."""
 
 
 class Worlds:
-    """The worlds of the tasks that rollouts are of; to be used in a `with` block.
+    """The worlds of rollouts' tasks; use it in a `with` block.
 
     Args:
         benchmark: see `open_worlds`.
@@ -45,9 +50,8 @@ class Worlds:
         machine: see `open_worlds`.
 
     Attributes:
-        missing: the command or setting that brings a package without which a world could not be opened; "" where none
-            was.
-        trouble: why the world that was asked for last failed to open; "" where it opened, or there is none.
+        missing: the command or setting that installs a missing benchmark; "" if none was missing.
+        trouble: why the last world failed to open; "" if it opened, or if none is known.
     """
 
     def __init__(self, benchmark: str, target: CheckedEnvironment | None, machine: Machine | None) -> None:
@@ -57,12 +61,14 @@ class Worlds:
         self._worlds: dict[str, tuple[list[Message], World | None]] = {}
 
     def of(self, rollout: Rollout) -> World | None:
-        """The world of a rollout's task; None where none can be opened: one that fails to is no reason to stop."""
+        """The world of a rollout's task, or None. A world that fails to open does not stop the caller."""
         messages, world = self._worlds.pop(rollout.id, (None, None))
         self.trouble = ""
         if messages != rollout.messages:
             try:
                 world = self._open(rollout)
+            except _NoWorld:
+                world = None
             except (UserError, InfrastructureError) as trouble:
                 self.trouble = str(trouble)
                 return None
@@ -72,18 +78,17 @@ class Worlds:
         return world
 
     def reference(self, rollout: Rollout) -> list[Message]:
-        """The assistant messages of the reference of a rollout's task: those of its benchmark, where its world can be
-        opened, else the rollout's own; empty where there are none."""
-        match self.of(rollout):
-            case WorkerWorld() as world if not rollout.reference and world.reference:
-                information = list(world.owed)
-                closing: Message = {"role": "assistant", "content": ", ".join(information), "informs": information}
-                calls = [call for call in world.reference if call.by == "assistant"]
-                return [*(tool_call(call.tool, call.arguments) for call in calls), closing]
-            case SpokenWorld() as world:
-                return list(world.solution) or rollout.reference
-            case _:
-                return rollout.reference
+        """The reference of a rollout's task as assistant messages: the benchmark's if its world opens, else the
+        rollout's own."""
+        world = self.of(rollout)
+        if isinstance(world, CallWorld) and not rollout.reference and world.reference:
+            information = list(world.owed)
+            closing: Message = {"role": "assistant", "content": ", ".join(information), "informs": information}
+            calls = [call for call in world.reference if call.by == "assistant"]
+            return [*(tool_call(call.tool, call.arguments) for call in calls), closing]
+        if isinstance(world, DialogueWorld):
+            return list(world.solution) or rollout.reference
+        return rollout.reference
 
     def __enter__(self) -> "Worlds":
         return self
@@ -93,96 +98,88 @@ class Worlds:
             if pool is not None:
                 pool.close()
 
-    def _open(self, rollout: Rollout) -> World | None:
-        """Open a world in the benchmark that a rollout is of; None for none that is known here."""
+    def _open(self, rollout: Rollout) -> World:
         environment, _, name = rollout.task.id.partition("/")
         if self.target is not None:
-            benchmark = self.target.name if self.target.name in IN_WORKERS else ""
+            benchmark = self.target.name
+            if benchmark not in IN_WORKERS:
+                return self._contract(self.target, rollout, {})
         elif self.benchmark or environment in IN_WORKERS:
             benchmark = self.benchmark or environment
         else:
             forms = (("agentdojo", DOJO, name), ("bfcl", BFCL, name), ("servicedesk", DESK, rollout.task.id))
             benchmark = next((benchmark for benchmark, form, text in forms if form.fullmatch(text)), None)
+        if benchmark == "servicedesk" and (match := DESK.fullmatch(rollout.task.id)):
+            return self._contract(_desk(match[1]), rollout, DESK_KINDS)
+        task_id = str(rollout.task.data.get("task") or name)
         match benchmark:
             case "tau2":
                 return self._tau2(rollout)
-            case "agentdojo" | "bfcl":
-                return self._dialogues(benchmark, rollout)
+            case "bfcl":
+                return _dialogues(self._pool("bfcl"), rollout, {"task_id": task_id})
+            case "agentdojo":
+                return self._agentdojo(rollout, task_id)
             case "toolsandbox":
-                return self._toolsandbox(rollout)
-            case "servicedesk":
-                match = DESK.fullmatch(rollout.task.id)
-                return self._contract(_desk(match[1]), rollout, DESK_KINDS) if match else None
+                return self._toolsandbox(rollout, task_id)
             case _:
-                return None if self.target is None else self._contract(self.target, rollout, {})
+                raise _NoWorld
 
-    def _tau2(self, rollout: Rollout) -> World | None:
+    def _tau2(self, rollout: Rollout) -> World:
         data, parts = rollout.task.data, rollout.score.parts if rollout.score else {}
-        if "nl_assertion" in data.get("graded", []) and parts.get("nl_assertion") != 1.0:
-            return None  # what a language model has judged cannot be judged again here
+        if "nl_assertion" in rollout.task.facts.graded and parts.get("nl_assertion") != 1.0:
+            raise _NoWorld  # a language model judged it, and none is asked here
         location = {"domain": data.get("kind"), "task_id": data.get("task"), "task": data.get("definition")}
-        pool = self._pool("tau2")
-        about = _asked(pool, "world", location) if pool else None
-        return None if about is None or pool is None else WorkerWorld(pool, location, about)
+        return CallWorld(self._pool("tau2"), location)
 
-    def _dialogues(self, benchmark: str, rollout: Rollout) -> World | None:
-        pool = self._pool(benchmark)
-        if pool is None:
-            return None
-        location: JsonObject = {"task_id": str(rollout.task.data.get("task") or rollout.task.id.partition("/")[2])}
-        if benchmark == "agentdojo":
-            if not (name := DOJO.fullmatch(location["task_id"])):
-                return None
-            location["task_id"] = f"{name[1]}/{name[2]}"
-            location |= {k: v for k, v in rollout.task.data.items() if k == "injections"}
-            if rollout.environment != benchmark:  # a log, which does not say of which version it is
-                evidence: JsonObject = {"messages": rollout.messages, "passed": rollout.outcome == "passed"}
-                match = _asked(pool, "locate", {**location, **evidence})
-                if match is None or match["version"] is None:
-                    return None
-                location["version"] = match["version"]
-        answer = _asked(pool, "reference", location)
-        return WorkerDialogues(pool, location, rollout.messages, answer["messages"]) if answer else None
+    def _agentdojo(self, rollout: Rollout, task_id: str) -> World:
+        pool = self._pool("agentdojo")
+        if not (name := DOJO.fullmatch(task_id)):
+            raise _NoWorld
+        location = {"task_id": f"{name[1]}/{name[2]}"}
+        if "injections" in rollout.task.data:
+            location["injections"] = rollout.task.data["injections"]
+        if rollout.environment != "agentdojo":  # a log, which does not name its version
+            evidence = {"messages": rollout.messages, "passed": rollout.outcome == "passed"}
+            version = _ask(pool, "locate", {**location, **evidence})["version"]
+            if version is None:
+                raise _NoWorld
+            location["version"] = version
+        return _dialogues(pool, rollout, location)
 
-    def _toolsandbox(self, rollout: Rollout) -> World | None:
-        """The phone of a scenario at the instant at which the rollout was played; ToolSandbox's own results do not say
-        which, so that of these a world is opened where it returns what the log has."""
-        data: JsonObject = rollout.task.data.get("world") or {}
+    def _toolsandbox(self, rollout: Rollout, task_id: str) -> World:
+        """The phone of a scenario at the instant of the rollout. ToolSandbox's own results do not name the instant:
+        their world opens only if it returns what the log has."""
+        data: dict[str, str] = rollout.task.data.get("world") or {}
         clock = str(data.get("clock") or START)
         try:
             instant(clock)
         except ValueError:
             raise UserError(f"the rollout's clock is no instant: {clock!r}", f"write one such as {START}") from None
         pool = self._pool("toolsandbox", {"CAPTRAIN_CLOCK": clock})
-        if pool is None:
-            return None
         if data and data != {"benchmark": "toolsandbox", **pool.call("hello")["data"]}:
-            raise UserError("the rollout is of another ToolSandbox than the installed one", "install the one it is of")
-        location: JsonObject = {"task_id": str(rollout.task.data.get("task") or rollout.task.id.partition("/")[2])}
-        about = _asked(pool, "world", location)
-        if about is None:
-            return None
+            raise UserError("the rollout is from another ToolSandbox than the installed one", "install the former")
+        about = _ask(pool, "world", {"task_id": task_id})
         if about["messages"] is None:
             raise UserError("no calls are known that meet all milestones of the scenario", "read what it checks")
-        location["words"] = [message for message in rollout.messages if message["role"] == "user"]
+        location = {"task_id": task_id, "words": [m for m in rollout.messages if m["role"] == "user"]}
         world = MilestoneWorld(pool, location, rollout.messages, about["messages"], about["kinds"])
         if not data and not world.returns(rollout.messages):
-            raise UserError(
-                "its results come out otherwise here: it was played at another instant", "set the clock to it"
-            )
+            raise UserError("its results differ here: it was played at another instant", "set the clock to it")
         return world
 
-    def _contract(self, target: CheckedEnvironment, rollout: Rollout, kinds: dict[str, Kind]) -> World | None:
+    def _contract(self, target: CheckedEnvironment, rollout: Rollout, kinds: Mapping[str, Kind]) -> World:
         if getattr(target.environment, "user", None) is not None:
-            return None  # a model plays the user
-        task: Task | None = rollout.task
-        if rollout.environment != target.name:
-            name = rollout.task.id.partition("/")[2]
-            task = next(filter(None, (_tasks(target, most).get(name) for most in SIZES)), None)
-        return ContractWorld(target, task, rollout.messages, kinds) if task else None
+            raise _NoWorld  # a model plays the user
+        if rollout.environment == target.name:
+            return ContractWorld(target, rollout.task, rollout.messages, kinds)
+        name = rollout.task.id.partition("/")[2]
+        for most in SIZES:
+            if task := _tasks(target, most).get(name):
+                return ContractWorld(target, task, rollout.messages, kinds)
+        raise _NoWorld
 
-    def _pool(self, benchmark: str, environment: dict[str, str] | None = None) -> Pool | None:
-        """The workers of a benchmark, in an environment of their own, None where it is not installed."""
+    def _pool(self, benchmark: str, environment: Mapping[str, str] | None = None) -> Pool:
+        """The workers of a benchmark with additions to their environment."""
         key = benchmark, *(environment or {}).values()
         if key not in self._pools:
             if len(self._pools) == MOST_POOLS:
@@ -192,20 +189,23 @@ class Worlds:
             except UserError:
                 self._pools[key] = None
                 self.missing = BY_HAND.get(benchmark, f"captrain benchmark install {benchmark}")
-        return self._pools[key]
+        pool = self._pools[key]
+        if pool is None:
+            raise _NoWorld
+        return pool
 
 
-class WorkerWorld:
-    """A world whose benchmark's worker plays calls.
+class CallWorld:
+    """A world whose worker plays sequences of calls.
 
     Args:
-        pool: its workers.
-        location: of the task, for each request.
-        about: what the worker says of it.
+        pool: the benchmark's workers.
+        location: names the task in each request.
     """
 
-    def __init__(self, pool: Pool, location: JsonObject, about: JsonObject) -> None:
+    def __init__(self, pool: Pool, location: Mapping[str, object]) -> None:
         self._pool, self._location = pool, location
+        about = _ask(pool, "world", location)
         self.reference = tuple(ReplayCall(**call) for call in about["reference"])
         self.owed: tuple[str, ...] = tuple(about["owed"])
         self.kinds: dict[str, Kind] = about["kinds"]
@@ -219,19 +219,24 @@ class WorkerWorld:
         ]
 
 
-def _asked(pool: Pool, operation: str, location: JsonObject) -> JsonObject | None:
-    """A worker's answer about a task, None where the benchmark has no such task."""
+def _ask(pool: Pool, operation: str, location: Mapping[str, object]) -> Any:
+    """A worker's answer about a task. Raises _NoWorld if the benchmark has no such task."""
     try:
         return pool.call(operation, **location)
     except UserError as refusal:
         if "does not start" in str(refusal):
             raise
-        return None
+        raise _NoWorld from None
+
+
+def _dialogues(pool: Pool, rollout: Rollout, location: Mapping[str, object]) -> World:
+    solution: list[Message] = _ask(pool, "reference", location)["messages"]
+    return WorkerDialogueWorld(pool, location, rollout.messages, solution)
 
 
 @cache
 def _tasks(target: CheckedEnvironment, most: int) -> dict[str, Task]:
-    """The tasks of an environment by id, so many of each split at most."""
+    """Tasks of an environment by id: at most so many of each split."""
     tasks: list[Task] = []
     for split in SPLITS:
         size = target.size(split)
@@ -247,14 +252,14 @@ def _desk(mix: str) -> CheckedEnvironment:
 def open_worlds(
     benchmark: str = "", *, target: CheckedEnvironment | None = None, machine: Machine | None = None
 ) -> Worlds:
-    """Worlds for rollouts of logs, or of a project. Nothing is started before a world is asked for.
+    """Worlds for the rollouts of logs or of a project. Nothing starts before a world is asked for.
 
     Args:
-        benchmark: "tau2", "agentdojo", "bfcl", "toolsandbox" or "servicedesk"; "" where each rollout's own environment
-            and task id tell.
-        target: an environment of our contract (a project's benchmark, an environment file), whose tasks the rollouts
-            are of; it goes before `benchmark`.
-        machine: names installations that `captrain benchmark install` has not made.
+        benchmark: "tau2", "agentdojo", "bfcl", "toolsandbox" or "servicedesk"; "" if each rollout's environment and
+            task id tell.
+        target: an environment of our contract (a project's benchmark, an environment file) that the rollouts' tasks
+            belong to; it overrides `benchmark`.
+        machine: names installations that `captrain benchmark install` did not make.
 
     Raises:
         UserError: there is no such benchmark.

@@ -1,102 +1,167 @@
-"""Calls of a rollout or of its reference, by the agent or by a user with tools of its own, and features of their order.
+"""Tool calls of a rollout or of its reference, by the assistant or by a user with tools, and features of their order.
 
-The order of calls may go with failing. Texts of several words are no values: two wordings of one thing are no
-difference.
+The order of calls may correlate with failure. Texts of several words are not compared: two wordings of one thing are
+no difference.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from captrain.capabilities.alignment import Toolbox, call_text, leaves, reports_error, same, says, text_of
 from captrain.capabilities.association import EVERY, Traits
+from captrain.capabilities.text import (
+    are_plain,
+    is_value,
+    number_of,
+    reports_error,
+    result_of,
+    same,
+    says,
+    text_of,
+)
+from captrain.capabilities.toolbox import Kind, Toolbox
 from captrain.contract import calls_of
-from captrain.records import JsonObject, Message, Rollout, digest
+from captrain.records import JsonObject, Message, Rollout, digest, leaves
 
-PROSE = 4
-"""Words beyond which a value is prose, in which people differ."""
-LONGEST = 40
-"""Characters of a value that is told from others."""
+QUOTED = 160
 OF_USER = " (the user's)"
+BY_BOTH = ("assistant", "user")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call. `message`: of a rollout, its index. `changed`: the world differs after it, as far as that is known.
-    `result`: the text that it returned, "" where none is known. `novel`: where it was asked for, the arguments with a
-    value that no earlier message has."""
+    """One tool call.
+
+    Attributes:
+        tool: its name.
+        arguments: by name.
+        by: "assistant" or "user".
+        message: index of its message.
+        place: index among the calls of its list.
+        kind: what the tool does.
+        failed: its result reports an error; without a result, it does not fit the tool's schema.
+        changed: the world differs after it, as far as known.
+        result: what it returned, None where unknown.
+        record: the arguments that name records, by the common names of `Toolbox.keys`.
+        content: the other arguments.
+        compared: of a reference call, the arguments that count; None: all.
+        novel: arguments whose value stands in no earlier message, where that was asked for.
+    """
 
     tool: str
     arguments: JsonObject
     by: str = "assistant"
     message: int = 0
-    kind: str = "write"
+    place: int = 0
+    kind: Kind = "write"
     failed: bool = False
     changed: bool = True
-    result: str = ""
+    result: object = None
+    record: JsonObject = field(default_factory=dict[str, object])
+    content: JsonObject = field(default_factory=dict[str, object])
+    compared: tuple[str, ...] | None = None
     novel: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return call_text(self.tool, self.arguments)
+        text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
+        return text if len(text) <= QUOTED else text[: QUOTED - 2] + "…)"
 
     @property
     def step(self) -> str:
-        """The tool, and whether it is a user's."""
+        """The tool, marked where it is a user's."""
         return self.tool + OF_USER * (self.by == "user")
 
     @property
     def values(self) -> dict[str, str]:
-        """The values by argument, of a text a digest."""
+        """Values by argument, a digest in place of a long text."""
         return {k: text_of(v) if is_value(v) else f"~{digest(v)}" for k, v in self.arguments.items()}
 
-    def equals(self, peer: "Call") -> bool:
-        """The same tool is given the same values by the same side."""
-        return (self.by, self.tool) == (peer.by, peer.tool) and not self.differing(peer)
+    @property
+    def names(self) -> list[str]:
+        """Names of the arguments that are compared."""
+        return [name for name in self.arguments if self.compared is None or name in self.compared]
+
+    def equals(self, goal: "Call") -> bool:
+        """Tell whether the same side gives the same tool the same values."""
+        return (self.by, self.tool) == (goal.by, goal.tool) and not self.differing(goal)
 
     def differing(self, goal: "Call") -> list[str]:
-        """Names of the arguments that come to something else in a goal."""
-        names = {**goal.arguments, **self.arguments}
-        # An object may say more than the goal's, and a goal need not name what has a default.
-        return [n for n in names if n in goal.arguments and not same(goal.arguments[n], self.arguments.get(n))]
+        """Names of the goal's compared arguments that have another value here; this call may have more arguments."""
+        names = goal.names
+        wrong = [name for name in names if not same(goal.arguments[name], self.arguments.get(name))]
+        lists = [name for name in names if isinstance(goal.arguments[name], list) and are_plain(goal.arguments[name])]
+        lengths = {len(call.arguments[name]) for name in lists if name not in wrong for call in (goal, self)}
+        if len(lists) > 1 and not {*lists} & {*wrong} and len(lengths) == 1:
+            # Lists of equal length go together item by item.
+            rows = [
+                Counter(zip(*(map(number_of, call.arguments[name]) for name in lists), strict=True))
+                for call in (goal, self)
+            ]
+            wrong += lists if rows[0] != rows[1] else []
+        return wrong
 
 
-def is_prose(value: object) -> bool:
-    """The value is several words, which nobody copies."""
-    return isinstance(value, str) and len(value.split()) > PROSE
+def make_call(toolbox: Toolbox, tool: str, arguments: Mapping[str, object], by: str, place: int) -> Call:
+    """A call of which nothing else is known."""
+    return Call(
+        tool,
+        {**arguments},
+        by,
+        place=place,
+        kind=toolbox.kind(tool),
+        record={toolbox.keys[name]: value for name, value in arguments.items() if name in toolbox.keys},
+        content={name: value for name, value in arguments.items() if name not in toolbox.keys},
+    )
 
 
-def is_value(value: object) -> bool:
-    """The value is no text."""
-    text = text_of(value)
-    return len(text) <= LONGEST and not is_prose(text)
-
-
-def calls_in(messages: Sequence[Message], toolbox: Toolbox) -> list[Call]:
-    """The calls of assistant and user, each with the answer that the log holds."""
-    calls = []
+def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[str] = BY_BOTH) -> list[Call]:
+    """The calls of these roles. The k-th message after a call's message answers its k-th call, if it is a tool's."""
+    calls: list[Call] = []
     for index, message in enumerate(messages):
-        if message["role"] in ("assistant", "user"):
-            for place, (tool, arguments) in enumerate(calls_of(message), start=index + 1):
-                answer = messages[place] if place < len(messages) else {"role": ""}
-                is_answered = answer["role"] == "tool"
-                failed, kind = is_answered and reports_error(answer), toolbox.kind(tool)
-                result = text_of(answer.get("content") or "") if is_answered else ""
-                calls.append(
-                    Call(tool, arguments, message["role"], index, kind, failed, kind == "write" and not failed, result)
+        entries = calls_of(message) if message["role"] in roles else []
+        for number, (tool, arguments) in enumerate(entries):
+            answer = messages[index + number + 1] if index + number + 1 < len(messages) else {"role": ""}
+            is_answered = answer["role"] == "tool"
+            call = make_call(toolbox, tool, arguments, message["role"], len(calls))
+            # Schemas may be inferred from a few calls: where the tool itself has answered, its word counts.
+            failed = reports_error(answer) if is_answered else not toolbox.accepts(tool, arguments)
+            compared = message["tool_calls"][number].get("compare")
+            calls.append(
+                replace(
+                    call,
+                    message=index,
+                    failed=failed,
+                    changed=call.kind == "write" and not failed,
+                    result=result_of(answer) if is_answered else None,
+                    compared=None if compared is None else tuple(compared),
                 )
+            )
     return calls
 
 
+def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
+    """The calls of a rollout's reference, and then those that its user was to make."""
+    goals = [replace(goal, failed=False, changed=goal.kind == "write") for goal in calls_in(rollout.reference, toolbox)]
+    for step in rollout.task.facts.user_calls:
+        goals.append(make_call(toolbox, step.name, step.arguments, "user", len(goals)))
+    return goals
+
+
 def sourced_calls(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
-    """All calls in order, without what they returned, each with the arguments whose values stand in no message
-    before."""
+    """All calls in order, without results, each with the arguments whose values stand in no earlier message."""
     calls, before, end = list[Call](), "", 0
     for call in calls_in(rollout.messages, toolbox):
         texts = (text_of(message.get("content") or "") for message in rollout.messages[end : call.message])
         before, end = "\n".join([before, *texts]).lower(), call.message
         values = {name: value for name, value in call.arguments.items() if is_value(value) and any(leaves(value))}
         novel = tuple(name for name, value in values.items() if not says(before, value))
-        calls.append(replace(call, result="", novel=novel))
+        calls.append(replace(call, result=None, novel=novel))
     return calls
+
+
+def handover_in(calls: Iterable[Call]) -> Call | None:
+    """The first transfer to a human."""
+    return next((call for call in calls if call.kind == "handover"), None)
 
 
 def order_traits(calls: list[Call]) -> Traits:

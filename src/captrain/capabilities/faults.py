@@ -5,18 +5,12 @@ detail, or an offer that the user's instructions forbid it to take, cannot be to
 agent. Who contrasts rollouts leaves these out and lists them.
 """
 
-import re
-
-from captrain.capabilities.alignment import Story, Toolbox, asks_consent, is_reply, says, text_of
+from captrain.capabilities.text import AS_AGENT, DECLINES, asks_consent, is_reply, says, split_mark, text_of
+from captrain.capabilities.toolbox import Toolbox
+from captrain.capabilities.view import bare_view
 from captrain.records import Rollout
 
-TOKEN = re.compile(r"###([A-Z-]+)###")
-"""Marks by which a simulated user ends a conversation, as tau2 has them."""
 OUT_OF_SCOPE = "OUT-OF-SCOPE"
-AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
-DECLINES = re.compile(r"\b(no|not|never|nothing|instead|leave|skip|changed my mind)\b|n[’']t\b", re.IGNORECASE)
-ASKS = re.compile(r"\bplease (confirm|reply|let me know)\b|\breply (with )?\W{0,3}yes\b", re.IGNORECASE)
-"""A question of consent that has no question mark."""
 ECHO = 40
 """Shorter messages may be alike by chance."""
 
@@ -42,10 +36,10 @@ def slip_of(rollout: Rollout) -> tuple[int, str] | None:
             last_reply = text
         if message["role"] != "user" or message.get("tool_calls"):
             continue
-        tokens, words = TOKEN.findall(text), TOKEN.sub("", text).strip()
-        if OUT_OF_SCOPE in tokens:
+        marks, words = split_mark(text)
+        if OUT_OF_SCOPE in marks:
             return index, f"the user left its instructions ({OUT_OF_SCOPE})"
-        if tokens and not words and not has_request:
+        if marks and not words and not has_request:
             return index, "the user stopped before it stated a request"
         if not text:
             return index, "the user said nothing"
@@ -61,14 +55,14 @@ def _left_open(rollout: Rollout) -> tuple[int, str] | None:
     if len(rollout.messages) < 2:
         return None
     question, farewell = rollout.messages[-2:]
-    text = text_of(farewell.get("content") or "")
-    if farewell["role"] != "user" or not TOKEN.search(text) or DECLINES.search(TOKEN.sub("", text)):
+    marks, words_of_user = split_mark(text_of(farewell.get("content") or ""))
+    if farewell["role"] != "user" or not marks or DECLINES.search(words_of_user):
         return None
     words = text_of(question.get("content") or "")
-    if not (is_reply(question) and (asks_consent(words) or ASKS.search(words))):
+    if not (is_reply(question) and asks_consent(words)):
         return None
     # Without schemas nothing is a key: a write stands for any of the same tool, so that few count as missing.
-    missing = [pair.goal for pair in Story(rollout, Toolbox(())).pairs if pair.write is None]
+    missing = [pair.goal for pair in bare_view(rollout, Toolbox(())).pairs if pair.write is None]
     goal_asked = next((goal for goal in missing if any(says(words, value) for value in goal.arguments.values())), None)
     index = len(rollout.messages) - 1
     return (index, f"the user left while asked about {goal_asked}") if goal_asked else None

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from captrain.benchmarks import Replay, Worlds
-from captrain.capabilities.alignment import Act, Kind, Toolbox, acts_of, kind_of, leaves, text_of
+from captrain.capabilities.calls import Call, calls_in
+from captrain.capabilities.text import text_of
+from captrain.capabilities.toolbox import Kind, Toolbox, kind_of
 from captrain.contract import calls_of
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import JsonObject, Message, Rollout, leaves
 
 PASSES = 2
 """Rollouts that pass without a call before it is taken for a look-up: one may be a grader's slip."""
@@ -88,7 +90,7 @@ class _Observed:
 
     def add(self, rollout: Rollout, toolbox: Toolbox) -> None:
         """Count a rollout in."""
-        acts = acts_of(rollout.messages, toolbox)
+        acts = calls_in(rollout.messages, toolbox, ("assistant",))
         for act in [act for act in acts if not act.failed]:
             names, answers = frozenset(act.result if isinstance(act.result, dict) else ()), self.answers
             self.fields[act.tool] = self.fields.get(act.tool, names) & names
@@ -101,7 +103,7 @@ class _Observed:
                 self.closing.add(acts[-1].tool)
             self.fed.update(_fed(acts))
             self.final.add(acts[-1].tool)
-        if goals := acts_of(rollout.reference, toolbox):
+        if goals := calls_in(rollout.reference, toolbox, ("assistant",)):
             self.final.add(goals[-1].tool)
             skipped = _tools(rollout.reference) - _tools(rollout.messages) if rollout.outcome == "failed" else ()
             for tool, (later, name) in product(skipped, _misled(acts, goals) if skipped else ()):
@@ -120,7 +122,7 @@ class _Observed:
         return {tool for tool, _, _ in feeds} & self.telling - self.final
 
 
-def _fed(acts: Sequence[Act]) -> set[Feed]:
+def _fed(acts: Sequence[Call]) -> set[Feed]:
     """Feeds by values that a tool was not told itself."""
     feeds, sources = set[Feed](), dict[str, set[str]]()
     for act in [act for act in acts if not act.failed]:
@@ -131,7 +133,7 @@ def _fed(acts: Sequence[Act]) -> set[Feed]:
     return feeds
 
 
-def _misled(acts: Sequence[Act], goals: Sequence[Act]) -> set[tuple[str, str]]:
+def _misled(acts: Sequence[Call], goals: Sequence[Call]) -> set[tuple[str, str]]:
     """Tools of the reference that took a value which it gives them nowhere, with the argument."""
     due, actual = (
         {(act.tool, name, text_of(value)) for act in side if not act.failed for name, value in act.arguments.items()}
@@ -185,7 +187,7 @@ def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
     sources, tools = (Counter[Flow](), Counter[Flow]()), set[str]()
     for rollout in rollouts:
         for flows, messages in zip(sources, (rollout.reference, rollout.messages), strict=True):
-            flows.update(_flows(acts_of(messages, toolbox), toolbox))
+            flows.update(_flows(calls_in(messages, toolbox, ("assistant",)), toolbox))
             tools |= _tools(messages)
     changes = {tool for flows in sources for tool, *_ in flows}
     keys: dict[str, str] = {}
@@ -202,7 +204,7 @@ def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
     return keys | toolbox.shared_names(keys, tools, changes)
 
 
-def _flows(acts: Sequence[Act], toolbox: Toolbox) -> Iterator[Flow]:
+def _flows(acts: Sequence[Call], toolbox: Toolbox) -> Iterator[Flow]:
     """Flows into each change, and of each change after a look-up its tool alone. Only a text is recognized under
     another name."""
     names_by_value: dict[str, set[tuple[str, bool]]] = {}

@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from captrain.capabilities.alignment import Finding, Toolbox, acts_of, leaves, says, text_of
 from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
-from captrain.capabilities.calls import order_traits, place_of, sourced_calls
-from captrain.capabilities.registry import KINDS
-from captrain.records import Rollout
+from captrain.capabilities.calls import calls_in, order_traits, place_of, sourced_calls
+from captrain.capabilities.occasions import Occasion
+from captrain.capabilities.rules import KINDS
+from captrain.capabilities.text import says, text_of
+from captrain.capabilities.toolbox import Toolbox
+from captrain.records import Rollout, leaves
 from captrain.statistics import fisher
 
 LUCKY = 0.2
@@ -36,7 +38,7 @@ def has_solution(rollout: Rollout) -> bool:
     milestones."""
     parts = rollout.score.parts if rollout.score else {}
     is_followed = any(name.startswith("milestone") for name in parts)
-    return bool(rollout.reference or rollout.task.data.get("user_calls") or is_followed)
+    return bool(rollout.reference or rollout.task.facts.user_calls or is_followed)
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class Needs:
     def _described(self, rollout: Rollout) -> Mapping[str, list[int]]:
         """Arguments by which a change names one of several listed records of which the user's words describe one best,
         and the messages of those changes that name another one."""
-        acts = acts_of(rollout.messages, self._toolbox)
+        acts = calls_in(rollout.messages, self._toolbox, ("assistant",))
         arguments: dict[str, list[int]] = {}
         for act in [act for act in acts if act.kind == "write" and not act.failed]:
             texts = [text_of(m.get("content") or "") for m in rollout.messages[: act.message] if m["role"] == "user"]
@@ -174,17 +176,17 @@ class Needs:
         sound = [c for c in lacks.values() if not (c.need.kind == "fabricated_fact" and "missing_lookup" in kinds)]
         return sorted(sound, key=lambda lack: [*KINDS].index(lack.need.kind)), occasions
 
-    def findings(self, rollout: Rollout) -> dict[str, Finding]:
+    def found(self, rollout: Rollout) -> dict[str, Occasion]:
         """The surest finding of each kind of cause that a rollout without a reference could show, roots first."""
         lacks, occasions = ([], set[str]()) if has_solution(rollout) else self.of(rollout)
-        findings: dict[str, Finding] = {}
+        found: dict[str, Occasion] = {}
         for lack in lacks:
             key = lack.need.association.key
             tools = tuple(name for name in key[1:] if name in self._toolbox.schemas)
             arguments = key[-1:] if key[0] in ("described", "sourced", "same") else ()
-            findings.setdefault(lack.need.kind, Finding(True, lack.need.evidence, lack.message, tools, arguments))
-        present = Finding(False, "nothing that most passed rollouts have is lacking", 0)
-        return findings | {kind: present for kind in sorted(occasions - findings.keys())}
+            found.setdefault(lack.need.kind, Occasion(True, lack.need.evidence, lack.message, tools, arguments))
+        present = Occasion(False, "nothing that most passed rollouts have is lacking", 0)
+        return found | {kind: present for kind in sorted(occasions - found.keys())}
 
 
 def _subject(key: Key) -> Key:

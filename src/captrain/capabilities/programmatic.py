@@ -9,13 +9,14 @@ reference are held against what nearly all that passed have in common (see `lear
 from collections.abc import Sequence
 from functools import cache
 
-from captrain.capabilities.alignment import Finding, Story, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
-from captrain.capabilities.finders import Vocabulary
 from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.learnt_needs import learn_needs
-from captrain.capabilities.registry import KINDS
-from captrain.records import Capability, JsonObject, Label, Rollout
+from captrain.capabilities.occasions import Occasion, Vocabulary
+from captrain.capabilities.rules import KINDS
+from captrain.capabilities.text import reports_error, result_of
+from captrain.capabilities.view import bare_view
+from captrain.records import Capability, JsonObject, Label, Rollout, leaves
 from captrain.run import ModelAccess
 
 
@@ -37,8 +38,8 @@ class ProgrammaticAnalyst:
         rollouts = {rollout.id: rollout for sample in samples for rollout in sample}
         toolbox = learn_toolbox([*rollouts.values()], tools)
         needs = learn_needs([*rollouts.values()], toolbox)
-        stories = {name: Story(rollout, toolbox) for name, rollout in rollouts.items()}
-        by_contrast = {name: needs.findings(rollout) if needs else {} for name, rollout in rollouts.items()}
+        stories = {name: bare_view(rollout, toolbox) for name, rollout in rollouts.items()}
+        by_contrast = {name: needs.found(rollout) if needs else {} for name, rollout in rollouts.items()}
         informed: dict[str, list[str]] = {}
         for name, story in stories.items():
             results = [result_of(m) for m in story.messages if m["role"] == "tool" and not reports_error(m)]
@@ -46,7 +47,7 @@ class ProgrammaticAnalyst:
         vocabulary_of = cache(Vocabulary)
 
         @cache  # runs that drew the same values have the same findings, and most do
-        def findings(name: str, slug: str, vocabulary: Vocabulary) -> list[Finding]:
+        def findings(name: str, slug: str, vocabulary: Vocabulary) -> list[Occasion]:
             more = [by_contrast[name][slug]] if slug in by_contrast[name] else []
             return KINDS[slug].find(stories[name], vocabulary) + more
 
@@ -80,8 +81,8 @@ class ProgrammaticAnalyst:
         }
         rows: list[dict[str, Label]] = []
         for request in requests:
-            story, row = Story(request.rollout, toolbox), dict[str, Label]()
-            by_contrast = needs.findings(request.rollout) if needs else {}
+            story, row = bare_view(request.rollout, toolbox), dict[str, Label]()
+            by_contrast = needs.found(request.rollout) if needs else {}
             for slug, vocabulary in values[id(request.capabilities)].items():
                 findings = KINDS[slug].find(story, vocabulary)
                 findings += [by_contrast[slug]] if slug in by_contrast else []

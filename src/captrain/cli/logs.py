@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from captrain import diagnosis, interop
+from captrain import capabilities, diagnosis, interop
 from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.cli.console import (
     ENDPOINT,
@@ -104,7 +104,7 @@ def diagnose(
             seed=seed,
             worlds=worlds,
             kinds=kinds,
-            clauses=[diagnosis.read_clauses(clauses)] if clauses else [],
+            clauses=[capabilities.read_clauses(clauses)] if clauses else [],
         )
     advice = diagnosis.advise(outcome, out)
     diagnosis.publish_diagnosis(outcome, out, advice)

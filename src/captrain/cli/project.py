@@ -80,7 +80,7 @@ def check_benchmark(
     if report.problems:
         print_all("", *(str(problem) for problem in report.problems))
         raise typer.Exit(1)
-    print_all(f"{report.name}: keeps the contract")
+    print_all(f"{report.facts['name']}: keeps the contract")
 
 
 benchmark = typer.Typer(help="Benchmarks of others: install.", no_args_is_help=True)
@@ -93,10 +93,9 @@ def group() -> None:
 
 @benchmark.command()
 def install(
-    name: Annotated[str, typer.Argument(help="bfcl, tau2, agentdojo, openenv, or verifiers.")],
+    name: Annotated[str, typer.Argument(help="bfcl, tau2, agentdojo, verifiers, or openenv (to run exports in).")],
     packages: Annotated[list[str] | None, typer.Argument(help="What else goes into it, as pip names it.")] = None,
 ) -> None:
     """Make the environment of a benchmark below .cache/installations, where its workers find it."""
-    print_all(
-        f"{name}: {benchmarks.install_benchmark(name, project_root(), packages or [])}; choose it with benchmark={name}"
-    )
+    python = benchmarks.install_benchmark(name, project_root(), packages or [])
+    print_all(f"{name}: {python}" if name == "openenv" else f"{name}: {python}; choose it with benchmark={name}")

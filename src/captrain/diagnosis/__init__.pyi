@@ -1,5 +1,4 @@
 from .advice import advise as advise
-from .clauses import read_clauses as read_clauses
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose
 from .judged import judge as judge

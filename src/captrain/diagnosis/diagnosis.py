@@ -20,6 +20,7 @@ from captrain.capabilities import (
     EXAMPLES,
     KINDS,
     SUSPECT,
+    Clauses,
     SelectionAccount,
     Toolbox,
     Verdicts,
@@ -27,7 +28,6 @@ from captrain.capabilities import (
     has_solution,
     select_by_verdicts,
 )
-from captrain.diagnosis.clauses import Clauses
 from captrain.diagnosis.findings import Collection, Findings
 from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Standing, diagnose_rollouts, refer
 from captrain.interop import Logs

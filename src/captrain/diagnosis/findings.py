@@ -17,17 +17,16 @@ from captrain.capabilities import (
     EVERY,
     LEVEL,
     OF_USER,
-    Act,
     Association,
     Call,
     Key,
     Needs,
-    Story,
+    RolloutView,
     Tally,
     Toolbox,
     Traits,
+    bare_view,
     calls_in,
-    differing,
     has_solution,
     is_value,
     name_of,
@@ -148,10 +147,10 @@ class Collection:
 
     def add(self, row: DiagnosedRollout, rollout: Rollout) -> None:
         """Take a rollout in; one of a suspect reference speaks for that alone."""
-        calls, story = sourced_calls(rollout, self._toolbox), Story(rollout, self._toolbox)
+        calls, view = sourced_calls(rollout, self._toolbox), bare_view(rollout, self._toolbox)
         failed, counts = row.outcome == "failed", row.standing != "suspect"
-        tasks = _task_traits(rollout, story)
-        steps, faults = reference_traits(rollout, story)
+        tasks = _task_traits(rollout, view)
+        steps, faults = reference_traits(rollout, view)
         if counts:
             self._steps.add(steps, failed)
             self._tasks.add(tasks, failed)
@@ -236,67 +235,68 @@ class Collection:
         return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
 
 
-def reference_traits(rollout: Rollout, story: Story) -> tuple[Traits, list[Fault]]:
+def reference_traits(rollout: Rollout, view: RolloutView) -> tuple[Traits, list[Fault]]:
     """Compare a rollout with its reference: steps that are not made, or made otherwise, and changes that it does not
     have, as traits; and those of them that change something, as faults. Where the state at the end is not judged, a
     further change is no fault."""
     traits, faults, bases = Traits(), list[Fault](), {"beyond": REFERENCED, "told": ("informs",)}
-    user_calls = [(call["name"], call["arguments"]) for call in rollout.task.data.get("user_calls") or []]
-    if not story.has_reference and not user_calls:
+    facts = rollout.task.facts
+    user_calls = [(call.name, call.arguments) for call in facts.user_calls]
+    if not rollout.reference and not user_calls:
         return traits, faults
 
     def add(key: Key, message: int, evidence: str) -> None:
         faults.append(Fault(key=key, message=message, evidence=evidence))
         traits.hold(key, bases.get(key[0], ("goal", key[1])))
 
-    for goal in _unmade(story):
+    for goal in _unmade(view):
         traits.hold(("made", goal.tool), ("goal", goal.tool))
-    traits.bases |= {REFERENCED, *(("goal", act.tool) for act in story.expected)}
-    for pair in story.pairs:
+    traits.bases |= {REFERENCED, *(("goal", act.tool) for act in view.expected)}
+    for pair in view.pairs:
         goal, write = pair.goal, pair.write
-        wrong = [name for name in differing(goal, write) if is_value(goal.arguments[name])] if write else []
+        wrong = [name for name in write.differing(goal) if is_value(goal.arguments[name])] if write else []
         evidence = f"the reference has {goal}"
         if write is None:
-            add(("made", goal.tool), story.last, evidence)
+            add(("made", goal.tool), view.last, evidence)
         elif write.tool != goal.tool or wrong:
             kind = "equal" if write.tool == goal.tool else "instead"
             add((kind, goal.tool, *wrong[:1]), write.message, evidence)
-    for act in story.extras if "db" in (rollout.task.data.get("graded") or ["db"]) else ():
+    for act in view.extras if facts.compares_state else ():
         add(("beyond", act.tool), act.message, f"the reference has no {act}")
     calls = [call for message in rollout.messages if message["role"] == "user" for call in calls_of(message)]
     for tool, arguments in user_calls:
         traits.bases.add(("goal", tool + OF_USER))
         if not any(name == tool and same(arguments, actual) for name, actual in calls):
-            add(("made", tool + OF_USER), story.last, f"the user never made {tool}")
-    traits.bases |= {("informs",)} if story.informs else set()
-    for value in [value for value in story.informs if story.first_telling(value) is None][:1]:
-        add(("told", "what was asked"), story.last, f"{value} was not told")
+            add(("made", tool + OF_USER), view.last, f"the user never made {tool}")
+    traits.bases |= {("informs",)} if view.informs else set()
+    for value in [value for value in view.informs if view.first_telling(value) is None][:1]:
+        add(("told", "what was asked"), view.last, f"{value} was not told")
     return traits, faults
 
 
-def _unmade(story: Story) -> Iterator[Act]:
+def _unmade(view: RolloutView) -> Iterator[Call]:
     """The look-ups and hand-overs of a reference that the rollout has none of.
 
     Each is compared with the calls that share a value with it, the fewest such: where there are thousands, comparing
     each with each takes minutes.
     """
-    index: dict[tuple[str, str, object], list[Act]] = {}
-    for act in story.acts:
+    index: dict[tuple[str, str, object], list[Call]] = {}
+    for act in view.acts:
         for name, value in act.arguments.items():
             if isinstance(value, str | int | float):
                 index.setdefault((act.tool, name, number_of(value)), []).append(act)
-    for goal in story.expected:
+    for goal in view.expected:
         groups = [
             index.get((goal.tool, name, number_of(value)), [])
             for name, value in goal.arguments.items()
-            if isinstance(value, str | int | float) and (goal.compared is None or name in goal.compared)
+            if isinstance(value, str | int | float) and name in goal.names
         ]
-        peers = min(groups, key=len) if groups else [act for act in story.acts if act.tool == goal.tool]
-        if goal.kind != "write" and all(differing(goal, act) for act in peers):
+        peers = min(groups, key=len) if groups else [act for act in view.acts if act.tool == goal.tool]
+        if goal.kind != "write" and all(act.differing(goal) for act in peers):
             yield goal
 
 
-def _task_traits(rollout: Rollout, story: Story) -> Traits:
+def _task_traits(rollout: Rollout, view: RolloutView) -> Traits:
     """Attributes of the task: environment, its own fields, the words of its id, the calls of its reference."""
     traits, data = Traits(), {"environment": rollout.environment, **rollout.task.data}
     for name, value in data.items():
@@ -304,12 +304,12 @@ def _task_traits(rollout: Rollout, story: Story) -> Traits:
             traits.hold(("value", name, text_of(value)), ("field", name))
     for word in re.findall(r"[A-Za-z][A-Za-z_]{2,}", rollout.task.id):
         traits.hold(("value", WORD, word.strip("_")), EVERY)
-    user_calls = [call["name"] + OF_USER for call in rollout.task.data.get("user_calls") or []]
-    changes = sum(act.kind != "read" for act in story.expected) + len(user_calls)
+    user_calls = [call.name + OF_USER for call in rollout.task.facts.user_calls]
+    changes = sum(act.kind != "read" for act in view.expected) + len(user_calls)
     if rollout.reference or user_calls:
         count = str(changes) if changes < MANY else f"{MANY} or more"
         traits.hold(("value", "changes in its reference", count), REFERENCED)
-    for step in [*(act.tool for act in story.expected), *user_calls]:
+    for step in [*(act.tool for act in view.expected), *user_calls]:
         traits.hold(("value", STEP, step), REFERENCED)
     return traits
 

@@ -193,7 +193,7 @@ def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> Fail
         elif caller == "user":
             role = "tool of the user"
         messages.append(_shown(message, role, "; ".join(reasons.get(index, []))))
-    steps = [{"function": step} for step in rollout.task.data.get("user_calls") or []]
+    steps = [{"function": asdict(step)} for step in rollout.task.facts.user_calls]
     of_user = [{"role": "user", "content": "By the user:", "tool_calls": steps}] if steps else []
     reference = [_shown(message, message["role"]) for message in (*rollout.reference, *of_user)]
     place = row.primary.message if row.primary else len(messages)

@@ -14,22 +14,25 @@ import numpy as np
 
 from captrain.benchmarks import Kind, Worlds, open_worlds
 from captrain.capabilities import (
+    CLAUSES_PAGE,
     INFRASTRUCTURE,
     KINDS,
     SIMULATOR,
+    Clauses,
+    DiagnosisContext,
+    Explanation,
+    ExpressionError,
     Needs,
-    Story,
+    RecordBook,
+    RolloutView,
     Toolbox,
-    acts_of,
+    calls_in,
+    explain,
     learn_needs,
     learn_toolbox,
+    view_repaired,
 )
 from captrain.contract import CheckedEnvironment, calls_of
-from captrain.diagnosis.case import Case, Cause, Confidence
-from captrain.diagnosis.clauses import REMEDY, Clauses, DiagnosisContext, RecordBook
-from captrain.diagnosis.explanation import Explanation, explain
-from captrain.diagnosis.expressions import ExpressionError
-from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml
@@ -131,7 +134,7 @@ class RolloutCause(Record):
     cause: str
     message: int
     evidence: str
-    confidence: Confidence
+    confidence: Literal["high", "medium"]
 
 
 class RepairStep(Record):
@@ -251,12 +254,12 @@ def diagnose_rollouts(
             handovers = {tool for tool in tools - expected if toolbox.kind(tool) == "handover"}
             setting.needless.update(handovers if rollout.reference else ())
         if setting.policy:
-            setting.book.add(acts_of(rollout.messages, toolbox))
+            setting.book.add(calls_in(rollout.messages, toolbox, ("assistant",)))
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
     spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
     for rollout in logs.rollouts:
-        spool.add(_explained(Case(rollout, settings[rollout.environment]), worlds, needs))
+        spool.add(_explained(rollout, settings[rollout.environment], worlds, needs))
     return DiagnosedLogs(_agreed(spool, outcomes), outcomes, toolbox, needs)
 
 
@@ -321,8 +324,9 @@ def _agreed(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[Diag
     return agreed if common else rows
 
 
-def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> DiagnosedRollout:
-    rollout, setting = case.rollout, case.setting
+def _explained(
+    rollout: Rollout, context: DiagnosisContext, worlds: Worlds | None, needs: Needs | None
+) -> DiagnosedRollout:
     row = DiagnosedRollout(
         rollout=rollout.id,
         environment=rollout.environment,
@@ -338,32 +342,31 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Diagno
         return row.model_copy(update={"primary": primary})
     try:
         world, unproven = worlds.of(rollout) if worlds else None, worlds.trouble if worlds else ""
-        repair = find_repair(rollout, setting.toolbox, world, setting.idle)
+        view = view_repaired(rollout, context, world)
     except (UserError, InfrastructureError) as trouble:
         # A benchmark may know no such call, and its worker may die.
-        repair, unproven = find_repair(rollout, setting.toolbox, None, setting.idle), str(trouble)
+        view, unproven = view_repaired(rollout, context, None), str(trouble)
     try:
-        explanation = explain(case, repair)
+        explanation = explain(view)
     except ExpressionError as error:
-        raise UserError(f"rollout {row.place} ({rollout.id}): {error}", REMEDY) from None
-    reasons, findings = [*explanation.causes], needs.findings(rollout) if needs else {}
-    kinds = {cause.kind for cause in reasons}
-    lacks = [
-        Cause(kind, finding.message, finding.evidence, "medium", False)
-        for kind, finding in findings.items()
-        if finding.lacking
-    ]
-    reasons += [cause for cause in lacks if cause.kind not in kinds]
+        raise UserError(f"rollout {row.place} ({rollout.id}): {error}", CLAUSES_PAGE) from None
+    found = needs.found(rollout) if needs else {}
     causes = [
-        RolloutCause(cause=cause.kind, message=cause.message, evidence=cause.evidence, confidence=cause.confidence)
-        for cause in reasons
+        RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, confidence="high")
+        for verdict in explanation.causes
+    ]
+    kinds = {cause.cause for cause in causes}
+    causes += [
+        RolloutCause(cause=kind, message=occasion.message, evidence=occasion.evidence, confidence="medium")
+        for kind, occasion in found.items()
+        if occasion.lacking and kind not in kinds
     ]
     of_agent = [cause for cause in causes if KINDS[cause.cause].of_agent]
     failed = rollout.outcome == "failed"
     standing: Standing = "contrasted"
     if explanation.suspicions:
         standing = "suspect"
-    elif failed and [cause.kind for cause in explanation.causes[:1]] == [SIMULATOR]:
+    elif failed and [verdict.cause for verdict in explanation.causes[:1]] == [SIMULATOR]:
         standing = "spoilt"  # a failure that begins with the simulated user says nothing of the agent
     return row.model_copy(
         update={
@@ -371,56 +374,56 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Diagno
             "primary": causes[0] if causes and failed else None,
             "secondary": causes[1:] if failed else of_agent,
             "suspicions": [*explanation.suspicions],
-            "occasions": sorted(_occasions(case.story) | findings.keys() | {cause.cause for cause in of_agent}),
+            "occasions": sorted(_occasions(view) | found.keys() | {cause.cause for cause in of_agent}),
             "tools": sorted({tool for cause in explanation.causes if cause.of_agent for tool in cause.tools}),
             "ended_by": explanation.ended_by,
-            "repairs": [*_repair_steps(repair, explanation, case.story.last)],
+            "repairs": [*_repair_steps(view, explanation)],
             "unproven": unproven.partition("\n")[0],
         }
     )
 
 
-def _repair_steps(repair: Repair, explanation: Explanation, case_end: int) -> Iterator[RepairStep]:
+def _repair_steps(view: RolloutView, explanation: Explanation) -> Iterator[RepairStep]:
     """The differences of a rollout from its reference, the needed ones first, each with the cause's evidence."""
-    causes = {id(edit): cause for edit, cause in explanation.steps}
+    repair, verdicts = view.repair, {id(edit): verdict for edit, verdict in explanation.steps}
     for edit in (*repair.edits, *(edit for edit in repair.differences if edit not in repair.edits)):
-        cause, call = causes.get(id(edit)), repair.calls[edit.places[0]] if edit.places else None
-        place = call.message if call else case_end
+        verdict, call = verdicts.get(id(edit)), next(iter(edit.calls), None)
+        place = call.message if call else view.last
         yield RepairStep(
             step=str(edit.goal or call or edit.text or "end the dialogue"),
             kind=edit.kind,
             needed=edit in repair.edits,
             proven=repair.proven,
-            message=cause.message if cause else place,
-            evidence=cause.evidence if cause else "",
-            cause=cause.kind if cause else "",
-            arguments=call.differing(edit.goal) if call and edit.goal and edit.kind == "replace" else [],
+            message=verdict.message if verdict else place,
+            evidence=verdict.evidence if verdict else "",
+            cause=verdict.cause if verdict else "",
+            arguments=edit.wrong,
         )
 
 
-def _occasions(story: Story) -> set[str]:
+def _occasions(view: RolloutView) -> set[str]:
     """The kinds of cause that a rollout could show, going by what it and its reference do."""
-    paired = any(pair.write is not None for pair in story.pairs)
-    guarded = any(pair.write is not None and pair.guards for pair in story.pairs)
-    handover = any(act.kind == "handover" for act in story.expected)
+    paired = any(pair.write is not None for pair in view.pairs)
+    guarded = any(pair.write is not None and pair.guards for pair in view.pairs)
+    handover = any(act.kind == "handover" for act in view.expected)
     cases = {
-        "loop": bool(story.acts),
-        "invalid_call": bool(story.acts),
-        "fabricated_fact": story.final is not None or bool(story.acts),
+        "loop": bool(view.acts),
+        "invalid_call": bool(view.acts),
+        "fabricated_fact": view.final is not None or bool(view.acts),
         "premature_stop": True,
-        "undue_compliance": bool(story.writes) or (story.has_reference and not story.pairs),
+        "undue_compliance": bool(view.writes) or (bool(view.rollout.reference) and not view.pairs),
         "unverified_claim": guarded,
-        "missing_lookup": guarded or (not story.pairs and any(act.kind == "read" for act in story.expected)),
-        "incomplete_search": any(act.kind == "read" for act in story.expected),
-        "wrong_record": any(pair.write is not None and pair.derived for pair in story.pairs),
+        "missing_lookup": guarded or (not view.pairs and any(act.kind == "read" for act in view.expected)),
+        "incomplete_search": any(act.kind == "read" for act in view.expected),
+        "wrong_record": any(pair.write is not None and pair.derived for pair in view.pairs),
         "wrong_operation": paired,
-        "wrong_argument": any(pair.write is not None and pair.goal.content for pair in story.pairs),
-        "wrong_computation": any(pair.write is not None and pair.goal.content for pair in story.pairs),
-        "partial_refusal": bool(story.pairs),
-        "missing_write": len(story.pairs) > 1 or bool(story.pairs and not story.writes),
-        "over_escalation": story.has_reference and not handover,
+        "wrong_argument": any(pair.write is not None and pair.goal.content for pair in view.pairs),
+        "wrong_computation": any(pair.write is not None and pair.goal.content for pair in view.pairs),
+        "partial_refusal": bool(view.pairs),
+        "missing_write": len(view.pairs) > 1 or bool(view.pairs and not view.writes),
+        "over_escalation": bool(view.rollout.reference) and not handover,
         "missing_escalation": handover,
-        "extra_write": bool(story.writes),
-        "missing_information": bool(story.informs),
+        "extra_write": bool(view.writes),
+        "missing_information": bool(view.informs),
     }
     return {kind for kind, holds in cases.items() if holds}

@@ -9,10 +9,10 @@ one that the file hides from itself, is not found.
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from captrain.contract import CheckedEnvironment, calls_of, closing_episodes
-from captrain.records import JsonObject, Message, Task, leaves
+from captrain.contract import CheckedEnvironment, calls_of
+from captrain.records import Message, Task, leaves
 
 WORDS = 8
 """Words of a run."""
@@ -73,14 +73,14 @@ class HeldOutTasks:
         bodies: list[tuple[str, set[str]]] = []
         holders: dict[str, set[str]] = defaultdict(set)
         for task in tasks:
-            opening = _opening(benchmark, task)
+            opening = benchmark.idle(task, ())
             whole = runs_of(task, [*opening, *benchmark.reference(task)])
             bodies += [(task.id, _runs_of_each(opening)), (task.id, whole)]
             for run in whole:
                 holders[run].add(task.id)
         common = {run for text in common_texts for run in runs(text)}
         for task in training:
-            common |= runs_of(task, [*_opening(benchmark, task), *benchmark.reference(task)])
+            common |= runs_of(task, [*benchmark.idle(task, ()), *benchmark.reference(task)])
         distinctive = [(name, {run for run in body if len(holders[run]) == 1} - common) for name, body in bodies]
         self._sizes = [(name, len(body)) for name, body in distinctive]
         self._bodies_by_run: dict[str, list[int]] = defaultdict(list)
@@ -104,13 +104,3 @@ class HeldOutTasks:
             if is_quoted and re.search(rf"(?<![\w/]){re.escape(same)}(?![\w/])", text):
                 return name
         return ""
-
-
-def _opening(benchmark: CheckedEnvironment, task: Task) -> list[Message]:
-    """Return the messages of a test task that can be seen without asking a simulated user anything."""
-    idle: Callable[[JsonObject], list[Message]] | None = getattr(benchmark.environment, "idle", None)
-    if idle is not None:
-        return benchmark.call("idle", task.id, lambda: idle(task.model_dump()))
-    episode = benchmark.open(task)
-    with closing_episodes([episode]):
-        return list(episode.messages)

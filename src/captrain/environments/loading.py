@@ -1,14 +1,14 @@
-"""Files of environments, opened: text of our own in this process, anything else in the sandbox.
+"""Loads environment files: our own text in this process, any other text in the sandbox.
 
-A passport can say that a file is ours, and whoever can change a file can change its passport, too; so it is the text
-that is asked. Ours is a docstring, the desk's own source, settings that are plain values, and templates of this
-package, to the byte, and nothing else. A text of another version of captrain is not ours, either: it runs in the
-sandbox, with equal results. What is derived from a benchmark in workers has no source of a desk, and a benchmark of
-ours among its values; it is given that benchmark when it is opened, and files of one benchmark share its workers,
-because each of these has the benchmark's packages in memory.
+A passport could claim that a file is ours, but whoever changes a file can also change its passport. So the text itself
+decides. Our own text consists of a docstring, the service desk's source, settings with plain values, and templates of
+this package, byte for byte. A file that another version of captrain wrote runs in the sandbox, with equal results.
 
-A published file is opened by its passport only, so that nothing is trained in that was changed after it was checked.
-Name, bytes and kind are checked before anything of it runs, and what runs are the bytes that were checked.
+A file that is derived from a benchmark in workers has no desk source. It names the benchmark and receives it when it is
+loaded. All files of a benchmark share its workers, because each worker holds the benchmark's packages in memory.
+
+A published file is loaded by its passport only: name, bytes and kind are checked before anything runs, and exactly the
+checked bytes run. So nothing is trained in a file that was changed after its check.
 """
 
 import ast
@@ -30,24 +30,23 @@ WORLD = "benchmarks/servicedesk.py"
 TEMPLATES = "environments/templates"
 DERIVED = "environments/templates/derived.py.txt"
 MARK = "#constants\n"
-"""Place of its values in it."""
+"""Line of the template that the values replace."""
 IMPORTS = "\n\nimport json\nimport re\n\n\n"
-"""Text before it."""
+"""Text before the template."""
 IN_WORKERS = ("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.tau2.Tau2")
-"""Benchmarks of ours that run in workers and have reference solutions: nothing else is opened for a file."""
+"""Benchmarks in workers that have reference solutions: only these are loaded for a file."""
 HEADER = re.compile(r'"""(?:(?!""")[^\\])*"""\n')
 SETTING = re.compile(r"[A-Z]+ = (.+)\n")
 CONSTANT = re.compile(r"    (\w+) = (.+)")
 REMEDY = "run `dvc repro environments` to write it again"
 ENDING = ".passport.json"
 WORLDS: dict[str, Environment] = {}
-"""Benchmarks that are open in this process."""
+"""Benchmarks that are loaded in this process."""
 
 
 @cache
 def _our_parts() -> tuple[str, list[str]]:
-    """Read the desk's source without its docstring, and the templates, the longest first: one may begin as another
-    does."""
+    """Read the desk's source without its docstring, and the templates, longest first: one may be a prefix."""
     _, _, world = files("captrain").joinpath(WORLD).read_text().partition('\n"""\n')
     folder = files("captrain").joinpath(TEMPLATES)
     texts = [entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".py.txt")]
@@ -55,7 +54,7 @@ def _our_parts() -> tuple[str, list[str]]:
 
 
 def is_own_text(text: str) -> bool:
-    """Tell if all of a file is text of ours, but for its docstring and plain values."""
+    """Return whether a file is our own text, apart from its docstring and plain values."""
     if world_of(text) is not None:
         return True
     header, (world, parts) = HEADER.match(text), _our_parts()
@@ -74,19 +73,19 @@ def is_own_text(text: str) -> bool:
 
 @cache
 def _derived_parts() -> tuple[str, str]:
-    """Read the template of derived files: before and behind its values."""
+    """Read the template of derived files, before and behind the values."""
     before, _, after = files("captrain").joinpath(DERIVED).read_text().partition(MARK)
     return IMPORTS + before, after
 
 
 def derived_from(text: str) -> str:
-    """The class that a program derived a file from, as its first lines name it; "" where its last are not our own."""
+    """Return the class that a file was derived from, as its docstring says; "" if it does not end with our template."""
     match = re.search(r"^Derived from (\S+)\.$", text, re.MULTILINE)
     return match[1] if match is not None and text.endswith(_derived_parts()[1]) else ""
 
 
 def world_of(text: str) -> Component | None:
-    """The benchmark in workers that a text of ours is given when it is opened; None: it is another text."""
+    """Return the benchmark in workers that a text of our own needs; None for other texts."""
     (before, after), header = _derived_parts(), HEADER.match(text)
     if header is None or not (text.startswith(before, header.end()) and text.endswith(after)):
         return None
@@ -113,9 +112,9 @@ def load_own(path: Path, machine: Machine, source: bytes | None = None) -> Check
     """Load a file whose text is our own.
 
     Args:
-        path: of the file.
-        machine: where installations of benchmarks lie.
-        source: its bytes, where somebody has read and checked them.
+        path: the file.
+        machine: where benchmarks are installed.
+        source: its bytes, if they were read and checked before.
 
     Raises:
         UserError: the file is missing, or its benchmark is not installed.
@@ -125,7 +124,7 @@ def load_own(path: Path, machine: Machine, source: bytes | None = None) -> Check
     component = world_of(source.decode(errors="replace"))
     if component is None:
         return load_file(path, source)
-    # A process that was forked has none of its parent's workers.
+    # A forked process does not have its parent's workers.
     key = digest(os.getpid(), component.model_dump_json(), machine.model_dump_json())
     if key not in WORLDS:
         WORLDS[key] = _open_world(path, component, machine)
@@ -134,12 +133,11 @@ def load_own(path: Path, machine: Machine, source: bytes | None = None) -> Check
 
 @contextmanager
 def reopened(path: Path, machine: Machine | None) -> Iterator[CheckedEnvironment]:
-    """Load a file in fresh processes for as long as it is looked at: text of ours with its benchmark in workers of its
-    own, any other in one that has no packages.
+    """Load a file in fresh processes: our own text with new workers of its benchmark, any other text without packages.
 
     Args:
-        path: of the file.
-        machine: where installations of benchmarks lie; None: the file is given no benchmark.
+        path: the file.
+        machine: where benchmarks are installed; None for a file without a benchmark.
     """
     from captrain.environments.sandbox.confined import load_confined
 
@@ -165,25 +163,25 @@ def _open_world(path: Path, component: Component, machine: Machine) -> Environme
 
 
 def read_passports(folder: Path) -> dict[str, Passport]:
-    """The passports in a folder of environments, by capability, in the order of their names.
+    """Read the passports in a folder, by capability and in order of their names.
 
     Raises:
-        UserError: a passport is not whole, or is made out for a file of another name.
+        UserError: a passport is damaged, or belongs to a file of another name.
     """
     passports: dict[str, Passport] = {}
     for path in sorted(folder.glob(f"*{ENDING}")):
         passport = read_json(path, Passport, REMEDY)
         if f"{passport.capability}{ENDING}" != path.name:
-            raise UserError(f"{path} is the passport of {passport.capability}, not of a file of its own name", REMEDY)
+            raise UserError(f"{path} is the passport of {passport.capability}, which is not its own name", REMEDY)
         passports[passport.capability] = passport
     return passports
 
 
 def load_environment(folder: Path, passport: Passport, machine: Machine) -> CheckedEnvironment:
-    """Load the environment that a passport was made out for, confined unless its text is our own.
+    """Load the environment of a passport, in the sandbox unless its text is our own.
 
     Raises:
-        UserError: the file is missing, is another one than was checked, or the sandbox is weaker than asked for.
+        UserError: the file is missing or differs from the checked one, or the sandbox is weaker than required.
         EnvironmentFault: the file does not load.
     """
     from captrain.environments.sandbox.confined import load_confined
@@ -196,12 +194,12 @@ def load_environment(folder: Path, passport: Passport, machine: Machine) -> Chec
     elif passport.trusted and fingerprint == passport.environment and is_own_text(text):
         loaded = load_own(path, machine, source)
     elif fingerprint == passport.environment or not passport.trusted:
-        # What a file says of itself is a part of its fingerprint, and nobody knows it before it has run: confined. Our
-        # own say nothing of themselves, and must have the fingerprint of the passport already.
+        # `about` is a part of the fingerprint and is known only after the file has run in the sandbox. Our own files
+        # have no `about`, so their fingerprint must match before they run.
         loaded = load_confined(path, machine.sandbox, source=source)
     if loaded is None or loaded.fingerprint != passport.environment:
         raise UserError(
-            f"{path} is not the file that {passport.capability}{ENDING} was made out for{installed}",
+            f"{path} is not the file that {passport.capability}{ENDING} was made for{installed}",
             "run `dvc repro environments` to make both again",
         )
     return loaded

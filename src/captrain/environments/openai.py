@@ -1,9 +1,8 @@
-"""The synthesizer that asks a language model: one question for each round, and after a failed passport the next.
+"""The synthesizer that asks a language model: one question in each round.
 
-The model sees what the target's author would show it: the schemas of the tools, the system prompt, and discovery
-rollouts, compacted; no task's data, nothing of another split. The schemas are put into its text by us, so that they
-equal the target's without being copied. What comes back is nobody's own text: it is parsed and never run here, and
-whoever opens it does so in a sandbox.
+The model sees the schemas of the tools, the system prompt, and compacted discovery rollouts. It sees no task data and
+nothing of other splits. We insert the schemas into its text, so that they equal the target's. The answer is parsed here
+and runs only in the sandbox.
 """
 
 import ast
@@ -24,9 +23,9 @@ from captrain.run import Count, ModelAccess
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
 HEADER = "# Written by a language model (synthesizer openai, {name}) and read by nobody; do not edit.\n"
 DETAIL = 1000
-"""Characters of a finding's detail that are shown."""
+"""Most characters of a finding's detail."""
 SCHEMAS = "TOOLS"
-"""The name that the schemas have in a file."""
+"""Name of the schemas in a file."""
 
 
 class WrittenFile(BaseModel):
@@ -41,11 +40,11 @@ class OpenAISynthesizer:
     """Asks a language model for environments.
 
     Args:
-        access: the endpoint and its budget; None where nothing may be sent, and answers come from disk alone.
-        name: of the model, as the endpoint knows it.
+        access: the endpoint and its budget; None uses only answers on disk.
+        name: name of the model at the endpoint.
         temperature: sampling temperature.
-        max_tokens: tokens in one answer, which holds a whole file.
-        characters: of all example rollouts together, as they are shown; so many again for the system prompt.
+        max_tokens: most tokens of an answer, which holds a whole file.
+        characters: most characters of all example rollouts together, and again of the system prompt.
     """
 
     trusted = False
@@ -67,8 +66,8 @@ class OpenAISynthesizer:
         """See `Synthesizer.synthesize`.
 
         Raises:
-            UserError: an example is of another split than discovery, the model's answers are no environment files, or
-                the question cannot be asked.
+            UserError: an example is not of the discovery split, the model's answers are no environment files, or the
+                question cannot be asked.
         """
         guard_split([rollout.task for rollout in brief.examples], "diagnosis")
         modules = ", ".join(sorted(name for name in MODULES if not name.startswith("_")))
@@ -103,7 +102,7 @@ class OpenAISynthesizer:
         )
 
     def _repair(self, attempts: Sequence[Attempt]) -> str:
-        """The attempt that passed most checks, the latest of equals, with its findings; of the others what failed."""
+        """Ask for a repair of the attempt that passed most checks (the latest of equals), with the findings of all."""
         passed = [sum(check.passed for check in attempt.passport.checks) for attempt in attempts]
         nearest = max(range(len(attempts)), key=lambda index: (passed[index], index))
         code = attempts[nearest].text.removeprefix(HEADER.format(name=self.name))
@@ -124,35 +123,37 @@ class OpenAISynthesizer:
 
 
 def _findings(checks: Sequence[CheckResult]) -> str:
-    """The failed checks, those with one finding together; a detail may hold what the environment itself said, at any
-    length."""
-    findings: dict[str, JsonObject] = {}
+    """List the failed checks; those with the same finding share a line."""
+    names: dict[str, list[str]] = {}
+    findings: dict[str, dict[str, object]] = {}
     for check in checks:
         if not check.passed:
             finding = check.model_dump(include={"measured", "bound", "detail", "task"})
-            finding["detail"] = finding["detail"][:DETAIL]
-            findings.setdefault(line_of(finding), {"checks": [], **finding})["checks"].append(check.name)
-    return fenced("findings", "\n".join(map(line_of, findings.values())))
+            finding["detail"] = check.detail[:DETAIL]  # it may hold text of the environment, of any length
+            names.setdefault(line_of(finding), []).append(check.name)
+            findings[line_of(finding)] = finding
+    lines = [line_of({"checks": names[line], **finding}) for line, finding in findings.items()]
+    return fenced("findings", "\n".join(lines))
 
 
 def complaint(code: str) -> str | None:
-    """Return what keeps a text from being an environment file, as far as reading it tells; None when nothing does."""
+    """Return why a text is no environment file, as far as parsing shows; None if it may be one."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # The latter two of some thousand brackets.
+        # The last two from thousands of brackets.
         return f"code is not Python: {type(error).__name__}: {error}"
     classes = [node for node in body if isinstance(node, ast.ClassDef)]
     if "Environment" not in [node.name for node in classes]:
         return "code defines no class Environment"
-    # Its own and those of its bases, as far as the file defines them above it.
+    # Its own methods, and those of its base classes in the file.
     methods, lineage = set[str](), {"Environment"}
     for node in reversed(classes):
         if node.name in lineage:
             methods |= {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
             bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
             lineage = lineage - {node.name} | {base.id if isinstance(base, ast.Name) else "" for base in bases}
-    # A base that is no class of the file may have them: loading tells.
+    # A base class from elsewhere may have them; loading will show.
     if (missing := [name for name in REQUIRED if name not in methods]) and not lineage:
         return f"class Environment has no {', '.join(missing)}"
     if len(_schemas(body)) != 1:
@@ -161,7 +162,7 @@ def complaint(code: str) -> str | None:
 
 
 def _schemas(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The statements that say what the schemas are."""
+    """Return the statements that assign the schemas."""
     return [
         node
         for node in body
@@ -172,7 +173,7 @@ def _schemas(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def with_schemas(code: str, tools: list[JsonObject]) -> str:
-    """The text of a file, of which `complaint` has nothing to say, with the schemas in their place."""
+    """Insert the schemas into a text without a `complaint`."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     [node] = _schemas(ast.parse(code).body)
     literal = pprint.pformat(tools, width=110, sort_dicts=False)

@@ -1,8 +1,7 @@
-"""Publication of environments that were synthesized or validated, and the page on which a reader judges one.
+"""Publishes synthesized and validated environments, and the page on which a reader judges one.
 
-An environment that passed lies in the results folder with its passport and its page; one that did not lies in
-`rejected/` below it, where nothing looks for environments to train in. `captrain validate` writes passport and page of
-any file.
+A passed environment is written to the results folder with its passport and page. A rejected one is written to
+`rejected/` below it, which nobody searches for environments. `captrain validate` writes passport and page of any file.
 """
 
 import ast
@@ -16,9 +15,9 @@ from rich.text import Text
 
 from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
+from captrain.environments.evidence import make_standard
 from captrain.environments.loading import world_of
 from captrain.environments.passport import widening
-from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import PairEnvironments, SynthesisResult, examine, make_brief, make_passport
 from captrain.environments.synthesizer import Brief, render
 from captrain.errors import UserError
@@ -39,26 +38,26 @@ from captrain.records import (
 from captrain.run import compose_spec, load_choice, load_spec, user_outputs
 
 SOURCE = 1 << 20
-"""Bytes that an environment file may have."""
+"""Most bytes of an environment file."""
 REJECTED = "rejected"
 LONGEST = 400
-"""Characters of a cell or a docstring's paragraph: what an environment says may have any length."""
+"""Most characters of a cell or a paragraph of a docstring."""
 
 
 def publish_environments(
     environments: Sequence[SynthesisResult], results: Path, artifacts: Path, *, required: bool = True
 ) -> None:
-    """Write environments, passports, pages and ledger to `results`, the base's rollouts in those that passed to
+    """Write environments, passports, pages and ledger to `results`, and the base's rollouts in passed environments to
     `artifacts`/calibration.jsonl.
 
     Args:
-        environments: what came of each capability.
+        environments: the outcome of each capability.
         results: folder of small outputs.
-        artifacts: folder of large ones.
+        artifacts: folder of large outputs.
         required: whether one of them must have passed.
 
     Raises:
-        UserError: no environment passed. What came of them is written all the same.
+        UserError: no environment passed. Everything is written nevertheless.
     """
     for result in environments:
         name = result.capability.id
@@ -84,7 +83,7 @@ def publish_environments(
 
 
 def publish_pairs(pairs: PairEnvironments, results: Path, artifacts: Path) -> None:
-    """Write the environments, of which none need have passed, and pairs.json, the account."""
+    """Write the environments of pairs, passed or not, and pairs.json with all outcomes."""
     publish_environments(pairs.results, results, artifacts, required=False)
     publish_json(results / "pairs.json", pairs.account)
 
@@ -92,12 +91,12 @@ def publish_pairs(pairs: PairEnvironments, results: Path, artifacts: Path) -> No
 def passport_page(
     passport: Passport, text: str, capability: Capability | None = None, earlier: Sequence[Passport] = ()
 ) -> str:
-    """Write a passport as a page: what the environment trains, how difficult it is, every check.
+    """Write a passport as a page: what the environment trains, how difficult it is, and every check.
 
     Args:
-        passport: of the environment.
-        text: of its file.
-        capability: what it was asked to train, where that is known.
+        passport: the passport.
+        text: the text of the file.
+        capability: the requested capability, if known.
         earlier: passports of other attempts.
     """
     failed = sum(not check.passed for check in passport.checks)
@@ -140,7 +139,7 @@ def _number(value: float | None) -> str:
 
 
 def _cell(text: str, longest: int = LONGEST) -> str:
-    """Text of anyone's in one line of a page, where it neither breaks the table nor counts as markup."""
+    """Return a text as one escaped line of a Markdown table."""
     flat = " ".join(text.split())
     return as_markdown(flat if len(flat) <= longest else f"{flat[:longest]}...")
 
@@ -148,23 +147,22 @@ def _cell(text: str, longest: int = LONGEST) -> str:
 def validate_file(
     path: Path, root: Path, out: Path, least: str | None, calibrating: bool
 ) -> tuple[Passport, list[RenderableType]]:
-    """Make out the passport of any environment file, publish it with its page, and return it and what is to be printed:
-    the sandbox, every check, what it cost, the verdict.
+    """Make the passport of an environment file, publish it with its page, and return it with the lines to print.
 
-    The file is held against the target of this project, as the pipeline would hold it, and is confined whoever wrote
-    it. Where the project has evidence for a capability of the file's name, its transfer is predicted from that.
+    The file is examined against the project's target, as in the pipeline, and always in the sandbox. If the project has
+    failed rollouts for a capability of the file's name, they predict the transfer.
 
     Args:
         path: the environment file.
-        root: of the project, whose target it is held against.
+        root: the project.
         out: folder for passport and page.
-        least: level of confinement; None: `machine.sandbox`.
-        calibrating: play the base of the project in it, if everything else holds.
+        least: required level of the sandbox; None for `machine.sandbox`.
+        calibrating: whether to play the project's base if all other checks pass.
 
     Raises:
-        UserError: there is no such file, its passport would lie among the pipeline's, the specification is not sound,
-            the sandbox is weaker than asked for, there is no base to play, or a file of the passport's name lies in
-            `out` that captrain did not write.
+        UserError: there is no such file, `out` belongs to the pipeline, the specification is invalid, the sandbox is
+            weaker than required, there is no base to play, or `out` has a file of the passport's name that captrain did
+            not write.
     """
     from captrain.environments.sandbox.confined import active_confinement
 
@@ -173,11 +171,11 @@ def validate_file(
     require_file_name(path.stem, str(path.parent))
     text = read_bytes(path, "name a Python file that defines Environment", SOURCE).decode(errors="replace")
     if out.resolve().is_relative_to((root / "results").resolve()):
-        # A passport that the pipeline did not make out would be taken for one that it did.
+        # Nobody could tell this passport from one that the pipeline made.
         raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
     if (derived := root / "results/spec.yaml").exists():
         spec = load_spec(derived)
-    else:  # what the project selects, where nothing has run yet
+    else:  # nothing has run yet
         selection = load_choice(root / "params.yaml")
         spec = compose_spec(selection.experiment, selection.seed, selection.overrides, root / "conf")
     machine = spec.machine.model_copy(update={"sandbox": least}) if least else spec.machine
@@ -189,7 +187,7 @@ def validate_file(
         if not base.exists():
             raise UserError(f"{base} is missing", "run `dvc repro base`, or validate without --calibrate")
         policy = load_policy(spec.exploring(), base, machine, batch=machine.batch)
-    # What narrows a benchmark in workers has no world where it is confined; it is text of ours, or it is no such file.
+    # A file that narrows a benchmark in workers has no benchmark in the sandbox. Only our own text is such a file.
     trusted = world_of(text) is not None
     brief = _brief(path, root, benchmark.tools)
     examination = examine(path, standard, brief, machine, policy, spec.seed, trusted=trusted)
@@ -201,7 +199,7 @@ def validate_file(
 
 
 def _brief(path: Path, root: Path, tools: list[JsonObject]) -> Brief:
-    """The brief of a capability of the file's name, with the project's evidence if there is any."""
+    """Make the brief of a capability of the file's name, with the project's rollouts if there are any."""
     selected, rollouts = root / "results/capabilities/capabilities.jsonl", root / "artifacts/rollouts/discovery.jsonl"
     if selected.exists() and rollouts.exists():
         for capability in load(selected, Capability):

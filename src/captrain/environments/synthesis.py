@@ -1,27 +1,29 @@
-"""From selected capabilities to environments with passports.
+"""Makes environments with passports for selected capabilities.
 
-An environment that fails its passport is synthesized again, up to the configured rounds, with all that was found; an
-attempt that does not even load has failed. Every calibration rollout of every round is counted. A capability
-for which no attempt passed is left out, its best attempt and all findings kept: the others go on.
+A failed environment is synthesized again with its findings, for a configured number of rounds. An attempt that does not
+load has failed. All calibration rollouts of all rounds count. If no attempt passes, the capability is skipped, its best
+attempt and the findings are kept, and the other capabilities continue.
 
-Two capabilities may be asked for in every task, for the pairs that failed rollouts lack together most often. A pair is
-a capability of its own, "<a>+<b>" with a < b, whose evidence is the failed rollouts that lack both. Its passport holds
-all checks but those on the base, so that it costs no rollout: what is taught in it are its solutions. A pair without an
-environment is left out, with what was found; nothing rests on any one of them.
+Environments can also train two capabilities in every task: the pairs that failed rollouts lack together most often. A
+pair is a capability of its own, "<a>+<b>" with a < b. Its evidence is the failed rollouts that lack both. Its passport
+has no checks on the base and so costs no rollout, because only its solutions are taught. A pair without an environment
+is skipped.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 from captrain.agents import PolicySource, RolloutBatch, collect_batch
 from captrain.capabilities import EXAMPLES, count_pairs
 from captrain.capabilities import needs as lacking_sets
 from captrain.contract import CheckedEnvironment, Policy
+from captrain.environments.evidence import Standard
 from captrain.environments.loading import is_own_text, load_own
 from captrain.environments.passport import calibrate, failed_check, run_checks
-from captrain.environments.subject import Standard
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate, Synthesizer
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry, guard_split, ledger_entry
@@ -42,26 +44,25 @@ from captrain.run import Component, Machine
 
 DRAFTS = Path(".cache/environments")
 PASSED_EXAMPLES = 3
-"""Passed rollouts in a brief."""
+"""Most passed rollouts in a brief."""
 LOADS = "the file loads"
 CALIBRATION = "rollouts on the base"
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A file that has no passport yet, how well it must be confined, and whether its text is our own, which need not
-    be."""
+    """A file without a passport yet. `trusted` says that its text is our own and runs outside of the sandbox."""
 
     path: Path
     machine: Machine
     trusted: bool
 
     def load(self) -> CheckedEnvironment:
-        """The environment, wherever this is called.
+        """Load the environment.
 
         Raises:
             EnvironmentFault: the file does not load.
-            UserError: the sandbox is weaker than asked for.
+            UserError: the sandbox is weaker than required.
         """
         from captrain.environments.sandbox.confined import load_confined
 
@@ -70,14 +71,13 @@ class Draft:
         return load_confined(self.path, self.machine.sandbox)
 
     def identity(self) -> tuple[str, Path]:
-        """Return what decides its behaviour: its name and its file."""
+        """Return its name and file, which decide its behaviour."""
         return self.path.stem, self.path
 
 
 @dataclass(frozen=True)
 class Examination:
-    """Findings of the checks of a file, the base's rollouts in it, and what those cost; of which behaviour, by its
-    fingerprint."""
+    """The check results of a file, the base's rollouts in it, and their costs; `environment` is its fingerprint."""
 
     environment: str
     checks: list[CheckResult]
@@ -87,8 +87,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class SynthesisResult:
-    """Outcome of one capability: all attempts, the best one (the one that passed, if any did), the base's rollouts
-    in that one, and what all rounds cost."""
+    """The outcome for a capability: all attempts, the best one with the base's rollouts in it, and all costs."""
 
     capability: Capability
     attempts: list[Attempt]
@@ -98,21 +97,20 @@ class SynthesisResult:
 
     @property
     def passed(self) -> bool:
-        """True if there is an environment to train in."""
+        """True if the best attempt passed."""
         return self.best.passport.passed
 
 
 def make_brief(
     capability: Capability, tools: list[JsonObject], rollouts: Sequence[Rollout], benchmark: Component | None = None
 ) -> Brief:
-    """Make the brief of an environment, whose examples are the failed rollouts that the capability was found in, then
-    the shortest that passed.
+    """Make a brief with failed rollouts that lack the capability, then the shortest passed ones.
 
     Args:
         capability: to be trained.
         tools: the target's schemas.
         rollouts: of the discovery split.
-        benchmark: the target, where environments may be derived from it.
+        benchmark: the target, if environments may be derived from it.
 
     Raises:
         UserError: a rollout is of another split.
@@ -136,19 +134,19 @@ def synthesize(
     seed: int,
     adapter: Adapter | None = None,
 ) -> SynthesisResult:
-    """One environment for one capability, or what all attempts at it lacked.
+    """Synthesize an environment for one capability, and examine each attempt.
 
     Args:
-        brief: what is asked for.
+        brief: the request.
         synthesizer: who writes it.
-        policy: the base, as it will train; None leaves the checks on it out.
-        standard: the target, its test tasks, the bounds.
-        machine: how well what a synthesizer of others wrote must be confined.
+        policy: the base, as it will train; None skips the checks on it.
+        standard: the target, its test tasks, and the bounds.
+        machine: with the required level of the sandbox.
         seed: run seed.
-        adapter: that calibration plays with; None: the base alone.
+        adapter: adapter to calibrate with; None for the base alone.
 
     Raises:
-        UserError: the synthesizer cannot write it, or the sandbox is weaker than asked for.
+        UserError: the synthesizer cannot write it, or the sandbox is weaker than required.
     """
     name = brief.capability.id
     attempts: list[Attempt] = []
@@ -157,7 +155,7 @@ def synthesize(
         text = synthesizer.synthesize(brief, attempts)
         path = DRAFTS / name / str(number) / f"{name}.py"
         publish_text(path, text)
-        trusted = synthesizer.trusted and is_own_text(text)  # what is derived from a benchmark is its author's
+        trusted = synthesizer.trusted and is_own_text(text)  # a file derived from a benchmark has its author's text
         examination = examine(path, standard, brief, machine, policy, seed, adapter, trusted=trusted)
         passport = make_passport(path, examination, number, trusted=trusted)
         publish_json(path.with_suffix(".passport.json"), passport)
@@ -172,12 +170,12 @@ def synthesize(
 
 
 def shortfall(checks: Sequence[CheckResult]) -> tuple[int, float]:
-    """Rank an attempt, the best first: by checks passed, then by how far the failed ones are from their nearest bounds,
-    each at most 1; what was not measured is furthest."""
+    """Return a sort key of an attempt, best first: passed checks, then the distances of failed ones to their bounds."""
     failed, distance = [check for check in checks if not check.passed], 0.0
     for check in failed:
-        ends = map(float, re.findall(r"\d+(?:\.\d+)?", check.bound)) if check.measured is not None else ()
-        distance += min([1.0, *(abs((check.measured or 0.0) - end) / max(1.0, end) for end in ends)])
+        ends = [float(end) for end in re.findall(r"\d+(?:\.\d+)?", check.bound)]
+        measured = math.inf if check.measured is None else check.measured
+        distance += min([1.0, *(abs(measured - end) / max(1.0, end) for end in ends)])
     return len(failed) - len(checks), distance
 
 
@@ -189,13 +187,13 @@ def synthesize_each(
     machine: Machine,
     seed: int,
 ) -> list[SynthesisResult]:
-    """One environment for each capability that the synthesizer has one for; the others are named and left out.
+    """Synthesize an environment for each capability; those without a template are named and skipped.
 
     Args:
         As `synthesize`.
 
     Raises:
-        UserError: it has one for none of them; and as `synthesize`.
+        UserError: there is none for any of them; and as `synthesize`.
     """
     results, lacks = list[SynthesisResult](), list[NoTemplate]()
     for brief in briefs:
@@ -220,22 +218,22 @@ def examine(
     *,
     trusted: bool = False,
 ) -> Examination:
-    """All checks of a file, those on the base only if the others passed.
+    """Run all checks of a file; those on the base only if the others passed.
 
     Args:
         path: the file.
-        standard: what it is held against.
-        brief: what it is to train, and the evidence for that.
-        machine: how well it must be confined, and where installations of benchmarks lie.
-        policy: the base; None leaves those checks out.
+        standard: the target, its test tasks, and the bounds.
+        brief: the capability to train, and failed rollouts.
+        machine: with the required level of the sandbox, and where benchmarks are installed.
+        policy: the base; None skips the checks on it.
         seed: run seed.
-        adapter: that the base plays with.
-        trusted: whether its text is our own, and runs unconfined.
+        adapter: adapter that the base plays with.
+        trusted: whether its text is our own and runs outside of the sandbox.
 
     Raises:
-        UserError: the sandbox is weaker than asked for.
+        UserError: the sandbox is weaker than required.
     """
-    evidence = [rollout for rollout in brief.examples if rollout.outcome == "failed"]
+    failures = [rollout for rollout in brief.examples if rollout.outcome == "failed"]
     bounds, item, draft = standard.bounds, brief.capability.id, Draft(path, machine, trusted)
     try:
         target = draft.load()
@@ -244,7 +242,7 @@ def examine(
         return Examination(digest(path.stem, file_digest(path)), [failed_check(LOADS, fault)])
     seconds = None if trusted else bounds.seconds
     checks = run_checks(
-        target, path, standard, evidence, seed=seed, seconds=seconds, machine=machine if trusted else None
+        target, path, standard, failures, seed=seed, seconds=seconds, machine=machine if trusted else None
     )
     if policy is None or not all(check.passed for check in checks):
         return Examination(environment, checks)
@@ -253,7 +251,7 @@ def examine(
         batch = RolloutBatch(item, policy, draft, tasks, "calibration", seed, bounds.group_size, adapter)
         rollouts = collect_batch(batch, target, "calibration")
     except EnvironmentFault as fault:
-        # How many were played is not known; all count, rather than too few.
+        # The number of finished rollouts is unknown; count all, rather than too few.
         estimate = LedgerEntry(
             stage="environments",
             purpose="calibration",
@@ -267,7 +265,7 @@ def examine(
 
 
 def make_passport(path: Path, examination: Examination, attempt: int, *, trusted: bool) -> Passport:
-    """The passport of a file."""
+    """Make the passport of a file."""
     tasks = {rollout.task.id for rollout in examination.rollouts}
     return Passport(
         capability=path.stem,
@@ -280,17 +278,24 @@ def make_passport(path: Path, examination: Examination, attempt: int, *, trusted
     )
 
 
+class PairOutcome(TypedDict):
+    """What became of a pair, and how many failed rollouts lack both."""
+
+    lacking: int
+    environment: bool
+    reason: str
+
+
 @dataclass(frozen=True)
 class PairEnvironments:
-    """Outcomes of pairs: those that an environment was written for, and for every pair that failed rollouts lack
-    together, by name, in how many and what became of it."""
+    """The environments written for pairs, and the outcome of every pair that failed rollouts lack together."""
 
     results: list[SynthesisResult]
-    account: dict[str, JsonObject]
+    account: dict[str, PairOutcome]
 
 
 def combine(first: Capability, second: Capability, needs: Mapping[str, frozenset[str]]) -> Capability:
-    """Two capabilities as one to be trained: `details` are those of both, `examples` failed rollouts that lack both."""
+    """Combine two capabilities: `details` has those of both, `examples` failed rollouts that lack both."""
     first, second = sorted((first, second), key=lambda capability: capability.id)
     return Capability(
         id="+".join((first.id, second.id)),
@@ -312,21 +317,21 @@ def synthesize_pairs(
     seed: int,
     benchmark: Component | None = None,
 ) -> PairEnvironments:
-    """Environments for at most `count` pairs of the selected capabilities.
+    """Synthesize environments for the most frequent pairs of the selected capabilities.
 
     Args:
         labels: of the diagnostic rollouts.
         selected: capabilities that TRACE trains.
         rollouts: the diagnostic rollouts.
-        count: of pairs, the most frequent first.
+        count: most pairs.
         synthesizer: who writes them.
-        standard: the target, its test tasks, the bounds.
-        machine: how well what a synthesizer of others wrote must be confined.
+        standard: the target, its test tasks, and the bounds.
+        machine: with the required level of the sandbox.
         seed: run seed.
-        benchmark: the target, where environments may be derived from it.
+        benchmark: the target, if environments may be derived from it.
 
     Raises:
-        UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
+        UserError: the synthesizer cannot be asked, or the sandbox is weaker than required.
     """
     capabilities: Mapping[str, Capability] = {capability.id: capability for capability in selected}
     needs = lacking_sets(labels, capabilities)

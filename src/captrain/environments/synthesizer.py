@@ -1,7 +1,7 @@
-"""The synthesizer's interface: what an environment is asked for, what came of earlier attempts, and who writes it.
+"""The interface of synthesizers: the request for an environment, earlier attempts, and who writes it.
 
-A synthesizer is a component of this room (`conf/synthesizer`). It returns the text of one self-contained file; whether
-that file is worth training in is for its passport to say, and never for its author.
+A synthesizer is a component of this package (`conf/synthesizer`). It returns the text of one self-contained file. The
+passport decides whether the file is worth training in.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from captrain.run import Component
 
 
 def render(name: str, **values: object) -> str:
-    """Fill in a text of `prompts/`: what a model is asked, or the page of a passport."""
+    """Fill in a template of `prompts/`: a question to a model, or a passport's page."""
     text = files("captrain").joinpath("environments/prompts", name).read_text()
     environment = Environment(loader=BaseLoader(), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(text).render(**values)
@@ -25,9 +25,11 @@ def render(name: str, **values: object) -> str:
 
 @dataclass(frozen=True)
 class Brief:
-    """Task of an environment's author: the capability to train, and what may be known of the target: the schemas of
-    its tools, and discovery rollouts, first failed ones that lack the capability, then passed ones; `benchmark`: the
-    target itself, where environments may be derived from it."""
+    """A request for an environment.
+
+    It has the capability to train, the schemas of the target's tools, and discovery rollouts: first failed ones that
+    lack the capability, then passed ones. `benchmark` is the target, if environments may be derived from it.
+    """
 
     capability: Capability
     tools: list[JsonObject]
@@ -37,27 +39,27 @@ class Brief:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A text that was written, and what its passport found."""
+    """A written text and its passport."""
 
     text: str
     passport: Passport
 
 
 class NoTemplate(UserError):
-    """A capability that this synthesizer has no environment for."""
+    """The synthesizer has no environment for this capability."""
 
 
 class Synthesizer(Protocol):
     """Writes environments."""
 
     trusted: bool
-    """True if what it writes is text of our own, which need not be confined."""
+    """True if it writes our own text, which runs outside of the sandbox."""
 
     def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
-        """The text of a self-contained environment file that trains the capability with the target's tools.
+        """Write a self-contained environment file that trains the capability with the target's tools.
 
         Args:
-            brief: what is asked for.
-            attempts: earlier ones, which failed their passports: a later one must differ, and may learn from them.
+            brief: the request.
+            attempts: earlier attempts, which failed their passports. The next one must differ.
         """
         ...

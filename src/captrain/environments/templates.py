@@ -1,25 +1,24 @@
 """The template synthesizer: environments that a program writes, without a model.
 
-For the embedded benchmark there is one template per capability or pair of them.
+The embedded benchmark has one template for each capability and for each pair. A written file contains the complete
+source of the service desk, followed by the template's tasks and reward. So tools, policy and result shapes equal the
+target's, and the rules of the other capabilities stay binding. Further attempts change the difficulty, if the rewards
+of the base were out of bounds. Pairs are not played on the base and have one difficulty.
 
-A written file is self-contained: the service desk's own source, whole, and after it the template's tasks and reward.
-So tools, policy and result shapes are the target's by construction, and the other capabilities' rules stay binding: no
-template pays for skipping them. Attempts step through a ladder of difficulty, for a passport that found the spread of
-rewards on the base out of bounds; pairs, which are not played on the base, have no such ladder.
+Some capabilities can be trained with any operation, and their templates use one. If the evidence failed at steps of
+other operations, so that the passport found too few of these steps, further attempts use those operations, too.
 
-Some capabilities can be asked for with any operation, and their templates ask for one. Where the evidence failed at
-steps of others, so that the passport found too few of these in the tasks, further attempts ask for them as well.
+Environments of other benchmarks are derived from the benchmark itself:
 
-For another benchmark there are no templates: its environments are derived from itself, if its class stands on its own,
-or is one of ours that run in workers and have reference solutions. A derived file holds the source of the benchmark's
-module, whole, and after it what narrows it: the target's own training tasks whose reference exercises the capability,
-and a reward of which half is that step's. The step, and how it is broken, stand in the registry of causes
-(`captrain.capabilities`): an argument with another value, an operation left out, a look-up not made. So tools, world
-and user are the target's by construction. A benchmark in workers has its world in packages that no file can hold: there
-the file is what narrows alone, text of ours to the byte, which names the benchmark and is given its client when it is
-opened (`loading`). Any other module that imports more than the standard library cannot be written into a file that runs
-anywhere: there, as for capabilities that are not found in calls (wording, information, closing), a language model or a
-synthesizer of one's own is needed. `derivable` says so before anything is spent.
+- If its module imports only the standard library, the file contains the complete module. After it come the training
+  tasks whose reference uses the capability, and a reward of which half is for that step.
+- A benchmark of ours in workers has its world in packages. The file contains only the narrowing part and receives the
+  benchmark when it is loaded (`loading`).
+- `derivable` refuses all others, before anything is spent. They need a language model or a synthesizer of their own,
+  as do capabilities that are not found in calls (wording, information, closing).
+
+The registry of causes (`captrain.capabilities`) defines the step and how it is broken: another argument value, a
+missing operation, or a missing look-up.
 """
 
 import ast
@@ -31,9 +30,9 @@ from itertools import combinations
 from pathlib import Path
 
 from captrain.benchmarks import absences
-from captrain.capabilities import KINDS, Step, Toolbox, acts_of, says, text_of
+from captrain.capabilities import KINDS, Step, Toolbox, calls_in, says, text_of
+from captrain.environments.checks import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK, WORLD
-from captrain.environments.passport import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.errors import UserError
 from captrain.records import plain
@@ -42,28 +41,28 @@ from captrain.run import Component, ModelAccess
 DEFICITS = ("missing_lookup", "wrong_record", "missing_write", "wrong_argument")
 """Capabilities that the embedded base lacks."""
 CONTROLS = ("extra_write", "reply_wording", "invalid_call")
-"""Capabilities that a diagnosis may propose and reject: controls train them all the same."""
+"""Capabilities that a diagnosis may propose and reject; controls train them nevertheless."""
 PAIRS = tuple("+".join(pair) for pair in combinations(sorted(DEFICITS), 2))
-"""Two capabilities in every task."""
+"""Pairs of capabilities."""
 PARTS = {
     **{name: ("frame", name) for name in DEFICITS},
     **{name: ("frame", "named", name) for name in CONTROLS},
     **{name: ("frame", "pair", name) for name in PAIRS},
 }
-"""The templates that a file is made of, by capability."""
+"""Templates of a file, by capability."""
 ANY_OPERATION = ("wrong_record", "missing_write")
-"""Capabilities that every operation can ask for."""
+"""Capabilities that can be trained with any operation."""
 OPERATIONS_OF = {
     "wrap_order": ("wrap",),
     "update_zip": ("zip",),
     **dict.fromkeys(("get_order", "cancel_order", "return_order", "deny_request"), ("cancel", "return")),
 }
-"""The operations that a step belongs to."""
+"""Operations that contain a call."""
 EMBEDDED = "captrain.benchmarks.servicedesk.ServiceDesk"
 EASIEST = 2
-"""The ladder of difficulty runs from 0 to this."""
+"""Difficulties run from 0 to this."""
 SEARCHED = 50
-"""So many training tasks are looked through for one that exercises the capability, where there is no end to them."""
+"""Training tasks that are searched for one that uses the capability, if their number has no limit."""
 UNBOUNDED = 10_000
 REMEDY = "set synthesizer=openai synthesizer.name=MODEL, or write a synthesizer of your own (docs/architecture.md)"
 
@@ -72,7 +71,7 @@ class TemplateSynthesizer:
     """Writes environments from templates.
 
     Args:
-        access: unused; every synthesizer is built with how a language model is asked.
+        access: unused; every synthesizer is built with it.
     """
 
     trusted = True
@@ -85,7 +84,7 @@ class TemplateSynthesizer:
 
         Raises:
             NoTemplate: there is none for this capability.
-            UserError: the target is another than the embedded one, and no environment can be derived from it.
+            UserError: no environment can be derived from the target.
         """
         capability = brief.capability
         if brief.benchmark is not None and brief.benchmark.target != EMBEDDED:
@@ -99,7 +98,7 @@ class TemplateSynthesizer:
         package = files("captrain")
         _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
         templates = package.joinpath("environments/templates")
-        # Further operations are asked for where a passport found too little of the evidence's steps: those of these.
+        # If a passport found too few of the failed steps, use their operations, too.
         failed = missing_tools(brief, attempts) if capability.id in ANY_OPERATION else []
         verbs_of_evidence = [verb for tool, verbs in OPERATIONS_OF.items() if tool in failed for verb in verbs]
         operations = [*dict.fromkeys(verbs_of_evidence)]
@@ -107,15 +106,14 @@ class TemplateSynthesizer:
         parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in names]
         title = _line(f"{capability.name}: {capability.description}")
         header = f'"""{title}\n\nWritten by the template synthesizer; do not edit.\n"""\n'
-        # The attempt that brought the evidence's operations is not one that was too hard.
+        # The attempt that added operations was not too hard.
         settings = f"DIFFICULTY = {min(len(attempts) - bool(operations), EASIEST)}\n"
         settings += f"OPERATIONS = {operations}\n" if operations else ""
         return f"{header}{world}\n\n{settings}\n\n{''.join(parts)}"
 
 
 def _line(text: str) -> str:
-    """Return a text as one line that cannot end the docstring it stands in: an analyst may have proposed the words, and
-    the file is run."""
+    """Return a text as one line that cannot end the docstring that contains it: a model may have written it."""
     return " ".join(plain(text).replace("\\", "/").replace('"', "'").split())
 
 
@@ -124,7 +122,7 @@ def derivable(benchmark: Component) -> None:
 
     Raises:
         UserError: it has no reference solutions, a model plays its user, its module imports more than the standard
-            library, or its class cannot be found there.
+            library, or does not define its class.
     """
     if "reference" in absences(benchmark):
         raise UserError(f"no environment can be derived from {benchmark.target}: it has no reference solutions", REMEDY)
@@ -150,17 +148,17 @@ def derivable(benchmark: Component) -> None:
 
 
 def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> str:
-    """The text of an environment file.
+    """Write an environment file that is derived from a benchmark.
 
     Args:
-        brief: what is asked for; its capability is a cause of the registry.
+        brief: the request; its capability is a cause of the registry.
         benchmark: the target.
-        attempts: earlier ones: a base that found them too hard or too easy gets shorter or longer tasks, and where too
-            few tasks held the steps that failed in the evidence, only those are left that hold one.
+        attempts: earlier attempts. If they were too hard or too easy for the base, the tasks become shorter or longer.
+            If too few tasks had the failed steps, only tasks with such a step remain.
 
     Raises:
         NoTemplate: the cause is not found in calls.
-        UserError: the benchmark stands on more than its file.
+        UserError: the benchmark needs more than its file.
     """
     capability = brief.capability
     kind = KINDS.get(capability.id)
@@ -172,7 +170,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
     body, target = "", repr(benchmark.target)
     if benchmark.target not in IN_WORKERS:
         source, target = _source(benchmark)
-        # The module's text without its first words, which the file has its own of.
+        # The module without its docstring: the file has its own.
         first = ast.parse(source).body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             source = "\n".join(source.splitlines()[first.end_lineno :]) + "\n"
@@ -195,13 +193,13 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
     }
     template = files("captrain").joinpath(DERIVED).read_text()
     header = f'"""{_line(capability.name)}: {_line(capability.description)}\n\nDerived from {benchmark.target}.\n"""\n'
-    # In the class, so that no name of the target's module is taken; its own class may be called Environment, too.
+    # Constants are in the class, so that they replace no name of the target's module.
     constants = "".join(f"    {key} = {value!r}\n" for key, value in settings.items()) + f"    TARGET = {target}\n"
     return f"{header}{body}{IMPORTS}{template.replace(MARK, constants)}"
 
 
 def missing_tools(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:
-    """The tools at which the evidence failed, where the tasks of an attempt held too few of these steps; else none."""
+    """List the tools at which the evidence failed, if an attempt had too few of these steps."""
     checks = [check for attempt in attempts for check in attempt.passport.checks]
     if all(check.passed for check in checks if check.name == TRANSFER):
         return []
@@ -210,7 +208,7 @@ def missing_tools(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _source(benchmark: Component) -> tuple[str, str]:
-    """The text of a benchmark's file, and the name of its class."""
+    """Return the text of a benchmark's file, and the name of its class."""
     module, _, name = benchmark.target.replace(":", ".").rpartition(".")
     try:
         loaded = import_module(module)
@@ -220,11 +218,14 @@ def _source(benchmark: Component) -> tuple[str, str]:
 
 
 def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
-    """Fit a step to the references of the examples: where most make a single change, that one may be left out as well
-    as one of several; where most make none, a look-up comes before no change; and where most changes hold a value that
-    the user says, such a value is broken, because a world may take any text for the others."""
+    """Adapt a step to the references of the examples.
+
+    - If most references make a single change, breaking the step may leave out that one.
+    - If most make none, the look-up comes before no change.
+    - If most changes have a value that the user says, such a value is broken: a world may accept any text for others.
+    """
     examples = [rollout for rollout in brief.examples if rollout.reference]
-    changes = [[act for act in acts_of(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
+    changes = [[act for act in calls_in(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
     counts = sorted(map(len, changes))
     median = counts[len(counts) // 2] if counts else 2
     if step.kind == "several" and median < 2:
@@ -243,8 +244,8 @@ def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
 
 
 def _lengths(brief: Brief, attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """Return the least and the most calls that references may have: any; after an attempt that was too hard for the
-    base, at most about as many as half of the examples' references have; after one that was too easy, more."""
+    """Return the least and the most calls of a reference: fewer than the median after an attempt that was too hard for
+    the base, more than the median after one that was too easy."""
     counts = sorted(sum(len(m.get("tool_calls") or []) for m in rollout.reference) for rollout in brief.examples)
     if not attempts or not counts:
         return 1, UNBOUNDED

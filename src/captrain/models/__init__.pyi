@@ -23,14 +23,14 @@ from .lora import Adapter as Adapter
 from .lora import LoraShape as LoraShape
 from .lora import adapter_config as adapter_config
 from .lora import adapter_digest as adapter_digest
+from .lora import adapts_experts as adapts_experts
 from .lora import checkpoint_marks as checkpoint_marks
 from .lora import compose as compose
 from .lora import composition_name as composition_name
 from .lora import copy_adapter as copy_adapter
-from .lora import expert_place as expert_place
-from .lora import load_weights as load_weights
 from .lora import lora_config as lora_config
 from .lora import lora_factors as lora_factors
+from .lora import merge_experts as merge_experts
 from .lora import normalised_weights as normalised_weights
 from .lora import parse_composition as parse_composition
 from .lora import read_plain_lora as read_plain_lora

@@ -20,16 +20,16 @@ else. Names hold tenths; `normalised_weights` makes them such, so that few vecto
 once.
 """
 
+import copy
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,6 +49,7 @@ from captrain.run import REMEDY, alternatives, code_digest, repro
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
 Factors: TypeAlias = "dict[str, tuple[Tensor, Tensor]]"
 """Factors of each changed module, by its PEFT name: up (out, rank) with all scales multiplied in, and down (rank, in).
@@ -86,9 +87,8 @@ PLAIN = {
 }
 """Settings that have several values, with those that are plain. Other ways to begin change the base's weights."""
 DAMAGED = "the adapter is not whole or was altered: delete its folder and run `dvc repro adapters`"
-FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""Tensors of experts, and the layers that each holds, one above the other."""
-EXPERT = re.compile(r"(?P<tensors>.+\.experts)\.(?P<number>\d+)\.(?P<layer>gate_proj|up_proj|down_proj)")
+EXPERTS = ["experts.down_proj", "experts.gate_up_proj"]
+"""Tensors of a mixture that hold the weights of all experts of a layer, by the ends of their names."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
             f"{REMEDY}; {alternatives(unknown[0], sorted(linear))}",
         )
     transposed = any(getattr(part, "is_transposed", False) for part in base.modules())
-    if shape.experts and (tensors != sorted(f"experts.{name}" for name in FUSED) or transposed):
+    if shape.experts and (tensors != EXPERTS or transposed):
         raise UserError(
             "trainer.experts = true, and the base "
             + (f"has those of {', '.join(tensors)}" if tensors else "is not a mixture of experts"),
-            f"set trainer.experts=false; experts are known where they are {' and '.join(FUSED)}",
+            f"set trainer.experts=false; known are bases whose experts are {' and '.join(EXPERTS)}",
         )
     return LoraConfig(
         r=shape.rank,
@@ -141,88 +141,6 @@ def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
         bias="none",
         task_type="CAUSAL_LM",
     )
-
-
-def plain_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """Take the tensors of an adapter apart, with its experts one by one, as plain LoRA; others are passed through.
-
-    Args:
-        model: PEFT's, that they are the adapter of.
-        tensors: by their names in a saved adapter.
-    """
-    from peft.tuners.lora.layer import ParamWrapper
-
-    wrappers = {name: part for name, part in model.named_modules() if isinstance(part, ParamWrapper)}
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        module, side = name.rsplit(".lora_", 1)
-        if (wrapper := wrappers.get(module)) is None:
-            plain[name] = tensor
-            continue
-        # Wrappers of several tensors of one module lie in each other.
-        folder, layers = module.replace(".base_layer", ""), FUSED[wrapper.parameter_name]
-        # What PEFT stacks, as factors (experts, rank, in) or (experts, out, rank), in the order in which it reads them.
-        if side.startswith("A"):
-            factors = tensor.reshape(wrapper.num_experts, -1, tensor.shape[-1])
-        else:
-            factors = tensor.reshape(tensor.shape[0], -1, wrapper.num_experts).permute(2, 0, 1)
-        for number, factor in enumerate(factors):
-            parts = [factor] * len(layers) if side.startswith("A") else factor.chunk(len(layers))
-            for layer, part in zip(layers, parts, strict=True):
-                plain[f"{folder}.{number}.{layer}.lora_{side}"] = part.clone()
-    return plain
-
-
-def peft_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """Stack an adapter that `plain_experts` has taken apart, as PEFT has it.
-
-    Raises:
-        UserError: gates and up projections of an expert read different directions, as those of merged adapters may.
-    """
-    import torch
-    from peft.tuners.lora.layer import ParamWrapper
-
-    stacked = dict(tensors)
-    for module, wrapper in model.named_modules():
-        if not isinstance(wrapper, ParamWrapper):
-            continue
-        folder, layers = module.replace(".base_layer", ""), FUSED[wrapper.parameter_name]
-        experts = [[f"{folder}.{number}.{layer}" for layer in layers] for number in range(wrapper.num_experts)]
-        downs = [[stacked.pop(f"{layer}.lora_A.weight") for layer in expert] for expert in experts]
-        ups = [torch.cat([stacked.pop(f"{layer}.lora_B.weight") for layer in expert]) for expert in experts]
-        if any(not torch.equal(down[0], down[-1]) for down in downs):
-            raise UserError(
-                f"the gates and up projections in {folder} have low-rank weights that read different directions",
-                "use an adapter that was trained here, and not one that was merged",
-            )
-        stacked[f"{module}.lora_A.weight"] = torch.cat([down[0] for down in downs])
-        stacked[f"{module}.lora_B.weight"] = torch.stack(ups, -1).flatten(1)
-    return stacked
-
-
-def plain_targets(config: JsonObject) -> list[str]:
-    """List the layers that an adapter changes, sorted: those of its configuration, and those of experts.
-
-    Args:
-        config: PEFT's, as JSON.
-    """
-    tensors = [name.rpartition(".")[2] for name in config.get("target_parameters") or ()]
-    return sorted({*config["target_modules"], *(layer for name in tensors for layer in FUSED[name])})
-
-
-def expert_place(module: str, state: "Mapping[str, Tensor]") -> "tuple[str, tuple[int, slice]] | None":
-    """Locate the weight of an expert's layer in a model's state: the tensor, and the part of it; None for a module that
-    is no expert's, or of another model."""
-    match = EXPERT.fullmatch(module)
-    if match is None:
-        return None
-    for tensor, layers in FUSED.items():
-        name = f"{match['tensors']}.{tensor}"
-        if match["layer"] in layers and name in state and int(match["number"]) < len(state[name]):
-            height = state[name].shape[1] // len(layers)
-            start = layers.index(match["layer"]) * height
-            return name, (int(match["number"]), slice(start, start + height))
-    return None
 
 
 @dataclass(frozen=True)
@@ -367,7 +285,6 @@ def save_adapter(
         state: the model's weights by name, where some of them lie in other processes.
     """
     import torch
-    from safetensors.torch import load_file, save_file
 
     weights = model.state_dict() if state is None else state
     plain = {
@@ -377,12 +294,9 @@ def save_adapter(
     }
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(str(folder), state_dict=plain, selected_adapters=["default"])
-    config, path = adapter_config(folder), folder / "adapter_model.safetensors"
-    if config.get("target_parameters"):
-        save_file(plain_experts(model, load_file(path)), path, metadata={"format": "pt"})
-    source = model_source(base)
+    config, source = adapter_config(folder), model_source(base)
     config["base_model_name_or_path"] = source.source if source.in_hub else f"captrain-base-{policy}"
-    config |= {"target_modules": plain_targets(config), "target_parameters": None}
+    config["target_modules"] = sorted(config["target_modules"])
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     (folder / "README.md").unlink(missing_ok=True)
 
@@ -398,27 +312,31 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
     Raises:
         UserError: the adapter is not the one of that digest, or of another shape than the model's.
     """
-    folder = Path(require_trained(start).folder)
-    saved, expected = adapter_config(folder), model.peft_config["default"].to_dict()
-    for name, before, after in (
-        ("r", saved["r"], expected["r"]),
-        ("lora_alpha", saved["lora_alpha"], expected["lora_alpha"]),
-        ("target_modules", plain_targets(saved), plain_targets(expected)),
-    ):
-        if before != after:
-            raise UserError(
-                f"the adapter in {folder} has {name} = {before}, and the trainer {after}",
-                "train both with the same rank, alpha and targets",
-            )
-    load_weights(model, folder)
-
-
-def load_weights(model: "PeftModel", folder: Path) -> None:
-    """Give the adapter "default" of a PEFT model the weights of a saved one of its shape, in place."""
     from peft import load_peft_weights, set_peft_model_state_dict
 
-    tensors = peft_experts(model, load_peft_weights(str(folder), device="cpu"))
-    set_peft_model_state_dict(model, tensors)
+    folder = Path(require_trained(start).folder)
+    saved, expected = adapter_config(folder), model.peft_config["default"].to_dict()
+    expected["target_modules"] = sorted(expected["target_modules"])
+    for name in ("r", "lora_alpha", "target_modules", "target_parameters"):
+        if saved.get(name) != expected[name]:
+            raise UserError(
+                f"the adapter in {folder} has {name} = {saved.get(name)}, and the trainer {expected[name]}",
+                "train both with the same rank, alpha and targets",
+            )
+    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+
+
+def adapts_experts(folder: Path) -> bool:
+    """Tell whether an adapter changes the experts of a mixture, which only PEFT itself can merge."""
+    return bool(adapter_config(folder).get("target_parameters"))
+
+
+def merge_experts(module: "PreTrainedModel", folder: Path) -> "nn.Module":
+    """Return a copy of a mixture in float64, with an adapter of its experts merged in by PEFT."""
+    from peft import PeftModel
+
+    adapted: Any = PeftModel.from_pretrained(copy.deepcopy(module).double(), str(folder))
+    return adapted.merge_and_unload()
 
 
 def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:

@@ -273,7 +273,7 @@ def _gpus(spec: Spec, _: Path) -> str:
     """Check that as many GPUs are free as training, servers and endpoint hold, and that torch knows them."""
     machine = spec.machine
     serving = machine.vllm.replicas * machine.vllm.gpus if spec.policy.target == VLLM else 0
-    demand = machine.together(machine.accelerate.processes if serving else 0, serving) + machine.asking.gpus
+    demand = (machine.accelerate.processes if serving else 0) + serving + machine.asking.gpus
     if not demand or machine.launcher == "slurm":
         return ""
     query = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")

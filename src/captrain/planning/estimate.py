@@ -12,9 +12,7 @@ causality    questions alone: evaluation.tasks x evaluation.trials at the most
 tokens       rollouts x those of one; questions x those of one
 wall         embedded base: rollouts / (rollouts a CPU second x workers); served model: the longest of
                computing  (new / prefill + written / decode) / GPUs of servers + 3.5 x trained / prefill / GPUs of
-                          training, where a token of a dialogue is new once, and trained on in each epoch;
-                          of jobs at once over one fleet of servers at least the first part, and else one job's
-                          share of both for each of them
+                          training, where a token of a dialogue is new once, and trained on in each epoch
                waiting    rollouts / episodes at once x tokens written in one / tokens a second of one request
                host       rollouts x seconds of the benchmark's worker / its processes
              policy=vllm: and the start of the servers, once a stage, on Slurm in each job; as many jobs at once
@@ -156,10 +154,9 @@ class Estimate:
             self.episode = self.episode._replace(user=ModelUse())
         installed = machine.benchmarks.get(spec.benchmark.target.split(".")[-2])
         self.processes = installed.processes if installed else 1
-        # On Slurm each job has servers of its own, on GPUs of its own; else trainings share one fleet of servers.
+        # On Slurm each job has its own servers on its own GPUs; else trainings run one after another.
         self.on_slurm = machine.launcher == "slurm"
         self.shards = SHARDS if self.on_slurm else 1
-        self.at_once = 1 if self.on_slurm else machine.served_at_once
         # Rollouts.
         self.diagnosis = spec.rollouts.tasks * spec.rollouts.trials
         calibration = attempts * spec.environments.groups * spec.environments.group_size
@@ -248,22 +245,22 @@ class Estimate:
             return tuned
         if not self.served:
             return replace(tuned, seconds=demonstrations * epochs / self.demonstration_rate + (cost.seconds or 0))
-        gpus = self.trainers(1)
+        gpus = self.trainers()
         seconds = TRAINING_FACTOR.value * tokens * epochs / self.throughput.prefill / gpus + (cost.seconds or 0)
         return replace(
             tuned, gpus=max(gpus, cost.gpus), memory=self.memory(True), seconds=seconds if self.timed else None
         )
 
-    def trainers(self, jobs: int) -> int:
-        """Count the GPUs of one training of so many through servers: one for each of its processes."""
-        return self.spec.machine.accelerate.processes * (1 if self.on_slurm else self.spec.machine.places(jobs))
+    def trainers(self) -> int:
+        """Count the GPUs of one training through servers: one for each of its processes."""
+        return self.spec.machine.accelerate.processes * (1 if self.on_slurm else self.spec.machine.places(1))
 
     def servers(self, training: bool) -> int:
         """Count the GPUs of the servers that one job samples through; those of training and endpoint are others."""
         machine = self.spec.machine
         if not self.vllm:
             return self.node.gpus
-        elsewhere = self.at_once * machine.accelerate.processes // machine.nodes * training + machine.asking.gpus
+        elsewhere = self.trainers() // machine.nodes * training + machine.asking.gpus
         gpus = machine.slurm.gpus if self.on_slurm and machine.slurm else self.node.gpus
         return machine.vllm.replicas * machine.vllm.gpus or max(1, gpus - elsewhere)
 
@@ -287,14 +284,13 @@ class Estimate:
             rate = self.rates.training if training else self.rates.rollouts
             return replace(cost, seconds=rollouts / rate.value * math.ceil(jobs / min(jobs, workers)) / jobs)
         # Jobs at once, and the GPUs that they hold.
-        training_gpus = self.trainers(jobs) if training and self.vllm else 0
+        training_gpus = self.trainers() if training and self.vllm else 0
         parallel, gpus = min(jobs, workers), servers + training_gpus
         if self.vllm and self.on_slurm:
             parallel = min(jobs, max(1, self.node.gpus // gpus))
             gpus *= parallel
         elif self.vllm:
-            parallel = min(parallel, self.at_once)
-            gpus += (parallel - 1) * training_gpus
+            parallel = 1
         # Computing. Through servers of our own they and the trainer have GPUs each; else one model has all, to sample
         # and to train.
         separate = user and self.user is not None and self._is_other_model(self.user.settings())
@@ -302,9 +298,8 @@ class Estimate:
         sampling = rollouts * (use.new_input / throughput.prefill + use.output / throughput.decode) / servers
         trained = agent.new_input * self.trainer.get("epochs", 1) if training else 0
         passes = TRAINING_FACTOR.value * trained / throughput.prefill
-        combined = sampling + rollouts * passes / (self.trainers(jobs) if self.vllm else servers)
-        share = math.ceil(jobs / parallel) / jobs if self.vllm else 1
-        computing = combined * share if self.on_slurm else max(sampling, combined * share)
+        combined = sampling + rollouts * passes / (self.trainers() if self.vllm else servers)
+        computing = combined * math.ceil(jobs / parallel) / jobs if self.vllm else combined
         # Waiting for the tokens of one request after another, and for the benchmark's worker.
         turns = max(1, rollouts / (self.spec.machine.batch * parallel))
         latency = turns * (agent.output + episode.user.output) / REQUEST_RATE.value
@@ -379,8 +374,8 @@ class Estimate:
         vllm, accelerate, lora = machine.vllm, machine.accelerate, size.lora(self.rank, self.experts)
         # Those that sample.
         gpus = (vllm.gpus or self.servers(training)) if self.vllm else self.node.gpus
-        replicas, at_once = (vllm.replicas, self.at_once) if self.vllm else (1, 1)
-        cache = 4 * size.layers * size.kv_heads * size.head * longest * math.ceil(machine.batch * at_once / replicas)
+        replicas = vllm.replicas if self.vllm else 1
+        cache = 4 * size.layers * size.kv_heads * size.head * longest * math.ceil(machine.batch / replicas)
         copies = 2 if training and not self.vllm else 1
         serving = {"weights": copies * 2 * size.parameters / gpus, "KV cache": cache / min(gpus, size.kv_heads)}
         # Those that train: the same ones, or others, as machine.accelerate has it.
@@ -392,9 +387,9 @@ class Estimate:
             shards = accelerate.processes if accelerate.strategy == "fsdp" else 1
             step = self.spec.trainer.group_size * self.spec.trainer.groups_per_step
             rows = accelerate.rows or step // accelerate.processes
-            resident = {"weights": width * size.parameters / shards, "LoRA and its optimizer": 16 * lora / shards}
             learning = {
-                **resident,
+                "weights": width * size.parameters / shards,
+                "LoRA and its optimizer": 16 * lora / shards,
                 **({"two layers gathered": 2 * width * size.parameters / size.layers} if shards > 1 else {}),
                 "activations": rows * longest * size.activations(accelerate.gradient_checkpointing) * width / 2,
                 # Only distillation holds the whole distribution of each token.
@@ -403,10 +398,6 @@ class Estimate:
             groups = {"servers": serving | {"LoRA": 2 * lora}}
             if training:
                 groups["trainer"] = learning
-            if training and vllm.sleeps:
-                # The trainer's weights stay where they are while servers are awake.
-                awake = {f"trainer's {name}": amount for name, amount in resident.items()}
-                groups["servers, awake"] = groups.pop("servers") | awake
         return {group: {name: value / 2**30 for name, value in parts.items()} for group, parts in groups.items()}
 
     def memory(self, training: bool) -> float | None:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator
 
-from captrain.benchmarks import TOOLS, StandardEnvironment, absences, in_workers, load_benchmark
+from captrain.benchmarks import TOOLS, Verifiers, absences, in_workers, load_benchmark
 from captrain.comparison import baselines, trained_baselines
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
 from captrain.planning.assumptions import LOCAL, USABLE_MEMORY, VLLM, EpisodeCost, split_sizes
 from captrain.planning.estimate import Estimate
-from captrain.run import SLEEP, GrpoSettings, Spec, build, component_class
+from captrain.run import GrpoSettings, Spec, build, component_class
 from captrain.training import Demonstrations
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
@@ -35,8 +35,8 @@ def _rollouts(spec: Spec) -> Iterator[UserError]:
         )
     sizes: dict[str, int | None] = {**split_sizes(spec.benchmark)}
     kind = component_class(spec.benchmark)
-    if isinstance(kind, type) and issubclass(kind, StandardEnvironment):
-        # Only looking at an environment of another standard tells; its worker is started, and nothing is played.
+    if isinstance(kind, type) and issubclass(kind, Verifiers):
+        # Only the taskset itself knows its sizes: its worker is started, and nothing is played.
         try:
             target = load_benchmark(spec.benchmark, spec.machine)
             sizes = {"discovery": target.size("discovery"), "test": target.size("test")}
@@ -116,16 +116,10 @@ def _model(estimate: Estimate) -> Iterator[UserError]:
     # A job that asks for other GPUs than servers, trainer and endpoint need, or for more than there are.
     if estimate.vllm and machine.vllm.gpus:
         serving, endpoint, slurm = estimate.servers(True), machine.asking.gpus, machine.slurm
-        training = estimate.at_once * machine.accelerate.processes
+        training = estimate.trainers()
         demand = f"machine.vllm asks for {serving} GPUs, and training for {training} more"
-        first_node = machine.together(training // machine.nodes, serving)
-        staleness = estimate.trainer.get("staleness")
-        if machine.vllm.sleeps and staleness:
-            yield UserError(
-                f"trainer.staleness = {staleness} plays while it trains, and servers that sleep do so then",
-                f"set trainer.staleness=0, or leave {SLEEP} out of machine.vllm.arguments",
-            )
-        elif machine.together(training, serving) + endpoint > node.gpus:
+        first_node = training // machine.nodes + serving
+        if training + serving + endpoint > node.gpus:
             more = f", and machine.asking for {endpoint}" if endpoint else ""
             yield UserError(
                 f"{demand}{more}: {node.gpus} are planned with",
@@ -186,9 +180,6 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
     """List what to know that does not make the settings impossible; `money` is that of the whole run, None if not
     known."""
     spec, node, lacking = estimate.spec, estimate.node, absences(estimate.spec.benchmark)
-    awake = estimate.memory_groups(True).get("servers, awake", {})
-    resident = sum(amount for name, amount in awake.items() if name.startswith("trainer's"))
-    share = math.floor(100 * (USABLE_MEMORY.value - resident / node.memory)) / 100
     training = split_sizes(spec.benchmark).get("training")
     derives = spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED
     scripted = spec.benchmark.settings().get("user", "") is None
@@ -201,9 +192,6 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
         ),
         "evaluation.trials = 1: the oracle bound and the causal test need two trials and are left out": (
             spec.evaluation.trials == 1
-        ),
-        f"the trainer's weights stay: machine.vllm.arguments needs --gpu-memory-utilization={share} or less": bool(
-            awake
         ),
         "machine.asking.input_price and output_price, for a million tokens, show the money": money is None,
         "an endpoint that somebody else runs cannot be trained through: it stops after `environments`": (

@@ -156,9 +156,8 @@ def _serving(estimate: Estimate) -> Basis:
         servers = estimate.servers(True)
         shared = f", by {accelerate.strategy} over {accelerate.processes}" if accelerate.processes > 1 else ""
         copies = f"one in {accelerate.precision} on the trainer's GPUs{shared}, beside the servers'"
-        gpus = f"{servers} of its servers, and {accelerate.processes} to train"
+        gpus = f"{servers} of its servers, and {estimate.trainers()} to train"
         gpus += f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
-        gpus += ", the same ones: servers sleep while it trains" if machine.vllm.sleeps else ""
         endpoint = machine.asking.gpus
         place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
         start = f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}"
@@ -169,10 +168,8 @@ def _serving(estimate: Estimate) -> Basis:
         ]
         jobs, setting = f"1 on {node.gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
         if estimate.on_slurm:
-            parallel = max(1, node.gpus // machine.together(accelerate.processes, servers))
+            parallel = max(1, node.gpus // (accelerate.processes + servers))
             jobs, setting = f"{parallel} of training on {node.gpus} GPUs", "machine.launcher = slurm; --gpus"
-        elif estimate.at_once > 1:
-            jobs, setting = f"{estimate.at_once} of training, over one fleet of servers", "machine.workers"
     return [
         ("in a synthesized environment", "the same, its user a script", "assumed"),
         ("longest dialogue", f"{estimate.episode.longest:,} tokens", estimate.episode.source),

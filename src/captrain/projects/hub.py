@@ -116,10 +116,10 @@ def _write_adapters(root: Path, folder: Path, stage: str) -> None:
         shutil.copytree(source, folder / name)
         bases.add(str(adapter_config(source)["base_model_name_or_path"]))
     shutil.copy(index, folder / "index.json")
-    for name in ROUTES if stage == "adapters" else ():
-        if (path := root / "results/routes" / name).exists():
-            (folder / "routes").mkdir(exist_ok=True)
-            shutil.copy(path, folder / "routes" / name)
+    routes = [root / "results/routes" / name for name in ROUTES if stage == "adapters"]
+    for path in filter(Path.exists, routes):
+        (folder / "routes").mkdir(exist_ok=True)
+        shutil.copy(path, folder / "routes" / path.name)
     [base] = bases
     table = "".join(f"| [{name}]({name}/README.md) | `{row.digest}` |\n" for name, row in rows.items())
     first = next(iter(rows))

@@ -162,9 +162,9 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
         is_behind = any(path == out or path.startswith(f"{out}/") for path in inputs for out in products)
         is_made_anew = name in changed or name in added
         behind += [name] * (is_behind and not is_made_anew)
-        outs = [out for kind in ("outs", "plots", "metrics") for out in stage.get(kind, [])]
-        for out in outs if is_behind or is_made_anew else ():
-            products += [out] if isinstance(out, str) else out
+        if is_behind or is_made_anew:
+            for out in (out for kind in ("outs", "plots", "metrics") for out in stage.get(kind, [])):
+                products += [out] if isinstance(out, str) else out
     upgrade = Upgrade(recorded.captrain, __version__, changed, behind, added, removed, present != text)
     if upgrade.is_needed and not dry:
         publish_text(root / "dvc.yaml", text)

@@ -30,6 +30,7 @@ from .record import IndexEntry as IndexEntry
 from .record import JsonObject as JsonObject
 from .record import Label as Label
 from .record import Message as Message
+from .record import Milestone as Milestone
 from .record import Passport as Passport
 from .record import Purpose as Purpose
 from .record import Record as Record
@@ -38,7 +39,9 @@ from .record import RolloutLabels as RolloutLabels
 from .record import Score as Score
 from .record import Split as Split
 from .record import Task as Task
+from .record import TaskFacts as TaskFacts
 from .record import Usage as Usage
+from .record import UserCall as UserCall
 from .record import Verdict as Verdict
 from .text import as_markdown as as_markdown
 from .text import censored as censored

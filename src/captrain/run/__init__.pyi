@@ -26,12 +26,8 @@ from .jobs import job_log as job_log
 from .jobs import jobs_table as jobs_table
 from .launch import dispatched as dispatched
 from .launch import run as run
-from .loans import LENDER as LENDER
-from .loans import borrowed as borrowed
-from .loans import exclusive as exclusive
-from .loans import lender_address as lender_address
+from .locks import exclusive as exclusive
 from .machine import PRETRAINED as PRETRAINED
-from .machine import SLEEP as SLEEP
 from .machine import VLLM as VLLM
 from .machine import Accelerate as Accelerate
 from .machine import Installation as Installation
@@ -43,6 +39,7 @@ from .outputs import require_folder as require_folder
 from .outputs import user_outputs as user_outputs
 from .rows import AwmSettings as AwmSettings
 from .rows import BaselineSettings as BaselineSettings
+from .rows import FaultSettings as FaultSettings
 from .rows import GrpoSettings as GrpoSettings
 from .rows import SolutionSource as SolutionSource
 from .rows import SolutionsSettings as SolutionsSettings

@@ -25,7 +25,6 @@ from tqdm import tqdm
 
 from captrain.errors import UserError
 from captrain.run import Machine
-from captrain.run.loans import LENDER, lender_address
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -66,8 +65,8 @@ def run(
 
         assert machine.slurm is not None
         return slurm.Dispatch(function, items, machine.slurm, label).wait()
-    workers = machine.served_at_once if machine.vllm.python else machine.workers
-    if cores(machine) == 1 or min(workers, len(items)) <= 1:
+    # Servers belong to one process: items that may use them run here, one after another.
+    if cores(machine) == 1 or machine.vllm.python or min(machine.workers, len(items)) <= 1:
         return [function(item) for item in tqdm(items, desc=label, unit="item", leave=False, disable=None)]
     # Workers share what this process has read before they are forked.
     for library in libraries:
@@ -75,11 +74,9 @@ def run(
     forks = "torch" in sys.modules and not sys.modules["torch"].cuda.is_available()
     context = multiprocessing.get_context("fork" if forks else "spawn")
     count = min(machine.workers, len(items))
-    # The servers of a model are this process's, so that workers share them, and none ends with a worker.
-    lender = lender_address() if machine.vllm.python else ""
     ends: dict[int, Future[Result]] = {}
     for _ in range(POOLS):
-        begin = partial(_begin_worker, os.getpid(), lender, context.Value("i", 0), machine, machine.places(count))
+        begin = partial(_begin_worker, os.getpid(), context.Value("i", 0), machine, machine.places(count))
         with ProcessPoolExecutor(count, context, initializer=begin) as pool:
             futures: dict[int, Future[Result]] = {}
             with suppress(BrokenProcessPool):
@@ -137,15 +134,13 @@ def report_progress(count: int, total: int, detail: str = "") -> None:
         print(f"{count} of {total}{f': {detail}' if detail else ''}", flush=True)
 
 
-def _begin_worker(parent: int, lender: str, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:
-    """Make this process a worker that borrows from a lender, if there is one, and has GPUs of its own."""
+def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:
+    """Make this process a worker with GPUs of its own."""
     become_worker(parent)
     with counter.get_lock():
         number = counter.value
         counter.value += 1
     os.environ[WORKER] = str(own_places)
-    if lender:
-        os.environ[LENDER] = lender
     if machine.gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(machine.gpus)))
         width = own_places * machine.accelerate.processes

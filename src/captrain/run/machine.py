@@ -101,9 +101,6 @@ DECISIVE = {
 """Arguments of a server that decide results, and the settings of policy vllm that they are instead."""
 
 
-SLEEP = "--enable-sleep-mode"
-
-
 class VLLM(Section):
     """The servers of policy vllm: child processes of whatever plays, in an environment of their own. They take their
     GPUs from the last of the visible ones on, so that the first is left to training where there are more."""
@@ -113,8 +110,7 @@ class VLLM(Section):
     command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
     """Arguments of the interpreter: a server that takes `vllm serve`'s arguments."""
     arguments: list[str] = []
-    """Further arguments that decide no result, such as --gpu-memory-utilization=0.5; with --enable-sleep-mode servers
-    sleep while nobody plays, on the GPUs that train then."""
+    """Further arguments that decide no result, such as --gpu-memory-utilization=0.5."""
     replicas: Count = 1
     gpus: Annotated[int, Field(ge=0)] = 1
     """GPUs of each replica; 0 leaves the choice to the server."""
@@ -125,11 +121,6 @@ class VLLM(Section):
     is asked for the least rank that it knows and that is enough. conf/ gives the number of capabilities."""
     start_timeout: Rate = 900.0
     """Seconds until a server must be healthy."""
-
-    @property
-    def sleeps(self) -> bool:
-        """Tell if servers give their GPUs to training while nobody plays."""
-        return SLEEP in self.arguments
 
     @model_validator(mode="after")
     def _decides_nothing(self) -> "VLLM":
@@ -179,8 +170,8 @@ class Machine(Section):
     `pretrained`: the folder that holds models of `base.pretrained`. `sandbox`: the least level of confinement that code
     which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`: whether independent items
     of work run in processes of this machine or as jobs of a Slurm cluster. `workers`: items of work at once on this
-    machine, such as trainings over one base and one fleet of servers; 0: as many as have GPUs of their own (see
-    `gpus`), one where these are not counted. `report_to`: the trackers that trainings are reported to (see
+    machine, such as trainings over one base (with servers of policy vllm one at a time, on the GPUs of all); 0: as many
+    as have GPUs of their own (see `gpus`), one where these are not counted. `report_to`: the trackers of trainings (see
     `captrain.training.trackers`).
     """
 
@@ -199,20 +190,10 @@ class Machine(Section):
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of this node, which training, servers and endpoint share; 0: they are not counted before a run."""
 
-    @property
-    def served_at_once(self) -> int:
-        """Items of work at once that servers of this node answer: `workers`, or one at a time where servers take GPUs
-        that nobody has counted, which trainings would take as well."""
-        return 1 if self.vllm.gpus and not self.gpus else self.workers
-
     def places(self, items: int) -> int:
         """Count the places for a training on the GPUs of this node that one of so many items of work has: several where
         there are fewer than `workers`."""
         return self.workers // min(self.workers, items) if self.gpus else 1
-
-    def together(self, training: int, serving: int) -> int:
-        """Count the GPUs of trainings and of servers: the same ones where these sleep."""
-        return max(training, serving) if self.vllm.sleeps else training + serving
 
     @model_validator(mode="after")
     def _goes_together(self) -> "Machine":
@@ -226,15 +207,9 @@ class Machine(Section):
             )
         if self.workers == 0:
             # What this section says is settled here, once for all who read it.
-            free = 0 if self.vllm.sleeps else self.gpus - serving - self.asking.gpus
-            object.__setattr__(self, "workers", max(1, free // processes))
+            object.__setattr__(self, "workers", max(1, (self.gpus - serving - self.asking.gpus) // processes))
         training = self.workers * processes
-        if self.vllm.sleeps and self.workers > 1:
-            raise ValueError(
-                f"workers = {self.workers}, and servers that sleep ({SLEEP} in vllm.arguments) give their GPUs to one "
-                "training at a time: set machine.workers=1"
-            )
-        if self.gpus and self.together(training, serving) + self.asking.gpus > self.gpus:
+        if self.gpus and training + serving + self.asking.gpus > self.gpus:
             raise ValueError(
                 f"of {self.gpus} GPUs {training} train (workers x accelerate.processes), {serving} serve "
                 f"(vllm.replicas x vllm.gpus) and {self.asking.gpus} are the endpoint's (asking.gpus): they overlap"

@@ -41,7 +41,7 @@ from captrain.records import digest, publish_bytes
 from captrain.run import Slurm
 from captrain.run.fingerprint import fingerprint, identity_of
 from captrain.run.jobs import ALIVE, JOBS, RECORD, JobAttempt, Submission, states, submissions
-from captrain.run.loans import exclusive
+from captrain.run.locks import exclusive
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

@@ -32,7 +32,7 @@ from .sft import FineTuning as FineTuning
 from .sft import demonstration_of as demonstration_of
 from .sft import fine_tune as fine_tune
 from .sft import fine_tuning_settings as fine_tuning_settings
-from .solutions import Faults as Faults
+from .solutions import NO_FAULTS as NO_FAULTS
 from .solutions import SolutionLesson as SolutionLesson
 from .solutions import solution_rows as solution_rows
 from .solutions import teach_solutions as teach_solutions

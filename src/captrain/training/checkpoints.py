@@ -1,5 +1,4 @@
-"""Checkpoints of TRL's trainers that were written whole and of weights that are numbers, and no others. Imported only
-where training happens."""
+"""Whole checkpoints of TRL's trainers, with finite weights. Imported only where training happens."""
 
 import json
 import shutil
@@ -16,15 +15,15 @@ from captrain.records import publish_text
 from captrain.training import collectives
 
 MARK = "history.json"
+"""File that is written last into a checkpoint: a checkpoint without it is not whole."""
 
 
 class Checkpoints(TrainerCallback):
-    """Marks a checkpoint as whole by writing the history into it last, and ends a training that diverges before there
-    is one of weights that are no numbers.
+    """Marks whole checkpoints, and ends a training whose gradient is not finite.
 
     Args:
         folder: of the checkpoints.
-        history: what is known of the steps so far, as JSON.
+        history: returns the steps so far, as JSON; written into the mark.
     """
 
     def __init__(self, folder: Path, history: Callable[[], object]) -> None:
@@ -33,10 +32,10 @@ class Checkpoints(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse a gradient that is not finite in any of the processes.
+        """Check the gradient.
 
         Raises:
-            UserError: it is not, in all of them.
+            UserError: it is not finite in some process; raised in all of them.
         """
         model: nn.Module = kwargs["model"]
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -44,20 +43,18 @@ class Checkpoints(TrainerCallback):
         if not all(collectives.together(lambda: all(shard.isfinite().all() for shard in shards))):
             raise UserError(
                 f"the gradient of update {state.global_step + 1} in {self.folder} is not finite",
-                "train anew with a lower learning rate, or with machine.accelerate.precision=float32, not bfloat16",
+                "train again with a lower learning rate, or with machine.accelerate.precision=float32, not bfloat16",
             )
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the mark."""
-        collectives.together(lambda: None)  # every process has written its part
+        """Write the mark, once every process has written its part."""
+        collectives.together(lambda: None)
         if collectives.rank() == 0:
             publish_text(self.folder / f"checkpoint-{state.global_step}" / MARK, json.dumps(self.history()))
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Find the last checkpoint that was written whole, and remove later ones, cut off while they were written."""
-    if not folder.exists():
-        return None
+    """Return the last whole checkpoint, and remove later ones, which were cut off."""
     for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
         if (path / MARK).exists():
             return path

@@ -1,4 +1,4 @@
-"""Collective operations over the processes of one training, and work that rank 0 does for all."""
+"""Collective operations over the processes of one training."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +9,14 @@ from captrain.models import save_adapter
 from captrain.run import Accelerate
 
 PATIENCE = 24 * 3600
-"""Seconds that processes wait for each other: the rollouts of one may take hours. One that dies is noticed at once."""
+"""Timeout of collective operations in seconds: one process may wait hours for the rollouts of another. A process that
+dies is noticed at once."""
 
 Value = TypeVar("Value")
 
 
 def checkpoints(accelerate: Accelerate) -> str:
-    """Name the folder of a training's checkpoints by the settings that those must agree in which go on from them."""
+    """Name the checkpoint folder by the settings that a resumed training must share."""
     if accelerate == Accelerate():
         return "checkpoints"
     rows = "all" if accelerate.rows is None else accelerate.rows
@@ -30,17 +31,17 @@ def size() -> int:
 
 
 def rank() -> int:
-    """Return the number of this process among them."""
+    """Return the number of this process, from 0 on."""
     from torch import distributed
 
     return distributed.get_rank() if size() > 1 else 0
 
 
 def together(function: Callable[[], Value]) -> list[Value]:
-    """Call a function in every process, each its own; what it gives in each, in the order of their numbers.
+    """Call a function in every process; return the values of all, in rank order.
 
     Raises:
-        Whatever `UserError` or `InfrastructureError` it raises in the first process where it does, in all of them.
+        The first process's `UserError` or `InfrastructureError`, in all processes.
     """
     from torch import distributed
 
@@ -61,26 +62,22 @@ def together(function: Callable[[], Value]) -> list[Value]:
 
 
 def once(function: Callable[[], Value]) -> Value:
-    """Call a function in the first process alone; what it gives, in all of them.
-
-    Raises:
-        See `together`.
-    """
+    """Call a function in rank 0; return its value in all processes. Raises as `together`."""
     values: list[Any] = together(lambda: function() if rank() == 0 else None)
     return values[0]
 
 
 def save(model: Any, folder: Path, base: Path, policy: str) -> None:
-    """Leave the adapter of a PEFT model in a folder, in plain PEFT format. Every process must call this, for each may
-    hold a part of the weights.
+    """Save the adapter of a PEFT model in plain PEFT format. Every process must call this, because each may hold a part
+    of the weights.
 
     Args:
-        model: as it is trained, shared or not.
+        model: as it is trained, sharded or not.
         folder: of the adapter; replaced.
         base: see `save_adapter`.
         policy: see `save_adapter`.
     """
-    # Tensors of a shared model give their whole values; full_tensor is collective, so that the order must be one.
+    # `full_tensor` gathers the shards of a tensor; it is collective, so all processes go through the same order.
     state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
     whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}
     once(lambda: save_adapter(model, folder, base, policy, whole))

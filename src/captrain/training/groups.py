@@ -1,7 +1,7 @@
-"""The groups that GRPO plays: tasks drawn from a job's environments, with keys and hints; and their scored rollouts.
+"""The groups that GRPO plays: planned from a job's environments, then played and scored.
 
-Which rollouts a step is made of is decided by the job and its groups' numbers, and by neither the
-trainer that learns from them nor the number of processes that share them.
+The plan of a step depends on the job and the numbers of its groups alone: not on the trainer, nor on how many processes
+share the work.
 """
 
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from captrain.agents import score_of, scored
-from captrain.contract import CheckedEnvironment, GuardedEpisode, RunningEpisode, closing_episodes
+from captrain.contract import CheckedEnvironment, RunningEpisode, closing_episodes
 from captrain.environments import audit
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Score, Task, digest
@@ -23,14 +23,12 @@ from captrain.training.jobs import EnvironmentFile, Job, Learner
 from captrain.training.recipe import GRPO
 
 REPEATS = 2
-"""Further attempts at a rollout that came to nothing, before its group is drawn anew; each is counted as an error, and
-none as a score."""
+"""Retries of a failed rollout before its group is replaced. Each retry counts as an error."""
 
 
 @dataclass(frozen=True)
 class PlannedRollout:
-    """A rollout to be played: the number of its environment, that of its group among those of the environment, its
-    task, its trial, its key and its hint."""
+    """A rollout to play. `environment` is a number, and `group` the number of its group within the environment."""
 
     environment: int
     group: int
@@ -42,7 +40,7 @@ class PlannedRollout:
 
 @dataclass(frozen=True)
 class ScoredPlay:
-    """One rollout of a step, and what came of it."""
+    """A planned rollout, its episode and its score."""
 
     rollout: PlannedRollout
     play: RunningEpisode
@@ -50,37 +48,37 @@ class ScoredPlay:
 
 
 class Groups:
-    """The groups of one training: which rollouts each is made of, and the playing of them.
+    """Plans and plays the groups of one training.
 
     Args:
-        recipe: which environment a group is drawn from, and how often its rollouts read a hint.
+        recipe: group size and hints.
         policy: samples.
         targets: the job's environments.
         job: what is trained.
 
     Raises:
-        UserError: calibration has left an environment no training task, or its tasks are not such as its passport has
-            measured.
+        UserError: calibration has used up an environment's training tasks, or the tasks differ from those that its
+            passport has measured.
         EnvironmentFault: an environment has too few tasks.
     """
 
     def __init__(self, recipe: GRPO, policy: Learner, targets: Sequence[CheckedEnvironment], job: Job) -> None:
         self.recipe, self.policy, self.targets, self.job = recipe, policy, targets, job
-        # An even share of each environment at once, so that one with too few tasks shows before anything is spent.
+        # Each environment's share is loaded now: an environment with too few tasks fails before anything is spent.
         self.tasks: list[list[Task]] = [[] for _ in targets]
         for index in range(len(targets)):
             self._task(index, min(self._planned(), self._size(index)) - 1)
 
     def plan(self, groups: Iterable[int]) -> list[PlannedRollout]:
-        """Plan the rollouts of groups, in order: each environment has its turn."""
+        """Plan the rollouts of groups, by their numbers: environments take turns."""
         turns = (divmod(group, len(self.targets)) for group in groups)
         return [rollout for number, index in turns for rollout in self._group(index, number)]
 
     def _group(self, index: int, number: int) -> list[PlannedRollout]:
-        """Plan the rollouts of a group, by its number among those of its environment."""
+        """Plan a group, by its number within its environment."""
         turn, place = divmod(number, self._size(index))
         task = self._task(index, place)
-        # Environments may call their tasks alike.
+        # Tasks of two environments may have the same id.
         within = f"{self.job.environments[index].name}/{task.id}" if len(self.targets) > 1 else task.id
         trials = range(turn * self.recipe.group_size, (turn + 1) * self.recipe.group_size)
         keys = [f"{self.job.seed}/{within}/{trial}" for trial in trials]
@@ -92,22 +90,22 @@ class Groups:
     def begin(
         self, adapter: Path, plan: Sequence[PlannedRollout], rows: int, before: int, pool: Executor | None
     ) -> Callable[[], tuple[list[ScoredPlay], int]]:
-        """Begin to play rollouts by all processes together: each its own rows, or the first all of them where a policy
-        starts servers, which belong to one process.
+        """Begin to play rollouts in all processes together. Each plays its own rows; where a policy starts servers,
+        which belong to one process, rank 0 plays all.
 
-        A rollout that comes to nothing is attempted again. Where that does not help its group is drawn anew, of a task
-        that the training would not have come to, so that the budget is met whatever fails.
+        A failed rollout is retried. If retries fail, its group is replaced by one of a task beyond the plan, so that
+        the budget is always met.
 
         Args:
-            adapter: folder of the one to act with.
+            adapter: folder of the adapter to act with.
             plan: the rollouts of all processes.
             rows: of one process.
-            before: rollouts of earlier steps that came to nothing.
-            pool: plays beside what this process does meanwhile; None: when the end is asked for.
+            before: failed attempts of earlier steps.
+            pool: plays in the background; None: play when the result is asked for.
 
         Returns:
-            What waits for the end, called by all processes: every rollout with its score, in order, and how many came
-            to nothing before. It raises a UserError where these are too large a share (trainer.max_error_share).
+            A function that waits for the end, to be called by all processes. It returns the scored rollouts in order
+            and the number of failed attempts, and raises a UserError if too many failed (trainer.max_error_share).
         """
         start = collectives.rank() * rows
         part = plan[start : start + rows]
@@ -116,8 +114,9 @@ class Groups:
 
         def play() -> tuple[list[ScoredPlay], int]:
             plays, errors = self._play(str(adapter), part, before) if part else ([], 0)
-            for scored_play in plays * (collectives.size() > 1):
-                del scored_play.play.episode  # it is over, and of this process alone
+            if collectives.size() > 1:
+                for scored_play in plays:
+                    del scored_play.play.episode  # it is over, and cannot be sent to other processes
             return plays, errors
 
         wait = play if pool is None else pool.submit(play).result
@@ -129,12 +128,12 @@ class Groups:
         return end
 
     def hints(self, target: CheckedEnvironment) -> bool:
-        """Tell if rollouts of an environment may read a hint."""
+        """Tell whether rollouts of an environment may read a hint."""
         return self.recipe.hint_range[1] > 0 and hasattr(target.environment, "hint")
 
     def _hint(self, target: CheckedEnvironment, task: Task, key: str) -> str:
-        """Draw the hint that a rollout reads, "" for none, by its key, so that it does not depend on the batch. A
-        task's share of hinted rollouts is drawn evenly from the recipe's range."""
+        """Return the hint that a rollout reads, "" for none. It is drawn by the rollout's key, and its task's share by
+        the task's, so that it does not depend on the batch."""
         low, high = self.recipe.hint_range
         share = low + (high - low) * _drawn("hints", key.rpartition("/")[0])
         if not self.hints(target) or _drawn("hint", key) >= share:
@@ -149,7 +148,7 @@ class Groups:
         return hint
 
     def _size(self, index: int) -> int:
-        """Count the training tasks of an environment, after which they are used again; no end where it names none."""
+        """Count the training tasks of an environment that calibration has left; no limit if it has none."""
         target, skip = self.targets[index], self.job.environments[index].skip
         size = target.size("training")
         if size is not None and size <= skip:
@@ -160,90 +159,92 @@ class Groups:
         return sys.maxsize if size is None else size - skip
 
     def _planned(self) -> int:
-        """Count each environment's groups of the whole training; the next ones replace what comes to nothing."""
+        """Count each environment's groups in the whole training. Groups of higher numbers replace failed ones."""
         return math.ceil(math.ceil(self.job.rollouts / self.recipe.group_size) / len(self.targets))
 
     def _task(self, index: int, number: int) -> Task:
-        """Look up a training task of an environment, by its number among those that are for training."""
-        if number >= len(self.tasks[index]):
-            environment, before = self.job.environments[index], self.tasks[index]
-            self.tasks[index] = self.targets[index].tasks("training", environment.skip + number + 1)[environment.skip :]
+        """Return a task of an environment, by its number after those of calibration; load and audit more if needed."""
+        environment, known = self.job.environments[index], self.tasks[index]
+        if number >= len(known):
+            tasks = self.targets[index].tasks("training", environment.skip + number + 1)[environment.skip :]
             if isinstance(environment.source, EnvironmentFile):
-                if self.tasks[index][: len(before)] != before:
+                if tasks[: len(known)] != known:
                     raise EnvironmentFault(
                         f"environment {environment.name} gives other tasks where more are asked for",
                         "remove it with its passport, and run `dvc repro environments`",
                     )
-                new = self.tasks[index][len(before) :]
-                audit(self.targets[index], environment.source.passport, new, self.job.seed)
+                audit(self.targets[index], environment.source.passport, tasks[len(known) :], self.job.seed)
+            self.tasks[index] = tasks
         return self.tasks[index][number]
 
     def _play(self, adapter: str, plan: Sequence[PlannedRollout], before: int) -> tuple[list[ScoredPlay], int]:
-        """Play rollouts until each has come to something; returns them, and how many came to nothing before."""
+        """Play rollouts until all have a score; return them and the number of failed attempts."""
         plan, results = [*plan], dict[int, ScoredPlay]()
         due, errors, attempt = list(range(len(plan))), 0, 0
         while due:
-            # A key of its own, because a prompt or a request that came to nothing would do so again.
+            # A retry has a key of its own: with the same one, the same prompt or request would fail again.
             suffix = f"/again/{attempt}" if attempt % (REPEATS + 1) else ""
-            episodes = {
-                index: self.targets[plan[index].environment].open(plan[index].task, plan[index].key) for index in due
-            }
-            plays = {
-                index: RunningEpisode(f"{plan[index].key}{suffix}", episodes[index], adapter, plan[index].hint)
-                for index in due
-            }
-            indices = {id(play): index for index, play in plays.items()}
-
-            def score(
-                play: RunningEpisode, episodes: dict[int, GuardedEpisode] = episodes, indices: dict[int, int] = indices
-            ) -> Score | None:
-                index = indices[id(play)]
-                episodes[index].close()
-                rollout = plan[index]
-                return score_of(self.targets[rollout.environment], rollout.task, play) if play.mask else None
-
-            # Others may be open while one is scored: whatever is raised then, all are closed.
-            with closing_episodes(episodes.values()):
-                for play, verdict in scored(self.policy.play([*plays.values()]), score):
-                    if verdict is not None:
-                        index = indices[id(play)]
-                        results[index] = ScoredPlay(plan[index], play, verdict)
-            due, attempt = [index for index in due if index not in results], attempt + 1
-            errors += len(due)
-            if before + errors > self.recipe.max_error_share * (self.job.rollouts + before + errors):
-                self._end(plays[due[0]], before + errors)
+            played = self._attempt(adapter, [plan[index] for index in due], suffix)
+            for index, result in zip(due, played, strict=True):
+                if isinstance(result, ScoredPlay):
+                    results[index] = result
+            failed = [result for result in played if isinstance(result, RunningEpisode)]
+            due, attempt, errors = [index for index in due if index not in results], attempt + 1, errors + len(failed)
+            if failed and before + errors > self.recipe.max_error_share * (self.job.rollouts + before + errors):
+                self._end(failed[0], before + errors)
             if attempt % (REPEATS + 1) == 0 and due:
-                anew = {(plan[index].environment, plan[index].group) for index in due}
-                due = [index for index, rollout in enumerate(plan) if (rollout.environment, rollout.group) in anew]
+                replaced = {(plan[index].environment, plan[index].group) for index in due}
+                due = [index for index, rollout in enumerate(plan) if (rollout.environment, rollout.group) in replaced]
                 errors += sum(results.pop(index, None) is not None for index in due)
-                replaced = {group: self._group(group[0], group[1] + self._planned()) for group in anew}
                 for index in due:
-                    place = plan[index].trial % self.recipe.group_size
-                    plan[index] = replaced[plan[index].environment, plan[index].group][place]
+                    rollout = plan[index]
+                    group = self._group(rollout.environment, rollout.group + self._planned())
+                    plan[index] = group[rollout.trial % self.recipe.group_size]
         return [results[index] for index in range(len(plan))], errors
 
+    def _attempt(self, adapter: str, plan: Sequence[PlannedRollout], suffix: str) -> list[ScoredPlay | RunningEpisode]:
+        """Play each rollout once, by its key with a suffix: its score, or the episode that failed."""
+        episodes = [self.targets[rollout.environment].open(rollout.task, rollout.key) for rollout in plan]
+        plays = [
+            RunningEpisode(f"{rollout.key}{suffix}", episode, adapter, rollout.hint)
+            for rollout, episode in zip(plan, episodes, strict=True)
+        ]
+        numbers = {id(play): number for number, play in enumerate(plays)}
+        results: list[ScoredPlay | RunningEpisode] = [*plays]
+
+        def score(play: RunningEpisode) -> Score | None:
+            number = numbers[id(play)]
+            episodes[number].close()
+            rollout = plan[number]
+            return score_of(self.targets[rollout.environment], rollout.task, play) if play.mask else None
+
+        # Close all episodes if scoring one raises.
+        with closing_episodes(episodes):
+            for play, verdict in scored(self.policy.play(plays), score):
+                if verdict is not None:
+                    number = numbers[id(play)]
+                    results[number] = ScoredPlay(plan[number], play, verdict)
+        return results
+
     def _end(self, play: RunningEpisode, errors: int) -> NoReturn:
-        """End a training in which too many rollouts came to nothing, as the play."""
+        """End a training with too many failed rollouts; the message shows one of them."""
         share = f"above trainer.max_error_share = {self.recipe.max_error_share:g} of {self.job.rollouts}"
         reason = f"the model has no room for the prompt of {play.key} ({play.truncated})"
         remedy = "choose a model of longer context, or raise policy.max_length"
         if play.error:
             reason = f"{play.key} ended in an infrastructure error ({play.error})"
-            remedy = "mend its cause and run again: training goes on from its last checkpoint"
-        raise UserError(f"training {self.job.name}: {errors} rollouts came to nothing, {share}; {reason}", remedy)
+            remedy = "fix its cause and run again: training resumes from its last checkpoint"
+        raise UserError(f"training {self.job.name}: {errors} rollouts failed, {share}; {reason}", remedy)
 
 
 def _drawn(*names: str) -> float:
-    """Draw a number below 1, by these names alone."""
+    """Draw a number in [0, 1) by names alone."""
     return int(digest(*names), 16) / 16**16
 
 
-def advantages(rewards: Sequence[float]) -> list[float]:
-    """Compute the advantages of one group's rollouts, (r - mean) / (std + 1e-4) (paper, section 3.3; std as TRL's, over
-    n - 1).
-
-    Sums are exact and all else is rounded as IEEE 754 says: they are the same on every CPU.
-    """
+def group_advantages(rewards: Sequence[float]) -> list[float]:
+    """Compute the advantages of one group's rollouts: (reward - mean) / (std + 1e-4), with std over n - 1 as in TRL
+    (paper, section 3.3). They are the same on every CPU: sums are exact, and the rest is rounded by IEEE 754."""
     mean = math.fsum(rewards) / len(rewards)
     differences = [reward - mean for reward in rewards]
     variance = math.fsum(value * value for value in differences) / max(1, len(rewards) - 1)

@@ -1,5 +1,6 @@
-"""The jobs of training: where one adapter is trained, how, with which budget, and what came of it."""
+"""Jobs of training: where one adapter is trained, how, with which budget, and what came of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -15,18 +16,18 @@ from captrain.records import JsonObject, Passport
 from captrain.run import Component, Machine, fulfils
 
 LIBRARIES = ("captrain.training.grpo", "trl.trainer.sft_trainer")
-"""Modules that bring what training imports (see `captrain.run.launch.run`)."""
+"""Modules that load what training imports (see `captrain.run.launch.run`)."""
 
 
 @dataclass(frozen=True)
 class EnvironmentFile:
-    """The file of a synthesized environment by its passport, and the folder that holds it."""
+    """A synthesized environment: its passport, and the folder of its file."""
 
     folder: Path
     passport: Passport
 
     def identity(self) -> str:
-        """Return the fingerprint of the environment, which decides what is trained in it."""
+        """Return the fingerprint of the environment."""
         return self.passport.environment
 
 
@@ -35,9 +36,9 @@ class TrainingEnvironment:
     """Environment that groups are drawn from.
 
     Args:
-        name: of the environment; no two of a job have the same.
+        name: unique within a job.
         source: the file of a synthesized environment, or a benchmark component.
-        skip: training tasks passed over because calibration has spent them.
+        skip: training tasks that calibration has used up.
     """
 
     name: str
@@ -45,10 +46,10 @@ class TrainingEnvironment:
     skip: int = 0
 
     def target(self, machine: Machine) -> CheckedEnvironment:
-        """Load the environment to train in.
+        """Load the environment.
 
         Raises:
-            UserError: its file is missing, or is another one than its passport was made out for.
+            UserError: its file is missing, or is not the one that its passport was made for.
         """
         if isinstance(self.source, EnvironmentFile):
             return load_environment(self.source.folder, self.source.passport, machine)
@@ -67,10 +68,10 @@ class Job:
         environments: where to train, one or more.
         rollouts: exact budget.
         seed: run seed.
-        machine: where installations of benchmarks lie, and how strict the sandbox is; no part of the result.
-        start: the adapter whose training goes on; None: a new one, which changes nothing at first.
-        points: of the training, evenly in rollouts, at which the adapter is kept as it then is: the end among them,
-            and nothing else where there is one or none.
+        machine: where benchmarks are installed and how strict the sandbox is; no part of the result.
+        start: the adapter to train further; None: a new one.
+        points: number of points of the training, evenly in rollouts and with the end among them, at which the adapter
+            is kept; 0 or 1: only the end.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Job:
     start: Adapter | None = field(default=None, kw_only=True)
     points: int = field(default=0, kw_only=True)
     way_out: ClassVar[str] = ""
-    """Remedy where the policy is none to train through, beside another policy."""
+    """Remedy, beside another policy, where the policy cannot be trained through."""
 
     def on(self, machine: Machine) -> Self:
         """Return the same job with another layout over processes and GPUs."""
@@ -92,12 +93,13 @@ class Job:
 
     @property
     def marks(self) -> list[int]:
-        """Rollouts after which the adapter is kept: at the end of the first step that has played so many."""
+        """Rollouts after which the adapter is kept: at the end of the first step that reaches them."""
         return checkpoint_marks(self.rollouts, self.points)
 
     def plan_identity(self) -> list[object]:
-        """Return the JSON fields that decide the result beside policy, trainer and environments, which have identities
-        of their own. A job that is sent away is known by all of its fields (`captrain.run.fingerprint`)."""
+        """Return the JSON fields that decide the result, without policy, trainer and environments, which have
+        identities of their own. A job that is sent away is identified by all of its fields
+        (`captrain.run.fingerprint`)."""
         skipped = [[environment.name, environment.skip] for environment in self.environments]
         start = [self.start.digest] if self.start else []
         return [self.name, self.rollouts, self.seed, skipped, *start, *self.marks]
@@ -105,14 +107,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Distillation(Job):
-    """One student to train: a job whose environments are the specialists', with the specialist of each.
+    """On-policy distillation of specialists into one student, a fresh LoRA adapter.
 
-    On-policy distillation: the student, a fresh LoRA adapter, plays the adapters' environments in turn, on training
-    tasks beyond calibration. What it wrote is read again by the environment's specialist, and the student is moved
-    towards it: the loss is the reverse divergence KL(student || teacher) of the distributions of the next token, over
-    the full vocabulary, at each token that the student wrote, mean over the tokens of a batch. That is GKD with data of
-    the student alone and the reverse KL (arXiv 2306.13649, section 3.1); as there, no gradient goes through sampling.
-    Rewards are recorded and not learnt from.
+    The student plays the specialists' environments in turn, on training tasks beyond calibration. The specialist of an
+    environment then scores the student's tokens. The loss is the reverse divergence KL(student || teacher) over the
+    full vocabulary at each token that the student wrote, averaged over the tokens of a batch: GKD with the student's
+    own data (arXiv 2306.13649, section 3.1). No gradient goes through sampling, and rewards are only recorded.
     """
 
     teachers: tuple[Adapter, ...] = field(kw_only=True)
@@ -124,8 +124,8 @@ class Distillation(Job):
 
 
 class Learner(Policy, Protocol):
-    """A policy that GRPO samples through: it acts with any adapter of its model, gives hints, and shows the tokens that
-    it read and wrote, with log-probabilities under the distribution that it drew from."""
+    """A policy that can be trained through: it acts with any adapter of its model, gives hints, and returns its tokens
+    with their log-probabilities under the distribution that it sampled from."""
 
     temperature: float
     max_length: int
@@ -144,12 +144,12 @@ def learner(component: Component, base: Path, machine: Machine, purpose: str, wa
         component: the `policy` section.
         base: folder of the base model.
         machine: where it acts.
-        purpose: what needs it, for messages.
+        purpose: what needs the policy, for messages.
         way_out: how to do without, for messages.
 
     Raises:
-        UserError: its weights are not at hand (an endpoint that somebody else runs cannot be trained through), or are
-            not those that the base stage has recorded.
+        UserError: the policy's weights are not available here, as those of a foreign endpoint, or differ from those
+            that the base stage has recorded.
     """
     require_recorded(base)
     policy = load_policy(component, base, machine)
@@ -162,36 +162,114 @@ def learner(component: Component, base: Path, machine: Machine, purpose: str, wa
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained adapter: its content hash, its folder, and what it cost.
+class StepRecord:
+    """One step of a training by rollouts, as it stands in checkpoints and in history.csv.
 
-    `history` has one row a step: step, rollouts so far, mean reward, pass rate, share of informative groups, and
-    `places`, how many groups were of each environment; where hints are given also `unhinted`, the step's rollouts
-    without one, and how many of these passed. `errors` are attempts at a rollout that came to nothing and were made
-    again, beyond `rollouts`. `checkpoints` are the adapter's content hashes at the points of its job before the end, by
-    the rollouts played; they lie in `folder`. `demonstrations` are those of its own that it was fine-tuned on, if any.
+    `rollouts` are all of the training so far; the other numbers are of this step alone. Fields that may be None are
+    measured only where they mean something: `unhinted` where hints are given, `rerendered` and the three after
+    `staleness` where a server samples, `divergence` in distillation.
+    """
+
+    step: int
+    rollouts: int
+    reward: float
+    success: float
+    informative: float
+    """Share of groups that teach something."""
+    discarded: int
+    """Rollouts in the other groups."""
+    prompt_tokens: int
+    completion_tokens: int
+    errors: int
+    """Failed attempts, which were retried and are not among `rollouts`."""
+    places: dict[str, int]
+    """Groups of each environment."""
+    unhinted: int | None = None
+    """Rollouts without a hint."""
+    unhinted_passed: int | None = None
+    rerendered: int | None = None
+    """Turns that would have had other tokens, had the dialogue been rendered again for them."""
+    staleness: int | None = None
+    """Steps by which the adapter that played was behind."""
+    mismatch: float | None = None
+    """Mean absolute difference between the server's log-probabilities and the trainer's."""
+    mismatch_largest: float | None = None
+    effective_tokens: float | None = None
+    """Effective sample size of the importance weights, as a share of the tokens."""
+    divergence: float | None = None
+    """Divergence from the teachers before the step's first update, in nats a token."""
+
+    def row(self) -> dict[str, object]:
+        """Return the fields that were measured, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a training in its workspace: the digest of the adapter, and what a subclass adds."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class StepResult(Result):
+    """Result of a training by rollouts. `checkpoints`: see `Trained`."""
+
+    history: list[StepRecord]
+    checkpoints: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained adapter and what its rollouts cost.
+
+    `errors` counts failed attempts, which are not among `rollouts`. `checkpoints` are the adapter's content hashes at
+    the points of its job before the end, by the rollouts played; they lie in `folder`. `demonstrations` counts the
+    adapter's own rollouts that it was fine-tuned on, if any.
     """
 
     name: str
     digest: str
     folder: Path
-    rollouts: int
-    discarded: int
-    prompt_tokens: int
-    completion_tokens: int
-    errors: int
-    history: list[JsonObject]
-    checkpoints: JsonObject = field(default_factory=dict)
+    rollouts: int = 0
+    discarded: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    errors: int = 0
+    history: Sequence[StepRecord] = ()
+    checkpoints: dict[str, str] = field(default_factory=dict)
     demonstrations: int | None = None
+
+    @classmethod
+    def of_steps(cls, name: str, folder: Path, result: StepResult) -> Self:
+        """Sum up the steps of a training."""
+        steps = result.history
+        return cls(
+            name,
+            result.digest,
+            folder,
+            steps[-1].rollouts,
+            sum(step.discarded for step in steps),
+            sum(step.prompt_tokens for step in steps),
+            sum(step.completion_tokens for step in steps),
+            sum(step.errors for step in steps),
+            steps,
+            result.checkpoints,
+        )
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """The rows of history.csv."""
+        return [step.row() for step in self.history]
 
     def summary(self) -> JsonObject:
         """Summarize the training for the index of its stage."""
         further = {CHECKPOINTS: self.checkpoints or None, "demonstrations": self.demonstrations}
-        counts: JsonObject = {"rollouts": self.rollouts, "discarded": self.discarded}
+        counts = {"rollouts": self.rollouts, "discarded": self.discarded}
         return counts | {name: value for name, value in further.items() if value is not None}
 
     def ledger(self, stage: str, method: str) -> LedgerEntry:
-        """Enter the rollouts that the training spent, those that ended in an error included."""
+        """Return the ledger entry of the training's rollouts, failed ones included."""
         return LedgerEntry(
             stage=stage,
             purpose="training",
@@ -207,7 +285,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """A fine-tuned adapter: its content hash and folder, what it was trained on, and the loss of each update.
+    """A fine-tuned adapter: what it was trained on, and the loss of each update.
 
     `costs` are of the rollouts that demonstrations were taken from; fine-tuning itself costs none.
     """
@@ -221,8 +299,8 @@ class FineTuned:
     costs: tuple[LedgerEntry, ...] = ()
 
     @property
-    def history(self) -> list[JsonObject]:
-        """One row an update: step, from 1 on, and loss."""
+    def rows(self) -> list[dict[str, object]]:
+        """The rows of history.csv: step, from 1 on, and loss."""
         return [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, start=1)]
 
     def summary(self) -> JsonObject:
@@ -232,7 +310,7 @@ class FineTuned:
 
 
 def training_environments(folder: Path) -> tuple[TrainingEnvironment, ...]:
-    """List the environments in a folder that have a passport, in the order of their names; none without a folder."""
+    """List the environments of a folder that have a passport, by name; none if there is no folder."""
     return tuple(
         TrainingEnvironment(name, EnvironmentFile(folder, passport), passport.calibration_tasks)
         for name, passport in read_passports(folder).items()

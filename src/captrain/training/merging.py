@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 from captrain.errors import UserError
 from captrain.models import Adapter, adapter_digest, lora_factors, require_trained, save_lora_factors
-from captrain.records import JsonObject, digest, publish_text, read_index
+from captrain.records import digest, publish_text, read_index
 from captrain.run import Spec, code_digest, prepare_torch, run
-from captrain.training.jobs import Distillation, Trained, training_environments
+from captrain.training.jobs import Distillation, Result, Trained, training_environments
 from captrain.training.recipe import derived_trainer
 from captrain.training.runs import train
 from captrain.training.workspace import replace_folder, train_once
@@ -71,7 +71,9 @@ def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
     index = read_index(path) if spec.merging.methods else {}
     members = {name: require_trained(Adapter(row.path, row.digest)) for name, row in index.items()}
     adapters: list[Trained] = []
-    for method in spec.merging.methods if members else ():
+    for method in spec.merging.methods:
+        if not members:
+            break
         if method == "distillation":
             adapters += run(train, [distillation(spec, base, results / "environments", members)], spec.machine, method)
         else:
@@ -132,7 +134,7 @@ def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: 
     folder = WORKSPACES / digest(code_digest(merge), method, digests, density, seed)
     adapter, aside = folder / "adapter", folder / "unfinished"
 
-    def merged() -> JsonObject:
+    def merged() -> Result:
         share, rank = _save(method, members, density, seed, aside)
         content = adapter_digest(aside)
         rows: dict[str, object] = {"content hash": content}
@@ -144,9 +146,9 @@ def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: 
         table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
         publish_text(aside / "README.md", CARD.format(method=method, count=len(members), table=table))
         replace_folder(aside, adapter)
-        return {"digest": content}
+        return Result(content)
 
-    return Trained(method, train_once(folder, method, merged)["digest"], adapter, 0, 0, 0, 0, 0, [])
+    return Trained(method, train_once(folder, method, Result, merged).digest, adapter)
 
 
 def _save(method: str, members: Mapping[str, Adapter], density: float, seed: int, folder: Path) -> tuple[float, int]:

@@ -1,16 +1,15 @@
-"""One training in several processes: `accelerate launch`, with DDP, or with FSDP for a base that no single GPU holds.
+"""Training in several processes: `accelerate launch` with DDP, or with FSDP for a base that no single GPU holds.
 
-In a Slurm job of several nodes (`machine.slurm.nodes`) a step of the job launches them on each.
+In a Slurm job of several nodes (`machine.slurm.nodes`), a step of the job runs the launcher on each node.
 
-What is trained is the same, whatever the training is: the demonstrations of an update, or groups, tasks and keys of a
-step, so that with equal weights the rollouts of a step do not depend on the number of processes. Each process samples
-the rollouts that it trains on; where a policy starts servers, the first process samples for all. Budget, ledger and
-history are those of the whole step, and known to every process. The adapter is gathered from all and written by the
-first. Sums over processes are in another order than within one: in float64 they are rounded alike
-(`captrain.models.barrier`), in other types adapters differ as between CPU and GPU.
+The work does not depend on the number of processes: with equal weights, a step has the same groups, tasks and keys, or
+an update the same demonstrations. Each process samples the rollouts that it trains on; where a policy starts servers,
+rank 0 samples for all. Budget, ledger and history are those of the whole step, and known to every process. Rank 0
+gathers and saves the adapter. Sums over processes have another order than within one: float64 rounds them alike
+(`captrain.models.barrier`), other types do not.
 
-The processes end when whoever waits for them does, however that comes about; checkpoints remain, and those of other
-settings are never gone on from. A `UserError` in a process reaches the caller as if it had been raised there.
+The processes end with the process that started them. Checkpoints remain, and a training with other settings never
+resumes from them. A `UserError` in a process reaches the caller.
 """
 
 import os
@@ -25,38 +24,40 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import yaml
 
+from captrain.agents import stop_servers
 from captrain.errors import InfrastructureError, UserError
 from captrain.models import computes_on_cpu
-from captrain.records import JsonObject, publish_json, publish_text, read_json
-from captrain.run import LENDER, Accelerate, Machine, launch, lender_address
+from captrain.records import JsonObject, publish_bytes, publish_text
+from captrain.run import Accelerate, Machine, launch
 from captrain.training import collectives
 
 KEEPER = Path(__file__).parents[1] / "agents" / "keeper.py"
 GRACE = 20.0
-"""Seconds that processes which are told to end may take."""
+"""Seconds that processes get to end after SIGTERM."""
 TAIL = 20
-"""Last lines of the processes' log that are shown."""
+"""Last lines of the processes' log that a message shows."""
 LAUNCHER = """trap '' USR2; exec "$0" "$1" "$2" --machine_rank "$SLURM_NODEID" "${@:3}\""""
-"""Script of a node's launcher, deaf to the signal by which a job is told of its time limit."""
-RESULT = "trained.json"
+"""Script of a node's launcher. It ignores the signal that tells a job of its time limit."""
+RESULT = "trained.pkl"
 """File that rank 0 leaves in the workspace at the end."""
+
+Result = TypeVar("Result")
 
 
 def configuration(machine: Machine) -> JsonObject:
-    """Write the settings of `accelerate launch`'s configuration file.
+    """Make the settings of `accelerate launch`'s configuration file.
 
-    Layers are the units of sharding, and frozen weights lie beside trainable ones within them. The first process reads
-    the base, and the others get their parts from it. Precision is that in which the base is loaded: no other is mixed
-    in. Of several nodes the first one, where this process is, has the first processes.
+    FSDP shards layer by layer, with frozen and trainable weights in one unit. Rank 0 reads the base and sends the
+    others their shards. The base's own precision is used, without mixed precision. The first node has the first ranks.
     """
     accelerate, nodes = machine.accelerate, machine.nodes
     settings: JsonObject = {
         "compute_environment": "LOCAL_MACHINE",
-        # "MULTI_GPU" is also what starts processes without GPUs: each finds out for itself.
+        # "MULTI_GPU" starts processes without GPUs, too: each finds out for itself.
         "distributed_type": "MULTI_GPU",
         "num_machines": nodes,
         "num_processes": accelerate.processes,
@@ -89,20 +90,19 @@ def fit(
     name: str,
     machine: Machine,
     portions: tuple[int, str],
-    train: Callable[[Machine, Path], JsonObject],
+    train: Callable[[Machine, Path], Result],
     workspace: Path,
-) -> JsonObject:
-    """Train in as many processes as the machine asks for, or in those of all places that are free, as far as a step
-    divides among them; returns the result.
+) -> Result:
+    """Train in several processes and return the result: in as many as the machine asks for, or in those of all free
+    places if a step divides among them.
 
     Args:
         name: of the adapter, for messages.
         machine: with the layout over processes and GPUs.
-        portions: number of portions in one step, which are divided among the processes, and the word for them in
-            messages.
-        train: called in each process with the layout and the workspace: trains together with the others from the last
-            whole checkpoint or from nothing, leaves the adapter in the workspace, and returns the result. Sent by
-            pickle.
+        portions: number of the portions of a step that are divided among the processes, and what messages call them.
+        train: called in each process with the layout and the workspace; trains together with the others from the last
+            whole checkpoint, leaves the adapter in the workspace, and returns the result. Function and result are
+            sent by pickle.
         workspace: where; the output of the processes goes to `processes.log` in it.
 
     Raises:
@@ -110,13 +110,42 @@ def fit(
         Whatever `UserError` or `InfrastructureError` a process raises first.
         RuntimeError: a process raised anything else; its text is the traceback.
     """
+    machine = _layout(machine, portions)
+    # The processes read what to do, and leave their result, in files of the workspace.
+    config, order, log = workspace / "accelerate.yaml", workspace / "job.pkl", workspace / "processes.log"
+    failure = workspace / "failure.pkl"
+    publish_text(config, yaml.safe_dump(configuration(machine), sort_keys=False))
+    order.write_bytes(pickle.dumps((train, machine)))
+    for path in (*workspace.glob("failure*.pkl"), workspace / RESULT):
+        path.unlink(missing_ok=True)
+    status = _run(config, order, log, machine)
+    output = log.read_text(errors="replace")
+    # If one process is killed, the others fail for want of it and then get SIGTERM: report the kill.
+    killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", output)) - {"SIGTERM"}
+    if failure.exists() and not killed:
+        raise pickle.loads(failure.read_bytes())
+    if status or not (workspace / RESULT).exists():
+        lines = "".join(f"\n    {line}" for line in output.splitlines()[-TAIL:])
+        end = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
+        raise UserError(
+            f"training {name}: of its {machine.accelerate.processes} processes {end}",
+            f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
+            "processes if it was memory",
+        )
+    return pickle.loads((workspace / RESULT).read_bytes())
+
+
+def _layout(machine: Machine, portions: tuple[int, str]) -> Machine:
+    """Choose the number of processes: all free places if a step divides among them.
+
+    Raises:
+        UserError: a step does not divide among the processes, or there are too few GPUs.
+    """
     import torch
 
-    # 1. How many processes, and whether the step and the GPUs are enough for them.
     count, word = portions
-    shares = [place * machine.accelerate.processes for place in range(1, launch.places(machine) + 1)]
-    number = max((share for share in shares if count % share == 0), default=shares[0])
-    machine = machine.model_copy(update={"accelerate": machine.accelerate.model_copy(update={"processes": number})})
+    numbers = [place * machine.accelerate.processes for place in range(1, launch.places(machine) + 1)]
+    number = max((number for number in numbers if count % number == 0), default=numbers[0])
     if count % number:
         raise UserError(
             f"machine.accelerate.processes = {number} processes cannot share the {word} evenly, which are {count}",
@@ -129,29 +158,7 @@ def fit(
             "are visible on this one",
             "choose as many processes as GPUs, or fewer",
         )
-
-    # 2. What they are told, by files in the workspace, and what they say there.
-    config, order, log = workspace / "accelerate.yaml", workspace / "job.pkl", workspace / "processes.log"
-    failure = workspace / "failure.pkl"
-    publish_text(config, yaml.safe_dump(configuration(machine), sort_keys=False))
-    order.write_bytes(pickle.dumps((train, machine)))
-    for path in (*workspace.glob("failure*.pkl"), workspace / RESULT):
-        path.unlink(missing_ok=True)
-    status = _run(config, order, log, machine)
-    output = log.read_text(errors="replace")
-    # Those that are left when one is killed fail for want of it, and are told to end.
-    killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", output)) - {"SIGTERM"}
-    if failure.exists() and not killed:
-        raise pickle.loads(failure.read_bytes())
-    if status or not (workspace / RESULT).exists():
-        lines = "".join(f"\n    {line}" for line in output.splitlines()[-TAIL:])
-        end = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
-        raise UserError(
-            f"training {name}: of its {number} processes {end}",
-            f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
-            "processes if it was memory",
-        )
-    return read_json(workspace / RESULT, JsonObject, f"remove {workspace}, and run again")
+    return machine.model_copy(update={"accelerate": machine.accelerate.model_copy(update={"processes": number})})
 
 
 def rows_of_pass(accelerate: Accelerate, share: int) -> int:
@@ -174,23 +181,23 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
 
 
 def _run(config: Path, order: Path, log: Path, machine: Machine) -> int:
-    """Run the processes and return the status that they end with. Servers are this process's, or its lender's."""
+    """Run the processes and return their exit status. The first process starts its own servers, so ours stop first."""
+    stop_servers()
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-    if machine.nodes > 1:  # a launcher on each node of this job, which Slurm tells its number among them
+    if machine.nodes > 1:  # one launcher on each node; Slurm tells each its number
         options = ("--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--ntasks-per-node=1", "--relative=0")
         counts = (f"--nodes={machine.nodes}", f"--ntasks={machine.nodes}")
         launcher = ["srun", *options, *counts, "bash", "-c", LAUNCHER, *launcher]
     keeper = [sys.executable, "-I", str(KEEPER), str(GRACE)]
-    lender = {LENDER: lender_address()} if machine.vllm.python else {}
     # FSDP would shard over GPUs that it sees.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if computes_on_cpu(machine.accelerate.precision) else {}
     with log.open("wb") as output:
-        # A job that is told of its time limit tells itself: its processes have nothing to do with that signal.
+        # USR2 tells a Slurm job of its time limit; the processes ignore it.
         running = subprocess.Popen(
             [*keeper, *launcher, "-m", "captrain.training.processes", str(order)],
             stdin=subprocess.PIPE,
             stderr=output,
-            env=os.environ | lender | hidden,
+            env=os.environ | hidden,
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
         )
@@ -206,7 +213,7 @@ def _run(config: Path, order: Path, log: Path, machine: Machine) -> int:
 
 
 def share(order: Path) -> None:
-    """Run as one process of a training; leaves the error that it cannot mend in the workspace.
+    """Run as one process of a training; on an error, leave it in the workspace and exit.
 
     Args:
         order: what to train and on which layout, pickled, in the workspace.
@@ -215,40 +222,21 @@ def share(order: Path) -> None:
 
     try:
         train, machine = pickle.loads(order.read_bytes())
-        if computes_on_cpu(machine.accelerate.precision):  # where transformers passes its `ddp_timeout` over
+        if computes_on_cpu(machine.accelerate.precision):  # transformers ignores its `ddp_timeout` there
             distributed.init_process_group("gloo", timeout=timedelta(seconds=collectives.PATIENCE))
-        if machine.accelerate.strategy == "fsdp":
-            _shard_on_cpu()
         result = train(machine, order.parent)
         if collectives.rank() == 0:
-            publish_json(order.parent / RESULT, result)
+            publish_bytes(order.parent / RESULT, pickle.dumps(result))
         distributed.destroy_process_group()
     except Exception as error:
         expected = isinstance(error, UserError | InfrastructureError)
         aside = order.with_name(f"failure-{collectives.rank()}.pkl")
         aside.write_bytes(pickle.dumps(error if expected else RuntimeError(traceback.format_exc())))
-        # Of several the first: the end of one process makes others fail.
+        # Keep the first error: the end of one process makes the others fail.
         with suppress(FileExistsError):
             os.link(aside, order.with_name("failure.pkl"))
-        # At once: others wait for nothing that is still to come.
+        # Exit at once, without waiting for the other processes.
         os._exit(2)
-
-
-def _shard_on_cpu() -> None:
-    """Let accelerate take FSDP where there is no GPU: torch shards over gloo as well, but accelerate's state passes
-    the plugin over."""
-    from accelerate.state import AcceleratorState, PartialState
-    from accelerate.utils import DistributedType
-
-    initialise = AcceleratorState.__init__
-
-    def initialise_on_cpu(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
-        initialise(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
-        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
-            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
-            PartialState._shared_state["distributed_type"] = self.distributed_type
-
-    AcceleratorState.__init__ = initialise_on_cpu
 
 
 if __name__ == "__main__":

@@ -1,38 +1,29 @@
-"""LoRA adapters by GRPO: TRL's GRPOTrainer and PEFT, rollouts by our own engine or by vLLM.
+"""Settings of GRPO, each declared once: its type, its default and what it does.
 
-A job trains one adapter in one environment, or in several: synthesized ones, or the benchmark itself. The trainer
-decides from which environment each group is drawn; the tasks of an environment are used in order, and none twice before
-all have been used that there are.
+`captrain.training.grpo` is the trainer that they configure. The method in short:
 
-A group is K rollouts of one task (one seed). Advantage (r - mean) / (std + 1e-4) within the group; a group of constant
-reward carries no signal and is discarded: its tokens are masked out of the loss (and counted). Clipped per-token
-ratio, mean over all tokens of the batch (paper section 3.3) or over those of each rollout and then over rollouts (the
-reference's draft), no KL term, tokens the model wrote only. The sampler's own log-probabilities are the old policy's; a
-server computes them with other kernels, and in another precision, than the trainer: how far the two are apart is
-measured in each step, and corrected where `importance_cap` says so.
-The rollout budget is exact: where it is no multiple of a step, the last step is smaller, and its last group may be (one
-of a single rollout is counted and teaches nothing).
+1. A group is `group_size` rollouts of one task. A job draws its groups from its environments in turn, and uses each
+   task once before any is used again.
+2. The advantage of a rollout is (reward - mean) / (std + 1e-4) within its group. A group of equal rewards teaches
+   nothing: its tokens are masked out of the loss, and its rollouts are counted as discarded.
+3. The loss is PPO's clipped ratio per token, over the tokens that the model wrote, without a KL term. The old policy's
+   log-probabilities are those of the sampler.
+4. The rollout budget is exact: the last step, and its last group, may be smaller.
 
-An environment may define `hint(task) -> str`: what a share of the rollouts read at the end of the system prompt, so
-that groups which would all fail have something to learn from. Before the update the hint is stripped: the prompt
-trained on is the unhinted one, and so is that of the old policy's log-probabilities, which are computed again for
-hinted rollouts; the ratio does not correct for the hint. Advantages are over the group as it is, hinted and unhinted
-rollouts together (as the paper does): an unhinted one is held against hinted ones, and what these did better is
-learnt without the hint. Neither score nor record sees a hint.
-
-A job's workspace is named by the fingerprint of all that decides its result; in it lie full-state checkpoints, and at
-the end the adapter, whose name is the hash of its content. A job that was cut off goes on from its last whole
-checkpoint and ends in the identical adapter.
+An environment may define `hint(task) -> str`. A share of the rollouts then reads the hint at the end of the system
+prompt, so that a group that would always fail has something to learn from. The prompt trained on has no hint, so the
+old log-probabilities of hinted rollouts are computed again without it; the ratio does not correct for the hint.
+Hinted and unhinted rollouts of a group share one mean, as in the paper.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from captrain.models import LoraShape
-from captrain.records import JsonObject
 from captrain.run import Component, Count, Interval, Level, Rate, Share, Spec, takes
 from captrain.training.jobs import Job, training_environments
 
@@ -40,76 +31,59 @@ Size = Annotated[int, Field(ge=2)]
 
 Layers = Annotated[Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
-Schedule = Literal["constant", "linear"]
-Loss = Literal["dapo", "grpo"]
-
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+NO_INFLUENCE = ("checkpoint_every", "max_error_share")
+"""Settings that do not change the result."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class GRPO:
-    """The trainer. Of several environments it takes each in turn.
+    """The trainer: a component whose settings are the section `trainer`."""
 
-    Args:
-        group_size: rollouts of one task, K.
-        groups_per_step: groups sampled before an update.
-        epochs: passes over each batch of rollouts.
-        rank: LoRA rank.
-        alpha: LoRA alpha; updates are scaled by alpha / rank.
-        learning_rate: AdamW's, at the first update.
-        schedule: of the rate: constant, or falling linearly to zero over all updates.
-        clip: PPO clipping range, on both sides of 1.
-        clip_high: of the upper side alone, as DAPO has it (arXiv 2503.14476, section 3.1); None: `clip`.
-        checkpoint_every: steps between full-state checkpoints; no influence on the result.
-        loss: what the mean is over, by TRL's names: dapo, all tokens of a step; grpo, those of each rollout, and then
-            the rollouts whose groups are informative.
-        importance_cap: of truncated importance sampling between the sampler and the trainer: each token counts by the
-            ratio of its probabilities under the two at the same weights, at most by so much. The old policy's
-            log-probabilities are then the trainer's own. None: the two are taken for one.
-        hints: share of rollouts that read the environment's hint, where it offers one; each is drawn by its own key,
-            so that a group may hold both kinds. Of a range each task draws its share evenly.
-        targets: linear layers that get low-rank weights, by the ends of their names; of a mixture of experts those of
-            its attention.
-        experts: whether the experts of a mixture get them, too.
-        max_error_share: of the rollouts that may come to nothing, by faults of infrastructure or for want of room, and
-            are drawn again; a training with more ends. No influence on the result.
-        staleness: steps by which the adapter that plays may be behind the one that is trained: so many steps' rollouts
-            are played by servers while others train. The ratio to the sampler's log-probabilities corrects for it,
-            clipped or capped as for any other difference. 0: each step waits for its own.
-    """
-
-    def __init__(
-        self,
-        *,
-        group_size: Size,
-        groups_per_step: Count,
-        epochs: Count,
-        rank: Count,
-        alpha: Count,
-        learning_rate: Rate,
-        clip: Level,
-        checkpoint_every: Count,
-        schedule: Schedule = "constant",
-        clip_high: Rate | None = None,
-        loss: Loss = "dapo",
-        importance_cap: Rate | None = None,
-        hints: Share | Interval = 0.0,
-        targets: Layers = LINEAR,
-        experts: bool = False,
-        max_error_share: Level = 0.2,
-        staleness: Annotated[int, Field(ge=0)] = 0,
-    ) -> None:
-        self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
-        self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
-        self.schedule, self.clip_high = schedule, clip_high
-        self.loss, self.importance_cap = loss, importance_cap
-        self.checkpoint_every, self.hints = checkpoint_every, hints
-        self.targets, self.experts = list(targets), experts
-        self.max_error_share, self.staleness = max_error_share, staleness
+    group_size: Size
+    """Rollouts of one task."""
+    groups_per_step: Count
+    """Groups sampled before an update."""
+    epochs: Count
+    """Passes over the rollouts of a step."""
+    rank: Count
+    """LoRA rank."""
+    alpha: Count
+    """LoRA alpha; updates are scaled by alpha / rank."""
+    learning_rate: Rate
+    """AdamW's rate at the first update."""
+    clip: Level
+    """PPO clipping range on both sides of 1."""
+    checkpoint_every: Count
+    """Steps between full-state checkpoints."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """A constant rate, or one that falls linearly to zero over all updates."""
+    clip_high: Rate | None = None
+    """Clipping range above 1, as in DAPO (arXiv 2503.14476, section 3.1); None: `clip`."""
+    loss: Literal["dapo", "grpo"] = "dapo"
+    """TRL's names. dapo: mean over all tokens of a step; grpo: mean over each rollout's tokens, then over the rollouts
+    of informative groups."""
+    importance_cap: Rate | None = None
+    """Truncated importance sampling between a server's probabilities and the trainer's: each token's weight is the
+    ratio of the two, at most this. The old log-probabilities are then the trainer's. None: no correction."""
+    hints: Share | Interval = 0.0
+    """Share of rollouts that read the environment's hint. Each rollout draws by its own key. Of a range, each task
+    draws its share evenly."""
+    targets: Layers = LINEAR
+    """Linear layers to adapt, by the ends of their names; in a mixture of experts, those of the attention."""
+    experts: bool = False
+    """Adapt the experts of a mixture, too."""
+    max_error_share: Level = 0.2
+    """Largest share of rollouts that may fail for infrastructure or length and be drawn again; above it the training
+    ends."""
+    staleness: Annotated[int, Field(ge=0)] = 0
+    """Steps by which the acting adapter may lag behind the trained one, so that servers play while others train. The
+    ratio to the sampler's log-probabilities corrects for the lag. 0: each step waits for its own rollouts."""
 
     @property
     def shape(self) -> LoraShape:
-        """Rank, alpha and adapted layers of an adapter."""
-        return LoraShape(self.rank, self.alpha, self.targets, self.experts)
+        """Rank, alpha and adapted layers."""
+        return LoraShape(self.rank, self.alpha, list(self.targets), self.experts)
 
     @property
     def hint_range(self) -> tuple[float, float]:
@@ -122,21 +96,20 @@ class GRPO:
         """Rollouts sampled for one update."""
         return self.group_size * self.groups_per_step
 
-    def identity(self) -> JsonObject:
+    def identity(self) -> dict[str, object]:
         """Return the settings that decide the result."""
-        without = ("checkpoint_every", "max_error_share")
-        return {key: value for key, value in vars(self).items() if key not in without and key[0] != "_"}
+        return {name: value for name, value in vars(self).items() if name not in NO_INFLUENCE}
 
 
 def derived_trainer(trainer: Component, **changes: object) -> Component:
-    """Derive GRPO with the settings that it shares with a given trainer, but for the changes."""
+    """Derive a GRPO component from another trainer: the settings that both have, then the changes."""
     derived = Component.model_validate({"_target_": "captrain.training.recipe.GRPO"})
     shared = {name: value for name, value in trainer.settings().items() if takes(derived, name)}
     return derived.model_copy(update={**shared, **changes})
 
 
 def capability_jobs(spec: Spec, base: Path, environments: Path) -> list[Job]:
-    """Make one job for each environment that has a passport, in the order of their names."""
+    """Make one job for each environment with a passport, in the order of their names."""
     return [
         Job(
             name=environment.name,

@@ -1,7 +1,7 @@
-"""One adapter from one job: read from its workspace where it is there already, else trained.
+"""One adapter from one job: cached in its workspace, or trained.
 
-Jobs are learnt from rewards by GRPO, or distilled from specialists (`captrain.training.student`): a student is trained
-as adapters are, with another loss, so that groups, checkpoints, processes and precision are the same.
+A job learns from rewards by GRPO, or from specialists by distillation (`captrain.training.student`). Both are trained
+in the same way but for the loss.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from captrain.contract import CheckedEnvironment
-from captrain.records import JsonObject, digest
+from captrain.records import digest
 from captrain.run import Machine, build, code_digest
 from captrain.training import processes
-from captrain.training.jobs import Distillation, Job, Learner, Trained, learner
+from captrain.training.jobs import Distillation, Job, Learner, StepResult, Trained, learner
 from captrain.training.recipe import GRPO
 from captrain.training.workspace import train_once
 
@@ -20,43 +20,43 @@ WORKSPACES = Path(".cache/adapters")
 
 
 def train(job: Job) -> Trained:
-    """Train one adapter, or return it from its workspace when it is there already.
+    """Train one adapter and cache it in its workspace.
 
     Raises:
-        UserError: the policy cannot be trained through, the environment's file or the base is missing or damaged, or
-            the adapter was altered; or the processes of `machine.accelerate` cannot share the work, or died.
+        UserError: the policy cannot be trained through, the environment's file or the base is missing or damaged, the
+            adapter was altered, or the processes of `machine.accelerate` cannot share the work or died.
         EnvironmentFault: the environment broke its contract.
     """
     policy, targets, recipe = _loaded(job)
-    # What decides the result, beside the code, names the workspace.
     fingerprints = [target.fingerprint for target in targets]
     settings = [job.trainer.target, recipe.identity()]
     folder = WORKSPACES / digest(code_digest(train), policy.digest, fingerprints, settings, job.plan_identity())
 
-    def trained() -> JsonObject:
+    def trained() -> StepResult:
         if job.machine.accelerate.processes == 1:
             return _fit(job, policy, targets, recipe, folder)
         groups = recipe.groups_per_step, "trainer.groups_per_step groups of a step"
         return processes.fit(job.name, job.machine, groups, partial(_fit_share, job), folder)
 
-    return Trained(job.name, folder=folder / "adapter", **train_once(folder, job.name, trained))
+    result = train_once(folder, job.name, StepResult, trained)
+    return Trained.of_steps(job.name, folder / "adapter", result)
 
 
 def _loaded(job: Job) -> tuple[Learner, list[CheckedEnvironment], GRPO]:
-    """Load what a job names: the policy that samples, its environments, and the trainer's settings."""
+    """Load what a job names: policy, environments and recipe."""
     policy = learner(job.policy, job.base, job.machine, job.name, job.way_out)
     targets = [environment.target(job.machine) for environment in job.environments]
     return policy, targets, build(job.trainer, GRPO)
 
 
-def _fit(job: Job, policy: Learner, targets: Sequence[CheckedEnvironment], recipe: GRPO, workspace: Path) -> JsonObject:
+def _fit(job: Job, policy: Learner, targets: Sequence[CheckedEnvironment], recipe: GRPO, workspace: Path) -> StepResult:
     from captrain.training import grpo, student  # torch and TRL
 
     kind = student.Student if isinstance(job, Distillation) else grpo.PolicyTrainer
     return grpo.fit(kind, recipe, job, policy, targets, workspace)
 
 
-def _fit_share(job: Job, machine: Machine, workspace: Path) -> JsonObject:
-    """Train as one of several processes, on the layout of a machine."""
+def _fit_share(job: Job, machine: Machine, workspace: Path) -> StepResult:
+    """Train as one of several processes, with the layout of a machine."""
     job = job.on(machine)
     return _fit(job, *_loaded(job), workspace)

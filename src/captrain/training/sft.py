@@ -1,9 +1,7 @@
-"""Supervised fine-tuning of an adapter on demonstrations in tokens, which costs no rollout.
+"""Supervised fine-tuning of one LoRA adapter on demonstrations, which costs no rollout.
 
-Demonstrations are rendered token by token as rollouts are: the loss is on the tokens that the agent writes, and on no
-other. One LoRA adapter of the trainer's rank and alpha, in plain PEFT format, named by its content. Several processes
-share it as they share GRPO (`captrain.training.processes`), and a training that was cut off goes on from its last
-checkpoint. On one CPU thread equal seeds give equal bytes.
+Demonstrations are tokenized as rollouts are, and the loss is on the tokens that the agent writes. Processes and
+checkpoints are those of GRPO (`captrain.training.processes`). On one CPU thread equal seeds give equal bytes.
 """
 
 import os
@@ -11,31 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from captrain.models import (
     Chat,
     LoraShape,
     adapter_digest,
-    computes_on_cpu,
     dialogue_tokens,
     load_module,
     lora_config,
 )
-from captrain.records import JsonObject, Message, digest, publish_text
-from captrain.run import Accelerate, Machine, Spec, build, code_digest
+from captrain.records import Message, digest, publish_text
+from captrain.run import Machine, Spec, build, code_digest
 from captrain.training import collectives, processes
-from captrain.training.jobs import FineTuned, Learner
+from captrain.training.jobs import FineTuned, Learner, Result
 from captrain.training.recipe import GRPO
 from captrain.training.workspace import replace_folder, train_once
-
-if TYPE_CHECKING:
-    from trl.trainer.sft_config import SFTConfig
 
 BATCH = 16
 """Sequences of one update."""
 CHECKPOINT = 200
-"""Updates between checkpoints; no influence on the result."""
+"""Updates between checkpoints; they do not change the result."""
 TOO_LONG = "longer than the model reads"
 SFT_COLUMNS = ("adapter", "step", "loss")
 """Columns of history.csv (see `captrain.training.workspace.publish_adapters`)."""
@@ -49,12 +43,12 @@ class Demonstration:
     mask: list[int]
 
     def labels(self) -> list[int]:
-        """List the labels as TRL has them: tokens that the agent did not write have none."""
+        """Return TRL's labels: -100 for tokens that the agent did not write."""
         return [token if flag else -100 for token, flag in zip(self.ids, self.mask, strict=True)]
 
 
 class Settings(TypedDict):
-    """All that decides a fine-tuning beside its demonstrations and its base; `batch` in sequences of one update."""
+    """What decides a fine-tuning, besides demonstrations and base. `batch` counts the sequences of an update."""
 
     rank: int
     alpha: int
@@ -67,19 +61,26 @@ class Settings(TypedDict):
 
 
 @dataclass(frozen=True)
+class FineTuningResult(Result):
+    """Result of a fine-tuning: the mean loss over written tokens of each update."""
+
+    losses: list[float]
+
+
+@dataclass(frozen=True)
 class FineTuning:
     """One adapter to fine-tune.
 
     Args:
         name: of the adapter.
         base: folder of the base model.
-        settings: as of `fine_tuning_settings`.
-        demonstrations: what is trained on.
-        left_out: how many further ones could not be used, by reason.
-        card: rows of the model card that say where the demonstrations come from.
-        machine: by how many processes, and in which arithmetic.
+        settings: see `fine_tuning_settings`.
+        demonstrations: to train on.
+        left_out: number of demonstrations that could not be used, by reason.
+        card: rows of the model card about the source of the demonstrations.
+        machine: number of processes, and precision.
         key: what else decides the adapter, such as the code that made the demonstrations.
-        stage: its workspaces lie in .cache/<stage>; "": the name.
+        stage: workspaces lie in .cache/<stage>; "": the name.
     """
 
     name: str
@@ -94,14 +95,14 @@ class FineTuning:
 
 
 def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -> Demonstration | None:
-    """Tokenize a dialogue; None if it is longer than the `max_length` tokens that the model reads."""
+    """Tokenize a dialogue; None if it is longer than `max_length` tokens."""
     opening = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
     ids, mask = dialogue_tokens(chat, [*messages[:opening]], [*messages[opening:]])
     return Demonstration(ids, mask) if len(ids) <= max_length else None
 
 
 def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Settings:
-    """Make the settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own."""
+    """Make the settings of a fine-tuned baseline: rank, alpha and layers are the trainer's."""
     shape = build(spec.trainer, GRPO).shape
     return {
         "rank": shape.rank,
@@ -116,36 +117,33 @@ def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Setti
 
 
 def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
-    """Train the adapter, or return it from its workspace when it is there already.
+    """Train the adapter and cache it in its workspace.
 
     Args:
         job: what to train.
-        policy: its tokenizer is trained with, and its digest names the base.
+        policy: has the tokenizer, and the digest that names the base.
 
     Raises:
-        UserError: the adapter was altered after training.
+        UserError: the cached adapter was altered.
     """
     tokens = [(demonstration.ids, demonstration.mask) for demonstration in job.demonstrations]
     identity = digest(code_digest(fine_tune), policy.digest, job.settings, tokens, *job.key)
     folder = Path(".cache") / (job.stage or job.name) / identity
     train = partial(fit, job, policy.tokenizer, policy.digest)
 
-    def trained() -> JsonObject:
+    def trained() -> FineTuningResult:
         if job.machine.accelerate.processes == 1:
             return train(job.machine, folder)
         portions = job.settings["batch"], "demonstrations of an update"
         return processes.fit(job.name, job.machine, portions, train, folder)
 
-    result = train_once(folder, job.name, trained)
+    result = train_once(folder, job.name, FineTuningResult, trained)
     count = len(job.demonstrations)
-    return FineTuned(job.name, result["digest"], folder / "adapter", count, job.left_out, result["losses"])
+    return FineTuned(job.name, result.digest, folder / "adapter", count, job.left_out, result.losses)
 
 
-def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspace: Path) -> JsonObject:
-    """Fine-tune, with the other processes if there are any; return the digest of the adapter, and the mean loss over
-    written tokens of each update.
-
-    The learning rate falls linearly to zero.
+def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspace: Path) -> FineTuningResult:
+    """Fine-tune, with the other processes if there are any. The learning rate falls linearly to zero.
 
     Args:
         job: what to train.
@@ -156,50 +154,56 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
-    from transformers import PrinterCallback, set_seed
-    from transformers.utils import logging as hf_logging
+    from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
     from captrain.models import exact_optimizer, prepare_trainer
-    from captrain.training import trackers
-    from captrain.training.checkpoints import Checkpoints, last_checkpoint
+    from captrain.training import trainers
+    from captrain.training.checkpoints import last_checkpoint
 
     # 1. Rows in TRL's columns.
     settings, accelerate = job.settings, machine.accelerate
     rows = [{"input_ids": row.ids, "labels": row.labels()} for row in job.demonstrations]
     if accelerate.processes > 1:
-        # Processes have equally many rows: accelerate would show some demonstrations once more in each epoch.
+        # All processes need equally many rows; accelerate would repeat demonstrations, so add rows without labels.
         blank = {"input_ids": rows[0]["input_ids"][:2], "labels": [-100, -100]}
         rows += [blank] * (-len(rows) % settings["batch"])
 
     # 2. TRL's trainer over a fresh adapter of the base.
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    folder = workspace / collectives.checkpoints(accelerate)
-    config = _configuration(settings, accelerate, folder)
-    set_seed(settings["seed"])
+    options = trainers.arguments(
+        SFTConfig,
+        job.name,
+        machine,
+        workspace,
+        settings["seed"],
+        settings["batch"],
+        num_train_epochs=settings["epochs"],
+        learning_rate=settings["learning_rate"],
+        lr_scheduler_type="linear",
+        max_length=None,
+        packing=False,
+        logging_strategy="steps",
+        logging_steps=1,
+        save_steps=CHECKPOINT,
+    )
     base = load_module(job.base, accelerate.precision)
     shape = LoraShape(settings["rank"], settings["alpha"], settings["targets"], settings["experts"])
     trainer: Any = SFTTrainer(
         model=base,
-        args=config,
+        args=options,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=lora_config(base, shape),
-        optimizer_cls_and_kwargs=exact_optimizer(config) if accelerate.precision == "float64" else None,
+        optimizer_cls_and_kwargs=exact_optimizer(options) if accelerate.precision == "float64" else None,
     )
     prepare_trainer(trainer, 1.0, machine, settings["seed"])
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Checkpoints(folder, lambda: None))
 
     # 3. Updates, from the last whole checkpoint on.
-    last = collectives.once(lambda: last_checkpoint(folder))
-    page = {"demonstrations": len(job.demonstrations), "policy": policy, **settings}
-    with trackers.reported(trainer, machine.report_to, job.name, workspace, page, lambda: trackers.updates(trainer)):
-        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
-    losses = [round(row["loss"], 6) for row in trackers.updates(trainer)]
+    last = collectives.once(lambda: last_checkpoint(Path(str(options.output_dir))))
+    trainers.train(trainer, machine, last, lambda: None)
+    losses = [round(row["loss"], 6) for row in trainer.state.log_history if "loss" in row]
 
-    # 4. The adapter with its model card, put in its place whole.
+    # 4. The adapter with its model card, published whole.
     aside = workspace / "unfinished"
     collectives.save(trainer.model, aside, job.base, policy)
 
@@ -209,45 +213,7 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
         replace_folder(aside, workspace / "adapter")
         return content
 
-    return {"digest": collectives.once(publish), "losses": losses}
-
-
-def _configuration(settings: Settings, accelerate: Accelerate, folder: Path) -> "SFTConfig":
-    from trl.trainer.sft_config import SFTConfig
-
-    share = settings["batch"] // accelerate.processes
-    rows = processes.rows_of_pass(accelerate, share)
-    config = SFTConfig(
-        output_dir=str(folder),
-        seed=settings["seed"],
-        data_seed=settings["seed"],
-        use_cpu=computes_on_cpu(accelerate.precision),
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=share // rows,
-        num_train_epochs=settings["epochs"],
-        learning_rate=settings["learning_rate"],
-        lr_scheduler_type="linear",
-        adam_beta2=0.95,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        optim="adamw_torch",
-        max_length=None,
-        packing=False,
-        bf16=False,
-        gradient_checkpointing=accelerate.gradient_checkpointing,
-        ddp_find_unused_parameters=False,
-        ddp_timeout=collectives.PATIENCE,
-        report_to=[],  # see `captrain.training.trackers`
-        disable_tqdm=True,
-        logging_strategy="steps",
-        logging_steps=1,
-        save_strategy="steps",
-        save_steps=CHECKPOINT,
-        save_total_limit=2,
-    )
-    # Of several GPUs one trains, as with GRPO.
-    config._n_gpu = min(config.n_gpu, 1)
-    return config
+    return FineTuningResult(collectives.once(publish), losses)
 
 
 def _card(job: FineTuning, content: str, losses: Sequence[float]) -> str:

@@ -1,18 +1,16 @@
-"""Adapters taught by the environments' own solutions: TRACE's knowledge without a reward.
+"""Adapters taught by the solutions of synthesized environments, without a reward.
 
-A synthesized environment knows how each of its tasks is solved, and its passport holds that these solutions earn
-everything. So targeted environments, single and pair, are a source of targeted demonstrations, on training tasks that
-calibration has not played. A lesson takes a number of them from each of its environments: all environments evenly for
-the adapter over all capabilities (the generalist), one environment for a specialist. Whatever the target's tasks are,
-none of their solutions is read.
+A synthesized environment knows the solution of each of its tasks, and its passport certifies that solutions earn full
+reward. A lesson takes a number of solutions from each of its environments, on training tasks that calibration has not
+played: evenly from all environments for the adapter over all capabilities, from one environment for a specialist. No
+solution of the target's tasks is read.
 
-Where nobody has written solutions, the agent's own passed rollouts in the environments take their place, and every
-rollout played for them is counted.
+With `source: rollouts`, the agent's own passed rollouts in the environments replace the solutions. All rollouts played
+for that are counted.
 
-The embedded templates' solutions are without a fault, so that what they teach says nothing of a model's, who errs. Here
-a known share of solutions may be altered before it is played, at random or always at the same step, and the
-environment's own score may or may not be asked to leave out what does not earn everything. A curve over the rate says
-how good solutions must be. Which solution is altered, and how, follows from its task alone.
+The embedded templates' solutions are flawless; those of a language model would not be. To see how much that matters, a
+known share of solutions can be altered before it is played, at random or always at the same step. The environment's
+score may or may not filter out the altered ones. Which solution is altered, and how, depends on its task alone.
 """
 
 import copy
@@ -22,14 +20,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from captrain.agents import collect
 from captrain.contract import CheckedEnvironment, calls_of
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.records import Message, Task
-from captrain.run import Component, Machine, SolutionSource, code_digest
+from captrain.run import Component, FaultSettings, Machine, SolutionSource, code_digest
 from captrain.training.jobs import FineTuned, Learner, TrainingEnvironment, learner
 from captrain.training.sft import TOO_LONG, Demonstration, FineTuning, Settings, demonstration_of, fine_tune
 
@@ -38,42 +36,34 @@ FAILED = "failed rollouts"
 DIGIT = re.compile(r"\d")
 
 
-@dataclass(frozen=True)
-class Faults:
-    """Faults in solutions.
+NO_FAULTS = FaultSettings(rate=0.0, kind="random", filtered=True)
 
-    Args:
-        rate: share of solutions that are altered, in [0, 1].
-        kind: "random": a call is dropped, or a digit of an argument changed. "systematic": the step of the
-            environment's own capability is broken, as its `broken(task)` has it; without one the last call is dropped.
-        filtered: whether a solution that does not earn everything in its environment is left out.
+
+def solution_with_faults(target: CheckedEnvironment, task: Task, faults: FaultSettings) -> list[Message]:
+    """Return the assistant messages of a task's solution, altered at the rate of the faults.
+
+    A random fault drops a call, or changes a digit of an argument. A systematic one breaks the step of the
+    environment's own capability, by its `broken(task)`; without that, it drops the last call.
     """
-
-    rate: float = 0.0
-    kind: Literal["random", "systematic"] = "random"
-    filtered: bool = True
-
-    def solution(self, target: CheckedEnvironment, task: Task) -> list[Message]:
-        """Return the assistant messages of a task's solution, altered or not."""
-        actions, rng = target.reference(task), random.Random(f"fault-{task.id}")
-        if rng.random() >= self.rate:
-            return actions
-        return _broken(target, task, actions) if self.kind == "systematic" else _altered(actions, rng)
+    actions, rng = target.reference(task), random.Random(f"fault-{task.id}")
+    if rng.random() >= faults.rate:
+        return actions
+    return _broken(target, task, actions) if faults.kind == "systematic" else _altered(actions, rng)
 
 
 @dataclass(frozen=True)
 class SolutionLesson:
-    """Job of teaching one adapter by solutions.
+    """One adapter to teach by solutions.
 
     Args:
         name: of the adapter.
-        stage: whose it is; its workspaces lie in .cache/<stage>.
+        stage: workspaces lie in .cache/<stage>.
         base: folder of the base model.
         policy: the policy component.
         settings: of the fine-tuning.
-        counts: how many tasks of each environment are demonstrated, or played where the source is rollouts.
-        dose: demonstrations that are seen in all; passed rollouts are few, and are seen as often as that takes.
-        source: where demonstrations come from.
+        counts: number of tasks of each environment to demonstrate, or to play if the source is rollouts.
+        dose: demonstrations to see in all: passed rollouts are few, and are repeated until the dose is reached.
+        source: of the demonstrations.
         faults: of solutions.
         machine: where it is trained; no part of the result.
     """
@@ -86,12 +76,12 @@ class SolutionLesson:
     counts: tuple[tuple[TrainingEnvironment, int], ...]
     dose: int
     source: SolutionSource
-    faults: Faults
+    faults: FaultSettings
     machine: Machine
 
 
 def teach_solutions(lesson: SolutionLesson) -> FineTuned:
-    """Train the adapter, or return it from its workspace when it is there already.
+    """Train the adapter and cache it in its workspace.
 
     Raises:
         UserError: the base cannot be trained, an environment is missing or damaged, or no solution can be used.
@@ -143,14 +133,14 @@ def solution_rows(
     tasks: Sequence[Task],
     policy: Learner,
     left_out: Counter[str],
-    faults: Faults,
+    faults: FaultSettings,
     wrong: str = WRONG,
 ) -> list[Demonstration]:
-    """Tokenize the tasks' own solutions, altered or not; those that cannot be used are counted by reason, of which
-    `wrong` is that of a solution which does not earn everything."""
+    """Tokenize the solutions of tasks, with faults. Those that cannot be used are counted in `left_out` by reason;
+    `wrong` is the reason of a solution that does not earn full reward."""
     chat, rows = policy.chat(target.tools), list[Demonstration]()
     for task in tasks:
-        messages = target.play(task, faults.solution(target, task))
+        messages = target.play(task, solution_with_faults(target, task, faults))
         if faults.filtered and not target.score(task, messages).success:
             left_out[wrong] += 1
         elif (row := demonstration_of(chat, messages, policy.max_length)) is None:
@@ -169,8 +159,8 @@ def _broken(target: CheckedEnvironment, task: Task, actions: Sequence[Message]) 
 
 
 def _altered(actions: Sequence[Message], rng: random.Random) -> list[Message]:
-    """Drop one call of a solution or, as often, change one digit of one argument; a solution without a call stays as it
-    is."""
+    """Drop one call of a solution or, with equal chance, change one digit of one argument. A solution without a call
+    stays as it is."""
     calling = [index for index, action in enumerate(actions) if calls_of(action)]
     if not calling:
         return [*actions]

@@ -1,65 +1,67 @@
-"""Workspaces in which one adapter each is trained, and the publishing of trained adapters.
+"""Workspaces of trainings, and the publishing of trained adapters.
 
-A workspace is a folder named by the identity of all that decides its result. Training in it may be cut off at any time:
-the result is published before anything that training could go on from is removed, so that the next run either goes on
-or finds it whole. What was altered since then is never used: the adapter is named by the hash of its content.
+A workspace is a folder named by the digest of everything that decides its result. Training in it may be cut off at any
+time: the result is written before the checkpoints are removed, so that the next run either resumes or finds the result.
+An adapter that was altered later is never used: it is named by the hash of its content.
 """
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models import adapter_digest
 from captrain.records import JsonObject, place_aside, publish, publish_folder, publish_json, publish_text, read_json
 from captrain.run import exclusive
-from captrain.training.jobs import FineTuned, Trained
+from captrain.training.jobs import FineTuned, Result, Trained
 
 RESULT = "result.json"
 LOCK = "lock"
-SCRATCH = ("checkpoints*", "points", "trained.json", "reported.json", "unfinished")
-"""Patterns of what training may go on from, and nobody needs once its result is there."""
+SCRATCH = ("checkpoints*", "points", "trained.pkl", "unfinished")
+"""Patterns of files that only an unfinished training needs."""
 GRPO_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "informative")
 SERVED_COLUMNS = ("mismatch", "mismatch_largest", "effective_tokens", "rerendered", "staleness")
-"""Columns of history.csv where a server samples: how far its log-probabilities are from the trainer's, the turns that
-were rendered again, and the steps by which the adapter that plays is behind, whose updates the differences then hold,
-too."""
+"""Further columns of history.csv where a server samples (see `captrain.training.jobs.StepRecord`)."""
 
 
-def train_once(folder: Path, name: str, train: Callable[[], JsonObject]) -> JsonObject:
-    """Return the result of a training, which is done now unless it has been done already, by one process at a time.
+Kind = TypeVar("Kind", bound=Result)
+
+
+def train_once(folder: Path, name: str, kind: type[Kind], train: Callable[[], Kind]) -> Kind:
+    """Train once and cache the result in the workspace, by one process at a time.
 
     Args:
-        folder: the workspace, named by the identity of what is trained.
+        folder: the workspace.
         name: of the adapter, for messages.
-        train: leaves the adapter with its model card in `folder/adapter` and returns the result, `digest` (of the
-            adapter) among it.
+        kind: of the result.
+        train: leaves the adapter with its model card in `folder/adapter` and returns the result.
 
     Raises:
-        UserError: the adapter was altered, or a file of it is missing. The workspace is then removed, so that the next
-            run trains again.
+        UserError: the adapter was altered, or lacks a file. The workspace is then removed, so that the next run trains
+            again.
         Whatever `train` raises.
     """
     with exclusive(folder / LOCK):
         if not (folder / RESULT).exists():
-            publish_json(folder / RESULT, train())
+            publish_json(folder / RESULT, asdict(train()))
         _remove(path for pattern in SCRATCH for path in folder.glob(pattern))
-        result, content = JsonObject(), "not whole"
+        expected, content = None, "not whole"
         try:
-            result = read_json(folder / RESULT, JsonObject)
-            content = adapter_digest(folder / "adapter")
+            result = read_json(folder / RESULT, kind)
+            expected, content = result.digest, adapter_digest(folder / "adapter")
+            if content == expected and (folder / "adapter/README.md").exists():
+                return result
         except UserError:
             pass
-        expected = result.get("digest")
-        if content != expected or not (folder / "adapter/README.md").exists():
-            # The lock stays: another process may be waiting for it.
-            _remove(path for path in folder.iterdir() if path.name != LOCK)
-            raise UserError(
-                f"adapter {name} in {folder} was altered after training ({content}, not {expected})",
-                "its workspace has been removed: run `dvc repro` to train it again",
-            )
-        return result
+        # The lock file stays, because another process may be waiting for it.
+        _remove(path for path in folder.iterdir() if path.name != LOCK)
+        raise UserError(
+            f"adapter {name} in {folder} was altered after training ({content}, not {expected})",
+            "its workspace has been removed: run `dvc repro` to train it again",
+        )
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -86,23 +88,21 @@ def publish_adapters(
     """Copy adapters to artifacts/<stage>/<digest>, and write results/<stage>: history.csv, ledger.jsonl, index.json.
 
     Args:
-        adapters: what was trained, in the order of the index.
+        adapters: in the order of the index.
         stage: names the folders and the ledger's entries.
-        method: whose account training is on; None: each on an account of its own name.
-        columns: of history.csv; what was measured of a server that sampled follows them.
-        calibration: entries of the ledger that come before those of the training.
-        guidance: lines of the system prompt that the index says each acts with; None: it says nothing of them.
+        method: whose account the training is on; None: each adapter is a method of its own name.
+        columns: of history.csv; the measured `SERVED_COLUMNS` follow.
+        calibration: ledger entries that come before those of the training.
+        guidance: lines of the system prompt that each adapter acts with; None: the index has no such field.
     """
     artifacts, results = Path("artifacts", stage), Path("results", stage)
     artifacts.mkdir(parents=True, exist_ok=True)
-    index: dict[str, JsonObject] = {}
-    steps = [(adapter.name, step) for adapter in adapters for step in adapter.history]
-    measured = [name for name in SERVED_COLUMNS if any(name in step for _, step in steps)]
-    rows = [(*columns, *measured)]
-    for name, step in steps:
-        cells = {"adapter": name, **step}
-        rows.append((*(str(cells[column]) for column in columns), *(str(step.get(name, "")) for name in measured)))
-    entries = [*calibration]
+    steps = [{"adapter": adapter.name, **row} for adapter in adapters for row in adapter.rows]
+    measured = [name for name in SERVED_COLUMNS if any(name in step for step in steps)]
+    table = [[*columns, *measured]]
+    for step in steps:
+        table.append([str(step[name]) for name in columns] + [str(step.get(name, "")) for name in measured])
+    index, entries = dict[str, JsonObject](), [*calibration]
     for adapter in adapters:
         folder = artifacts / adapter.digest
         with place_aside(folder) as aside:
@@ -112,6 +112,6 @@ def publish_adapters(
         index[adapter.name] = {"digest": adapter.digest, "path": str(folder), **acting, **adapter.summary()}
         if isinstance(adapter, Trained) and (entry := adapter.ledger(stage, method or adapter.name)).rollouts:
             entries.append(entry)
-    publish_text(results / "history.csv", "".join(",".join(row) + "\n" for row in rows))
+    publish_text(results / "history.csv", "".join(",".join(row) + "\n" for row in table))
     publish(results / "ledger.jsonl", entries)
     publish_json(results / "index.json", index)

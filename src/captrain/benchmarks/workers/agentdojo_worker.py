@@ -1,17 +1,29 @@
 # pyright: reportMissingImports=false
-"""AgentDojo's user tasks behind the worker protocol: runs in an environment of its own that has `agentdojo`.
+"""AgentDojo's user tasks behind the worker protocol. It runs in an environment that has `agentdojo`.
 
-A suite's world is the one without any injection. Calls go through AgentDojo's own `FunctionsRuntime`, which looks a
-tool up by name and checks its arguments; nothing that an agent writes is ever evaluated. `evaluate` is a function of
-the task and the recorded messages: it plays the calls anew and asks the task's own `utility`. The clock that the tools
-read stands still, so that the same calls always see the same.
+A suite's world is the one without injections. Calls go through AgentDojo's own `FunctionsRuntime`, which looks tools up
+by name and checks their arguments. What an agent writes is never evaluated. `evaluate` depends only on the task and the
+recorded messages: it replays the calls and asks the task's own `utility`. The clock that the tools read stands still,
+so that the same calls always return the same.
 
-AgentDojo imports the libraries of all vendors that it can ask. Its tasks need none of them, so that the packages that
-hold those are stood in for, and an environment without them will do.
+AgentDojo imports the libraries of all vendors that it supports. Its tasks need none of them, so the modules that import
+them are replaced by stand-ins, and the environment does not need the libraries.
 """
 
-from scripted_play import Episodes, ScriptedEpisode, batches
-from worker_loop import LONGEST, BadRequest, digest, objection, patience, protect, serve
+from worker_loop import (
+    LONGEST,
+    BadRequest,
+    Episodes,
+    ScriptedEpisode,
+    batches,
+    digest,
+    listed_once,
+    objection,
+    patience,
+    protect,
+    replaying,
+    serve,
+)
 
 REPLIES = protect()
 
@@ -38,7 +50,7 @@ STAND_INS = {
     "agentdojo.agent_pipeline.llms.google_llm": {"EMPTY_FUNCTION_NAME": "<no tool>"},
     "agentdojo.logging": {"Logger": None},
 }
-"""Modules of AgentDojo that are not run, with what is taken from them; what lies below them can still be imported."""
+"""Modules of AgentDojo that are replaced, with the names that others import from them. Their submodules still load."""
 for name, values in STAND_INS.items():
     sys.modules[name] = types.ModuleType(name)
     vars(sys.modules[name]).update(values, __path__=[str(PACKAGE.joinpath(*name.split(".")[1:]))])
@@ -49,7 +61,7 @@ DIFFERENCE = deepdiff.diff.DeepDiff
 
 
 def unlike(before, after):
-    """Two values of a world, without the fields and entries in which they are the same."""
+    """Two values of a world, without the fields and entries that are equal."""
     if type(before) is not type(after) or not isinstance(before, (dict, BaseModel)):
         return before, after
     first, second = copy.copy(before), copy.copy(after)
@@ -62,7 +74,7 @@ def unlike(before, after):
     return first, second
 
 
-# AgentDojo's comparison of worlds takes most of a verdict, and is quicker without what is the same on both sides.
+# Comparing worlds takes most of AgentDojo's scoring time; it is faster without what is equal on both sides.
 setattr(deepdiff.diff, "DeepDiff", lambda before, after, **options: DIFFERENCE(*unlike(before, after), **options))  # noqa: B010
 
 import yaml
@@ -76,21 +88,21 @@ from pydantic_core import to_json
 setattr(deepdiff.diff, "DeepDiff", DIFFERENCE)  # noqa: B010
 
 VERSION = "v1.2.2"
-"""Version of the tasks, as AgentDojo counts: the last of its 0.1.35."""
+"""AgentDojo's version of the tasks: the last one in its 0.1.35."""
 VERSIONS = (VERSION, "v1.2.1", "v1.2", "v1.1.2", "v1.1.1", "v1.1", "v1")
-"""That runs in logs may be of, which do not say it."""
+"""Versions that a log, which does not name its version, may come from."""
 NAMES = ("workspace", "travel", "banking", "slack")
 SUITES = {name: suite for name, suite in get_suites(VERSION).items() if name in NAMES}
 ROUNDS = 15
-"""Messages with calls that are answered, as in AgentDojo's own loop; the calls of a further one are not."""
+"""Messages with calls that are answered, as in AgentDojo's own loop; later calls are not."""
 LONGEST_LIST = 10_000
-"""Characters of a text that is read as a list, as AgentDojo does."""
+"""Maximum number of characters of a text that is read as a list, as AgentDojo does."""
 NOW = datetime.datetime(2025, 1, 1, 12, 0)
-"""After everything in the worlds: a file that is changed is newer than it was."""
+"""Later than everything in the worlds: a changed file is newer than before."""
 
 
 class Clock(datetime.datetime):
-    """A time whose present stands still."""
+    """A datetime whose `now` stands still."""
 
     @classmethod
     def now(cls, tz=None):
@@ -103,17 +115,16 @@ for client in (cloud_drive_client, email_client):
 
 @functools.cache
 def pickled_world(version, name, injections):
-    """A fresh world of a suite."""
     return pickle.dumps(get_suites(version)[name].load_and_inject_default_environment(json.loads(injections)))
 
 
 def fresh_world(name, version=VERSION, injections=None):
-    """A fresh world of a suite, without injections where a log does not name any."""
+    """A fresh world of a suite, with the injections of a log, if it names any."""
     return pickle.loads(pickled_world(version, name, json.dumps(injections or {})))
 
 
 def schema_of(tool):
-    """A tool as an OpenAI schema, as AgentDojo gives it to a model; a type by reference is written out."""
+    """The OpenAI schema of a tool, as AgentDojo gives it to a model, with references to types written out."""
     parameters = tool.parameters.model_json_schema()
     definitions = parameters.pop("$defs", {})
 
@@ -132,7 +143,7 @@ def schema_of(tool):
 
 
 def task_of(task_id, version):
-    """A suite and a task of it, by suite/name."""
+    """The suite and the task of an id "suite/name"."""
     name, _, task = task_id.partition("/")
     suite = get_suites(version).get(name) if name in NAMES and version in VERSIONS else None
     if suite is None or task not in suite.user_tasks:
@@ -142,21 +153,21 @@ def task_of(task_id, version):
 
 @functools.lru_cache(20_000)
 def worded(pickled):
-    """A result of a tool as text. To word many records takes longer than all else, and replays do so over and over."""
+    """A tool result as text. It is cached: formatting many records takes longer than anything else in a replay."""
     return tool_result_to_str(pickle.loads(pickled))
 
 
 class Episode(ScriptedEpisode):
-    """One task being played, by suite/name."""
+    """One task being played."""
 
-    # The system message that AgentDojo gives the agent by default.
+    # AgentDojo's default system message.
     system = yaml.safe_load((PACKAGE / "data/system_messages.yaml").read_text(encoding="utf-8"))["default"]
 
     def __init__(self, task_id, user="scripted", version=VERSION, injections=None):
         suite, self.task = task_of(task_id, version)
         self.fresh = lambda: self.task.init_environment(fresh_world(suite.name, version, injections))
         self.world, self.runtime = self.fresh(), FunctionsRuntime(suite.tools)
-        self.calls, self.rounds, self.answer, self.is_refused = [], 0, "", False
+        self.calls, self.rounds, self.answer = [], 0, ""
 
     @property
     def tools(self):
@@ -175,13 +186,12 @@ class Episode(ScriptedEpisode):
         return []
 
     def result(self, tool, arguments):
-        """The result of a call as AgentDojo words it."""
-        self.is_refused = True
+        """The result of a call in AgentDojo's words, and whether it is an error."""
         if not isinstance(tool, str) or tool not in self.runtime.functions:
-            return f"Invalid tool {str(tool)[:100]} provided."
+            return f"Invalid tool {str(tool)[:100]} provided.", True
         if problem := objection(arguments):
-            return f"ValidationError: {problem}"
-        # A text that is written like a list is one, as AgentDojo reads them.
+            return f"ValidationError: {problem}", True
+        # AgentDojo reads a text that looks like a list as one.
         for name, value in arguments.items():
             if isinstance(value, str) and value.strip().startswith("[") and len(value) <= LONGEST_LIST:
                 with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
@@ -191,21 +201,16 @@ class Episode(ScriptedEpisode):
         try:
             with patience():
                 result, error = self.runtime.run_function(self.world, tool, arguments)
-                self.is_refused = bool(error)
-                return error[:LONGEST] if error else worded(pickle.dumps(result))
+                return (error[:LONGEST], True) if error else (worded(pickle.dumps(result)), False)
         except Exception as error:
-            self.is_refused = True
-            return f"{type(error).__name__}: {str(error)[:LONGEST]}"
-
-    def refuses(self, result):
-        return self.is_refused
+            return f"{type(error).__name__}: {str(error)[:LONGEST]}", True
 
     def state(self):
         return self.world.model_dump_json()
 
     def score(self, messages):
-        """AgentDojo's verdict. Gold and silence make no `utility` raise, so that one that does looks for what the agent
-        has taken away."""
+        """AgentDojo's verdict. No `utility` raises for the gold calls or for silence. If one raises, it looks for
+        something that the agent has removed, and the task is failed."""
         before = self.fresh()
         try:
             verdict = self.task.utility_from_traces(self.answer, before, self.world, self.calls)
@@ -217,20 +222,21 @@ class Episode(ScriptedEpisode):
 
 
 def hello():
-    """Versions and data."""
+    """Versions and hashes."""
     files = sorted((PACKAGE / "data").rglob("*.yaml"))
     files += sorted(path for name in ("default_suites", "task_suite") for path in (PACKAGE / name).rglob("*.py"))
     files += [PACKAGE / "functions_runtime.py", PACKAGE / "agent_pipeline/tool_execution.py"]
-    return {"version": importlib.metadata.version("agentdojo"), "data": {"tasks": VERSION, "suites": digest(files)}}
+    version = importlib.metadata.version("agentdojo")
+    return {"data": {"version": version, "tasks": VERSION, "suites": digest(files)}}
 
 
 def list_tasks():
-    """Tasks by id: suite, and a scenario that a combined task shares with those that it is made of."""
+    """All tasks with their suite, and a scenario, which a combined task shares with its parts."""
     entries = []
     for suite in SUITES:
         roots = {name: name for name in SUITES[suite].user_tasks}
         for name, task in SUITES[suite].user_tasks.items():
-            # AgentDojo makes such tasks in a function, of whose variables alone its parts can be told.
+            # A function makes combined tasks; only its variables tell their parts.
             for part in inspect.getclosurevars(task.ground_truth).nonlocals.values():
                 if getattr(part, "ID", None) and hasattr(part, "ground_truth"):
                     old, new = roots[part.ID], roots[name]
@@ -243,15 +249,11 @@ def list_tasks():
 
 def tools():
     """All tools of all suites; an episode has its own."""
-    merged = {}
-    for suite in SUITES.values():
-        for tool in suite.tools:
-            merged.setdefault(tool.name, schema_of(tool))
-    return {"tools": list(merged.values())}
+    return listed_once(schema_of(tool) for suite in SUITES.values() for tool in suite.tools)
 
 
 def evaluate(task_id, messages):
-    """Score a record: the task's `utility` must hold after the recorded calls and the agent's last words."""
+    """Score a record: the task's `utility` must hold after the recorded calls and the agent's last message."""
     episode = Episode(task_id)
     for message in messages:
         if message["role"] == "assistant" and episode.turn is not None:
@@ -260,7 +262,7 @@ def evaluate(task_id, messages):
 
 
 def reference(task_id, **world):
-    """The calls of the task's `ground_truth` as assistant messages, and what it then answers."""
+    """The calls of the task's `ground_truth` as assistant messages, then its answer."""
     episode = Episode(task_id, **world)
     calls = [(call.function, dict(call.args)) for call in episode.task.ground_truth(episode.world)]
     closing = {"role": "assistant", "content": episode.task.GROUND_TRUTH_OUTPUT or "Done."}
@@ -268,8 +270,11 @@ def reference(task_id, **world):
 
 
 def locate(task_id, messages, passed, injections=None):
-    """The version of the tasks that a run is of: of those with its prompt the one in which its calls return the most of
-    what they have returned there, and which says the same of it; None where no version has the prompt."""
+    """The version of the tasks that a run comes from, or None if no version has its prompt.
+
+    Among the versions with the run's prompt, prefer the one whose calls return most of the logged results, then the one
+    whose verdict agrees.
+    """
     prompt = next((message["content"] for message in messages if message["role"] == "user"), None)
     logged = [message["content"] for message in messages if message["role"] == "tool"]
     versions = {}
@@ -287,4 +292,5 @@ def locate(task_id, messages, passed, injections=None):
 
 
 if __name__ == "__main__":
-    serve([*Episodes(Episode).operations(), hello, list_tasks, tools, evaluate, reference, locate], REPLIES)
+    operations = (replaying(Episode), hello, list_tasks, tools, evaluate, reference, locate)
+    serve([*Episodes(Episode).operations(), *operations], REPLIES)

@@ -1,14 +1,26 @@
 # pyright: reportMissingImports=false, reportArgumentType=false
-"""BFCL's multi-turn categories behind the worker protocol: runs in an environment of its own that has `bfcl-eval`.
+"""BFCL's multi-turn categories behind the worker protocol. It runs in an environment that has `bfcl-eval`.
 
-The user's turns are BFCL's, one after another: each time the agent answers without a call, the next is asked. Calls are
-dispatched by name to the methods that a task documents, with arguments as given: nothing that an agent writes is ever
-evaluated, as it is upstream. Instances are an episode's own, where upstream keeps them in module globals. `evaluate` is
-a function of the task and the recorded messages: it plays both sides anew and asks BFCL's own checks, turn by turn.
+The user's turns are BFCL's: each time the agent answers without a call, the next turn follows. Calls are dispatched by
+name to the methods that a task documents, with the given arguments. Upstream evaluates what an agent writes; this
+worker never does. Upstream keeps instances in module globals; here each episode has its own. `evaluate` depends only on
+the task and the recorded messages: it replays both sides and applies BFCL's own checks, turn by turn.
 """
 
-from scripted_play import Episodes, ScriptedEpisode, batches
-from worker_loop import LONGEST, BadRequest, digest, objection, patience, protect, serve
+from worker_loop import (
+    LONGEST,
+    BadRequest,
+    Episodes,
+    ScriptedEpisode,
+    batches,
+    digest,
+    listed_once,
+    objection,
+    patience,
+    protect,
+    replaying,
+    serve,
+)
 
 REPLIES = protect()
 
@@ -39,7 +51,7 @@ PACKAGE = Path(inspect.getfile(bfcl_eval)).parent
 DATA = PACKAGE / "data"
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
-"""BFCL's names of types, in JSON Schema's."""
+"""BFCL's type names -> those of JSON Schema."""
 CLOSING = {"role": "assistant", "content": "Done."}
 
 
@@ -71,7 +83,7 @@ def docs(name):
 
 
 def converted(schema):
-    """A parameter's schema with JSON Schema's names of types."""
+    """A parameter's schema with the type names of JSON Schema."""
     result = {key: value for key, value in schema.items() if key in ("type", "description", "required", "enum")}
     result["type"] = TYPES.get(schema["type"], schema["type"])
     if "properties" in schema:
@@ -82,8 +94,10 @@ def converted(schema):
 
 
 class Episode(ScriptedEpisode):
-    """One task being played, in instances of its classes; in the user's turn `number`, of which it has answered `steps`
-    messages with calls. `hidden` are the tools that are not offered, or not yet."""
+    """One task being played, in instances of its classes.
+
+    number: the user's turn. steps: messages with calls that were answered in it. hidden: tools not offered, or not yet.
+    """
 
     def __init__(self, task_id, user="scripted"):
         if task_id not in tasks():
@@ -100,7 +114,7 @@ class Episode(ScriptedEpisode):
         self.tools = list(self.schemas().values())
 
     def schemas(self):
-        """Return the tools that the agent is offered, in the order of the documents: name -> schema."""
+        """The tools that the agent is offered, in the order of the documents: name -> schema."""
         offered = {}
         for name in self.instances:
             for tool, schema in docs(name).items():
@@ -109,7 +123,7 @@ class Episode(ScriptedEpisode):
         return offered
 
     def opening(self):
-        """Return what the user says in this turn; where it says nothing, the tools that come in it."""
+        """The user's messages of this turn; if there are none, a message with the tools that this turn adds."""
         messages = [{"role": "user", "content": m["content"]} for m in self.task["question"][self.number]]
         added = self.task.get("missed_function", {}).get(str(self.number), [])
         self.hidden -= set(added)
@@ -120,7 +134,7 @@ class Episode(ScriptedEpisode):
         return [{"role": "user", "content": text}]
 
     def take(self, role, message):
-        """Answer an assistant message: with the results of its calls, or else with the user's next turn."""
+        """Answer an assistant message with the results of its calls, or with the user's next turn."""
         if message.get("tool_calls"):
             self.steps += 1
             if self.steps <= MAXIMUM_STEP_LIMIT:
@@ -133,37 +147,35 @@ class Episode(ScriptedEpisode):
         return []
 
     def method(self, tool):
-        """Return the method behind a tool, None where there is none."""
+        """The method behind a tool, or None."""
         return next((getattr(instance, tool) for name, instance in self.instances.items() if tool in docs(name)), None)
 
     def result(self, tool, arguments):
-        """The result of a call as BFCL words it. As there, a tool that is not offered yet is no less a tool: one gold
-        solution calls one."""
+        """The result of a call in BFCL's words, and whether it is an error. Tools that are not offered yet work, too:
+        one gold solution calls one."""
         method = self.method(tool) if isinstance(tool, str) else None
         if method is None:
-            return f"Error during execution: there is no tool {str(tool)[:100]}"
+            return f"Error during execution: there is no tool {str(tool)[:100]}", True
         if problem := objection(arguments):
-            return f"Error during execution: {problem}"
+            return f"Error during execution: {problem}", True
         try:
             with patience():
                 result = method(**copy.deepcopy(arguments))
         except Exception as error:
-            return f"Error during execution: {str(error)[:LONGEST]}"
+            return f"Error during execution: {str(error)[:LONGEST]}", True
         try:
-            return json.dumps(result) if isinstance(result, dict) else str(result)
+            text = json.dumps(result) if isinstance(result, dict) else str(result)
         except (TypeError, ValueError):
-            return str(result)
-
-    def refuses(self, result):
-        return result.startswith(("Error during execution", '{"error"'))
+            text = str(result)
+        return text, text.startswith(("Error during execution", '{"error"'))
 
     def state(self):
-        # A look-up that draws at random moves a generator, and changes nothing that a check or an agent could see.
+        # A read tool may draw from a random generator. Neither a check nor an agent sees the generator's state.
         worlds = {name: vars(instance) for name, instance in self.instances.items()}
         return pickle.dumps({n: {k: v for k, v in w.items() if not isinstance(v, Random)} for n, w in worlds.items()})
 
     def gold(self, turn):
-        """The gold calls of a turn as (tool, arguments): positional arguments are bound by the signature."""
+        """The gold calls of a turn as (tool, arguments); the signature names positional arguments."""
         calls = []
         for text in self.task["gold"][turn]:
             node = ast.parse(text, mode="eval").body
@@ -178,16 +190,16 @@ class Episode(ScriptedEpisode):
 
 
 def hello():
-    """Versions and data."""
+    """Version and hashes."""
     names = [f"BFCL_v4_multi_turn_{category}.json" for category in CATEGORIES]
     files = [folder / name for folder in (DATA, DATA / "possible_answer") for name in names]
     files += sorted((DATA / "multi_turn_func_doc").glob("*.json"))
     files += sorted((PACKAGE / "eval_checker/multi_turn_eval").rglob("*.py"))
-    return {"version": importlib.metadata.version("bfcl-eval"), "data": {"multi_turn": digest(files)}}
+    return {"data": {"version": importlib.metadata.version("bfcl-eval"), "multi_turn": digest(files)}}
 
 
 def list_tasks():
-    """Tasks by id: category and scenario, which the categories share."""
+    """All tasks with category and scenario; the categories share scenarios."""
     return {
         "tasks": [
             {"id": name, "category": task["category"], "scenario": int(name.rsplit("_", 1)[1])}
@@ -198,15 +210,12 @@ def list_tasks():
 
 def tools():
     """All tools of all classes; an episode has its own."""
-    merged = {}
-    for name in dict.fromkeys(name for task in tasks().values() for name in task["involved_classes"]):
-        for tool, schema in docs(name).items():
-            merged.setdefault(tool, schema)
-    return {"tools": list(merged.values())}
+    names = dict.fromkeys(name for task in tasks().values() for name in task["involved_classes"])
+    return listed_once(schema for name in names for schema in docs(name).values())
 
 
 def evaluate(task_id, messages):
-    """Score a record by itself: every turn must leave the world as gold does, and see what gold sees."""
+    """Score a record: every turn must leave the gold world and must have seen the gold results."""
     episode, gold = Episode(task_id), Episode(task_id)
     right, turn_results, all_results = 0, [], []
     for message in messages:
@@ -218,7 +227,7 @@ def evaluate(task_id, messages):
             turn_results += [reply["content"] for reply in replies]
             continue
         all_results += turn_results
-        expected = [gold.result(*call) for call in gold.gold(number)]
+        expected = [gold.result(*call)[0] for call in gold.gold(number)]
         if expected and not (
             turn_results
             and state_checker(episode.instances, gold.instances)["valid"]
@@ -231,7 +240,7 @@ def evaluate(task_id, messages):
 
 
 def reference(task_id):
-    """The gold calls as assistant messages, one each but where there are too many, each turn closed by one without."""
+    """The gold calls as assistant messages; a message without calls closes each turn."""
     episode, messages = Episode(task_id), []
     for turn in range(len(episode.task["gold"])):
         messages += [*batches(episode.gold(turn), MAXIMUM_STEP_LIMIT), CLOSING]
@@ -239,4 +248,4 @@ def reference(task_id):
 
 
 if __name__ == "__main__":
-    serve([*Episodes(Episode).operations(), hello, list_tasks, tools, evaluate, reference], REPLIES)
+    serve([*Episodes(Episode).operations(), replaying(Episode), hello, list_tasks, tools, evaluate, reference], REPLIES)

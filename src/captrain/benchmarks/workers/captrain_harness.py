@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
-"""A harness of verifiers that does nothing but talk: each request goes to the model, each call to the tool servers.
+"""A harness of verifiers that only relays: requests go to the model, calls go to the tool servers.
 
-It runs its loop in the worker's process, as a harness may, so that an episode costs no process of its own.
+Its loop runs in the worker's process, so that an episode needs no process of its own.
 """
 
 from contextlib import AsyncExitStack
@@ -17,7 +17,7 @@ __all__ = ["CaptrainHarness"]
 
 
 class CaptrainHarnessConfig(vf.HarnessConfig):
-    """No knobs of its own."""
+    """No settings."""
 
 
 class CaptrainHarness(vf.Harness[CaptrainHarnessConfig]):
@@ -30,7 +30,7 @@ class CaptrainHarness(vf.Harness[CaptrainHarnessConfig]):
     NEEDS_CONTAINER = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
-        """Talk until the model answers without a call, or the rollout is stopped."""
+        """Relay until the model answers without a call, or the rollout is stopped."""
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
         spoken = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt or []
@@ -52,7 +52,6 @@ class CaptrainHarness(vf.Harness[CaptrainHarnessConfig]):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
                 for call in message["tool_calls"]:
                     name, arguments = call_of(call)
-                    # What cannot be called is answered with an error.
                     if not isinstance(arguments, dict):
                         content = "Error: arguments are no JSON object"
                     elif name not in dispatch:

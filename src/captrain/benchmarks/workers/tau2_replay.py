@@ -1,11 +1,11 @@
 # pyright: reportMissingImports=false
-"""tau2's worlds for replays, in tau2's worker: tasks as logs embed them, of any domain that tau2 registers.
+"""Replays of tau2 tasks in tau2's worker: tasks as logs embed them, of any domain that tau2 registers.
 
-A search over repairs plays a task hundreds of times, and loading a domain's database takes longer than all of them. So
-a database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool
-first takes hold of them, and a state is what differs from the start. What a call answers in a state, and the state that
-it leads to, is kept, so that calls are made only from where a play goes a way of its own. The score is tau2's: its
-checks of database, assertions, actions and information told. No model is asked.
+A search for repairs plays a task hundreds of times, and loading a domain's database takes longer than all these plays.
+So a database is loaded once. A play gets shallow copies of its large collections, whose records are copied when a tool
+first accesses them, and a state is the difference from the start. The answer to a call in a state and the next state
+are cached, so that calls are only made where a play leaves the known paths. The score is tau2's: its checks of
+database, assertions, actions and communicated information. No model is asked.
 """
 
 import copy
@@ -24,24 +24,24 @@ from tau2.registry import registry
 from worker_loop import BadRequest, patience
 
 MOST_TASKS = 500
-"""Tasks whose starts are kept."""
+"""Tasks whose starts are cached."""
 MOST_ANSWERS = 10_000
-"""Answers of calls that are kept for each task."""
+"""Answers of calls that are cached for each task."""
 GENERIC = {"transfer_to_human_agents": "handover", "calculate": "think"}
-"""tau2 says of these only that they neither look up nor change anything."""
+"""Kinds of tools that tau2 calls generic: they neither read nor write."""
 
 
 def text(model):
-    """A record as text; equal records give equal texts."""
+    """A record as text, equal for equal records."""
     return json.dumps(model.model_dump(mode="json"), sort_keys=True)
 
 
 class Records(dict):
-    """A shallow copy of a collection, whose records are copied when somebody may change them: when one is fetched by
-    its key, and when a tool that is no look-up goes through all of them."""
+    """A shallow copy of a collection. A record is copied when a tool may change it: when it is fetched by its key, or
+    when a tool that is not a read tool iterates over all records."""
 
     exposed = True
-    """True while what goes through them may change them; looking up does not, and copies of thousands take long."""
+    """Whether iterating copies the records: False during calls of read tools, since copying thousands is slow."""
 
     def __init__(self, start):
         super().__init__(start)
@@ -70,7 +70,7 @@ class Records(dict):
         return [(key, self[key]) for key in self] if Records.exposed else super().items()
 
     def difference(self):
-        """Entries that are not as at the start: key -> record as text, None where it is gone."""
+        """Entries that differ from the start: key -> record as text, None for a removed one."""
         touched = (self.copied & self.keys()) | (self.keys() - self.start.keys())
         now = {key: text(dict.__getitem__(self, key)) for key in touched}
         changed = {key: new for key, new in now.items() if key not in self.start or new != text(self.start[key])}
@@ -78,11 +78,11 @@ class Records(dict):
 
 
 class Start:
-    """The databases of an environment as they are, to be opened over and over."""
+    """The databases of an environment in its current state, which can be opened many times."""
 
     def __init__(self, environment):
         self.environment, self.databases = environment, {}
-        """Large collections of each side, and all else."""
+        """Side -> large collections, and all else, pickled."""
         for side in ("tools", "user_tools"):
             toolkit = getattr(environment, side)
             if toolkit is not None and toolkit.db is not None:
@@ -95,7 +95,7 @@ class Start:
                 self.databases[side] = collections, pickle.dumps(remainder)
 
     def open(self):
-        """The environment in this state."""
+        """A copy of the environment in this state."""
         environment = copy.copy(self.environment)
         for side, (collections, remainder) in self.databases.items():
             toolkit = copy.copy(getattr(environment, side))
@@ -105,14 +105,14 @@ class Start:
         return environment
 
     def state(self, environment):
-        """State that can be compared with that of another play from this start: differences in the collections, and
-        all else."""
+        """The state of a play from this start, comparable with other plays': differences in the collections, and all
+        else."""
         state = []
         for side, (collections, _) in self.databases.items():
             database = getattr(environment, side).db
             state.append(text(database.model_copy(update={name: {} for name in collections})))
             for records in (vars(database)[name] for name in collections):
-                # A collection that a tool has put in another's place is compared as a whole.
+                # A collection that a tool has replaced is compared as a whole.
                 is_ours = isinstance(records, Records)
                 state.append(records.difference() if is_ours else {key: text(v) for key, v in records.items()})
         return json.dumps(state, sort_keys=True)
@@ -132,18 +132,18 @@ def domain_of(name):
         for tool, kind in get_tool_types(toolkit).items()
     }
     start = Start(environment)
-    gc.freeze()  # a hundred thousand objects that stay: looking through them over and over takes longer than plays
+    gc.freeze()  # never scan these hundred thousand permanent objects again: scanning takes longer than plays
     return start, kinds
 
 
-class World:
-    """The world of one task, and the score of any sequence of calls in it: tool, arguments, by whom."""
+class TaskWorld:
+    """The world of one task, which scores any sequence of calls: (tool, arguments, requestor)."""
 
     def __init__(self, domain, task):
         self.task, self.answers = task, {}
         self.start, self.kinds = domain_of(domain)
         initial, self.criteria = task.initial_state, task.evaluation_criteria
-        # The calls of a task's history are every record's own, and the reference's, too.
+        # Every record and the reference start with the calls of the task's history.
         history = (initial.message_history if initial else None) or []
         gold = [call for message in history for call in getattr(message, "tool_calls", None) or []]
         gold += getattr(self.criteria, "actions", None) or []
@@ -156,8 +156,8 @@ class World:
         self.initial, self.goal = self.start.state(self.start.open()), None
 
     def respond(self, environment, tool, arguments, by):
-        """The answer to a call, whether it is a refusal, and whether it is a look-up."""
-        # An agent that works alone has the user's tools, too.
+        """The answer to a call, whether it is a refusal, and whether the tool only reads."""
+        # An agent that works alone also has the user's tools.
         side = "user" if (by, tool) not in self.kinds and ("user", tool) in self.kinds else by
         is_read = self.kinds.get((side, tool)) == "read"
         Records.exposed = not is_read
@@ -167,32 +167,32 @@ class World:
         return message.content or "", bool(message.error), is_read
 
     def play(self, calls):
-        """Results, refusals and changes of calls, and the state that they lead to. Calls are made in an environment
-        from the first whose answer is not known; what lies behind it is made up for."""
-        state, environment, behind = self.initial, None, []
-        results, failed, changed = [], [], []
+        """Results, refusals and changes of calls, and the final state.
+
+        An environment is opened at the first call whose answer is not cached. The changes before it are then repeated.
+        """
+        state, environment, behind, outcomes = self.initial, None, [], []
         for call in calls:
             key = state, json.dumps(call, sort_keys=True)
             if key in self.answers:
-                outcome = self.answers[key]
-                behind += [call] if outcome[2] != state else []
+                answer, is_refused, after = self.answers[key]
+                behind += [call] if after != state else []
             else:
                 environment = environment or self.start.open()
                 for former in behind:
                     self.respond(environment, *former)
                 behind = []
                 answer, is_refused, is_read = self.respond(environment, *call)
-                outcome = answer, is_refused, state if is_read else self.start.state(environment)
+                after = state if is_read else self.start.state(environment)
                 if len(self.answers) < MOST_ANSWERS:
-                    self.answers[key] = outcome
-            results.append(outcome[0])
-            failed.append(outcome[1])
-            changed.append(outcome[2] != state)
-            state = outcome[2]
+                    self.answers[key] = answer, is_refused, after
+            outcomes.append((answer, is_refused, after != state))
+            state = after
+        results, failed, changed = ([outcome[place] for outcome in outcomes] for place in range(3))
         return results, failed, changed, state
 
     def score(self, calls, changed, state, texts, is_ended):
-        """tau2's checks that the reward is made of, by name, each 0 or 1; a dialogue that was not ended scores 0."""
+        """tau2's checks in the task's reward, by name, each 0 or 1. A dialogue without its proper end scores 0."""
         parts = {"ended": float(is_ended)}
         if RewardType.DB in self.basis:
             if self.goal is None:
@@ -206,7 +206,7 @@ class World:
             try:
                 assertions = self.criteria.env_assertions or []
                 holds = all(environment.run_env_assertion(entry, raise_assertion_error=False) for entry in assertions)
-            except Exception:  # some raise where what they look at was never made
+            except Exception:  # some raise if what they look at was never created
                 holds = False
             parts["env_assertion"] = float(holds)
         attempts = [ToolCall(id="call", name=tool, arguments=arguments, requestor=by) for tool, arguments, by in calls]
@@ -221,24 +221,24 @@ class World:
 
 @functools.cache
 def tasks_of(domain):
-    """All tasks of a domain, by id; without a split's name tau2 would give those of its default split alone."""
+    """All tasks of a domain, by id. Passing None as split matters: the default split lacks some tasks."""
     domain_of(domain)
     return {task.id: task for task in registry.get_tasks_loader(domain)(None)}
 
 
 @functools.lru_cache(MOST_TASKS)
 def world_of(domain, task_id, definition):
-    """The world of a task: as the log has it, else as tau2 has it under this id."""
+    """The world of a task, as the log defines it, else as tau2 defines this id."""
     if definition:
         whole = {"id": task_id, "user_scenario": {"instructions": ""}, **json.loads(definition)}
-        return World(domain, Task.model_validate(whole))
+        return TaskWorld(domain, Task.model_validate(whole))
     if task_id not in tasks_of(domain):
         raise BadRequest(f"{domain} has no task {task_id!r}")
-    return World(domain, tasks_of(domain)[task_id])
+    return TaskWorld(domain, tasks_of(domain)[task_id])
 
 
 def world(domain, task_id, task):
-    """The reference of a task, what has to be told, and what tau2 declares of its tools."""
+    """The reference of a task, the information to communicate, and the tool kinds that tau2 declares."""
     task_world = world_of(domain, task_id, json.dumps(task) if task else "")
     information = task_world.criteria.communicate_info if RewardType.COMMUNICATE in task_world.basis else None
     return {
@@ -249,7 +249,7 @@ def world(domain, task_id, task):
 
 
 def replay(domain, task_id, task, replays):
-    """Each replay, played from the task's start: results, refusals, changes, parts of the score."""
+    """Play each replay from the task's start: results, refusals, changes, parts of the score."""
     task_world, replayed = world_of(domain, task_id, json.dumps(task) if task else ""), []
     for entry in replays:
         calls = [(call["tool"], call["arguments"], call["by"]) for call in entry["calls"]]

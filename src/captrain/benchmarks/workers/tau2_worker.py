@@ -1,18 +1,18 @@
 # pyright: reportMissingImports=false
-"""tau2-bench behind the worker protocol: runs in tau2's own environment, needs no model, no key and no network.
+"""tau2-bench behind the worker protocol. It runs in tau2's own environment, without model, key or network.
 
-tau2's orchestrator plays; the agent and the simulated user are puppets whose words come from our side. `evaluate` is a
-function of the task and the recorded messages alone: it rebuilds tau2's messages and asks tau2's evaluators for the
-state of the database and for the information told. Assertions that tau2 leaves to a language model (in 1.0) are not
-judged; the information told counts in their place. Works with tau2 0.2.1-dev and 1.0, in neither of which an agent in
-a conversation can end it.
+tau2's orchestrator plays. The agent and the simulated user are puppets whose messages come from our side. `evaluate`
+depends only on the task and the recorded messages: it rebuilds tau2's messages and asks tau2's evaluators for the state
+of the database and for the communicated information. Assertions that tau2 leaves to a language model (in 1.0) are not
+judged; the communicated information counts in their place. It works with tau2 0.2.1-dev and 1.0. In neither can an
+agent end a conversation.
 
-Nothing an agent says may make tau2 raise, live or in the evaluation, because an exception is never a score: what tau2
-cannot take is put into a form that its tools answer with an error, alike in both.
+Nothing an agent says may make tau2 raise, live or in the evaluation, because an exception never becomes a score. What
+tau2 cannot take is rewritten so that its tools answer with an error, in both cases alike.
 """
 
 import worker_loop
-from worker_loop import LONGEST, BadRequest, Episodes, digest, patience, protect, serve
+from worker_loop import LONGEST, BadRequest, Episodes, calling, digest, patience, protect, serve
 
 REPLIES = protect()
 
@@ -34,21 +34,20 @@ logger.add(sys.stderr, level="ERROR")
 
 
 def absent(name):
-    """A function of `NO_MODEL`: it can be imported and is not there."""
+    """Import None for every name of `NO_MODEL`."""
     if name.startswith("__"):
         raise AttributeError(name)
 
 
-# tau2's way to models, whose import takes longest, is stood in for.
+# A stand-in for tau2's access to models, whose import takes longest.
 NO_MODEL = types.ModuleType("tau2.utils.llm_utils")
 vars(NO_MODEL)["__getattr__"] = absent
 sys.modules[NO_MODEL.__name__] = NO_MODEL
-# A version that imports their library elsewhere would fetch prices.
+# Versions that import litellm elsewhere would download prices.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from tau2.agent.llm_agent import AGENT_INSTRUCTION, SYSTEM_PROMPT
 from tau2.data_model.message import AssistantMessage, MultiToolMessage, ToolCall, ToolMessage, UserMessage
-from tau2.data_model.simulation import TerminationReason
 from tau2.data_model.tasks import RewardType
 from tau2.evaluator.evaluator_action import ActionEvaluator
 from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
@@ -75,24 +74,24 @@ FILES = {"tasks": "tasks.json", "db": "db.json", "policy": "policy.md", "splits"
 WORLD = {RewardType.DB, RewardType.ENV_ASSERTION}
 INFORMATION = {RewardType.COMMUNICATE, RewardType.NL_ASSERTION}
 DEEPEST = 50
-"""Levels of nesting in a call's arguments; tau2 copies them by recursion."""
+"""Maximum nesting of a call's arguments; tau2 copies them recursively."""
 
 
-# Messages, as tau2's and as OpenAI's.
+# Messages of tau2 and of OpenAI.
 
 
 def stops(content):
-    """Tell if a user's words end the conversation, by any of tau2's marks."""
+    """Return whether a user's text ends the conversation, by any of tau2's tokens."""
     return any(token in (content or "") for token in (STOP, TRANSFER, OUT_OF_SCOPE))
 
 
 def messages_in(message):
-    """The messages that one of tau2's stands for."""
+    """The single messages in one of tau2's messages."""
     return list(message.tool_messages) if isinstance(message, MultiToolMessage) else [message]
 
 
 def chat_message(message):
-    """A message of tau2 as an OpenAI chat message."""
+    """A message of tau2 as an OpenAI message."""
     if isinstance(message, ToolMessage):
         result = {"role": "tool", "tool_call_id": message.id, "content": message.content or ""}
         return {**result, "error": True} if message.error else result
@@ -106,8 +105,8 @@ def chat_message(message):
 
 
 def tau2_message(message, numbers):
-    """An OpenAI chat message of agent or user as tau2's; None where it says nothing. Ids are made of `numbers`, never
-    of the message: what a model writes there is not trusted."""
+    """An OpenAI message of agent or user as tau2's, or None if it is empty. Ids come from `numbers`: ids that a model
+    writes are not trusted."""
     requestor = "user" if message["role"] == "user" else "assistant"
     calls = []
     for call in message.get("tool_calls") or []:
@@ -122,8 +121,7 @@ def tau2_message(message, numbers):
 
 
 def arguments_of(value):
-    """The arguments of a call. No tool takes an argument without a name, so what is no JSON object goes by none, and
-    the tool answers that it does not know it."""
+    """The arguments of a call. What is not a JSON object becomes an argument named "", which every tool refuses."""
     try:
         arguments = json.loads(value or "{}") if isinstance(value, str) else value
         if isinstance(arguments, dict) and depth(arguments) <= DEEPEST:
@@ -142,28 +140,26 @@ def depth(value):
 # A task that is played.
 
 
-class Agent(AgentBase):
-    """Says what it was given."""
+class PuppetAgent(AgentBase):
+    """Says the message that it was given."""
 
     message = None
 
     def get_init_state(self, message_history=None):
         return {}
 
-    def set_seed(self, seed):
-        pass
-
     def generate_next_message(self, message, state):
         return self.message, state
 
 
-class User(UserBase):
-    """Says what it was given; tau2's own simulator words the prompt from which somebody else finds that."""
+class PuppetUser(UserBase):
+    """Says the message that it was given. tau2's own simulator words the prompt."""
+
+    message = None
 
     def __init__(self, task):
         super().__init__()
         self.simulator = UserSimulator(llm="none", instructions=str(task.user_scenario))
-        self.message = None
 
     @classmethod
     def is_stop(cls, message):
@@ -172,21 +168,17 @@ class User(UserBase):
     def get_init_state(self, message_history=None):
         return self.simulator.get_init_state(message_history or [])
 
-    def set_seed(self, seed):
-        pass
-
     def generate_next_message(self, message, state):
-        state.messages.extend(messages_in(message))
-        state.messages.append(self.message)
+        state.messages.extend([*messages_in(message), self.message])
         return self.message, state
 
 
 def world(domain, **settings):
-    """A domain's environment, in which every tool call ends and no assertion raises: the ones tau2 wrote for some
-    tasks do, where the agent has not made what they look at."""
+    """A domain's environment, in which every tool call ends and no assertion raises. Some of tau2's assertions raise if
+    the agent did not create what they look at."""
     environment = registry.get_env_constructor(domain)(**settings)
     original = type(environment)
-    # A world is large: without a cycle it is gone as soon as its episode is.
+    # A world is large. Without a reference cycle it is freed together with its episode.
     owner = weakref.ref(environment)
 
     def timed(*values, **arguments):
@@ -213,23 +205,23 @@ class Episode(worker_loop.Episode):
         available, policy = environment.get_tools(), environment.get_policy()
         self.tools = [tool.openai_schema for tool in available]
         self.system = SYSTEM_PROMPT.format(domain_policy=policy, agent_instruction=AGENT_INSTRUCTION)
-        # A scripted user reads the scenario aloud, the reason for the call and what is known, and leaves.
+        # A scripted user reads the scenario aloud (reason for the call, known information) and leaves.
         instructions = task.user_scenario.instructions
         texts = [getattr(instructions, name, None) for name in ("reason_for_call", "known_info")]
         spoken = "\n".join(filter(None, texts)) or str(instructions)
         self.lines = [spoken] if user == "scripted" else None
-        self.agent, self.user = Agent(available, policy), User(task)
+        self.agent, self.user = PuppetAgent(available, policy), PuppetUser(task)
         self.orchestrator = Orchestrator(
             domain=domain, agent=self.agent, user=self.user, environment=environment, task=task, max_steps=max_steps
         )
-        # Of `run`, which we do not use; 1.0 reads them.
+        # tau2's `run` sets these, and 1.0 reads them.
         self.orchestrator._run_start_time, self.orchestrator._run_start_perf = None, time.perf_counter()
         self.orchestrator.initialize()
         self.numbers, self.names, self.reported = itertools.count(1), {}, 0
 
     def opening(self, skip=0):
-        """Let the world and a scripted user act until it is somebody's turn on our side; return what has happened since
-        the last time, without its first `skip` messages, which are the agent's own."""
+        """Let the world and a scripted user act until our side has a turn. Return the new messages without the first
+        `skip`, which are the agent's own."""
         orchestrator = self.orchestrator
         while not orchestrator.done and orchestrator.to_role != Role.AGENT:
             if orchestrator.to_role == Role.USER:
@@ -242,7 +234,7 @@ class Episode(worker_loop.Episode):
         if not orchestrator.done:
             self.turn = "agent" if orchestrator.to_role == Role.AGENT else "user"
         if self.turn == "user":
-            # The simulator's chat: its system prompt, and the dialogue with roles exchanged.
+            # The simulator's chat: its system prompt, and the dialogue with swapped roles.
             state = orchestrator.user_state
             dialogue = [*state.messages, *messages_in(orchestrator.message)]
             chat = UserState(system_messages=state.system_messages, messages=dialogue)
@@ -256,7 +248,7 @@ class Episode(worker_loop.Episode):
         return fresh
 
     def take(self, role, message):
-        """A message of the agent or of the user."""
+        """Take a message of the agent or of the user."""
         utterance = tau2_message({**message, "role": "user" if role == "user" else "assistant"}, self.numbers)
         if utterance is None:
             self.turn, self.question = None, {}
@@ -268,28 +260,27 @@ class Episode(worker_loop.Episode):
         return self.opening(skip=1 if role == "agent" else 0)
 
     def step(self):
-        """One step, and the limits that tau2 checks after each."""
+        """Make one step, then check the limits as tau2's `run` does."""
         orchestrator = self.orchestrator
         orchestrator.step()
-        if orchestrator.to_role != Role.ENV:
-            if orchestrator.step_count >= orchestrator.max_steps:
-                orchestrator.done, orchestrator.termination_reason = True, TerminationReason.MAX_STEPS
-            if orchestrator.num_errors >= orchestrator.max_errors:
-                orchestrator.done, orchestrator.termination_reason = True, TerminationReason.TOO_MANY_ERRORS
+        if orchestrator.to_role != Role.ENV and (
+            orchestrator.step_count >= orchestrator.max_steps or orchestrator.num_errors >= orchestrator.max_errors
+        ):
+            orchestrator.done = True
 
 
-# What there is to play.
+# Operations.
 
 
 def task_of(domain, task_id):
-    """A task of a domain that is played here."""
+    """A task of one of the domains that are played here."""
     if domain not in DOMAINS or task_id not in tasks_of(domain):
         raise BadRequest(f"there is no task {task_id!r} of {domain!r}")
     return tasks_of(domain)[task_id]
 
 
 def hello():
-    """Versions and data: of tau2's own distribution, or of what NVIDIA packages, which is the last one before 1.0."""
+    """Version and hashes, of tau2's own distribution or of NVIDIA's, which is the last version before 1.0."""
     try:
         version = importlib.metadata.version("tau2")
     except importlib.metadata.PackageNotFoundError:
@@ -309,14 +300,17 @@ def hello():
 
 
 def list_tasks(domain):
-    """Ids by tau2's own splits (a domain without any has all its tasks in `base`), and why tasks are left out: a record
-    is what the agent sees, and an agent does not see what its user does (one task of `mock` in 1.0)."""
+    """Ids by tau2's own splits (`base` with all tasks if a domain has none), and why tasks are left out.
+
+    Tasks whose user needs tools are left out (one task of `mock` in 1.0): the record is what the agent sees, and it
+    does not see the user's calls.
+    """
     barred = {}
     for name, task in tasks_of(domain).items():
         actions = getattr(task.evaluation_criteria, "actions", None) or []
         assertions = getattr(task.evaluation_criteria, "env_assertions", None) or []
         if "user" in [action.requestor for action in actions] + [assertion.env_type for assertion in assertions]:
-            barred[name] = "the user needs tools of their own"
+            barred[name] = "the user needs tools"
     splits = registry.get_task_splits_loader(domain)
     names_of = splits() if splits else {"base": tasks_of(domain)}
     by_split = {split: [name for name in names if name not in barred] for split, names in names_of.items()}
@@ -329,10 +323,10 @@ def tools(domain):
 
 
 def evaluate(domain, task_id, messages, max_steps):
-    """The score of a record: 1 if the conversation was ended by the user within the steps allowed, the database is as
-    it should be, and what had to be told was told."""
+    """The score of a record: 1 if the user ended the conversation within the allowed steps, the database is right, and
+    the information was communicated."""
     task = task_of(domain, task_id)
-    # A step of tau2's is a message, or a round of tool results, after those that were there at the start.
+    # tau2 counts a message, or a round of tool results, as a step; the initial history does not count.
     history = (task.initial_state.message_history if task.initial_state else None) or [DEFAULT_FIRST_AGENT_MESSAGE]
     roles = [message["role"] for message in messages if message["role"] != "system"][len(history) :]
     steps = sum(role != "tool" or roles[index - 1] != "tool" for index, role in enumerate(roles))
@@ -366,20 +360,26 @@ def evaluate(domain, task_id, messages, max_steps):
 
 
 def reference(domain, task_id):
-    """The actions of the gold solution (None where the task is checked by assertions alone and has none), arguments
-    that alone are compared, if any, and the values to be told."""
+    """The gold actions, each with the arguments to compare if not all are, then a message with the information.
+
+    There are no messages if assertions alone check the task and there are no actions.
+    """
     criteria = task_of(domain, task_id).evaluation_criteria
-    actions = [
-        {"name": action.name, "arguments": action.arguments, "compare": action.compare_args}
-        for action in getattr(criteria, "actions", None) or []
-    ]
-    solved = actions or not getattr(criteria, "env_assertions", None)
+    actions = getattr(criteria, "actions", None) or []
+    if not actions and getattr(criteria, "env_assertions", None):
+        return {"messages": []}
+    messages = []
+    for action in actions:
+        messages.append(calling([(action.name, action.arguments)]))
+        if action.compare_args is not None:
+            messages[-1]["tool_calls"][0]["compare"] = action.compare_args
     informs = list(getattr(criteria, "communicate_info", None) or [])
-    return {"actions": actions if solved else None, "informs": informs}
+    closing = {"role": "assistant", "content": ", ".join(informs) or "Done.", "informs": informs}
+    return {"messages": [*messages, closing]}
 
 
 def idle(domain, task_id):
-    """The record of an agent that has done nothing when the user leaves."""
+    """The record of an agent that does nothing until the user leaves."""
     initial = task_of(domain, task_id).initial_state
     opening = (initial.message_history if initial else None) or [DEFAULT_FIRST_AGENT_MESSAGE]
     return {"messages": [*map(chat_message, opening), {"role": "user", "content": STOP}]}

@@ -1,16 +1,16 @@
 # pyright: reportMissingImports=false
-"""ToolSandbox behind the worker protocol: runs in ToolSandbox's own environment, needs no model, no key, no network.
+"""ToolSandbox behind the worker protocol. It runs in ToolSandbox's own environment, without model, key or network.
 
-Its data are relative to the clock, and its tools read the clock. Here the clock stands at an instant given by CLOCK and
-moves by one second with each call of a tool, so that a task is the same on every day and `evaluate` can play a record
-again: it builds a fresh world, repeats what agent and user said, and asks ToolSandbox for the similarity. ToolSandbox
-keeps its world in one global; it is exchanged for each request, and requests come one at a time.
+ToolSandbox's data are relative to the clock, and its tools read the clock. Here the clock starts at CLOCK and advances
+by one second with each tool call. So a task is the same on every day, and `evaluate` can replay a record: it builds a
+fresh world, repeats what agent and user said, and asks ToolSandbox for the similarity. ToolSandbox keeps its world in
+one global. It is exchanged for each request, and requests come one at a time.
 
-Five tools ask outside services. An answer of theirs is kept in the folder ANSWERS and given to whoever asks the same
-again, so that a record scores as it was played; without a kept answer and RAPID_API_KEY the request of ours fails, and
-not the tool alone.
+Five tools ask outside services. Their answers are kept in the folder ANSWERS and given to everybody who asks the same
+again, so that a record scores as it was played. If there is neither a kept answer nor RAPID_API_KEY, our whole request
+fails, not only the tool.
 
-What a model writes is never executed: calls are rebuilt from a tool that exists, JSON values, and an id of our own.
+What a model writes is never executed. Calls are rebuilt from an existing tool, JSON values, and an id of our own.
 """
 
 import os
@@ -18,7 +18,7 @@ import sys
 import time
 
 import worker_loop
-from worker_loop import BadRequest, Episodes, call_of, digest, protect, serve
+from worker_loop import BadRequest, Episodes, call_of, calling, digest, listed_once, protect, serve
 
 REPLIES = protect()
 os.environ["TZ"] = "UTC"
@@ -68,25 +68,21 @@ EXTERNAL = {
     "convert_currency",
 }
 ANSWERS = Path(os.environ.get("CAPTRAIN_ANSWERS", ""))
-"""Folder of what outside services have answered."""
+"""Folder with answers of outside services."""
 NOBODY = "none"
-"""A key that opens nothing."""
+"""Stands for a missing key."""
 CHANGING = {"add_to_database", "update_database", "remove_from_database"}
-"""Functions of ToolSandbox by which a tool changes records."""
+"""ToolSandbox's functions that change records."""
 FAULTS = []
-"""Reasons why a service has not answered, during one request of ours."""
-LEAVE = {
-    "role": "user",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "end_conversation", "arguments": {}}}],
-}
+"""Services that did not answer during the current request, with reasons."""
+LEAVE = {**calling([("end_conversation", {})]), "role": "user"}
 ENVIRONMENT, AGENT, USER = RoleType.EXECUTION_ENVIRONMENT, RoleType.AGENT, RoleType.USER
 GO_ON = {"role": "user", "content": "Go on."}
 PERFECT = 1 - 1e-6
 
 
 class Clock(datetime.datetime):
-    """ToolSandbox's `datetime.datetime`: another now, and otherwise the same."""
+    """A `datetime.datetime` with our `now`."""
 
     seconds = 0
 
@@ -96,22 +92,22 @@ class Clock(datetime.datetime):
 
 
 def stop_clock():
-    """Give ToolSandbox's modules our clock; the rest of the process keeps the real one."""
+    """Give our clock to ToolSandbox's modules; the rest of the process keeps the real one."""
     stopped = types.SimpleNamespace(**{**vars(datetime), "datetime": Clock})
     for name, module in list(sys.modules.items()):
         if name.startswith("tool_sandbox.") and getattr(module, "datetime", None) is datetime:
-            setattr(module, "datetime", stopped)  # noqa: B010  (it is no attribute that a module has by its type)
+            setattr(module, "datetime", stopped)  # noqa: B010  (ModuleType has no such attribute)
 
 
 class KeptAnswer:
-    """An answer of a service, as ToolSandbox reads one; the service is asked where none is kept."""
+    """A service's answer in the form that ToolSandbox reads. The service is asked if no answer is kept."""
 
     def __init__(self, url, headers, params):
         name = hashlib.sha256(json.dumps([url, params], sort_keys=True).encode()).hexdigest()[:16]
         self.path = ANSWERS / f"{name}.json"
         try:
             if not self.path.exists():
-                # That a service refuses us is no answer, and the agent is not to blame for it.
+                # A refusal of the service is not an answer, and not the agent's fault.
                 if headers["X-RapidAPI-Key"] == NOBODY:
                     raise PermissionError("RAPID_API_KEY is not set, and no answer is kept")
                 answer = requests.get(url, params, headers=headers, timeout=30)
@@ -122,35 +118,35 @@ class KeptAnswer:
                 draft.write_text(json.dumps({"url": url, "params": params, "answer": answer.json()}, indent=1))
                 draft.replace(self.path)
             self.text = self.path.read_text()
-        except (OSError, ValueError) as error:  # those of requests are of OSError
+        except (OSError, ValueError) as error:  # errors of requests are OSErrors
             FAULTS.append(f"{url} did not answer: {error}")
             raise
 
     def json(self):
-        """Return what the service said."""
+        """The JSON that the service returned."""
         try:
             return json.loads(self.text)["answer"]
         except (ValueError, TypeError, KeyError):
-            FAULTS.append(f"{self.path} is no kept answer: remove it, and it is asked for again")
+            FAULTS.append(f"{self.path} is no kept answer: remove it, and the service is asked again")
             raise
 
 
 def answered(result):
-    """A result, unless a service has not answered on the way to it."""
+    """The result, or an OSError if a service did not answer on the way to it."""
     faults, FAULTS[:] = [*FAULTS], []
     if faults:
         raise OSError("; ".join(faults))
     return result
 
 
-class Agent(BaseRole):
-    """Only says what it is given; its rights are the agent's."""
+class AgentRole(BaseRole):
+    """Has the agent's rights, and says what it is given."""
 
     role_type = AGENT
 
 
-class User(BaseRole):
-    """Only says what it is given; its rights are the user's."""
+class UserRole(BaseRole):
+    """Has the user's rights, and says what it is given."""
 
     role_type = USER
 
@@ -171,11 +167,11 @@ class Episode(worker_loop.Episode):
             if row["recipient"] == ENVIRONMENT and row["sender"] == RoleType.SYSTEM:
                 self.environment.respond(ending_index=index)
         self.reported, self.limit = 0, self.scenario.max_messages + start
-        self.tools = convert_to_openai_tools(Agent.get_available_tools())
+        self.tools = convert_to_openai_tools(AgentRole.get_available_tools())
         self.context = get_current_context()
 
     def enter(self):
-        """Make this world the global one, with its own time."""
+        """Make this episode's world and time the global ones."""
         Clock.seconds = self.calls
         set_current_context(self.context)
 
@@ -186,8 +182,10 @@ class Episode(worker_loop.Episode):
         return database.to_dicts()
 
     def opening(self):
-        """Let the world and the scripted user act until it is somebody's turn on our side; return what the agent sees
-        of what has happened since the last time, without its own messages; and the user's leaving."""
+        """Let the world and the scripted user act until our side has a turn.
+
+        Return the new messages that the agent sees, without its own, and the user's leaving.
+        """
         self.question = {}
         while self.turn is not None:
             last = self.rows()[-1]
@@ -200,8 +198,8 @@ class Episode(worker_loop.Episode):
                 break
             elif not self.scripted:
                 self.turn = "user"
-                prompt = OpenAIAPIUser.to_openai_messages(User.filter_messages(User.get_messages()))
-                tools = [convert_to_openai_tool(tool) for tool in User.get_available_tools().values()]
+                prompt = OpenAIAPIUser.to_openai_messages(UserRole.filter_messages(UserRole.get_messages()))
+                tools = [convert_to_openai_tool(tool) for tool in UserRole.get_available_tools().values()]
                 self.question = {"user_messages": prompt, "user_tools": tools}
                 break
             else:
@@ -212,51 +210,49 @@ class Episode(worker_loop.Episode):
         return fresh if rows[-1]["conversation_active"] else [*fresh, LEAVE]
 
     def chat_message(self, row):
-        """A row as a chat message, None where it is not for the agent's eyes."""
+        """A row as a chat message, or None if the agent does not see it."""
         if row["recipient"] != AGENT or row["visible_to"] == [USER]:
             return None
         if row["sender"] == ENVIRONMENT:
             call_id = row["openai_tool_call_id"]
             result = {"role": "tool", "tool_call_id": self.names.get(call_id, call_id)}
-            result["name"] = row["openai_function_name"]
-            result["content"] = row["content"]
+            result |= {"name": row["openai_function_name"], "content": row["content"]}
             return {**result, "error": True} if row["tool_call_exception"] else result
         return {"role": "system" if row["sender"] == RoleType.SYSTEM else "user", "content": row["content"]}
 
     def take(self, role, message):
-        """A message of the agent or of the user."""
+        """Take a message of the agent or of the user."""
         self.enter()
         self.speak(role, message)
         return answered(self.opening())
 
     def speak(self, role, message):
-        """Write a message into the world; a user's call is to leave. An agent that says nothing ends the episode."""
+        """Write a message into the world. A call of the user means leaving. An empty agent message ends the episode."""
         calls, text = message.get("tool_calls") or [], message.get("content") or ""
         if role == "user":
             content = call_code("call_user", "end_conversation", {}) if calls else text
-            User.add_messages([Message(sender=USER, recipient=ENVIRONMENT if calls else AGENT, content=content)])
+            UserRole.add_messages([Message(sender=USER, recipient=ENVIRONMENT if calls else AGENT, content=content)])
         elif calls:
-            Agent.add_messages([self.executable(call) for call in calls])
+            AgentRole.add_messages([self.executable(call) for call in calls])
             Clock.seconds = self.calls
         elif text.strip():
-            Agent.add_messages([Message(sender=AGENT, recipient=USER, content=text)])
+            AgentRole.add_messages([Message(sender=AGENT, recipient=USER, content=text)])
         else:
             self.turn = None
 
     def executable(self, call):
-        """A call as ToolSandbox executes it. The id is ours, the tool exists, arguments are values; for anything else
-        the code only raises, in words of ours, so that the agent is told."""
+        """A call in the form that ToolSandbox executes, with an id of ours. If the tool does not exist or the arguments
+        are not an object, the code only raises an error of ours, which tells the agent."""
         self.calls += 1
         call_id = f"call_{self.calls}"
         self.names[call_id] = call["id"] if isinstance(call.get("id"), str) else call_id
         tool, arguments = call_of(call)
-        name, available = str(tool), set(Agent.get_available_tools())
+        name, available = str(tool), set(AgentRole.get_available_tools())
         if name not in available:
             fault = f"there is no tool {name}; there are {', '.join(sorted(available))}"
             code = f"raise ValueError({fault!r})"
         elif not isinstance(arguments, dict):
-            fault = f"the arguments of {name} are not an object"
-            code = f"raise ValueError({fault!r})"
+            code = f"raise ValueError({f'the arguments of {name} are not an object'!r})"
         else:
             code = call_code(call_id, get_current_context().get_execution_facing_tool_name(name), arguments)
         return Message(
@@ -264,14 +260,14 @@ class Episode(worker_loop.Episode):
         )
 
     def score(self):
-        """The similarity of what was played so far, with its parts by milestone and minefield."""
+        """The similarity so far, with a part for each milestone and minefield."""
         self.enter()
         evaluation, most = self.scenario.evaluation, self.scenario.max_messages
         result = evaluation.evaluate(execution_context=self.context, max_turn_count=most)
         milestones, minefields = sorted(result.milestone_mapping.items()), sorted(result.minefield_mapping.items())
         parts = {f"milestone {index + 1}": float(score) for index, (_, score) in milestones}
         first = len(evaluation.milestone_matcher.milestones) + 1
-        # Of a minefield the score says how surely it was entered; the part says how surely it was not.
+        # A minefield's score is 1 if it was entered, and its part is 1 if it was not.
         parts |= {f"milestone {first + index}": 1.0 - float(score) for index, (_, score) in minefields}
         similarity = float(result.similarity)
         summary = {
@@ -282,14 +278,14 @@ class Episode(worker_loop.Episode):
 
 
 def call_code(call_id, tool, arguments):
-    """The code of a call in the form that ToolSandbox reads back."""
+    """The code of a call, as ToolSandbox parses it."""
     parameters, response = f"{call_id}_parameters", f"{call_id}_response"
     return f"{parameters} = {arguments!r}\n{response} = {tool}(**{parameters})\nprint(repr({response}))"
 
 
 @functools.cache
 def scenarios():
-    """All scenarios in the world of the stopped clock, each with its category, by name."""
+    """Name -> scenario and category, in the world of the stopped clock."""
     return {
         name: (scenario, category)
         for category, scenarios_of in CATEGORIES.items()
@@ -303,13 +299,13 @@ def rows_of(constraint):
 
 
 def traces_of(row):
-    """The calls that a record of the dialogue asks for, as tool and arguments."""
+    """The calls that a record of the dialogue requires, as (tool, arguments)."""
     trace = json.loads(row["tool_trace"]) if row.get("tool_trace") is not None else []
     return [(call["tool_name"], call["arguments"]) for call in (trace if isinstance(trace, list) else [trace])]
 
 
 def description(milestone, minefield):
-    """Describe what a milestone checks, as plain values: calls, words to the user, or a state of the records."""
+    """What a milestone checks, as JSON: calls, words to the user, or a state of the records."""
     checks = []
     for constraint in milestone.snapshot_constraints:
         namespace = str(constraint.database_namespace)
@@ -329,36 +325,35 @@ def description(milestone, minefield):
 
 
 def hello():
-    """Version and data; ToolSandbox's version never changes, so the hash of its scenarios and tools stands for it."""
+    """Hash of scenarios and tools, which stands for the version (it never changes), and the clock."""
     root = Path(str(tool_sandbox.__file__)).parent
     files = [path for part in ("common", "scenarios", "tools") for path in sorted((root / part).rglob("*.py"))]
     return {"data": {"sources": digest(files), "clock": CLOCK.isoformat()}}
 
 
 def list_tasks():
-    """Scenarios with category, the tools that ask outside services, and what their milestones check."""
+    """Scenarios with category, tools that ask outside services, and what their milestones check."""
     tasks = []
     for name, (scenario, category) in scenarios().items():
         allowed, evaluation = scenario.starting_context.tool_allow_list or (), scenario.evaluation
         milestones = [description(entry, False) for entry in evaluation.milestone_matcher.milestones]
         milestones += [description(entry, True) for entry in evaluation.minefield_matcher.milestones]
-        about = {"name": name, "category": category, "external": sorted(EXTERNAL & set(allowed))}
+        about = {"id": name, "category": category, "external": sorted(EXTERNAL & set(allowed))}
         tasks.append({**about, "milestones": milestones})
     return {"tasks": tasks}
 
 
 def tools():
     """Schemas of every tool that some scenario offers."""
-    schemas = {}
+    schemas = []
     for scenario, _ in scenarios().values():
         set_current_context(scenario.starting_context)
-        for tool in convert_to_openai_tools(Agent.get_available_tools()):
-            schemas.setdefault(tool["function"]["name"], tool)
-    return {"tools": list(schemas.values())}
+        schemas += convert_to_openai_tools(AgentRole.get_available_tools())
+    return listed_once(schemas)
 
 
 def evaluate(task_id, messages):
-    """The similarity of a record: its messages are played again in a fresh world."""
+    """The similarity of a record, by replaying its messages in a fresh world."""
     episode = Episode(task_id)
     for message in messages[len(episode.opening()) :]:
         if message["role"] != "tool" and episode.turn is not None:
@@ -367,7 +362,7 @@ def evaluate(task_id, messages):
 
 
 def idle(task_id):
-    """The record of an agent that has done nothing when the user leaves; nobody knows how it would look."""
+    """The opening as the record of an agent that does nothing: how the user would leave is unknown."""
     return {"messages": Episode(task_id).opening()}
 
 
@@ -375,18 +370,18 @@ def idle(task_id):
 
 
 def world(task_id):
-    """The reference of a task, as far as its milestones tell one, and what its tools do to the records."""
+    """A reference that meets the milestones, if one is found, and the kinds of the tools."""
     Episode(task_id)
     return {"kinds": kinds(), "messages": reference(task_id)}
 
 
 def kinds():
-    """Kinds of the tools of the open world, by whether their code changes records."""
-    return {name: "write" if writes(tool) else "read" for name, tool in Agent.get_available_tools().items()}
+    """Kinds of the open world's tools: "write" if their code changes records."""
+    return {name: "write" if writes(tool) else "read" for name, tool in AgentRole.get_available_tools().items()}
 
 
 def writes(tool):
-    """Tell whether a function changes records, or one of ToolSandbox's that it calls."""
+    """Return whether a function changes records, itself or through a function of its module."""
     function = inspect.unwrap(tool)
     inner = [function.__globals__.get(name) for name in function.__code__.co_names]
     peers = [peer for peer in inner if inspect.isfunction(peer) and peer.__module__ == function.__module__]
@@ -395,8 +390,10 @@ def writes(tool):
 
 @functools.cache
 def reference(task_id):
-    """Assistant messages that meet the milestones one after the other, found by playing what each of them says; None
-    where one of them says too little, or where what meets each does not pass as a whole."""
+    """Assistant messages that meet all milestones, found by playing proposals for one milestone after the other.
+
+    None if no proposal meets a milestone, or if the messages do not pass as a whole.
+    """
     matcher = scenarios()[task_id][0].evaluation.milestone_matcher
     messages = []
     for index in networkx.topological_sort(matcher.milestone_dag):
@@ -410,16 +407,16 @@ def reference(task_id):
 
 
 def proposals(task_id, milestone):
-    """Messages that may meet a milestone: its call; its words; calls whose arguments are the columns of its records."""
+    """Messages that may meet a milestone: its call, its words, or calls whose arguments are columns of its records."""
     Episode(task_id)
-    tools = {name: inspect.signature(tool).parameters for name, tool in Agent.get_available_tools().items()}
+    tools = {name: inspect.signature(tool).parameters for name, tool in AgentRole.get_available_tools().items()}
     for constraint in milestone.snapshot_constraints:
         rows = rows_of(constraint)
         if constraint.database_namespace != DatabaseNamespace.SANDBOX:
             for name, parameters in tools.items():
-                calls = [(name, fitting(name, parameters, row)) for row in rows]
-                if calls and all(arguments is not None for _, arguments in calls):
-                    yield calling(calls)
+                fitted = [fitting(name, parameters, row) for row in rows]
+                if fitted and None not in fitted:
+                    yield calling((name, arguments) for arguments in fitted)
         for row in rows:
             yield from (calling([call]) for call in traces_of(row))
             is_said = constraint.database_namespace == DatabaseNamespace.SANDBOX and row.get("tool_trace") is None
@@ -428,8 +425,8 @@ def proposals(task_id, milestone):
 
 
 def fitting(name, parameters, row):
-    """Arguments of a tool from the columns of a record, by their names, or for a switch by the tool's; None where one
-    that it needs is in none."""
+    """Arguments of a tool from the columns of a record with the same names; a switch's column is in the tool's name.
+    None if a required argument has no column."""
     arguments = {}
     for parameter, about in parameters.items():
         values = [value for column, value in row.items() if column == parameter or column.endswith(f"_{parameter}")]
@@ -441,20 +438,13 @@ def fitting(name, parameters, row):
     return arguments
 
 
-def calling(calls):
-    """A message that makes calls."""
-    functions = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
-    return {"role": "assistant", "content": "", "tool_calls": functions}
-
-
 def replay(task_id, words, dialogues):
-    """Assistant messages, played in fresh worlds where the user says what a log has: what each call led to, and the
-    score."""
+    """Play assistant messages in fresh worlds, where the user speaks as in a log; return call outcomes and scores."""
     return {"replayed": [played(task_id, words, messages) for messages in dialogues]}
 
 
 def played(task_id, words, messages):
-    """Outcome of a dialogue. A user who has no more words of their own asks to go on, and leaves when all is said."""
+    """Outcome of a dialogue. After its logged words the user asks to go on, and leaves after the last message."""
     episode, calls = Episode(task_id), []
     opening = [message for message in episode.opening() if message["role"] == "user"]
     turns = [message for message in words[len(opening) :] if not message.get("tool_calls")]
@@ -476,7 +466,7 @@ def played(task_id, words, messages):
 
 
 def state():
-    """The records as they are, without the dialogue."""
+    """All records except the dialogue."""
     spaces = [space for space in DatabaseNamespace if space != DatabaseNamespace.SANDBOX]
     return [get_current_context().get_database(space).to_dicts() for space in spaces]
 
@@ -484,9 +474,9 @@ def state():
 if __name__ == "__main__":
     stop_clock()
     if "CAPTRAIN_ANSWERS" in os.environ:
-        # ToolSandbox wants a key before it asks; what is kept needs none.
+        # ToolSandbox requires a key; kept answers need none.
         os.environ.setdefault("RAPID_API_KEY", NOBODY)
         rapid_api_search_tools.requests = types.SimpleNamespace(get=KeptAnswer)
-    scenarios()  # in the time that a start has, and not in that of the first request
+    scenarios()  # during the start, which has more time than the first request
     operations = (hello, list_tasks, tools, evaluate, idle, world, replay)
     serve([*Episodes(Episode).operations(), *operations], REPLIES)

@@ -1,23 +1,25 @@
 # pyright: reportMissingImports=false
-"""verifiers behind the worker protocol: runs in an environment of its own that has `verifiers`.
+"""verifiers behind the worker protocol. It runs in an environment that has `verifiers`.
 
-An episode is one of verifiers' own, from set-up to scoring: its `Env` runs it, users, stops, limits and rewards
-included. The harness is ours (`captrain_harness`), and so is the model: a server in this process, which holds each
-request until the agent's message comes over the protocol. The model's name says which episode asks.
+An episode is one of verifiers' own, from set-up to scoring: its `Env` runs it, with users, stops, limits and rewards.
+The harness is ours (`captrain_harness`), and so is the model: a server in this process that holds each request until
+the agent's message arrives over the protocol. The model's name tells which episode asks.
 """
 
-from worker_loop import SILENCE, BadRequest, protect, serve
+from worker_loop import LONGEST, SILENCE, BadRequest, protect, serve
 
 REPLIES = protect()
 
 import asyncio
 import functools
+import hashlib
 import importlib.metadata
 import inspect
 import itertools
 import json
 import os
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -27,27 +29,33 @@ if SETTINGS["folder"]:
     os.environ["PYTHONPATH"] = SETTINGS["folder"]  # tool servers are processes of their own
 
 import captrain_harness
-import standard_worker
+import record_replay
 from aiohttp import web
-from standard_worker import Episodes, NotRepeatable, hash_of, placed, texts, wait
+from record_replay import NotRepeatable, texts
 from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.utils.loaders import env_config_type, load_environment, resolve_env_config, taskset_class
 
-VERSION = importlib.metadata.version("verifiers")
-HARNESS = captrain_harness.__name__
-"""Name by which verifiers loads it."""
 KEY = "CAPTRAIN_NO_KEY"
 os.environ[KEY] = "none"
 EPISODES = {}
+LOOP = asyncio.new_event_loop()
+"""The event loop of all episodes."""
+
+
+def wait(function, *values):
+    """Call an async function in the event loop, and return its result."""
+    if not LOOP.is_running():
+        threading.Thread(target=LOOP.run_forever, daemon=True).start()
+    return asyncio.run_coroutine_threadsafe(function(*values), LOOP).result()
 
 
 @functools.cache
 def environment(split):
-    """The environment whose tasks are of a split, with its one seat played from here.
+    """The environment with the tasks of a split, whose one seat is played from here.
 
     Raises:
-        BadRequest: it cannot be played by one agent, without a container and without a judge.
+        BadRequest: it needs several agents, a container or a judge.
     """
     name = SETTINGS["taskset"]
     config_type = env_config_type(name)
@@ -58,7 +66,7 @@ def environment(split):
         raise BadRequest(f"{name} has the seats {', '.join(seats)}: captrain plays one agent")
     [(seat, default)] = seats.items()
     turns = default.max_turns or SETTINGS["turns"]
-    agent = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}, "max_turns": turns}
+    agent = {"harness": {"id": captrain_harness.__name__}, "runtime": {"type": "subprocess"}, "max_turns": turns}
     taskset = {"id": name, **SETTINGS["config"], **SETTINGS["splits"][split]}
     try:
         loaded = load_environment(resolve_env_config({"taskset": taskset, seat: agent}))
@@ -69,14 +77,14 @@ def environment(split):
         raise BadRequest(f"the tasks of {name} need a container")
     if loaded.taskset.config.task.judges:
         raise BadRequest(f"the tasks of {name} are judged by a model")
-    # What all episodes share is up for as long as this process lives; a context that is collected is left.
+    # Shared servers stay up as long as this process. Keep the context: collecting it would close them.
     loaded.captrain_serving = loaded.serving()
     wait(loaded.captrain_serving.__aenter__)
     return loaded
 
 
 class Rows:
-    """The tasks of a split, read as far as they were asked for."""
+    """The tasks of a split, read as far as they are needed."""
 
     def __init__(self, split):
         taskset = environment(split).taskset
@@ -96,13 +104,13 @@ rows_of = functools.cache(Rows)
 
 
 def listing():
-    """Tasks by split, None for no end."""
+    """Number of tasks by split, None for an endless one."""
     return {split: None if rows_of(split).endless else len(rows_of(split).read) for split in SETTINGS["splits"]}
 
 
 @functools.cache
 def survey():
-    """Describe the taskset: its splits, its tools, and what decides its tasks.
+    """Describe the taskset: its splits, its tools, and the versions and hashes that its tasks depend on.
 
     Raises:
         BadRequest: it has no tasks, or they need a container.
@@ -113,10 +121,15 @@ def survey():
         raise BadRequest(f"the taskset {name} has no tasks")
     if rows_of(first)[0].data.image is not None:
         raise BadRequest(f"the tasks of {name} need a container")
+    folder, source = Path(inspect.getfile(taskset_class(name))).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in parts):
+            source.update(path.name.encode() + b"\0" + path.read_bytes())
     world = {
-        "standard": f"verifiers {VERSION}",
+        "standard": f"verifiers {importlib.metadata.version('verifiers')}",
         "environment": name,
-        "source": hash_of(Path(inspect.getfile(taskset_class(name))).parent),
+        "source": source.hexdigest()[:16],
         "config": json.dumps(SETTINGS["config"], sort_keys=True),
     }
     episode = Episode(f"{first}/0")
@@ -127,7 +140,7 @@ def survey():
 
 @functools.cache
 def client():
-    """Configure how verifiers asks the model, which is this process."""
+    """verifiers' client of the model, which is this process."""
     return EvalClientConfig(base_url=wait(_start_model), api_key_var=KEY)
 
 
@@ -142,7 +155,7 @@ async def _start_model():
 
 
 async def answer(request):
-    """A request of the harness, answered when the agent has spoken."""
+    """Answer a request of the harness with the agent's next message."""
     body = await request.json()
     episode = EPISODES[body["model"]]
     await episode.requests.put(body)
@@ -154,26 +167,29 @@ async def answer(request):
     return web.json_response({**about, "choices": [choice], "usage": usage})
 
 
-class Episode(standard_worker.Episode):
-    """An episode of verifiers, whose model waits for us."""
+class Episode(record_replay.Episode):
+    """An episode of verifiers, whose model waits for the agent's messages."""
 
     turns = SETTINGS["turns"]
 
     def __init__(self, place, user="scripted"):
-        split, number = placed(place, listing())
+        split, _, index = place.rpartition("/")
+        if split not in SETTINGS["splits"] or not index.isdecimal():
+            raise BadRequest(f"there is no task {place!r}")
+        task = rows_of(split)[int(index)]
         self.name = uuid.uuid4().hex
         self.dialogue, self.tools = [], []
         EPISODES[self.name] = self
         context = ModelContext(model=self.name, client=client())
-        wait(self._begin, environment(split), rows_of(split)[number], context)
+        wait(self._begin, environment(split), task, context)
         if self.turn is None:
-            problem = self._problem() or "it asks nobody"
+            problem = self._problem() or "it never asks the agent"
             self.close()
             raise RuntimeError(f"the episode of task {place} does not begin: {problem}")
         self.messages = [plain(message) for message in self.dialogue]
 
     async def _begin(self, loaded, task, context):
-        """Play up to the first time that the agent is asked."""
+        """Play until the agent is asked for the first time."""
         self.requests, self.answers = asyncio.Queue(), asyncio.Queue()
         self.running = asyncio.create_task(loaded.run_episode(task, context))
         await self._until_asked()
@@ -194,7 +210,7 @@ class Episode(standard_worker.Episode):
         await self._until_asked()
 
     def answer(self, message):
-        """Take an assistant message; return tool results, or what the user says."""
+        """Take an assistant message; return tool results, or the user's answer."""
         before = self.dialogue
         wait(self._say, wire(message, len(before)))
         if self.turn is None:
@@ -204,7 +220,7 @@ class Episode(standard_worker.Episode):
         return [plain(entry) for entry in self.dialogue[len(before) + 1 :]]
 
     def verdict(self):
-        """The environment's reward of the episode; one that is not over is played on in silence."""
+        """The environment's reward of the episode. If it is not over, the agent stays silent until it is."""
         while not self.running.done():
             self.answer(SILENCE)
         if problem := self._problem():
@@ -215,15 +231,15 @@ class Episode(standard_worker.Episode):
         return {"reward": float(trace.reward), "parts": {**metrics, **rewards}}
 
     def _problem(self):
-        """Say what went wrong in an episode that is over, "" for nothing."""
+        """What went wrong in an episode that is over, or ""."""
         outcome = self.running.result()
         errors = [*outcome.errors, *(error for trace in outcome.traces for error in trace.errors)]
         if errors:
-            return f"{errors[0].type}: {errors[0].message}"[:2000]
+            return f"{errors[0].type}: {errors[0].message}"[:LONGEST]
         return "" if len(outcome.traces) == 1 else f"{len(outcome.traces)} agents have played"
 
     def close(self):
-        """Drop the episode, wherever it is."""
+        """Cancel the episode."""
         EPISODES.pop(self.name)
         wait(self._cancel)
 
@@ -233,7 +249,7 @@ class Episode(standard_worker.Episode):
 
 
 def wire(message, turn):
-    """An assistant message as a server sends it: names and arguments as text, ids."""
+    """An assistant message as a server sends it: with ids, and with names and arguments as text."""
     reply = {"role": "assistant", "content": message.get("content") or ""}
     calls = []
     for place, call in enumerate(message.get("tool_calls") or []):
@@ -248,7 +264,7 @@ def wire(message, turn):
 
 
 def plain(message):
-    """A message of the dialogue, its content as text."""
+    """A message of the dialogue with its content as text."""
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "\n".join(part["text"] if part.get("type") == "text" else json.dumps(part) for part in content)
@@ -257,4 +273,4 @@ def plain(message):
 
 
 if __name__ == "__main__":
-    serve(Episodes(survey, Episode).operations(), REPLIES)
+    serve(record_replay.operations(survey, Episode), REPLIES)

@@ -1,14 +1,15 @@
 # pyright: reportAttributeAccessIssue=false
 """The loop of a benchmark worker: JSON lines in, JSON lines out, in the benchmark's own environment.
 
-A benchmark's pins conflict with ours, so it runs as a child process in a virtual environment of its own; this file and
-the workers beside it are all that runs there, on the standard library (Python 3.10 or later) and the benchmark alone.
-One request a line `{"id", "op", ...}`, one reply a line `{"id", "ok", "result" | "error": {"type", "message",
-"refused"}}`; one request at a time, in the main thread. An error that is `refused` says that our side asked for
-something that does not exist; any other is the benchmark's own exception, which must never become a score.
+A benchmark's pins conflict with ours, so it runs as a child process in a virtual environment of its own. Only this file
+and the workers beside it run there, on the standard library (Python 3.10 or later) and the benchmark.
 
-An observation, which answers `reset` and `step`, has `messages` that have come and whose `turn` it is: "agent", "user",
-or None at the end; a user is asked by `user_messages` and may have `user_tools`.
+A request is a line `{"id", "op", ...}`, a reply a line `{"id", "ok", "result" | "error": {"type", "message",
+"refused"}}`. Requests are answered one at a time, in the main thread. A `refused` error means that our side asked for
+something that does not exist. Any other error is the benchmark's own exception, which must never become a score.
+
+An observation answers `reset` and `step`. It has the new `messages` and `turn`: "agent", "user", or None at the end.
+`user_messages` is the prompt of the user whose turn it is, and `user_tools` are the user's tools, if there are any.
 """
 
 import gc
@@ -26,27 +27,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+Message = dict[str, Any]
 LONGEST = 2000
 """Characters kept of an error message."""
 GRACE = 1.0
-"""Seconds that a request may still take when nobody is left to read the reply."""
+"""Seconds that a request may still take after our process is gone."""
 PATIENCE = 2.0
-"""Seconds of CPU for one call. By the clock a busy machine would decide a score."""
+"""Seconds of CPU for one call. With wall-clock time a busy machine would change scores."""
 DEEPEST, LARGEST, LONGEST_TEXT = 20, 10**15, 100_000
 """Bounds of arguments, beyond which a call is refused: levels of nesting, numbers, characters."""
 TIMED = ("tools", "reset", "step", "evaluate")
-"""Operations of an episode. A replay builds tens of worlds, which leave megabytes in cycles."""
+"""Operations without garbage collection. Replays need it: they build tens of worlds with megabytes in cycles."""
 SILENCE = {"role": "assistant", "content": ""}
 
 
 class BadRequest(Exception):
-    """The request asks for something that does not exist, or that is not of the protocol."""
+    """The request asks for something that does not exist, or breaks the protocol."""
 
 
 def protect() -> TextIO:
-    """Take standard output for replies alone: whatever else prints from now on goes to standard error.
+    """Reserve standard output for replies: everything else that prints goes to standard error.
 
-    To be called before the benchmark is imported, because imports print, too.
+    Call it before importing the benchmark, because imports print, too.
     """
     replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
@@ -55,12 +57,12 @@ def protect() -> TextIO:
 
 
 def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
-    """Answer requests until the end of standard input, which comes when our process is gone.
+    """Answer requests until standard input ends, which happens when our process is gone.
 
     Args:
-        functions: the operations, by their names; a request's other fields are their keyword arguments, and they return
-            JSON. Of two of one name the last counts.
-        replies: what `protect` returned.
+        functions: the operations, by their names. A request's other fields are their keyword arguments; they return
+            JSON. Of two operations with one name the last counts.
+        replies: the result of `protect`.
     """
     operations = {function.__name__: function for function in functions}
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -77,15 +79,15 @@ def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
             except TypeError as wrong:
                 raise BadRequest(f"{name}: {wrong}") from None
             if name in TIMED:
-                # To look for cycles in a large world takes long, and must not be in a call's time.
+                # Collecting garbage in a large world takes long and must not count as a call's time.
                 gc.disable()
             result = operations[name](**request)
-            # ASCII throughout: a lone surrogate in a tool result must not break the stream.
+            # ASCII only: a lone surrogate in a tool result must not break the stream.
             reply = json.dumps({"id": number, "ok": True, "result": result}, allow_nan=False)
         except (Exception, SystemExit) as error:
             # SystemExit, too: a benchmark's command-line code must not end the worker.
             description = {"type": type(error).__name__, "message": str(error)[:LONGEST]}
-            # By the class: a package may have exceptions of this name.
+            # Compare classes, not names: a package may have a BadRequest of its own.
             is_refusal = isinstance(error, BadRequest)
             reply = json.dumps({"id": number, "ok": False, "error": {**description, "refused": is_refusal}})
         gc.enable()
@@ -93,9 +95,9 @@ def serve(functions: Iterable[Callable[..., object]], replies: TextIO) -> None:
 
 
 def _read(requests: "queue.SimpleQueue[bytes]") -> None:
-    """Hand on lines. In a thread of its own, so that a worker whose request never ends still notices that our process
-    is gone, and ends, too."""
-    # A private copy: a benchmark that reads standard input must not eat requests, nor its children keep it open.
+    """Queue lines. It runs in a thread, so that a worker whose request never ends still notices the end of our process
+    and exits."""
+    # A private copy: neither the benchmark nor its children may read requests or keep the pipe open.
     source = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -111,36 +113,36 @@ def _read(requests: "queue.SimpleQueue[bytes]") -> None:
 class Episode:
     """One task being played.
 
-    An episode has `opening()`, the messages before the agent's first, and `take(role, message)`, the messages that
-    answer one of the agent or of the user; it closes itself by setting `turn` to None.
+    A subclass has `tools`, `opening()`, which returns the messages before the agent's first, and `take(role, message)`,
+    which returns the messages that answer the agent or the user. It ends the episode by setting `turn` to None.
     """
 
     system = ""
     """The system prompt; "" for none."""
     turn: "str | None" = "agent"
     question: "dict[str, Any]" = {}
-    """The prompt of a user whose turn it is."""
+    """On the user's turn, the fields of the observation that ask the user."""
 
-    def act(self, role: str, message: "dict[str, Any]") -> "list[dict[str, Any]]":
-        """Take a message of whoever's turn it is."""
+    def act(self, role: str, message: Message) -> "list[Message]":
+        """Take a message, if it is the role's turn."""
         if role != self.turn:
             raise BadRequest(f"it is the turn of {self.turn}, and not of {role}")
         return self.take(role, message)
 
-    def observation(self, messages: "list[dict[str, Any]]") -> "dict[str, Any]":
-        """Report messages that have come."""
+    def observation(self, messages: "list[Message]") -> "dict[str, Any]":
+        """The observation with new messages."""
         return {"turn": self.turn, "messages": messages, **self.question}
 
     def close(self) -> None:
-        """Let go of what the episode holds beside memory."""
+        """Release what the episode holds besides memory."""
 
 
 class Episodes:
     """The open episodes of a worker, and the operations on them.
 
     Args:
-        make: an episode of a task, by the fields of a request that name it, and by `user`, which is "client" where our
-            side plays the user; raises BadRequest where there is no such task.
+        make: opens an episode. Its arguments are the fields of a request that name the task, and `user`, which is
+            "client" if our side plays the user. It raises BadRequest if there is no such task.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -149,7 +151,7 @@ class Episodes:
         self.count = 0
 
     def operations(self) -> "list[Callable[..., object]]":
-        """For `serve`."""
+        """The operations, for `serve`."""
         return [self.reset, self.step, self.idle, self.close]
 
     def reset(self, user: str, **task: object) -> "dict[str, Any]":
@@ -161,12 +163,12 @@ class Episodes:
         about = {"episode": str(self.count), "system": episode.system, "tools": episode.tools}
         return {**about, **episode.observation(opening)}
 
-    def step(self, episode: str, role: str, message: "dict[str, Any]") -> "dict[str, Any]":
-        """The agent or the user speaks."""
+    def step(self, episode: str, role: str, message: Message) -> "dict[str, Any]":
+        """Take a message of the agent or the user."""
         return self.open[episode].observation(self.open[episode].act(role, message))
 
     def idle(self, **task: object) -> "dict[str, Any]":
-        """The record of an agent that says nothing to whatever is asked."""
+        """The record of an agent that answers everything with an empty message."""
         episode = self.make(user="scripted", **task)
         try:
             messages = list(episode.opening())
@@ -181,9 +183,79 @@ class Episodes:
         self.open.pop(episode).close()
 
 
+class ScriptedEpisode(Episode):
+    """An episode with a scripted user, which can be replayed call by call.
+
+    A subclass has `result(tool, arguments)`, which returns the text that answers a call of any form and whether the
+    call was refused; `state()`, equal in equal worlds; and `score(messages)` of the episode so far.
+    """
+
+    outcomes: "list[tuple[str, bool, bool]] | None" = None
+    """In a replay: result of each call, whether it was refused, and whether it changed the world."""
+    before: object = None
+    """In a replay: the state before the next call."""
+
+    def results(self, message: Message) -> "list[Message]":
+        """The tool messages that answer the calls of a message, in order."""
+        replies = []
+        for call in message.get("tool_calls") or []:
+            tool, arguments = call_of(call)
+            content, is_refused = self.result(tool, arguments)
+            if self.outcomes is not None:
+                before, self.before = self.before, self.state()
+                self.outcomes.append((content, is_refused, self.before != before))
+            identity = call.get("id") if isinstance(call.get("id"), str) else ""
+            replies.append({"role": "tool", "tool_call_id": identity, "name": str(tool), "content": content})
+        return replies
+
+
+def replaying(make: Callable[..., Any]) -> Callable[..., object]:
+    """The operation `replay` of scripted episodes.
+
+    Args:
+        make: opens an episode; a log may tell more about a task's world than its id.
+    """
+
+    def replay(dialogues: "list[list[Message]]", **task: object) -> "dict[str, Any]":
+        """Play assistant messages, each dialogue in a fresh world; return the outcome of each call, and the score."""
+        replayed = []
+        for messages in dialogues:
+            episode = make(**task)
+            episode.opening()
+            episode.outcomes, episode.before = [], episode.state()
+            for message in messages:
+                if episode.turn is not None:
+                    episode.take("agent", message)
+            score = episode.score(messages)
+            replayed.append({"calls": episode.outcomes, "parts": score["parts"], "passed": score["success"]})
+        return {"replayed": replayed}
+
+    return replay
+
+
+def calling(calls: "Iterable[tuple[str, Any]]") -> Message:
+    """An assistant message with calls, given as (tool, arguments)."""
+    functions = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+    return {"role": "assistant", "content": "", "tool_calls": functions}
+
+
+def batches(calls: "list[tuple[str, Any]]", rounds: int) -> "list[Message]":
+    """Assistant messages with one call each, or with as few as possible if there are more calls than rounds."""
+    size = -(-len(calls) // rounds) or 1
+    return [calling(calls[start : start + size]) for start in range(0, len(calls), size)]
+
+
+def listed_once(schemas: "Iterable[Message]") -> "dict[str, Any]":
+    """Result of the operation `tools`: the first schema of each name."""
+    merged: dict[str, Message] = {}
+    for schema in schemas:
+        merged.setdefault(schema["function"]["name"], schema)
+    return {"tools": list(merged.values())}
+
+
 def call_of(call: "dict[str, Any]") -> "tuple[Any, Any]":
-    """Return tool and arguments of a call, which an agent may have written in any form: arguments that are no JSON
-    object stay what they are."""
+    """Tool and arguments of a call, which an agent may have written in any form. Arguments that are not a JSON object
+    are returned as they are."""
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -193,7 +265,7 @@ def call_of(call: "dict[str, Any]") -> "tuple[Any, Any]":
 
 
 def objection(arguments: object) -> str:
-    """Explain why arguments are not tried, "" where they are."""
+    """The reason to refuse arguments, or ""."""
     if not isinstance(arguments, dict):
         return "arguments are no JSON object"
     pending: list[tuple[object, int]] = [(arguments, 0)]
@@ -212,7 +284,7 @@ def objection(arguments: object) -> str:
 
 @contextmanager
 def patience() -> "Iterator[None]":
-    """Interrupt what takes too long with a TimeoutError."""
+    """Raise a TimeoutError in a block that uses more than PATIENCE seconds of CPU."""
 
     def interrupt(number: int, frame: object) -> None:
         raise TimeoutError(f"no answer within {PATIENCE:g} s")
@@ -227,7 +299,7 @@ def patience() -> "Iterator[None]":
 
 
 def digest(paths: "Iterable[Path]") -> str:
-    """Digest of the bytes of files, one after the other."""
+    """Digest of the files' bytes, one after the other."""
     total = hashlib.sha256()
     for path in paths:
         total.update(path.read_bytes())

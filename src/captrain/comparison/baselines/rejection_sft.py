@@ -8,6 +8,7 @@ fine-tune a new adapter from the base on all of them. It is the simplest way to 
 Every rollout is in a journal, and each fine-tuning in a workspace of its own: what was cut off goes on where it was.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
 from captrain.ledger import budget, ledger_entry
 from captrain.models import Adapter
-from captrain.records import JsonObject, Rollout
+from captrain.records import Rollout
 from captrain.run import Spec, code_digest, launch
 from captrain.training import (
     Demonstration,
@@ -38,7 +39,32 @@ COLUMNS = ("adapter", "round", "rollouts", "success", "demonstrations", "epochs"
 """Columns of history.csv: rollouts and demonstrations are those of all rounds so far."""
 
 
-def refine(lesson: Lesson) -> Trained:
+@dataclass(frozen=True)
+class Round:
+    """One round, as a row of history.csv."""
+
+    round: int
+    rollouts: int
+    success: float
+    demonstrations: int
+    epochs: int
+    first_loss: float
+    last_loss: float
+
+
+@dataclass(frozen=True)
+class Refined(Trained):
+    """The adapter of the last round, and all rounds."""
+
+    rounds: Sequence[Round] = ()
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """The rows of history.csv."""
+        return [vars(one) for one in self.rounds]
+
+
+def refine(lesson: Lesson) -> Refined:
     """Play and fine-tune in rounds, with the lesson's exact number of rollouts; the adapter is that of the last.
 
     Raises:
@@ -47,7 +73,7 @@ def refine(lesson: Lesson) -> Trained:
     spec, settings = lesson.spec, lesson.spec.baselines.rejection_sft
     policy = learner(spec.exploring(), lesson.base, spec.machine, NAME, f"set baselines.{NAME}.run to false")
     target = load_benchmark(spec.benchmark, spec.machine)
-    rollouts, history = list[Rollout](), list[JsonObject]()
+    rollouts, rounds = list[Rollout](), list[Round]()
     adapter: FineTuned | None = None
     for number in range(settings.rounds):
         count = lesson.rollouts * (number + 1) // settings.rounds - len(rollouts)
@@ -65,20 +91,20 @@ def refine(lesson: Lesson) -> Trained:
         card = f"| rollouts that passed, of its own on the target | {len(passed)} of {len(rollouts)} |\n"
         job = FineTuning(NAME, lesson.base, recipe, demonstrations, {}, card, spec.machine, [code_digest(refine)])
         adapter = fine_tune(job, policy)
-        history.append(
-            {
-                "round": number + 1,
-                "rollouts": len(rollouts),
-                "success": round(sum(rollout.outcome == "passed" for rollout in batch) / len(batch), 6),
-                "demonstrations": len(demonstrations),
-                "epochs": epochs,
-                "first_loss": adapter.losses[0],
-                "last_loss": adapter.losses[-1],
-            }
+        rounds.append(
+            Round(
+                round=number + 1,
+                rollouts=len(rollouts),
+                success=round(sum(rollout.outcome == "passed" for rollout in batch) / len(batch), 6),
+                demonstrations=len(demonstrations),
+                epochs=epochs,
+                first_loss=adapter.losses[0],
+                last_loss=adapter.losses[-1],
+            )
         )
     assert adapter is not None
     cost = ledger_entry(rollouts, stage=NAME, method=NAME, item=NAME)
-    return Trained(
+    return Refined(
         NAME,
         adapter.digest,
         adapter.folder,
@@ -87,8 +113,8 @@ def refine(lesson: Lesson) -> Trained:
         cost.prompt_tokens,
         cost.completion_tokens,
         cost.errors,
-        history,
         demonstrations=adapter.demonstrations,
+        rounds=rounds,
     )
 
 

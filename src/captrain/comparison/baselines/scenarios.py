@@ -17,6 +17,7 @@ import ast
 import random
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -25,7 +26,15 @@ from pydantic import AliasPath, BaseModel, Field
 
 from captrain.benchmarks import load_benchmark
 from captrain.contract import CheckedEnvironment
-from captrain.environments import Evidence, HeldOutTasks, Standard, failed_check, make_standard, passport_page, probes
+from captrain.environments import (
+    Evidence,
+    HeldOutTasks,
+    Standard,
+    act_randomly,
+    failed_check,
+    make_standard,
+    passport_page,
+)
 from captrain.environments.sandbox import MODULES, installed_packages, load_confined
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import CheckResult, JsonObject, Message, Passport, load, publish_json, publish_text
@@ -303,7 +312,7 @@ def inspected(target: CheckedEnvironment, path: Path, against: Standard, count: 
     tasks = target.tasks("training", count)
 
     def play(index: int) -> list[Message]:
-        return subject.act(tasks[index], probes.random_agent(target.tools, random.Random(f"random/{index}")))
+        return subject.act(tasks[index], partial(act_randomly, target.tools, random.Random(f"random/{index}")))
 
     different = [tasks[index].id for index in range(count) if play(index) != play(index)]
     leaked = against.tests.quoted_id(path.read_text())

@@ -15,8 +15,8 @@ from captrain.records import Rollout, load
 from captrain.run import Spec, code_digest, launch
 from captrain.training import (
     LIBRARIES,
+    NO_FAULTS,
     SFT_COLUMNS,
-    Faults,
     FineTuned,
     FineTuning,
     SolutionLesson,
@@ -98,7 +98,7 @@ def untargeted_lessons(spec: Spec, project: Path) -> Sequence[SolutionLesson]:
             counts=tuple((place, share + (number < remainder)) for number, place in enumerate(environments)),
             dose=section.demonstrations,
             source="reference",
-            faults=Faults(),
+            faults=NO_FAULTS,
             machine=spec.machine,
         )
     ]
@@ -133,7 +133,7 @@ def teach_failures(lesson: Lesson) -> FineTuned:
     failed = [rollout.task for rollout in load(lesson.source, Rollout) if rollout.outcome == "failed"]
     guard_split(failed, "diagnosis")
     left_out, tasks = Counter[str](), [*{task.id: task for task in failed}.values()]
-    rows = solution_rows(target, tasks, policy, left_out, Faults(), "no whole solution is known")
+    rows = solution_rows(target, tasks, policy, left_out, NO_FAULTS, "no whole solution is known")
     if not rows:
         reasons = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "no rollout failed"
         raise UserError(f"no solution of a failed task can be trained on ({reasons})", remedy)

@@ -45,7 +45,6 @@ from captrain.run import Spec, build, launch
 from captrain.training import (
     LIBRARIES,
     SFT_COLUMNS,
-    Faults,
     FineTuned,
     SolutionLesson,
     TrainingEnvironment,
@@ -97,10 +96,18 @@ def _lesson(
     spec: Spec, base: Path, name: str, counts: tuple[tuple[TrainingEnvironment, int], ...], dose: int
 ) -> SolutionLesson:
     section = spec.baselines.solutions
-    faults = Faults(section.faults.rate, section.faults.kind, section.faults.filtered)
     settings = fine_tuning_settings(spec, section.epochs, section.learning_rate)
     return SolutionLesson(
-        name, SOLUTIONS_ADAPTER, base, spec.exploring(), settings, counts, dose, section.source, faults, spec.machine
+        name,
+        SOLUTIONS_ADAPTER,
+        base,
+        spec.exploring(),
+        settings,
+        counts,
+        dose,
+        section.source,
+        section.faults,
+        spec.machine,
     )
 
 

@@ -1,13 +1,11 @@
-"""The sandbox: environments that nobody has vouched for, run in processes that can reach nothing.
+"""The sandbox: runs untrusted environments in processes without files, network or other processes.
 
 Our process never runs their code. A fork server (`forkserver`) compiles the file and forks a confined process for every
-episode, another one for every score, and one that is kept for what is a function of the task alone. So a score is
-computed from what was recorded here, in a process that the episode has never touched. Unseeded draws of `random`, and
-hashes of strings, are alike in all of them.
+episode and for every score. One process is kept for functions of the task alone. So a score is computed from our
+record, in a process that the episode never touched. Unseeded `random` and string hashes are alike in all processes.
 
-What comes back is believed as little as any input. Whatever goes wrong in there is an `EnvironmentFault` that says
-what, and the next process is a fresh one. Not protected: errors of the kernel, timing, memory over all episodes
-together, and an environment that scores dishonestly, which is the passport's work.
+Every answer is validated. Each fault becomes an `EnvironmentFault`, and the next call gets a fresh process. Not
+protected: kernel bugs, timing, the memory of all episodes together, and dishonest scores, which passports look for.
 """
 
 import json
@@ -33,13 +31,16 @@ T = TypeVar("T")
 
 Level = Literal["none", "basic", "strong, one layer", "strong"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""From the weakest to the strongest. strong: nothing that was tried got out, and two layers hold it; one layer: seccomp
-alone does; basic: limits of memory and time, in a process of its own."""
+"""From weakest to strongest.
+
+strong: every attempt to get out failed, and two layers block it. one layer: seccomp alone blocks it. basic: a process
+of its own, with limits of memory and time.
+"""
 LAYERS = ("bubblewrap", "rlimits", "landlock", "seccomp")
 SLICE = 64
-"""Tasks in a reply."""
+"""Most tasks in a reply."""
 REFERENCES, CHARACTERS = 4096, 1 << 26
-"""Reference solutions that are kept, and what they and their tasks may take together."""
+"""Most reference solutions in the cache, and most characters of them and their tasks."""
 
 
 class _Function(BaseModel):
@@ -55,9 +56,9 @@ class _ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel, frozen=True):
-    """A message, in the shape that all of our code counts on."""
+    """A chat message in the shape that all of our code expects."""
 
-    role: str
+    role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -76,7 +77,7 @@ FUNCTIONS: dict[str, tuple[TypeAdapter[Any], str]] = {
     "broken": (MESSAGES, "a list of messages"),
     "hint": (TypeAdapter(str), "text"),
 }
-"""Functions of the task, with the shape of what they return. All but the first are there if a file defines them."""
+"""Functions of the task, with the shape of their results. All but the first are optional."""
 
 
 def _preview(value: object) -> str:
@@ -84,17 +85,17 @@ def _preview(value: object) -> str:
 
 
 def _shaped(value: T, shape: TypeAdapter[Any], expected: str) -> T:
-    """Return a value in the shape that all of our code counts on, as it came."""
+    """Return a value unchanged if it has a shape."""
     try:
         shape.validate_python(value, strict=True)
     except ValidationError:
-        raise Misbehaviour(f"returned what is not {expected} ({_preview(value)})") from None
+        raise Misbehaviour(f"returned something that is not {expected} ({_preview(value)})") from None
     return value
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """Confinement of environments on this machine, as found out by a confined process that tried to get out."""
+    """The confinement on this machine, as measured by a confined process that tried to get out."""
 
     level: Level
     layers: tuple[str, ...]
@@ -108,28 +109,28 @@ class Confinement:
 
 @cache
 def active_confinement(layers: tuple[str, ...] = LAYERS) -> Confinement:
-    """Find out, once, what confinement there is, by trying each layer, and what it blocks.
+    """Try each layer once, and measure what they block together.
 
     Args:
-        layers: those to try, for tests; the default is all.
+        layers: layers to try, for tests.
 
     Raises:
-        UserError: not even a process of its own.
+        UserError: no process can be started at all.
     """
     server, outer = None, ()
     if "bubblewrap" in layers and shutil.which("bwrap"):
-        with suppress(InfrastructureError):  # it is there, and in many containers does not work
+        with suppress(InfrastructureError):  # bwrap is installed, but does not work in many containers
             server, outer = ForkServer(b"", "probe", ["bubblewrap"]), ("bubblewrap",)
     try:
         server = server or ForkServer(b"", "probe", [])
     except InfrastructureError as fault:
-        remedy = "see whether the interpreter that this environment was made from still runs"
+        remedy = "check that the interpreter of this virtual environment still runs"
         raise UserError(str(fault), remedy) from None
     applied: tuple[str, ...] = ()
     blocked: dict[str, bool] = {}
     try:
         for layer in layers:
-            with suppress(Misbehaviour):  # a process that cannot have its layers ends
+            with suppress(Misbehaviour):  # a process that cannot apply its layers ends
                 if layer != "bubblewrap":
                     server.ask_fresh("hello", {}, None, [layer])
                     applied += (layer,)
@@ -146,25 +147,25 @@ def active_confinement(layers: tuple[str, ...] = LAYERS) -> Confinement:
 def load_confined(
     path: Path, least: Level, layers: tuple[str, ...] = LAYERS, *, source: bytes | None = None
 ) -> CheckedEnvironment:
-    """Load an environment file in the sandbox; otherwise as `captrain.contract.load_file` gives it.
+    """Load an environment file in the sandbox. See `captrain.contract.load_file`.
 
     Args:
-        path: of the file.
-        least: level of confinement that there must be; the strongest that is to be had is used.
-        layers: those to use, for tests; the default is all.
-        source: its bytes, where somebody has read them; None: they are read now.
+        path: the file.
+        least: required level; the strongest available one is used.
+        layers: layers to use, for tests.
+        source: its bytes, if they were read before.
 
     Raises:
-        UserError: the file is missing, or the confinement is weaker than that.
-        EnvironmentFault: the file does not load, or defines no Environment of the contract.
+        UserError: the file is missing, or the sandbox is weaker than required.
+        EnvironmentFault: the file does not load, or defines no valid `Environment`.
     """
     source = read_bytes(path, "run `dvc repro environments` to write it again") if source is None else source
     activity = active_confinement(layers)
     if LEVELS.index(activity.level) < LEVELS.index(least):
         raise UserError(
             f"{path} may run in a sandbox of level `{least}` only, and here it is {activity}",
-            "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or, where what is "
-            f"exposed may be exposed, set machine.sandbox (--sandbox) to `{activity.level}`",
+            "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or accept what is "
+            f"exposed, and set machine.sandbox (--sandbox) to `{activity.level}`",
         )
     return CheckedEnvironment(
         ConfinedEnvironment(path, source, activity.layers), str(path), file_fingerprint(path.stem, source)
@@ -172,16 +173,15 @@ def load_confined(
 
 
 class ConfinedEnvironment:
-    """An environment in the sandbox, as `captrain.contract.Environment`. `idle`, `broken` and `hint` are there if the
-    file has them.
+    """An environment in the sandbox (`captrain.contract.Environment`). `idle`, `broken` and `hint` are optional.
 
     Args:
-        path: of the file.
+        path: the file.
         source: its bytes.
-        layers: of confinement.
+        layers: layers of confinement.
 
     Raises:
-        EnvironmentFault: the file does not load, or defines no Environment of the contract.
+        EnvironmentFault: the file does not load, or defines no valid `Environment`.
     """
 
     idle: Callable[[JsonObject], list[Message]]
@@ -191,7 +191,7 @@ class ConfinedEnvironment:
     def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
         self._path, self._source, self._layers = path, source, layers
         self.end: float | None = None
-        """Time of `time.monotonic` beyond which nothing is answered any more; None: only each answer has its limit."""
+        """Time of `time.monotonic` after which nothing is answered; None limits each single answer alone."""
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._server: ForkServer | None = None
         self._optional: list[str] = []
@@ -222,17 +222,17 @@ class ConfinedEnvironment:
                 raise
             raise EnvironmentFault(
                 f"environment file {path} does not load: it {fault}",
-                "mend the file, or delete it and run `dvc repro environments`",
+                "fix the file, or delete it and run `dvc repro environments`",
             ) from None
 
     def __getattr__(self, name: str) -> object:
-        # Made when asked for: kept, they would keep this object, and its processes, until a garbage collection.
+        # Not stored: a stored partial would keep this object, and its processes, until a garbage collection.
         if name in FUNCTIONS and name in self._optional:
             return partial(self._function, name)
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def size(self, split: str) -> int | None:
-        """See `captrain.contract.Environment.size`; None where the file does not say."""
+        """See `captrain.contract.Environment`; None if the file does not define it."""
         if "size" not in self._optional:
             return None
         with self.attributing_faults("size", f"split {split}"):
@@ -240,7 +240,7 @@ class ConfinedEnvironment:
             size = self._server_of_process().ask_shared("call", arguments, self.end)
             if size is None or (type(size) is int and size >= 0):
                 return size
-            raise Misbehaviour(f"returned what is no number of tasks ({_preview(size)})")
+            raise Misbehaviour(f"returned something that is not a number of tasks ({_preview(size)})")
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
         """See `captrain.contract.Environment.tasks`."""
@@ -250,25 +250,25 @@ class ConfinedEnvironment:
                 arguments = {"split": split, "count": count, "start": start, "stop": start + SLICE}
                 batch = self._server_of_process().ask_shared("tasks", arguments, self.end)
                 if not isinstance(batch, list):
-                    raise Misbehaviour(f"returned what is not a list of tasks ({_preview(batch)})")
+                    raise Misbehaviour(f"returned something that is not a list of tasks ({_preview(batch)})")
                 tasks += batch
                 if len(batch) < SLICE:
                     break
             return tasks
 
     def open(self, task: JsonObject, key: str = "") -> "ConfinedEpisode":
-        """See `captrain.contract.Environment.open`; the key is for files that take one."""
+        """See `captrain.contract.Environment.open`; the key is passed to files that take one."""
         with self.attributing_faults("open", task["id"]):
             return ConfinedEpisode(self, task, {"key": key} if self._keyed else {})
 
     def score(self, task: JsonObject, messages: Sequence[Message]) -> JsonObject:
-        """See `captrain.contract.Environment.score`; in a process of its own."""
+        """See `captrain.contract.Environment.score`; runs in a fresh process."""
         with self.attributing_faults("score", task["id"]):
             arguments = {"name": "score", "arguments": [task, list(messages)]}
             return self._server_of_process().ask_fresh("call", arguments, self.end)
 
     def reference(self, task: JsonObject) -> list[Message]:
-        """See `captrain.contract.Environment.reference`; the file is asked once a task."""
+        """See `captrain.contract.Environment.reference`; cached."""
         key = json.dumps(task, sort_keys=True)
         text = self._references.get(key)
         if text is None:
@@ -285,9 +285,9 @@ class ConfinedEnvironment:
             return _shaped(self._server_of_process().ask_shared("call", arguments, self.end), *FUNCTIONS[name])
 
     def _server_of_process(self) -> ForkServer:
-        """The fork server in this process of ours: another one if it was lost, or is our parent's."""
+        """Return the fork server of this process; start another one if it was lost, or belongs to our parent."""
         if self._owner != os.getpid():
-            # A thread that this process does not have may hold the lock.
+            # A thread of the parent may hold the lock.
             self._lock, self._owner, self._server = threading.Lock(), os.getpid(), None
         with self._lock:
             if self._server is None or self._server.end_reason:
@@ -298,18 +298,18 @@ class ConfinedEnvironment:
 
     @contextmanager
     def attributing_faults(self, operation: str, item: str) -> Iterator[None]:
-        """Make a verdict a fault of this environment, in the words of `captrain.contract.CheckedEnvironment`."""
+        """Turn misbehaviour into a fault that names operation and task, as `CheckedEnvironment` does."""
         try:
             yield
         except Misbehaviour as verdict:
             raise EnvironmentFault(
                 f"environment {self.name} ({self._path}) {verdict} in {operation} on {item}",
-                "mend the environment file; rollouts already whole are kept and a new run goes on from them",
+                "fix the environment; finished rollouts are kept, and a new run continues from them",
             ) from None
 
 
 class ConfinedEpisode:
-    """An episode in a process of its own, as `captrain.contract.Episode`."""
+    """An episode in a process of its own (`captrain.contract.Episode`)."""
 
     def __init__(self, environment: ConfinedEnvironment, task: JsonObject, more: dict[str, str]) -> None:
         self._environment, self._task = environment, task["id"]
@@ -320,7 +320,7 @@ class ConfinedEpisode:
                     self.messages = _shaped(messages, MESSAGES, "a list of messages")
                     self.tools = tools if tools is None else _shaped(tools, TOOLS, "a list of tools")
                 case unexpected:
-                    raise Misbehaviour(f"returned what is not an episode ({_preview(unexpected)})")
+                    raise Misbehaviour(f"returned something that is not an episode ({_preview(unexpected)})")
         except BaseException:
             self.close()
             raise
@@ -332,7 +332,7 @@ class ConfinedEpisode:
                 case [replies, bool(is_over)]:
                     return _shaped(replies, MESSAGES, "a list of messages"), is_over
                 case unexpected:
-                    raise Misbehaviour(f"returned what is not messages and whether it is over ({_preview(unexpected)})")
+                    raise Misbehaviour(f"returned something that is not (messages, is over) ({_preview(unexpected)})")
 
     def close(self) -> None:
         """End its process."""

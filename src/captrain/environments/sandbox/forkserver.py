@@ -1,10 +1,11 @@
-"""The fork server, seen from our side: how it is started, the processes that it hands over, and what these answer.
+"""Our side of the fork server: starts it, takes over its confined processes, and validates their answers.
 
-It runs `confinement/server.py` in the interpreter that this environment was made from, under bubblewrap where that
-works, holds one environment, and never runs its code. It ends when our process does, however that ends, and takes its
-own processes with it. A process of ours that was forked inherits it, but never uses it. What an environment file can
-import is decided here, and how long anything may take. An answer is believed within bounds only; all else is a
-`Misbehaviour` of the file.
+The fork server runs `confinement/server.py` in the base interpreter of this virtual environment, under bubblewrap if
+that works. It holds one environment and never runs its code. When our process ends, for any reason, the server and its
+processes end, too. A forked child of our process inherits the server but never uses it.
+
+This module also decides which modules a file can import and how long everything may take. Answers outside of the bounds
+are a `Misbehaviour` of the file.
 """
 
 import json
@@ -26,11 +27,10 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from sysconfig import get_paths
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 from captrain.benchmarks import Worker
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject
 
 CONFINEMENT = Path(__file__).parent / "confinement"
 MODULES = (
@@ -95,24 +95,26 @@ MODULES = (
     "weakref",
     "zlib",
 )
-"""All that an environment can import."""
+"""The only modules that an environment can import."""
 PACKAGES: dict[str, tuple[str, ...]] = {
     "fastapi": ("fastapi", "fastapi.openapi.utils", "pydantic.v1"),
     "pydantic": ("pydantic", "pydantic._internal._dataclasses"),
     "sqlalchemy": ("sqlalchemy.orm", "sqlalchemy.dialects.sqlite.pysqlite"),
     "sqlite3": ("sqlite3",),
 }
-"""Packages that a file can import besides, where they are installed beside this one, if it says so: `PACKAGES = [...]`,
-names, at its top level. The modules are those that are imported when they are first used: no process could read them
-then."""
+"""Packages that a file can import if they are installed here and it has a line `PACKAGES = [...]` at its top level.
+
+The modules are those that a package imports on first use, when a confined process could not read them any more.
+"""
 START = 30.0
-"""Seconds that the fork server may take to start, and to fork."""
+"""Seconds to start the fork server, and to fork."""
 SECONDS = 30.0
-"""That a call, or compiling the file, may take. What computes is ended by its limit of processor time (20 s) before, on
-a machine that is not busy; this is for what waits."""
+"""Seconds for a call, and for compiling the file.
+
+A computing process reaches its limit of processor time (20 s) before, unless the machine is busy.
+"""
 TURN = 5.0
-"""Seconds of work after which the process kept for functions of the task is replaced, long before its limit of
-processor time could end it."""
+"""Seconds of work after which the shared process is replaced, before it reaches its limit of processor time."""
 DEATHS: dict[int, str] = {
     signal.SIGKILL: "was killed from outside, perhaps for want of memory on this machine",
     signal.SIGXCPU: "used more than 20 s of processor time",
@@ -121,42 +123,49 @@ DEATHS: dict[int, str] = {
 
 
 LINE = 1 << 20
-"""Bytes of a reply."""
+"""Most bytes of a reply."""
 DEPTH = 64
-"""Levels of lists and objects in it."""
+"""Most levels of lists and objects in a reply."""
 LONGEST = 300
-"""Characters of what an environment says, in a message."""
+"""Most characters of an environment's text in a message."""
+
+
+class Reply(TypedDict, total=False):
+    """A reply of the fork server."""
+
+    pid: int
+    status: int
+    error: str
 
 
 class Misbehaviour(Exception):
-    """Behaviour of an environment that did not answer as it should: "raised ValueError: ..."."""
+    """An environment misbehaved. The text is a predicate: "raised ValueError: ..."."""
 
 
 def one_line(text: str) -> str:
-    """Return what an environment says as a line of a message: printable, without breaks, of bounded length."""
+    """Return a text as one printable line of bounded length."""
     words = " ".join(text.split())
     plain = "".join(sign if sign.isprintable() else "?" for sign in words)
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."
 
 
 def installed_packages() -> list[str]:
-    """List those of `PACKAGES` that there are."""
+    """List the installed `PACKAGES`."""
     return [package for package in PACKAGES if find_spec(package) is not None]
 
 
 def interpreter() -> tuple[str, list[Path]]:
-    """Find the interpreter that this environment was made from, which has no package of ours, and the folders that it
-    needs beside /usr."""
+    """Find the base interpreter of this virtual environment, which has no packages, and its folders outside of /usr."""
     base = getattr(sys, "_base_executable", "") or sys.executable
     prefixes = {Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(sys.base_prefix).resolve()}
     return os.path.realpath(base), sorted(prefix for prefix in prefixes if not prefix.is_relative_to("/usr"))
 
 
 def _bubble(folders: Sequence[Path]) -> list[str]:
-    """Make a command that shows the next one nothing but the interpreter: no network, and no process but its own."""
+    """Make a bubblewrap command that shows nothing but the interpreter: no network and no other process."""
     command = "bwrap --unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     command += " --new-session --cap-drop ALL --ro-bind /usr /usr --dev-bind /dev/null /dev/null"
-    # Where the loader finds libraries that lie in no folder of its own.
+    # The loader finds libraries in other folders by this file.
     command += " --ro-bind-try /etc/ld.so.cache /etc/ld.so.cache"
     arguments = command.split()
     for place in (Path("/lib"), Path("/lib64")):
@@ -170,16 +179,16 @@ def _bubble(folders: Sequence[Path]) -> list[str]:
 
 
 class ForkServer:
-    """The fork server of one environment in one process of ours, and the process that is kept for functions of a task.
+    """The fork server of one environment, and its shared process for functions of a task.
 
     Args:
         source: text of the environment file.
-        name: of its module.
-        layers: of confinement: "bubblewrap" for the server, all others for its processes.
+        name: name of its module.
+        layers: layers of confinement: "bubblewrap" for the server, all others for its processes.
 
     Raises:
         InfrastructureError: it does not start.
-        Misbehaviour: the file does not compile, or needs a package that is not there.
+        Misbehaviour: the file does not compile, or needs a package that is missing.
     """
 
     def __init__(self, source: bytes, name: str, layers: Sequence[str]) -> None:
@@ -189,16 +198,15 @@ class ForkServer:
         self._shared: Worker | None = None
         self._worked, self._received = 0.0, b""
         self.dropped: deque[int] = deque()
-        """Processes that ended with their last reference. They are reaped at the next opportunity: a garbage collection
-        may take that reference amid a request."""
-        # Only a line of this form asks for packages, so that this process parses no code.
+        """Processes to reap at the next opportunity. Garbage collection ended them, perhaps amid a request."""
+        # A regular expression, so that this process never parses the code.
         line = re.search(rb"(?m)^PACKAGES = \[([a-z0-9_\"', ]*)\]\s*$", source)
         packages = re.findall(r"\w+", line[1].decode()) if line else []
         if absent := [package for package in packages if package not in installed_packages()]:
             raise Misbehaviour(f"needs {', '.join(absent)}, which the sandbox does not have")
         modules = [*MODULES, *(module for package in packages for module in PACKAGES[package])]
         python, folders = interpreter()
-        # Not -I, which would have the seed of hashes ignored; with nothing else in its environment it is the same.
+        # -I would ignore PYTHONHASHSEED; with no other variables the effect is the same.
         variables = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC"}
         variables |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
         if packages:
@@ -240,13 +248,16 @@ class ForkServer:
             raise Misbehaviour(f"raised {one_line(complaint)}")
 
     def worker(self, layers: Sequence[str] | None = None) -> Worker:
-        """Start a fresh process with the layers of confinement, or with those that are named.
+        """Start a fresh confined process.
+
+        Args:
+            layers: its layers; None for those of the server.
 
         Raises:
-            InfrastructureError: the machine has no process to give, or the server is lost.
-            UserError: this process has too many files open.
+            InfrastructureError: the machine has no process left, or the server is lost.
+            UserError: this process has too many open files.
         """
-        with suppress(IndexError):  # of an empty one, which other threads empty, too
+        with suppress(IndexError):  # empty; other threads reap, too
             while True:
                 self.reap(self.dropped.popleft())
         reply, handles = self._request({"op": "fork", "layers": self._layers if layers is None else [*layers]})
@@ -257,13 +268,13 @@ class ForkServer:
                 os.close(handle)
             self.reap(reply["pid"])
             raise UserError(
-                "too many files are open for one more process in the sandbox, which takes two",
+                "too many files are open for another process in the sandbox, which needs two",
                 "raise the limit (`ulimit -n`), or play fewer episodes at once (machine.batch)",
             )
         return Worker("sandbox", ConfinedProcess(self, reply["pid"], *handles), LINE)
 
     def ask_shared(self, op: str, arguments: Mapping[str, object], end: float | None) -> object:
-        """Ask the process that is kept, or the next one; returns and raises as `ask`."""
+        """Ask the shared process, or its successor; see `ask`."""
         with self._turn:
             worker = self._shared
             if worker is not None and (self._worked > TURN or worker.has_ended()):
@@ -281,7 +292,7 @@ class ForkServer:
     def ask_fresh(
         self, op: str, arguments: Mapping[str, object], end: float | None, layers: Sequence[str] | None = None
     ) -> Any:
-        """Ask a fresh process, once; returns and raises as `ask` and `worker`."""
+        """Ask a fresh process once; see `ask` and `worker`."""
         worker = self.worker(layers)
         try:
             return ask(worker, op, arguments, end)
@@ -289,20 +300,19 @@ class ForkServer:
             dismiss(worker)
 
     def reap(self, pid: int) -> int:
-        """Return the exit status of a process that has ended, or is about to."""
+        """Wait for a process that is ending, and return its exit status."""
         return int(self._request({"op": "reap", "pid": pid})[0]["status"])
 
-    def _request(self, request: Mapping[str, object]) -> tuple[JsonObject, list[int]]:
-        """Return the reply to a request, with the descriptors that came along."""
+    def _request(self, request: Mapping[str, object]) -> tuple[Reply, list[int]]:
+        """Send a request, and return the reply and its file descriptors."""
         with self._lock:
             if not self.end_reason:
                 with suppress(BrokenPipeError, ConnectionResetError):
                     self._control.sendall(json.dumps(request).encode())
             return self._answer(START)
 
-    def _answer(self, seconds: float) -> tuple[JsonObject, list[int]]:
-        """Wait for a reply, which is a line: what is read at once may hold less, or the next one as well; raises
-        InfrastructureError if there is none."""
+    def _answer(self, seconds: float) -> tuple[Reply, list[int]]:
+        """Wait for a line with a reply, or raise an InfrastructureError; a read may return a part of it, or more."""
         end, handles = time.monotonic() + seconds, list[int]()
         while not self.end_reason:
             line, newline, following = self._received.partition(b"\n")
@@ -323,7 +333,7 @@ class ForkServer:
         raise InfrastructureError(f"the sandbox's fork server {self.end_reason}")
 
     def close(self) -> None:
-        """End it, and all its processes; nothing happens in a process that has inherited it."""
+        """End the server and its processes; does nothing in a forked child of ours."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -331,7 +341,7 @@ class ForkServer:
                 return
             self.end_reason = self.end_reason or "was ended"
             self._control.close()
-            # Its end is bubblewrap's end; it would survive that of bubblewrap.
+            # Kill the server itself: it would survive bubblewrap, and bubblewrap ends with it.
             if self._handle >= 0:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._handle, signal.SIGKILL)
@@ -339,14 +349,14 @@ class ForkServer:
             else:
                 self._process.kill()
             self._process.wait()
-            self._shared = None  # it knows this server, too: neither would go before a garbage collection
+            self._shared = None  # breaks a reference cycle
 
 
 SERVERS: "weakref.WeakSet[ForkServer]" = weakref.WeakSet()
 
 
 def _forget_servers() -> None:
-    """Let go of what was inherited, so that a server still sees the end of its own process of ours."""
+    """Close the inherited sockets in a forked child, so that each server still notices the end of its owner."""
     for server in [*SERVERS]:
         server.end_reason = "belongs to another process"
         server._control.close()
@@ -356,8 +366,7 @@ os.register_at_fork(after_in_child=_forget_servers)
 
 
 def waited(handle: int) -> float:
-    """Tell for how many seconds of its life a process was ready to run and had no processor; 0 where the system does
-    not tell."""
+    """Return the seconds that a process waited for a processor; 0 if the system does not tell."""
     with suppress(OSError, ValueError, IndexError):
         pid = Path(f"/proc/self/fdinfo/{handle}").read_text().partition("Pid:")[2].split()[0]
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
@@ -365,19 +374,19 @@ def waited(handle: int) -> float:
 
 
 class ConfinedProcess:
-    """A process that the fork server started, as `captrain.benchmarks.worker.Process`.
+    """A process of the fork server (`captrain.benchmarks.worker.Process`).
 
     Args:
-        server: its parent, which knows how it ended.
-        pid: as the server counts.
+        server: its parent, which reaps it.
+        pid: its id in the server's namespace.
         channel: socket for requests and replies.
-        handle: of the process; -1 where the system has none, and the server's process ids are ours.
+        handle: pidfd; -1 if the system has none, and then the id is valid here, too.
     """
 
     def __init__(self, server: ForkServer, pid: int, channel: int, handle: int = -1) -> None:
         self.server, self.status = server, None
         self.waited = 0.0
-        """See `waited`; of one that was ended from here."""
+        """See `waited`; set when it is killed."""
         self.owner, self._pid, self._handle = os.getpid(), pid, handle
         self._lock = threading.Lock()
         self.stdin: IO[bytes] | None = os.fdopen(channel, "r+b", buffering=0)
@@ -391,7 +400,7 @@ class ConfinedProcess:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """See `Process.wait`; raises InfrastructureError, too, if the server is lost and does not tell."""
+        """See `Process.wait`; raises InfrastructureError if the server is lost."""
         with self._lock:
             if self.status is None:
                 over = timeout is None
@@ -419,8 +428,7 @@ class ConfinedProcess:
     terminate = kill
 
     def __del__(self) -> None:
-        """End an episode that nobody closes with its last reference, but not that of a process of ours which has merely
-        inherited it."""
+        """Kill a process that nobody closed, unless this is a forked child of its owner."""
         if self.status is None:
             if os.getpid() == self.owner:
                 self.kill()
@@ -430,7 +438,7 @@ class ConfinedProcess:
 
 
 def dismiss(worker: Worker) -> None:
-    """End a process that nobody needs any more; nothing happens in a process of ours that has inherited it."""
+    """End a process; does nothing in a forked child of ours."""
     child = worker.process
     assert isinstance(child, ConfinedProcess)
     if child.owner == os.getpid():
@@ -441,24 +449,24 @@ def dismiss(worker: Worker) -> None:
 
 
 def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | None = None) -> Any:
-    """Ask a process for an answer, and return it as far as any answer can be believed.
+    """Ask a process, and return its validated answer.
 
-    JSON readers take more than JSON, and more than can be written again: numbers that are not finite, halves of
-    characters, thousands of levels. What has passed here, nothing of ours can stumble over.
+    JSON parsers accept values that cannot be written again: infinite numbers, lone surrogates, thousands of levels. An
+    answer that passes here breaks none of our code.
 
     Args:
         worker: the process.
-        op: what is asked of it.
+        op: the operation.
         arguments: of the operation.
-        end: of `time.monotonic`, beyond which no answer is waited for, however long one alone may take.
+        end: time of `time.monotonic` after which no answer is awaited.
 
     Raises:
-        Misbehaviour: it raised, did not answer, or not with JSON within bounds.
+        Misbehaviour: it raised, or did not answer with JSON within the bounds.
         InfrastructureError: the fork server is lost.
     """
     patience = SECONDS if end is None else min(SECONDS, end - time.monotonic())
     if patience <= 0:
-        raise Misbehaviour("took as long as it may in all")
+        raise Misbehaviour("used up the time of its examination (environments.seconds)")
     child = worker.process
     assert isinstance(child, ConfinedProcess)
     before = child.waited or waited(child._handle)
@@ -470,14 +478,14 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
             raise InfrastructureError(f"the sandbox's fork server {child.server.end_reason}") from None
         reason, idle = worker.end_reason, child.waited - before
         if reason.startswith("did not answer") and idle > max(1.0, patience / 2):
-            # Whose fault that is, nobody can tell; the verdict stays, and says so.
-            reason += f"; it waited {idle:.0f} s for a processor: run again when this machine has less to do"
+            # A busy machine may be the reason, so say it.
+            reason += f"; it waited {idle:.0f} s for a processor: run it again when this machine is less busy"
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
-    if not reply["ok"]:
-        kind, message = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])
+    if reply.error:
+        kind, message = one_line(reply.error), one_line(reply.message)
         out = "ran out of memory (512 MiB)"
         raise Misbehaviour(out if kind == "MemoryError" else f"raised {kind}{': ' if message else ''}{message}")
-    pending: list[tuple[object, int]] = [(reply["result"], 0)]
+    pending: list[tuple[object, int]] = [(reply.result, 0)]
     while pending:
         element, depth = pending.pop()
         if depth > DEPTH:
@@ -495,4 +503,4 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
                 element.encode()
             except UnicodeEncodeError:
                 raise Misbehaviour("returned text that is not Unicode") from None
-    return reply["result"]
+    return reply.result

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false
-"""Means by which a process gives up what it could do to others, for good: limits, Landlock, seccomp; and the proof.
+"""Confines the current process for good with resource limits, Landlock and seccomp, and proves it.
 
-To be called in a fresh, single-threaded child before any code of an environment runs. Each layer alone has gaps:
-limits bound memory, time and files; Landlock closes the file system and TCP, but neither processes nor datagrams;
-seccomp closes all of them at the door of the kernel. The fork server runs without any package, so its filter is put
-together here: classic BPF, see bpf(4) and seccomp(2).
+Call it in a fresh, single-threaded child before any code of an environment runs. Each layer alone has gaps: limits
+bound memory, time and files; Landlock closes the file system and TCP, but not processes or datagrams; seccomp refuses
+the system calls of all of these. The fork server has no packages, so the filter is assembled here as classic BPF: see
+bpf(4) and seccomp(2).
 """
 
 import ctypes
@@ -28,11 +28,11 @@ LIMITS = {
     "MSGQUEUE": 0,
     "STACK": 8 << 20,
 }
-"""Bytes of memory, seconds of processor time, and what nobody needs."""
+"""Bytes of memory, seconds of processor time, and resources that nobody needs."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 SIGKILL = 9
 LIBC = ctypes.CDLL(None, use_errno=True)
-# Looked up here, by the fork server, and not anew in each of its processes.
+# Looked up once, by the fork server.
 PRCTL, SYSCALL = getattr(LIBC, "prctl", None), LIBC.syscall
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 """Numbers of system calls, the same on all machines."""
@@ -91,26 +91,26 @@ COMMANDS = (0, 1, 2, 3, 1030)
 REQUESTS = (0x5401, 0x5450, 0x5451)
 """Requests of ioctl: TCGETS (is it a terminal?), FIONCLEX, FIOCLEX."""
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Place in the tables, and AUDIT_ARCH of linux/audit.h."""
+"""Index in the tables, and AUDIT_ARCH of linux/audit.h."""
 X32 = 0x40000000
-"""Set in the numbers of x86-64's other calling convention."""
+"""Bit in the call numbers of x86-64's x32 ABI."""
 
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 """SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM; SECCOMP_RET_KILL_PROCESS."""
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Offsets in struct seccomp_data, whose arguments are of 64 bits each, the lower half first."""
+"""Offsets in struct seccomp_data; arguments have 64 bits, the lower half first."""
 
 
 def confine(layers: Collection[str], server: int) -> None:
-    """Apply layers to this process, all that are named or none of its code may run.
+    """Apply all given layers to this process.
 
     Args:
         layers: of "rlimits", "landlock", "seccomp".
-        server: process id of the fork server, without which this process must not live.
+        server: process id of the fork server; this process ends with it.
 
     Raises:
-        OSError: a layer is not to be had here.
+        OSError: a layer is not available here.
     """
     if "rlimits" in layers:
         limit(LIMITS)
@@ -120,8 +120,8 @@ def confine(layers: Collection[str], server: int) -> None:
         if os.getppid() != server:
             os._exit(1)
     if "landlock" in layers:
-        # Handle every right that this kernel knows, and grant none. See linux/landlock.h: rights of files grew with
-        # versions 2, 3 and 5, TCP came with 4, sockets and signals with 6.
+        # Handle every right of this kernel, and grant none. See linux/landlock.h: ABI versions 2, 3 and 5 added rights
+        # of files, 4 added TCP, 6 added sockets and signals.
         abi = system_call(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
         files = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
         rights = struct.pack("QQQ", files, 3, 3)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
@@ -140,13 +140,13 @@ def confine(layers: Collection[str], server: int) -> None:
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Set resource limits, by their names without RLIMIT_, and never back; macOS has fewer of them."""
+    """Set resource limits for good, by name without RLIMIT_; macOS lacks some."""
     for name, most in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}", None)
         if kind is not None:
             _, hard = resource.getrlimit(kind)
             value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            # Past the hard limit of time comes SIGKILL, which does not say why.
+            # Beyond the hard limit of time, SIGKILL would hide the reason.
             most = value + (name == "CPU" and value != hard)
             try:
                 resource.setrlimit(kind, (value, most))
@@ -170,20 +170,19 @@ def system_call(number: int, *arguments: object) -> int:
 
 @cache
 def program(machine: str) -> bytes:
-    """Assemble the filter for a machine, an array of struct sock_filter.
+    """Assemble the seccomp filter of a machine, an array of struct sock_filter.
 
-    What is not in `CALLS` fails with EPERM, but for x86-64's 335 and 336, which newer kernels let past every filter,
-    and which are of no use outside of their own probes. What is there can work with memory, clocks and files that are
-    open already; nothing can open, create, connect, start or signal anything.
+    Calls outside of `CALLS` fail with EPERM. (Newer kernels let x86-64's 335 and 336 past every filter, but they are
+    useless outside of kernel probes.) The allowed calls work with memory, clocks and open files. None can open, create,
+    connect, start or signal anything.
 
     Raises:
-        OSError: its system calls are not known here.
+        OSError: the system calls of this machine are unknown.
     """
     if machine not in MACHINES:
         raise OSError(f"no filter for {machine}")
     place, architecture = MACHINES[machine]
-    # An instruction is an operation, a value, and of a jump: where to if it holds, and if not; None is the next one.
-    # Texts among them are places to jump to.
+    # An instruction is (operation, value, label if true, label if false); None continues. Strings are labels.
     code: list[tuple[int, int, str | None, str | None] | str] = [
         (LOAD, ARCHITECTURE, None, None),
         (EQUAL, architecture, None, "kill"),
@@ -192,12 +191,12 @@ def program(machine: str) -> bytes:
     ]
     code += [(EQUAL, number, "allow", None) for numbers in CALLS.values() if (number := numbers[place]) is not None]
     for number, values in ((FCNTL, COMMANDS), (IOCTL, REQUESTS)):
-        # The kernel, too, takes these commands, the second argument, for 32 bits.
+        # Compare 32 bits of the second argument, as the kernel does.
         past = f"past {number[place]}"
         code += [(EQUAL, number[place], None, past), (LOAD, ARGUMENTS + 8, None, None)]
         code += [(EQUAL, value, "allow", None) for value in values]
         code += [(RETURN, REFUSE, None, None), past]
-    # Limits may be read: the pointer to new ones, the third argument, has to be null in both its halves.
+    # prlimit may only read: both halves of the pointer to new limits, the third argument, must be null.
     code += [
         (EQUAL, PRLIMIT[place], None, "refuse"),
         (LOAD, ARGUMENTS + 16, None, None),
@@ -225,7 +224,7 @@ def program(machine: str) -> bytes:
 
 
 def probe() -> dict[str, bool]:
-    """Try everything that this process should not be able to do: name -> it is blocked."""
+    """Try all `ATTEMPTS`, and return which are blocked."""
     blocked = dict.fromkeys(ATTEMPTS, False)
     for name, attempt in ATTEMPTS.items():
         try:
@@ -236,7 +235,7 @@ def probe() -> dict[str, bool]:
 
 
 def create() -> None:
-    """Create a file, in the first place where one could."""
+    """Create a file in the first folder that allows it."""
     for folder in (".", "/tmp", "/dev/shm"):
         path = f"{folder}/.captrain-{os.getpid()}"
         try:
@@ -249,7 +248,7 @@ def create() -> None:
 
 
 def connect() -> None:
-    """Reach a port of this machine; that nobody listens is an answer, too."""
+    """Reach a port of this machine; "connection refused" counts as reached."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as channel:
         channel.settimeout(1)
         if channel.connect_ex(("127.0.0.1", 1)) not in (0, errno.ECONNREFUSED):
@@ -265,7 +264,7 @@ def fork() -> None:
 
 
 def execute() -> None:
-    """Run a program; one that is not there, so that this process goes on."""
+    """Run a missing program, so that this process continues."""
     try:
         os.execv("/nothing", ["/nothing"])
     except FileNotFoundError:
@@ -273,7 +272,7 @@ def execute() -> None:
 
 
 def peek() -> None:
-    """Read memory of the process that started this one."""
+    """Read memory of the parent process."""
     vector = struct.pack("QQ", ctypes.addressof(ctypes.create_string_buffer(1)), 1)
     process_vm_readv = {"x86_64": 310, "aarch64": 270}.get(os.uname().machine)
     try:
@@ -297,4 +296,4 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "reading memory": peek,
     "taking memory": lambda: mmap.mmap(-1, 1 << 30).close(),
 }
-"""By what stays open where one of them is not refused."""
+"""Attempts to get out, by the capability that is exposed if they succeed."""

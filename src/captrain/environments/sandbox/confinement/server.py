@@ -1,16 +1,15 @@
 # pyright: reportMissingImports=false
-"""The fork server: holds one environment, compiled but never run, and starts a confined process for every use of it.
+"""The fork server: holds one compiled environment, and forks a confined process for each use of it.
 
-Run by an interpreter without any package, as `server.py <socket> <name> <seconds> <modules>`, the text on standard
-input. It imports what an environment may need, since a confined process can import nothing else, says that it is there,
-compiles the text within so many seconds, and says what is wrong with it. A fork then takes a millisecond or two. Over
-the socket it takes one request at a time: `fork`, which hands over a socket to the new process and a descriptor of it,
-and `reap`. It ends when the other side is gone, and all its processes with it.
+An interpreter without packages runs it as `server.py <socket> <name> <seconds> <modules>`, with the environment's text
+on standard input. The server imports all modules that an environment may need, because a confined process cannot import
+more. It reports that it runs, compiles the text within the given seconds, and reports errors. A fork then takes about a
+millisecond. Requests arrive over the socket, one at a time: `fork` returns a socket to the new process and its pidfd,
+and `reap` its exit status. When the other side is gone, the server and its processes end.
 
-A confined process loads the environment and answers for it, in the protocol of `benchmarks/workers/worker_loop.py` over
-one socket. It has no threads and no open files, because none can be had. Whatever happens to it from its first answer
-on, the other side believes only what an environment may say, so that nothing in it needs to be safe from the code it
-runs.
+A confined process loads the environment and answers requests in the protocol of `benchmarks/workers/worker_loop.py`. It
+has no threads and no open files. The other side validates every answer, so nothing in this process needs protection
+from the code that it runs.
 """
 
 import gc
@@ -36,29 +35,29 @@ from confine import LIMITS, confine, limit, probe, program
 sys.path.pop(0)
 
 INTERNAL = ("_strptime", "encodings.ascii", "encodings.latin_1", "encodings.unicode_escape")
-"""Modules that the others import when they are first used."""
+"""Modules that other modules import on first use."""
 LONGEST = 2000
-"""Characters kept of an error message."""
+"""Most characters of an error message."""
 REQUIRED = ("name", "tools", "tasks", "open", "score", "reference")
 OPTIONAL = ("about", "size", "idle", "broken", "hint")
 
 
 def main() -> None:
-    """Compile the environment, then start and reap processes until nobody asks for any."""
+    """Compile the environment, then fork and reap until the socket closes."""
     control, name = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     source = sys.stdin.buffer.read()
     for module in (*INTERNAL, *sys.argv[4].split()):
         importlib.import_module(module)
-    # What an environment prints is nobody's: there is nothing to flood.
+    # Discard what environments print.
     sink = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(sink, standard)
     warnings.simplefilter("ignore")
     with suppress(OSError):
-        program(os.uname().machine)  # once for all processes
+        program(os.uname().machine)  # cached for all processes
     tell(control, {"pid": os.getpid()}, [os.pidfd_open(os.getpid())] if hasattr(os, "pidfd_open") else [])
     limit({"AS": LIMITS["AS"], "STACK": LIMITS["STACK"], "CORE": 0})
-    # If it takes longer, and nobody is left to end this process, the alarm does.
+    # Ends this process if compiling hangs and our owner is gone.
     signal.alarm(int(float(sys.argv[3])) + 1)
     code, complaint = None, ""
     try:
@@ -93,7 +92,7 @@ def start(control: socket.socket, code: CodeType, name: str, layers: list[str]) 
             os.setsid()
             os.dup2(remote.fileno(), 3)
             os.closerange(4, 1024)
-            # Every process draws alike from a generator that its environment did not seed; forking has reseeded it.
+            # Forking reseeds `random`; all processes must draw alike.
             random.seed(0)
             confine(layers, server)
             serve(3, Operations(code, name))
@@ -107,12 +106,12 @@ def start(control: socket.socket, code: CodeType, name: str, layers: list[str]) 
 
 
 def tell(control: socket.socket, reply: dict[str, object], handles: list[int] | None = None) -> None:
-    """Send a reply, which is a line, with descriptors."""
+    """Send a line with a reply, and file descriptors."""
     socket.send_fds(control, [json.dumps(reply).encode() + b"\n"], handles or [])
 
 
 def serve(channel: int, operations: "Operations") -> None:
-    """Answer requests until nobody is left to make them; never returns."""
+    """Answer requests until the channel closes; never returns."""
     remainder = b""
     while chunk := os.read(channel, 1 << 16):
         *lines, remainder = (remainder + chunk).split(b"\n")
@@ -122,7 +121,7 @@ def serve(channel: int, operations: "Operations") -> None:
             try:
                 result = getattr(operations, operation)(**request)
                 text = json.dumps({"id": number, "ok": True, "result": result}, allow_nan=False)
-            except BaseException as error:  # A SystemExit, too, is the environment's answer.
+            except BaseException as error:  # the environment may even raise SystemExit
                 fault = {"type": str(type(error).__name__), "message": words(error)}
                 text = json.dumps({"id": number, "ok": False, "error": fault})
             answer = memoryview(text.encode() + b"\n")
@@ -132,7 +131,7 @@ def serve(channel: int, operations: "Operations") -> None:
 
 
 def words(error: BaseException) -> str:
-    """Return what an exception says of itself, so far as it fits, or "" where it cannot."""
+    """Return the beginning of an exception's text; "" if it has none or raises."""
     try:
         return str(error)[:LONGEST]
     except BaseException:
@@ -140,7 +139,7 @@ def words(error: BaseException) -> str:
 
 
 class Operations:
-    """Operations that a confined process answers. Only the first two do without the environment."""
+    """Operations of a confined process. The first two do not load the environment."""
 
     def __init__(self, code: CodeType, name: str) -> None:
         self._code, self._name = code, name
@@ -148,7 +147,7 @@ class Operations:
         self._tasks: tuple[tuple[str, int], list[object]] = ("", -1), []
 
     def hello(self) -> None:
-        """Answer at all: the layers of this process are to be had."""
+        """Answer, which shows that this process could apply its layers."""
 
     def probe(self) -> dict[str, bool]:
         """See `confine.probe`."""
@@ -156,7 +155,7 @@ class Operations:
 
     @cached_property
     def _environment(self) -> Any:
-        """The file's `Environment`; nothing in it is believed."""
+        """The untrusted `Environment` of the file."""
         module = ModuleType(self._name)
         module.__file__ = f"{self._name}.py"
         sys.modules[self._name] = module
@@ -164,7 +163,7 @@ class Operations:
         return module.__dict__.get("Environment", lambda: None)()
 
     def describe(self) -> dict[str, object]:
-        """Return the environment's name, tools and optional methods, or the names that it lacks."""
+        """Return name, tools and optional members, or the missing members."""
         environment = self._environment
         if environment is None:
             return {"missing": ["the class Environment"]}
@@ -180,7 +179,7 @@ class Operations:
         }
 
     def tasks(self, split: str, count: int, start: int, stop: int) -> list[object]:
-        """Some of the tasks: all of them may be too long for a line."""
+        """Return a slice of the tasks: all of them might not fit into a line."""
         if self._tasks[0] != (split, count):
             self._tasks = (split, count), list(self._environment.tasks(split, count))
         return self._tasks[1][start:stop]
@@ -195,7 +194,7 @@ class Operations:
         return {"messages": self._episode.messages, "tools": getattr(self._episode, "tools", None)}
 
     def step(self, message: dict[str, object]) -> list[object]:
-        """Take a turn in it."""
+        """Take a turn in the episode."""
         replies, is_over = self._episode.step(message)
         return [replies, bool(is_over)]
 

@@ -20,8 +20,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from captrain.capabilities import Act, Toolbox
-from captrain.diagnosis.expressions import (
+from captrain.capabilities.calls import Call
+from captrain.capabilities.expressions import (
     FUNCTIONS,
     Evaluation,
     Expression,
@@ -31,10 +31,11 @@ from captrain.diagnosis.expressions import (
     Template,
     look_up,
 )
+from captrain.capabilities.text import plain
+from captrain.capabilities.toolbox import Toolbox
 from captrain.records import JsonObject, Record, parse_yaml, read_yaml
 
 NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
-SPACE = re.compile(r"[\s‐-―]+")
 REQUIREMENT = re.compile(r"\ban? (\w+) can only be (\w+) if its (\w+) is ['\"‘“]([\w ]+)['\"’”]", re.IGNORECASE)
 """A sentence that requires a value of a record: noun of the record, participle of the operation, field, value."""
 SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched")
@@ -42,7 +43,7 @@ SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched")
 OF_WRITE = ("by_now", "findall", "look", "said")
 """Functions of expressions beside those that every expression has (`Clause.objection` makes them)."""
 IDENTIFIERS = ("_id", "_number", "id", "number")
-REMEDY = "docs/diagnose.md has the format of clauses"
+CLAUSES_PAGE = "docs/diagnose.md has the format of clauses"
 
 
 class RecordBook:
@@ -52,7 +53,7 @@ class RecordBook:
         self._records: dict[tuple[str, str], list[JsonObject]] = {}
         self._people: dict[tuple[str, str], list[JsonObject]] = {}
 
-    def add(self, acts: list[Act]) -> None:
+    def add(self, acts: list[Call]) -> None:
         """Keep the records that a rollout read before its first write."""
         for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
             if act.kind == "read" and not act.failed:
@@ -118,8 +119,8 @@ class Clause(Record):
 
     def objection(
         self,
-        act: Act,
-        earlier: Sequence[Act],
+        act: Call,
+        earlier: Sequence[Call],
         wishes: str,
         context: "DiagnosisContext",
         patterns: Mapping[str, Pattern],
@@ -203,7 +204,7 @@ class Clauses(Record):
 class Violation:
     """A write that a clause forbids: the clause, its sentence in the policy, and why."""
 
-    act: Act
+    act: Call
     clause: Clause
     sentence: str
     reason: str
@@ -217,7 +218,7 @@ def shipped_clauses() -> tuple[Clauses, ...]:
     """The clauses of captrain's own benchmarks."""
     folder = files("captrain").joinpath("benchmarks/workers")
     paths = sorted((path for path in folder.iterdir() if path.name.endswith("_clauses.yaml")), key=str)
-    return tuple(parse_yaml(path.read_text(encoding="utf-8"), Clauses, path.name, REMEDY) for path in paths)
+    return tuple(parse_yaml(path.read_text(encoding="utf-8"), Clauses, path.name, CLAUSES_PAGE) for path in paths)
 
 
 def read_clauses(path: Path) -> Clauses:
@@ -226,7 +227,7 @@ def read_clauses(path: Path) -> Clauses:
     Raises:
         UserError: the file does not hold clauses.
     """
-    return read_yaml(path, Clauses, REMEDY)
+    return read_yaml(path, Clauses, CLAUSES_PAGE)
 
 
 def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
@@ -234,13 +235,15 @@ def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
     for match in REQUIREMENT.finditer(policy):
         noun, participle, field, value = match.groups()
         stem = re.sub(r"(l?led|d|ed)$", "", participle.lower())
-        yield Clause(
-            sentences=[match.group()],
-            tools=[name for name in toolbox.schemas if name.startswith(stem) and noun.lower() in name],
-            record=[f"{noun.lower()}_id", field],
-            names={"state": Expression.parse(f"str(record[{field!r}])")},
-            forbidden=Expression.parse(f"not touched and not begins(state, {value!r})"),
-            reason=Template.parse(f"its {field} is {{state}}"),
+        yield Clause.model_validate(
+            {
+                "sentences": [match.group()],
+                "tools": [name for name in toolbox.schemas if name.startswith(stem) and noun.lower() in name],
+                "record": [f"{noun.lower()}_id", field],
+                "names": {"state": f"str(record[{field!r}])"},
+                "forbidden": f"not touched and not begins(state, {value!r})",
+                "reason": f"its {field} is {{state}}",
+            }
         )
 
 
@@ -283,7 +286,7 @@ class DiagnosisContext:
         ]
 
 
-def violations(acts: Sequence[Act], wishes: str, context: DiagnosisContext) -> Iterator[Violation]:
+def violations(acts: Sequence[Call], wishes: str, context: DiagnosisContext) -> Iterator[Violation]:
     """Find the writes that a clause forbids.
 
     Args:
@@ -308,8 +311,3 @@ def violations(acts: Sequence[Act], wishes: str, context: DiagnosisContext) -> I
                 continue
             if reason:
                 yield Violation(act, clause, sentence, reason)
-
-
-def plain(text: str) -> str:
-    """A text in lower case, with one space for each run of spaces and dashes."""
-    return SPACE.sub(" ", text.lower().replace("**", "").replace("-", " "))

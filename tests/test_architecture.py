@@ -17,30 +17,29 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for top in ("src/captrain", "stages", "scripts") for path in (ROOT / top).rglob("*.py"))
 PARSERS = {"loads", "load", "safe_load", "read_csv", "model_validate_json", "validate_json", "DictReader"}
 READERS = {
-    "records/files.py": "the one way in",
-    "interop/logs/records.py": "logs of others, of which one bad row is listed and the rest is read",
-    "interop/trajectories.py": "lines of either of two shapes",
-    "models/answers.py": "an answer that is not whole is asked for again",
-    "environments/sandbox/confinement/server.py": "where nothing of ours is",
-    "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",
-    "benchmarks/workers/openenv_worker.py": "where nothing of ours is",
-    "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",
-    "scripts/bench_growth.py": "the example that ships, and lines that it has written",
+    "records/files.py": "the one reader of files",
+    "interop/logs/records.py": "logs of others: a bad row is reported and the rest is read",
+    "interop/trajectories.py": "lines have one of two shapes",
+    "models/answers.py": "an incomplete answer is asked for again",
+    "environments/sandbox/confinement/server.py": "runs without captrain",
+    "benchmarks/workers/bfcl_worker.py": "runs without captrain",
+    "scripts/score_diagnosis.py": "hand-written labels; a damaged line ends the script",
+    "scripts/bench_growth.py": "the included example, and lines that it wrote itself",
 }
 """Files that parse files by themselves, and why."""
 
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
-    "run/loans.py": "locks hold nothing",
-    "comparison/points.py": "workspaces of points, made again from what git has before each run; their logs",
-    "interop/logs/reading.py": "into a folder that is gone once it is read",
-    "models/lora.py": "into the folder that its callers name, which is aside",
-    "agents/servers.py": "logs of servers, and copies of adapters, of which they read only whole ones",
-    "projects/hub.py": "copies into the folder that its callers name, which is aside",
-    "agents/collection.py": "adds whole lines to a journal, of which one that is cut off is played again",
-    "training/grpo.py": "into its workspace, from which training goes on",
-    "training/processes.py": "orders and failures in a workspace, which are written anew",
+    "run/locks.py": "empty lock files",
+    "comparison/points.py": "workspaces of points, made anew from git before each run, and their logs",
+    "interop/logs/reading.py": "into a temporary folder",
+    "models/lora.py": "into its callers' folder, which is written aside",
+    "agents/servers.py": "logs of servers, and copies of adapters, which are read only when complete",
+    "projects/hub.py": "into its callers' folder, which is written aside, too",
+    "agents/collection.py": "appends lines to a journal; a cut-off line is played again",
+    "training/grpo.py": "into its workspace, from which training resumes",
+    "training/processes.py": "orders and failures in a workspace, which are rewritten",
 }
 """Files that write in place, and why they may."""
 
@@ -55,12 +54,12 @@ def nodes(path: Path) -> list[ast.AST]:
     return [*ast.walk(ast.parse(path.read_text()))]
 
 
-def test_imports_go_down_the_layers_and_in_no_circle() -> None:
+def test_imports_go_down_the_layers_without_cycles() -> None:
     done = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_every_room_is_in_the_layers_and_says_in_one_sentence_what_it_holds() -> None:
+def test_every_package_is_in_the_layers_and_has_a_one_sentence_docstring() -> None:
     [layers, *_] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     named = {name for layer in layers["layers"] for name in layer.replace(" ", "").split("|")}
     package = ROOT / "src/captrain"
@@ -72,25 +71,25 @@ def test_every_room_is_in_the_layers_and_says_in_one_sentence_what_it_holds() ->
         assert sentence.endswith(".") and "\n" not in sentence, init
 
 
-def test_rooms_import_from_rooms_and_not_from_their_modules() -> None:
+def test_packages_import_only_exported_names_of_each_other() -> None:
     """A package's private names stay private; only the stage of a row imports that row's module."""
     for path in (path for path in SOURCES if "workers" not in path.parts and "confinement" not in path.parts):
-        room = path.relative_to(ROOT / "src/captrain").parts[0] if "captrain" in path.parts else ""
+        own = path.relative_to(ROOT / "src/captrain").parts[0] if "captrain" in path.parts else ""
         for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("captrain."):
                 _, place, *module = node.module.split(".")
                 row = [alias.name for alias in node.names] == ["BASELINE"]
                 whole = not module or (ROOT / "src" / node.module.replace(".", "/")).is_dir()
-                assert place == room or whole or row, f"{path.relative_to(ROOT)}:{node.lineno} {node.module}"
+                assert place == own or whole or row, f"{path.relative_to(ROOT)}:{node.lineno} {node.module}"
 
 
-def test_any_stands_where_a_library_gives_it_and_no_line_is_kept_from_the_formatter() -> None:
+def test_any_is_rare_and_the_formatter_formats_every_line() -> None:
     names = [node for path in SOURCES for node in nodes(path) if isinstance(node, ast.Name)]
     assert sum(node.id == "Any" for node in names) < 120
     assert not [path for path in SOURCES if "# fmt: skip" in path.read_text()]
 
 
-def test_whatever_is_read_is_read_in_one_place() -> None:
+def test_files_are_read_and_checked_in_one_place() -> None:
     """`records/files.py` reads and checks files; a function that opens and parses a file itself must be listed
     above."""
     readers = set[str]()
@@ -109,7 +108,7 @@ def test_whatever_is_read_is_read_in_one_place() -> None:
     assert readers == {*READERS}
 
 
-def test_whatever_is_written_is_written_aside_first() -> None:
+def test_files_are_written_aside_and_renamed() -> None:
     """With a full disk the half-written copy is removed and the old file stays."""
     writers = set[str]()
     for path in SOURCES:
@@ -132,11 +131,11 @@ def test_whatever_is_written_is_written_aside_first() -> None:
 @pytest.mark.parametrize(
     ("name", "most"), [("README.md", 100), ("docs/decisions.md", 250), ("CHANGELOG.md", 120), ("dvc.yaml", 260)]
 )
-def test_what_a_newcomer_reads_first_is_short(name: str, most: int) -> None:
+def test_the_first_pages_are_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= most
 
 
-def test_the_version_is_the_same_wherever_it_stands() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version == __version__
     assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
@@ -149,11 +148,33 @@ def test_the_workflows_call_what_ci_runs() -> None:
     assert commands == {"make check", "make test", ".ci/run"} and "make check\nmake test-all" in ci
 
 
+def test_functions_have_at_most_60_lines() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= 60 + (ast.get_docstring(node) or "").count("\n")
+    ]
+    assert not long
+
+
+def test_loops_state_their_conditions_in_statements() -> None:
+    """`for x in xs if condition else ()` hides a branch."""
+    hidden = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.IfExp)
+    ]
+    assert not hidden
+
+
 def test_a_stage_is_a_short_script() -> None:
     assert all(len(path.read_text().splitlines()) <= 30 for path in (ROOT / "stages").glob("*.py"))
 
 
-def test_a_test_names_what_it_needs_by_one_marker_of_known_names() -> None:
+def test_tests_declare_their_needs_with_known_names() -> None:
     named, skipping = set[str](), set[str]()
     for path in (ROOT / "tests").rglob("*.py"):
         for node in nodes(path):

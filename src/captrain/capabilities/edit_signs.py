@@ -1,0 +1,560 @@
+"""Signs of why a needed edit was needed: each tells the message where it shows and the evidence, or None.
+
+A sign asks one question about one edit of a failed rollout. `captrain.capabilities.rules` says which cause a sign
+stands for and which sign goes first. A sign that holds for every edit of its kind comes last there.
+"""
+
+import re
+from collections.abc import Sequence
+
+from captrain.capabilities.calls import Call
+from captrain.capabilities.clauses import objects
+from captrain.capabilities.text import (
+    NUMBER,
+    SUPERLATIVE,
+    WORD,
+    asks_consent,
+    atoms,
+    is_common,
+    is_identifier,
+    quoted,
+    says,
+    shape,
+    text_of,
+)
+from captrain.capabilities.view import END, Edit, RolloutView
+from captrain.records import leaves
+
+REPEATS = 3
+"""Equal calls that are a loop: twice may be a second try."""
+SHORT = 6
+"""Digits of a number that may be a number of anything."""
+Sign = tuple[int, str] | None
+"""The message where a cause shows, and the evidence."""
+
+
+def goal_of(edit: Edit) -> Call:
+    """The reference's call of an edit that has one."""
+    assert edit.goal is not None
+    return edit.goal
+
+
+# The simulated user
+
+
+def left_at_once(view: RolloutView, edit: Edit) -> Sign:
+    """The user leaves without another word."""
+    is_at_once = view.left is not None and len(view.users()) == 1
+    return (view.left or 0, "the user left at once") if is_at_once else None
+
+
+def left_early(view: RolloutView, edit: Edit) -> Sign:
+    """The user agrees, or is asked, and leaves before the step is done."""
+    if view.left is None or (edit.kind == "replace" and not edit.calls[0].failed):
+        return None
+    return view.left, f"the user agrees to {edit.subject} and leaves before it is done"
+
+
+def user_chose_otherwise(view: RolloutView, edit: Edit) -> Sign:
+    """The user brings up a value that is not in its script, and the agent never opened a record of that name."""
+    call, script = edit.calls[0], view.facts.script
+    if not (script and view.is_answered and call.by == "assistant"):
+        return None
+    if edit.kind == "replace":
+        values = [value for value in edit.strange if isinstance(value, str) and re.search(r"\d", value)]
+        if any(view.seen(item, call.message, "tool") for item in edit.missing):
+            return None  # a record contradicted the user
+    else:
+        values = [v for v in atoms(call.arguments) if isinstance(v, str) and not is_common(v) and not view.opened(v)]
+    for value in values:
+        spoken = view.seen(value, call.message, "user")
+        if spoken and not view.seen(value, spoken[0], "assistant", "tool") and not says(script, value):
+            return spoken[0], f"the user asked for {call}, which its script does not: {quoted(view.text(spoken[0]))}"
+    return None
+
+
+# Look-ups and records
+
+
+def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
+    """The agent hands over before any look-up."""
+    reads = [call.message for call in view.lookups if call.by == "assistant"]
+    if view.handover is None or view.handover.message > min(reads, default=END):
+        return None
+    return view.closing, f"{view.handover} was called before any look-up, where {edit.goal} was due"
+
+
+def _unopened(view: RolloutView, goal: Call) -> str | None:
+    """The record of a goal that the reference opens, if it says what it looks up, and the rollout does not."""
+    due = [step for step in view.goals if step.kind == "read"]
+    for _, record in view.records(goal):
+        is_due = not due or any(record in leaves(lookup.arguments) for lookup in due)
+        if is_due and not view.opened(record):
+            return record
+    return None
+
+
+def record_mistyped(view: RolloutView, edit: Edit) -> Sign:
+    """A failed look-up names an identifier that nobody has said, of the form of the one that was meant."""
+    record = _unopened(view, goal_of(edit))
+    for call in view.lookups if record else []:
+        codes = [value for value in call.arguments.values() if is_identifier(value) and call.failed]
+        if record and any(shape(code) == shape(record) and not view.in_view(code, call.message) for code in codes):
+            return call.message, f"{call}, where {record} was named, which was never looked up"
+    return None
+
+
+def record_never_opened(view: RolloutView, edit: Edit) -> Sign:
+    """The record was never opened, and no other of its kind."""
+    record = _unopened(view, goal_of(edit))
+    if record is None or (view.in_view(record) and view.opened_instead(record)):
+        return None
+    return view.closing, f"{record} was never looked up, and {edit.goal} never made"
+
+
+def record_mistaken(view: RolloutView, edit: Edit) -> Sign:
+    """One record is due, and one other was opened in its place."""
+    record = _unopened(view, goal_of(edit))
+    openings = view.opened_instead(record) if record else {}
+    steps = [step for step in view.goals if step.kind == "write"]
+    due = {value for step in steps for _, value in view.records(step) if record and shape(value) == shape(record)}
+    is_told = any(says(view.text(place), record) for place in view.replies())
+    if len(openings) != 1 or len(due) != 1 or is_told:
+        return None
+    return min(openings.values()), f"{next(iter(openings))} was taken for {record}"
+
+
+def records_left_out(view: RolloutView, edit: Edit) -> Sign:
+    """Other records of its kind were opened, and this one was not."""
+    record = _unopened(view, goal_of(edit))
+    openings = view.opened_instead(record) if record else {}
+    if not openings:
+        return None
+    return max(openings.values()), f"{record} was never looked up, {', '.join(openings)} were"
+
+
+def lookup_skipped(view: RolloutView, edit: Edit) -> Sign:
+    """A look-up that a check asks for was not made, nor another by the tool."""
+    return _skipped(view, edit, is_alike=False)
+
+
+def lookup_incomplete(view: RolloutView, edit: Edit) -> Sign:
+    """A look-up that a check asks for was not made, but others by the tool."""
+    return _skipped(view, edit, is_alike=True)
+
+
+def _skipped(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+    goal = goal_of(edit)
+    later = [call.message for call in view.calls[edit.before :]] if edit.before is not None else []
+    return (next(iter(later), view.last), f"{goal} was never made") if view.has_like(goal) == is_alike else None
+
+
+def value_not_looked_up(view: RolloutView, edit: Edit) -> Sign:
+    """A value stands in no message, and a look-up that shows it was not made, nor another by its tool."""
+    return _unshown(view, edit, is_alike=False)
+
+
+def value_in_another_record(view: RolloutView, edit: Edit) -> Sign:
+    """A value stands in no message, and a look-up that shows it was not made, but others by its tool."""
+    return _unshown(view, edit, is_alike=True)
+
+
+def _unshown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+    message, before, values, goal = view.closing, END, list[object](), edit.goal
+    if edit.kind == "say":
+        message, values = view.last, [edit.text]
+    elif edit.kind == "insert":
+        values = [value for value in atoms(goal_of(edit).arguments) if isinstance(value, str)]
+    elif edit.kind == "replace":
+        message = before = edit.calls[0].message
+        words = [value for value in edit.missing if isinstance(value, str)]
+        values = [*(words or edit.missing)]
+    elif (goal := swapped_for(view, edit)) is not None:
+        message = before = edit.calls[0].message
+        values = [*atoms(goal.arguments)]
+    owed = [peer.text for peer in view.repair.edits if peer.text]
+    for value in values:
+        if is_common(value) or view.in_view(value, before):
+            continue
+        for lookup in view.needs(goal):
+            # A look-up of what was to be chosen is no need of the choice.
+            keys = [*leaves(lookup.arguments)]
+            is_of_it = all(any(says(text_of(peer), leaf) for peer in (*values, *owed)) for leaf in keys)
+            if says(text_of(lookup.result), value) and not is_of_it:
+                is_match = view.has_like(lookup) == is_alike
+                return (message, f"{text_of(value)} is shown by {lookup}, which was never made") if is_match else None
+    return None
+
+
+def answer_not_looked_up(view: RolloutView, edit: Edit) -> Sign:
+    """A number that was owed stands in no message, and a look-up of the reference was not made, nor any like it."""
+    return _unanswered(view, edit, is_alike=False)
+
+
+def answer_in_another_record(view: RolloutView, edit: Edit) -> Sign:
+    """A number that was owed stands in no message, and the look-up of a record was not made, but others like it."""
+    return _unanswered(view, edit, is_alike=True)
+
+
+def _unanswered(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+    value = edit.text
+    if not NUMBER.search(value) or view.in_view(value):
+        return None
+    for goal in view.due_lookups:
+        is_of_record = any(map(is_identifier, goal.arguments.values()))
+        if not view.has_like(goal) or is_of_record:
+            told = told_instead(view, value) if is_alike else None
+            sign = told[0] if told else view.last, f"{value} was not told, and {goal} never made"
+            return sign if view.has_like(goal) == is_alike else None
+    return None
+
+
+def need_not_looked_up(view: RolloutView, edit: Edit) -> Sign:
+    """The reference makes a look-up before the step, and the rollout makes none like it."""
+    need = next((need for need in view.needs(goal_of(edit)) if not view.has_like(need)), None)
+    return (view.closing, f"{need} was never made, nor any like it, and {edit.goal} never made") if need else None
+
+
+def changed_unread(view: RolloutView, edit: Edit) -> Sign:
+    """The record was changed without the look-up by which the reference opens it."""
+    call = edit.calls[0]
+    unread = view.unread(call)
+    if unread is None or any(view.seen(value, call.message, "user") for value in edit.missing):
+        return None
+    return call.message, f"{call}, and {unread} was never made before"
+
+
+def record_unopened(view: RolloutView, edit: Edit) -> Sign:
+    """The user named a record, tools showed it, and it was changed without being opened."""
+    call = edit.calls[0]
+    for _, record in view.records(call)[:1]:
+        is_of_user = view.seen(record, call.message, "user") and not view.opened(record, call.message)
+        if shape(record) in view.shapes and is_of_user and view.seen(record, END, "tool"):
+            return call.message, f"{call}, and {record} was never looked up"
+    return None
+
+
+def _other_record(view: RolloutView, edit: Edit) -> tuple[str, str] | None:
+    """The argument that names another record than the reference's, and the reference's record."""
+    return next((entry for entry in view.records(goal_of(edit)) if entry[0] in edit.wrong), None)
+
+
+def record_invented(view: RolloutView, edit: Edit) -> Sign:
+    """The call names a record that stands in no message before."""
+    record, call = _other_record(view, edit), edit.calls[0]
+    if record is None or view.in_view(call.arguments.get(record[0]), call.message):
+        return None
+    return call.message, f"{edit.corrections}; it stands in no message before"
+
+
+def record_confused(view: RolloutView, edit: Edit) -> Sign:
+    """The call is on another record; where that one was opened in its place, this shows there."""
+    record, call = _other_record(view, edit), edit.calls[0]
+    if record is None:
+        return None
+    wrong = text_of(call.arguments.get(record[0]))
+    is_due = any(wrong in leaves(goal.arguments) for goal in view.goals if goal.kind != "read")
+    if is_due or view.opened(record[1], call.message):
+        return call.message, edit.corrections
+    return min(view.opened_instead(record[1]).get(wrong, END), call.message), edit.corrections
+
+
+def record_swapped(view: RolloutView, edit: Edit) -> Sign:
+    """The same operation was due on another record."""
+    call = edit.calls[0]
+    goal = next((goal for goal in view.inserted if goal.tool == call.tool), None) if view.records(call) else None
+    return (call.message, f"{call}, where {goal} was meant") if goal else None
+
+
+def record_treated_twice(view: RolloutView, edit: Edit) -> Sign:
+    """A correct call was made twice, and refused, where another record was due."""
+    goal = goal_of(edit)
+    peers = [call for call in view.calls if (call.tool, call.by) == (goal.tool, goal.by)]
+    again = [call for place, call in enumerate(peers) if call.failed and any(map(call.equals, peers[:place]))]
+    if not again or not any(map(again[0].equals, view.goals)):
+        return None
+    return peers[0].message, f"{again[0]} was made twice, and {goal} never"
+
+
+# Operations
+
+
+def made_again(view: RolloutView, edit: Edit) -> Sign:
+    """An equal call was made before."""
+    call = edit.calls[0]
+    dropped = {peer.place for step in view.repair.edits if step.kind == "drop" for peer in step.calls}
+    is_again = any(call.equals(peer) and peer.changed for peer in view.calls if peer.place not in dropped)
+    return (call.message, f"{call} was made before, and again") if is_again else None
+
+
+def swapped_for(view: RolloutView, edit: Edit) -> Call | None:
+    """The inserted goal in whose place a dropped call was made."""
+    return next((goal for goal in view.inserted if is_twin(view, goal, edit.calls[0])), None)
+
+
+def is_twin(view: RolloutView, goal: Call, call: Call) -> bool:
+    """A call by another tool is on the goal's record, or has all its arguments."""
+    is_on_record = any(call.arguments.get(name) == value for name, value in view.records(goal)[:1])
+    return goal.by == call.by == "assistant" and (is_on_record or (goal.arguments == call.arguments != {}))
+
+
+def operation_swapped(view: RolloutView, edit: Edit) -> Sign:
+    """Another operation was due on the record."""
+    goal, call = swapped_for(view, edit), edit.calls[0]
+    return (call.message, f"{call}, where {goal} was due") if goal else None
+
+
+def operation_mistaken(view: RolloutView, edit: Edit) -> Sign:
+    """A call of another tool has the arguments of the goal."""
+    goal = goal_of(edit)
+    swaps = [call for call in view.calls if call.arguments == goal.arguments != {} and call.kind != "read"]
+    swaps = [call for call in swaps if call.by == goal.by and not any(map(call.equals, view.goals))]
+    return (swaps[0].message, f"{swaps[0]}, where {goal} was due") if swaps else None
+
+
+def _attempts(view: RolloutView, goal: Call) -> list[Call]:
+    """Refused calls that do what a goal does, or something else to its record, which was not treated rightly later."""
+    touched = {call.place for edit in view.repair.edits for call in edit.calls}
+    right = [peer for peer in view.calls if peer.changed and peer.place not in touched]
+    attempts = list[Call]()
+    for call in [call for call in view.calls if call.failed]:
+        later = {record for peer in right if peer.message > call.message for record in view.records(peer)}
+        is_on_record = bool({*view.records(call)} & {*view.records(goal)} - later)
+        is_write = (call.kind, call.by) == ("write", goal.by)
+        attempts += [call] if call.tool == goal.tool or (is_write and is_on_record) else []
+    return attempts
+
+
+def record_locked(view: RolloutView, edit: Edit) -> Sign:
+    """An earlier change of the record is why the right call was refused."""
+    goal = goal_of(edit)
+    attempts = _attempts(view, goal)
+    locks = [call for call in view.calls if call.changed and attempts and call.message < attempts[0].message]
+    lock = next((call for call in locks if {*view.records(call)} & {*view.records(goal)}), None)
+    if lock is None or not any(call.equals(goal) for call in attempts):
+        return None
+    return lock.message, f"{lock} before {goal}, which was refused from then on"
+
+
+def attempt_refused(view: RolloutView, edit: Edit) -> Sign:
+    """The call was tried and refused, and never repaired."""
+    attempts = _attempts(view, goal_of(edit))
+    return (attempts[0].message, f"{attempts[-1]} was refused, and {edit.goal} never made") if attempts else None
+
+
+def breaks_policy(view: RolloutView, edit: Edit) -> Sign:
+    """A clause of the policy forbids the call."""
+    call = edit.calls[0]
+    breach = view.breach(call)
+    place = view.proposal(call) if edit.kind == "drop" else call.message
+    return (place, breach) if breach else None
+
+
+def asked_by_user(view: RolloutView, edit: Edit) -> Sign:
+    """The user asked for the call, as its script says, and the reference leaves this as it is."""
+    call = edit.calls[0]
+    goals = [goal for goal in view.goals if goal.kind != "read"]
+    expected = {text_of(value) for goal in goals for value in atoms(goal.arguments)}
+    values = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and not is_common(v)]
+    wished = [value for value in values if says(view.facts.script, value) and view.seen(value, call.message, "user")]
+    evidence = f"{call}, as the user asked, where the reference leaves this as it is"
+    return (view.proposal(call), evidence) if wished else None
+
+
+def was_proposed(view: RolloutView, edit: Edit) -> Sign:
+    """The call was put to the user, and no reference makes it."""
+    call = edit.calls[0]
+    proposals = [place for place in view.replies(call.message) if asks_consent(view.text(place))]
+    return (proposals[-1], f"{call}, which was put to the user, and no reference makes") if proposals else None
+
+
+def is_extra(view: RolloutView, edit: Edit) -> Sign:
+    """The reference does not make the call."""
+    return edit.calls[0].message, f"{edit.calls[0]}, which the reference does not make"
+
+
+# Values
+
+
+def _uneven_list(edit: Edit) -> int:
+    """How many items more than are due a list of the call has, where the shorter list is part of the longer."""
+    for name in edit.wrong:
+        expected, actual = goal_of(edit).arguments[name], edit.calls[0].arguments.get(name)
+        if isinstance(expected, list) and isinstance(actual, list) and len(expected) != len(actual):
+            least, most = sorted((actual, expected), key=len)
+            if all(item in most for item in least):
+                return len(actual) - len(expected)
+    return 0
+
+
+def items_added(view: RolloutView, edit: Edit) -> Sign:
+    """A list has more items than are due."""
+    return (edit.calls[0].message, edit.corrections) if _uneven_list(edit) > 0 else None
+
+
+def items_refused(view: RolloutView, edit: Edit) -> Sign:
+    """A list has fewer items than are due, after a refusal."""
+    refusal = view.refusal([])
+    is_refused = _uneven_list(edit) < 0 and refusal is not None and refusal < edit.calls[0].message
+    return (refusal or 0, edit.corrections) if is_refused else None
+
+
+def items_left_out(view: RolloutView, edit: Edit) -> Sign:
+    """A list has fewer items than are due."""
+    return (edit.calls[0].message, edit.corrections) if _uneven_list(edit) < 0 else None
+
+
+def value_invented(view: RolloutView, edit: Edit) -> Sign:
+    """A word with digits or marks stands in no message before, nor in the policy."""
+    call = edit.calls[0]
+    words = [value for value in edit.missing if isinstance(value, str)]
+    coined = [value for value in edit.strange if isinstance(value, str) and re.search(r"\d|\w[@:/.]\w", value)]
+    invented = [v for v in coined if not view.in_view(v, call.message) and not says(view.context.policy, v)]
+    if not invented or (words and all(view.in_view(word, call.message) for word in words)):
+        return None
+    return call.message, f"{edit.corrections}; {invented[0]} stands in no message before"
+
+
+def choice_not_best(view: RolloutView, edit: Edit) -> Sign:
+    """The user asked for a choice by numbers, and those of the chosen thing differ from the right one's."""
+    superlative = SUPERLATIVE.search(view.wishes)
+    values = [value for value in (*edit.missing, *edit.strange) if isinstance(value, str)]
+    choices = [_numbers_of(view, value) for value in values] if superlative else []
+    if superlative is None or len(choices) < 2 or not choices[0] or not choices[-1] - choices[0]:
+        return None
+    return view.proposal(edit.calls[0]), f"{edit.corrections}: not the {superlative.group()}"
+
+
+def _numbers_of(view: RolloutView, identifier: str) -> set[tuple[str, float]]:
+    """The numbers that look-ups show of a thing, with their names."""
+    reads = [act for act in view.acts if act.kind == "read" and not act.failed]
+    records = [record for act in reads for record in objects(act.result) if identifier in record.values()]
+    entries = [entry for record in records for entry in record.items()]
+    groups = [(name, entry.values() if isinstance(entry, dict) else [entry]) for name, entry in entries]
+    values = [(name, value) for name, group in groups for value in group if not isinstance(value, bool)]
+    return {(name, value) for name, value in values if isinstance(value, int | float)}
+
+
+def record_disbelieved(view: RolloutView, edit: Edit) -> Sign:
+    """The user said otherwise, without its script, than a record that was read before."""
+    call = edit.calls[0]
+    reads = [act for act in view.acts if act.message < call.message]
+    for name in edit.wrong:
+        claim = text_of(call.arguments.get(name)).replace("_", " ")
+        is_of_user = view.seen(claim, call.message, "user") and not says(view.facts.script, claim)
+        records = [record for act in reads for record in objects(act.result)] if is_of_user else []
+        if any(record.get(name) == goal_of(edit).arguments[name] for record in records):
+            return view.proposal(call), f"{edit.corrections}; {name} as the user said"
+    return None
+
+
+def user_believed(view: RolloutView, edit: Edit) -> Sign:
+    """A value with digits is the user's word, by its script or against a record."""
+    call, script = edit.calls[0], view.facts.script
+    for value in [value for value in edit.strange if isinstance(value, str) and re.search(r"\d", value)]:
+        spoken = view.seen(value, call.message, "user")
+        if spoken and not view.seen(value, spoken[0], "tool", "assistant"):
+            is_contradicted = any(view.seen(item, call.message, "tool") for item in edit.missing)
+            if not script or says(script, value) or is_contradicted:
+                return spoken[0], f"{edit.corrections}; {value} is the user's word"
+    return None
+
+
+def value_worked_out(view: RolloutView, edit: Edit) -> Sign:
+    """A number that is due stands in no message before: it is worked out."""
+    call = edit.calls[0]
+    numbers = [value for value in edit.missing if isinstance(value, int | float) and not is_common(value)]
+    words = [value for value in edit.missing if isinstance(value, str)]
+    worked_out = [] if words else [value for value in numbers if not view.in_view(value, call.message)]
+    if not worked_out:
+        return None
+    return call.message, f"{edit.corrections}; {worked_out[0]} is worked out, and stands in no message"
+
+
+def value_wrong(view: RolloutView, edit: Edit) -> Sign:
+    """An argument has another value."""
+    return edit.calls[0].message, edit.corrections
+
+
+# Words
+
+
+def told_instead(view: RolloutView, value: str) -> tuple[int, str] | None:
+    """The first reply that tells another number in place of the owed one, which was not in view yet.
+
+    It is alike in form, and not the user's; and either nothing shows it, or it is a long number of the same form.
+    """
+    for place in view.replies() if NUMBER.search(value) else []:
+        if view.in_view(value, place):
+            return None
+        for rival in WORD.findall(view.text(place)):
+            lengths, is_of_form = (len(rival), len(value)), re.sub(r"\d", "9", rival) == re.sub(r"\d", "9", value)
+            is_near = min(lengths) > 2 and abs(lengths[0] - lengths[1]) < 2 and ("." in rival) == ("." in value)
+            is_alike = is_of_form or (is_near and NUMBER.fullmatch(rival) is not None)
+            is_own = is_alike and rival != value and not view.seen(rival, place, "user")
+            if is_own and (not view.in_view(rival, place) or (is_of_form and len(value) > SHORT)):
+                return place, rival
+    return None
+
+
+def other_value_told(view: RolloutView, edit: Edit) -> Sign:
+    """Another record's value was told."""
+    told = told_instead(view, edit.text)
+    is_shown = told is not None and view.in_view(told[1], told[0])
+    return (told[0], f"{told[1]} was told, where {edit.text} was asked for") if told and is_shown else None
+
+
+def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
+    """A number was told that stands in no message before."""
+    if told := told_instead(view, edit.text):
+        return told[0], f"{told[1]} was told, where {edit.text} was asked for"
+    for place in view.replies()[-1:] if NUMBER.search(edit.text) and not view.in_view(edit.text) else []:
+        words = [word for word in WORD.findall(view.text(place)) if len(word) > 1 and NUMBER.fullmatch(word)]
+        if worked_out := [word for word in words if not view.in_view(word, place)]:
+            return place, f"{worked_out[0]} was worked out, and {edit.text} not told"
+    return None
+
+
+def not_told(view: RolloutView, edit: Edit) -> Sign:
+    """A value that was owed was not told."""
+    return view.last, f"{edit.text} was {'in view and ' * view.in_view(edit.text)}not told"
+
+
+# What was not done
+
+
+def was_refused(view: RolloutView, edit: Edit) -> Sign:
+    """The assistant says that it cannot be done."""
+    refusal = view.refusal([value for _, value in view.records(goal_of(edit))])
+    return None if refusal is None else (refusal, f"{edit.goal} was refused: {quoted(view.text(refusal))}")
+
+
+def handed_over_instead(view: RolloutView, edit: Edit) -> Sign:
+    """The agent handed over before this was done."""
+    handover = view.handover
+    return (handover.message, f"{handover} was called, where {edit.subject} was due") if handover else None
+
+
+def transfer_undue(view: RolloutView, edit: Edit) -> Sign:
+    """A transfer was made that the reference does not make."""
+    return edit.calls[0].message, f"{edit.calls[0]} was called where the reference hands nothing over"
+
+
+def never_made(view: RolloutView, edit: Edit) -> Sign:
+    """A step of the reference is missing."""
+    of_user = " of the user" if goal_of(edit).by == "user" else ""
+    return view.last, f"{edit.goal}{of_user} was never made"
+
+
+def cut_off(view: RolloutView, edit: Edit) -> Sign:
+    """The dialogue does not come to an end."""
+    return view.last, f"it does not come to an end: {view.ending or 'it is cut off'}"
+
+
+def called_again(view: RolloutView, edit: Edit) -> Sign:
+    """One call was made again and again until the dialogue was cut off."""
+    peers: Sequence[Call] = max(view.equal_calls, key=len, default=[])
+    if len(peers) < REPEATS:
+        return None
+    ending = view.ending or "it is cut off"
+    return peers[1].message, f"{peers[0]} was called {len(peers)} times with the same arguments, until {ending}"

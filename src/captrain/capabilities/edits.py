@@ -1,0 +1,212 @@
+"""The smallest set of edits after which a failed rollout passes, found by replay in the world of its task.
+
+An edit is a difference between the changes of a rollout and those of its reference: insert a call of the reference,
+replace the arguments of a call, drop a call, say something that was owed, or end the dialogue. An edit is needed if the
+others do not suffice without it; all other differences are harmless. Without a world every difference counts as an
+edit, and nothing is proven.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, islice
+
+from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
+from captrain.capabilities.calls import Call, make_call
+from captrain.capabilities.clauses import DiagnosisContext
+from captrain.capabilities.text import is_prose, result_of, says, text_of
+from captrain.capabilities.view import END, Edit, Repair, RolloutView
+from captrain.records import Rollout, leaves
+
+SMALL = 2
+"""Sets of at most this many edits are tried one by one."""
+MOST = 60
+"""So many sets of one size are tried."""
+
+
+def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | None) -> RolloutView:
+    """Parse a rollout and find its smallest repair.
+
+    Args:
+        rollout: passed or failed.
+        context: of its environment.
+        world: of its task; None where none can be opened.
+
+    Raises:
+        InfrastructureError: the world's worker failed.
+    """
+    view, replay = RolloutView(rollout, context), logged_replay(rollout)
+    if world is not None:
+        return _Search(view, world, replay).view()
+    owed = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
+    # Without a reference nothing is missing and nothing is extra.
+    edits = _differences(view, owed, replay) if rollout.reference else []
+    edits = tuple(edit for edit in edits if _counts(edit, view))
+    view.repair = Repair(edits, edits)
+    return view
+
+
+def _counts(edit: Edit, view: RolloutView) -> bool:
+    """Without a replay, tell whether a difference may have cost the reward.
+
+    A call too many does only where the benchmark compares all changes, and other words only where they are values.
+    """
+    if edit.kind == "drop":
+        # A call with mostly values that neither a user nor a tool has named is a note or a step of a harness.
+        call = edit.calls[0]
+        values = [*leaves(call.arguments)]
+        is_inward = 2 * sum(bool(view.seen(value, END, "user", "tool", "system")) for value in values) < len(values)
+        return view.facts.compares_state and call.tool not in view.context.idle and not is_inward
+    if edit.kind == "replace" and edit.goal is not None:
+        return not all(is_prose(edit.goal.arguments[name]) for name in edit.wrong)
+    return True
+
+
+def _played(calls: Sequence[Call], replayed: Replayed) -> Iterator[Call]:
+    """Calls as their replay went; a result that the log has stays."""
+    for call, text, failed, changed in zip(calls, replayed.results, replayed.failed, replayed.changed, strict=True):
+        result = call.result if call.result not in (None, "") else result_of({"role": "tool", "content": text})
+        yield replace(call, failed=failed, changed=changed, result=result)
+
+
+class _Search:
+    """The search for one rollout's repair in its world."""
+
+    def __init__(self, view: RolloutView, world: World, replay: Replay) -> None:
+        self._world, self._replay = world, replay
+        logged, ideal = world.play([replay, Replay(world.reference, world.owed)])
+        self._passes, self._is_sound = logged.passed, ideal.passed or not world.reference
+        goals = _goals_of(view, world)
+        steps = [*_played(view.calls, logged), *_played(goals, ideal)]
+        changing = {step.tool for step in steps if step.changed}
+        # A call that changes nothing and returns values that it was not given is a read.
+        silent = [step for step in steps if step.kind == "write" and not step.failed and step.tool not in changing]
+        lookups = [step.tool for step in silent if {*leaves(step.result)} - {*leaves(step.arguments)}]
+        kinds = {**dict.fromkeys(lookups, "read"), **world.kinds}
+        steps = [replace(step, kind=kinds.get(step.tool, step.kind)) for step in steps]
+        number = len(view.calls)
+        self._view = RolloutView(view.rollout, view.context, steps[:number], steps[number:])
+
+    def view(self) -> RolloutView:
+        """See `view_repaired`."""
+        edits = _differences(self._view, self._world.owed, self._replay)
+        smallest: Sequence[Edit] = ()
+        if self._is_sound and not self._passes:
+            smallest = next((self._smallest(pool) for pool in self._pools(edits) if self._passes_with(pool)), ())
+        differences = (*edits, *(edit for edit in smallest if edit not in edits))
+        proven = self._passes or not self._is_sound or bool(smallest)
+        minimum = (*smallest,) if proven else differences
+        self._view.repair = Repair(differences, minimum, proven, self._passes, not self._is_sound)
+        return self._view
+
+    def _pools(self, edits: list[Edit]) -> Iterable[list[Edit]]:
+        """Sets of edits that may suffice, the smallest first.
+
+        Each edit at its place; reads too, which some checks ask for; all insertions at the end; all writes of the
+        reference again at the end; the reference in place of every change, without and with its reads.
+        """
+        yield edits
+        yield _differences(self._view, self._world.owed, self._replay, reads=True)
+        late = [replace(edit, before=None) if edit.kind == "insert" else edit for edit in edits]
+        yield late
+        goals = [goal for goal in self._view.goals if goal.kind != "read"]
+        inserted = [edit.goal for edit in edits if edit.kind == "insert"]
+        yield [*late, *(Edit("insert", goal) for goal in goals if goal not in inserted)]
+        dialogue = [edit for edit in edits if edit.kind in ("say", "end")]
+        dropped = [Edit("drop", calls=(call,)) for call in self._view.calls if call.changed]
+        yield [*dialogue, *dropped, *(Edit("insert", goal) for goal in goals)]
+        yield [*dialogue, *dropped, *(Edit("insert", goal) for goal in self._view.goals)]
+
+    def _smallest(self, pool: list[Edit]) -> list[Edit]:
+        """A smallest set: drop unneeded edits one by one, then try whether fewer edits do the same."""
+        remainder = list(pool)
+        while True:
+            trials = ([peer for peer in remainder if peer is not edit] for edit in remainder)
+            smaller = next(filter(self._passes_with, trials), None)
+            if smaller is None:
+                break
+            remainder = smaller
+        for size in range(1, min(SMALL + 1, len(remainder))):
+            trials = map(list, islice(combinations(pool, size), MOST))
+            if (fewer := next(filter(self._passes_with, trials), None)) is not None:
+                return fewer
+        return remainder
+
+    def _passes_with(self, edits: Sequence[Edit]) -> bool:
+        """Play the rollout with these edits."""
+        dropped = {call.place for edit in edits if edit.kind == "drop" for call in edit.calls}
+        replaced = {edit.calls[0].place: edit.goal for edit in edits if edit.kind == "replace"}
+        inserted = [edit for edit in edits if edit.kind == "insert"]
+        calls: list[Call] = []
+        for call in self._view.calls:
+            calls += [edit.goal for edit in inserted if edit.goal and edit.before == call.place]
+            calls += [replaced.get(call.place) or call] if call.place not in dropped else []
+        end = (None, len(self._view.calls))
+        calls += [edit.goal for edit in inserted if edit.goal and edit.before == end[1]]
+        calls += [edit.goal for edit in inserted if edit.goal and edit.before is None]
+        texts = (*self._replay.texts, *(edit.text for edit in edits if edit.kind == "say"))
+        is_ended = self._replay.ended or any(edit.kind == "end" for edit in edits)
+        steps = tuple(ReplayCall(call.tool, call.arguments, call.by) for call in calls)
+        return self._world.play([Replay(steps, texts, is_ended)])[0].passed
+
+
+def _goals_of(view: RolloutView, world: World) -> list[Call]:
+    """The reference of a world: the goals that the log has where they are the same calls."""
+    if [(goal.tool, goal.by) for goal in view.goals] == [(step.tool, step.by) for step in world.reference]:
+        steps = zip(view.goals, world.reference, strict=True)
+        return [replace(goal, arguments={**step.arguments}) for goal, step in steps]
+    goals = list[Call]()
+    for step in world.reference:
+        goal = make_call(view.toolbox, step.tool, step.arguments, step.by, len(goals))
+        goals.append(replace(goal, message=goal.place))
+    return goals
+
+
+def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, reads: bool = False) -> list[Edit]:
+    """The edits that turn a rollout into its reference in what is changed, said, and (`reads`) looked up."""
+    calls, goals = view.calls, view.goals
+    targets = [goal for goal in goals if reads or goal.kind != "read"]
+    refusals = [
+        call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in targets)
+    ]
+    attempts = [call for call in calls if (reads or call.kind != "read") and call not in refusals]
+    pairs = _aligned(targets, attempts)
+    edits: list[Edit] = []
+    for number, goal in enumerate(targets):
+        if number not in pairs:
+            before = [pairs[neighbour].place + 1 for neighbour in range(number) if neighbour in pairs]
+            after = [pairs[neighbour].place for neighbour in range(number + 1, len(targets)) if neighbour in pairs]
+            edits.append(Edit("insert", goal, before=before[-1] if before else after[0] if after else None))
+        elif goal.kind == "write" and not pairs[number].equals(goal):
+            edits.append(Edit("replace", goal, (pairs[number],)))
+    repeats: dict[str, list[Call]] = {}
+    for call in attempts:
+        if call not in pairs.values() and call.changed:
+            repeats.setdefault(json.dumps([call.by, call.tool, call.arguments], sort_keys=True), []).append(call)
+    edits += [Edit("drop", calls=tuple(peers)) for peers in repeats.values()]
+    speech = "\n".join(replay.texts).lower().replace(",", "")
+    for word in owed:
+        # Short words are part of many others.
+        text = word.lower().replace(",", "")
+        if not (text in speech if len(text) > 2 else says(speech, text)):
+            edits.append(Edit("say", text=word))
+    return edits if replay.ended else [*edits, Edit("end")]
+
+
+def _aligned(goals: Sequence[Call], calls: Sequence[Call]) -> dict[int, Call]:
+    """The calls that stand for goals, by the goals' numbers: the most alike first."""
+    ranked = []
+    for number, goal in enumerate(goals):
+        for order, call in enumerate(calls):
+            if (goal.by, goal.tool) == (call.by, call.tool):
+                names = {**goal.arguments, **call.arguments}
+                wrong = call.differing(goal)
+                record = next((name for name, value in goal.arguments.items() if isinstance(value, str)), None)
+                alike = (len(names) - len(wrong)) / max(1, len(names)) + 2 * (record not in wrong)
+                alike += 0.3 * call.changed + 0.5 * (not wrong)
+                ranked.append((alike - 0.1 * abs(number / len(goals) - order / len(calls)), -number, -order))
+    pairs: dict[int, Call] = {}
+    for _, number, order in sorted(ranked, reverse=True):
+        if -number not in pairs and calls[-order] not in pairs.values():
+            pairs[-number] = calls[-order]
+    return pairs

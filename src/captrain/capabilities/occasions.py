@@ -1,0 +1,381 @@
+"""Occasions on which a rollout could have shown a cause, lacking or present: a label is what they say.
+
+They are blind to the outcome. Each mismatch with the reference is charged to one cause: a wrong record says nothing
+against completion or argument values, and another operation on the right record is a wrong decision.
+
+A benchmark without reference calls may have milestones instead (`captrain.records.Milestone`). They build on one
+another: after an unmet one nothing is judged, so that one mismatch has one charge.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from captrain.capabilities.calls import Call, handover_in
+from captrain.capabilities.text import (
+    NOT_FOUND,
+    is_malformed,
+    is_reply,
+    same,
+    says,
+    squeezed,
+    text_of,
+)
+from captrain.capabilities.toolbox import Kind
+from captrain.capabilities.view import RolloutView
+from captrain.records import Milestone
+
+WORD = re.compile(r"\w+")
+HANDING_OVER = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b", re.IGNORECASE)
+COURTESIES = frozenset({"complete", "completed", "done", "false", "no", "none", "ok", "okay", "success", "true", "yes"})
+"""Words that tools return and people say without telling anything."""
+MET = 1 - 1e-6
+TOLD_ENOUGH = 0.5
+"""Words of a milestone are compared by overlap: from here on the outcome was told."""
+EXCERPT = 160
+
+
+class Occasion(NamedTuple):
+    """One occasion on which a rollout could show a cause.
+
+    It says whether it went wrong, why, at which message, and the tools and arguments in question.
+    """
+
+    lacking: bool
+    evidence: str
+    message: int
+    tools: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+
+class Vocabulary:
+    """Values that references tell users, to be looked up in texts without trying each: a log has as many as records.
+
+    Args:
+        values: distinct, in an order that stays.
+    """
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self.values = tuple(values)
+        self._wordless: list[int] = []
+        self._by_word: dict[str, list[int]] = {}
+        for place, value in enumerate(self.values):
+            word = WORD.search(squeezed(value))
+            (self._by_word.setdefault(word.group(), []) if word else self._wordless).append(place)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def near(self, text: str) -> list[str]:
+        """The values that the text may say, in their order: `says` is false of all others, whose first word it lacks
+        as a whole."""
+        words = {*WORD.findall(squeezed(text))}
+        places = {place for word in words for place in self._by_word.get(word, ())}
+        return [self.values[place] for place in sorted(places.union(self._wordless))]
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """All words of all values, in lower case."""
+        return frozenset(word for value in self.values for word in WORD.findall(squeezed(value)))
+
+
+def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference makes a look-up of what it then changes."""
+    for pair in view.pairs:
+        if not pair.guards or pair.write is None:
+            continue
+        repeats = [extra for extra in view.extras if extra.record == pair.goal.record]
+        for act in (pair.write, *repeats):
+            names = [name for name in pair.guards if name in act.record]
+            if names:
+                lacking = not view.read_before(act, names, pair.lookups)
+                evidence = f"{act} without reading the record first" if lacking else f"{act} after reading the record"
+                yield Occasion(
+                    lacking,
+                    evidence,
+                    act.message,
+                    (*sorted({lookup.tool for lookup in pair.lookups}), pair.goal.tool),
+                    pair.guards,
+                )
+    for act, tools in _unread(view):
+        evidence = f"{act} without reading the record first, after which the reference changes nothing"
+        yield Occasion(True, evidence, act.message, (*tools, act.tool), tuple(act.record))
+
+
+def _unread(view: RolloutView) -> list[tuple[Call, tuple[str, ...]]]:
+    """The writes, where the reference only reads, on a record that it reads and the rollout did not; with its tools."""
+    unread = []
+    for act in view.extras if not view.pairs else []:
+        lookups = [lookup for lookup in view.expected if lookup.kind == "read" and lookup.record]
+        reads = [lookup for lookup in lookups if same(lookup.record, act.record)]
+        if reads and not view.read_before(act, act.record, reads):
+            unread.append((act, tuple(sorted({lookup.tool for lookup in reads}))))
+    return unread
+
+
+def records(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference writes on a record, which the user names or not."""
+    for pair in view.pairs:
+        write, goal = pair.write, pair.goal
+        if write is None or not goal.record:
+            continue
+        # What the user confirms afterwards was not named for the write.
+        spoken = view.user_before(write.message)
+        names = [name for name, value in goal.record.items() if name in pair.derived or says(spoken, value)]
+        if names:
+            compared = [name for name in names if name in goal.names]
+            wrong = any(not same(goal.record[name], write.record.get(name)) for name in compared)
+            judgement = f"where {goal} was meant" if wrong else "on the record that was meant"
+            # To repeat a record that the user has named shows nothing of occasion out which one is meant.
+            if not wrong and not pair.derived:
+                continue
+            yield Occasion(wrong, f"{write} {judgement}", write.message, (goal.tool,), tuple(names))
+
+
+def operations(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference writes on a record of which all is known: it needs no look-up, or the look-up was made."""
+    for pair in view.pairs:
+        write = pair.write
+        if write is None or not same(write.record, pair.goal.record):
+            continue
+        if view.has_looked(pair):
+            wrong = write.tool != pair.goal.tool
+            evidence = f"{write}, {'where ' if wrong else ''}{pair.goal} was the right operation"
+            yield Occasion(wrong, evidence, write.message, (pair.goal.tool,))
+
+
+def missing_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference makes several writes; or one, and nothing was made: one that was shows nothing of making all."""
+    missing = [pair.goal for pair in view.pairs if pair.write is None]
+    if len(view.pairs) < 2 and not missing:
+        return
+    evidence = f"{len(view.pairs) - len(missing)} of {len(view.pairs)} operations carried out"
+    evidence += f", {missing[0]} left out" if missing else ""
+    if not view.writes and (handover := handover_in(view.acts)):
+        evidence += f"; {handover.tool} was called instead"
+    tools = tuple(pair.goal.tool for pair in view.pairs)
+    yield Occasion(bool(missing), evidence, view.last, tools)
+
+
+def values_of_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference gives an argument of a write by the right tool a value: the user's words, or one that follows from
+    records or policy."""
+    for pair in view.pairs:
+        write, goal = pair.write, pair.goal
+        if write is None or write.tool != goal.tool:
+            continue
+        differences = write.differing(goal)
+        # On a wrong record, or without a look-up, what follows from records follows from the wrong ones or from none.
+        follows = same(write.record, goal.record) and view.has_looked(pair)
+        for name, value in goal.content.items():
+            is_said = says(view.user_before(write.message), value)
+            # What the user confirms afterwards was not said, nor does it follow.
+            is_due = is_said or (follows and not says(view.user, value))
+            if is_due and (name in goal.names):
+                source = "as the user said" if is_said else "which the user did not say"
+                text, wrong = text_of(write.content.get(name)), name in differences
+                judgement = f"{text} should be" if wrong else "is"
+                evidence = f"{write.tool}: {name} {judgement} {text_of(value)}, {source}"
+                yield Occasion(wrong, evidence, write.message, (write.tool,), (name,))
+
+
+def extra_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The rollout writes. Extras that show another lack are its matter: those put to the user, wrong decisions, and
+    those on a record that had to be read."""
+    unread = [act for act, _ in _unread(view)]
+    for act in view.extras:
+        if act not in unread and not _overruled(view, act) and not _forbidden(view, act):
+            twice = sum(write.tool == act.tool and same(write.record, act.record) for write in view.writes) > 1
+            evidence = f"{act} was {'done twice' if twice else 'none of the reference'}"
+            yield Occasion(True, evidence, act.message, (act.tool,), tuple(act.arguments))
+    for pair in view.pairs:
+        if pair.write is not None:
+            yield Occasion(False, f"{pair.write} was asked for", pair.write.message, (pair.write.tool,))
+
+
+def declined_requests(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The rollout put a write to the user that the reference leaves undone, or the reference changes nothing at all."""
+    if not view.rollout.reference:
+        return
+    for act in view.extras:
+        if _forbidden(view, act):
+            evidence = f"{act} was made, which the reference leaves undone"
+            yield Occasion(True, evidence, act.message, (act.tool,), tuple(act.arguments))
+    if not view.pairs and not view.writes:
+        yield Occasion(False, "nothing was changed, as in the reference", view.last)
+
+
+def _overruled(view: RolloutView, act: Call) -> bool:
+    """The reference reads the record of a write and then decides on other operations there."""
+    pairs = [pair for pair in view.pairs if same(pair.goal.record, act.record)]
+    return any(pair.guards for pair in pairs) and act.tool not in {pair.goal.tool for pair in pairs}
+
+
+def _forbidden(view: RolloutView, act: Call) -> bool:
+    """Tell if an extra write was no slip but a decision: the reference leaves its record alone (without a key: makes no
+    such write), the assistant had put it to the user, and it was not made without reading its record."""
+    goals = [pair.goal for pair in view.pairs]
+    alone = all(not same(act.record, goal.record) if act.record else act.tool != goal.tool for goal in goals)
+    return alone and view.put_to_user(act) and all(act is not unread_act for unread_act, _ in _unread(view))
+
+
+def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The rollout calls tools, or tries to."""
+    for index, message in enumerate(view.messages):
+        if is_malformed(message):
+            yield Occasion(True, "a call that is not well formed, left as text", index)
+    for act in view.acts:
+        lacking = act.failed
+        if lacking:
+            # Well formed are also calls that the reference makes, and look-ups in vain of what the user said.
+            is_expected = any(call.tool == act.tool and same(call.arguments, act.arguments) for call in view.expected)
+            is_miss = act.kind == "read" and says(view.user, act.arguments) and NOT_FOUND.search(text_of(act.result))
+            lacking = not is_expected and not is_miss
+        outcome = "was refused" if lacking else "was accepted"
+        if lacking and act.result is None:
+            outcome = "does not fit the schema of its tool, and got no result"
+        yield Occasion(lacking, f"{act} {outcome}", act.message, (act.tool,))
+
+
+def last_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """Every rollout comes to an end, unless it hands over."""
+    if handover_in(view.acts) is None:
+        cut = view.final is None
+        yield Occasion(cut, "is cut off without a last message" if cut else "ends with a message", view.last)
+
+
+def hand_over(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference hands nothing over, and all that it changes is changed: what is not is the matter of
+    `missing_writes`."""
+    handover, is_due = handover_in(view.acts), handover_in(view.expected) is not None
+    is_left_out = any(pair.write is None for pair in view.pairs)
+    if is_due or is_left_out or not (view.expected_final or view.pairs):
+        return
+    evidence = f"ends with {handover}, which was not due" if handover else "nothing was handed over"
+    yield Occasion(handover is not None, evidence, handover.message if handover else view.last)
+
+
+def escalation(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference hands over. A user who leaves on the offer of it leaves no time to do it."""
+    handover, due = handover_in(view.acts), handover_in(view.expected)
+    if due is not None:
+        offered = HANDING_OVER.search(view.final or "") and view.messages[-1]["role"] == "user"
+        evidence = f"{due} {'was made' if handover else 'was offered' if offered else 'is missing'}"
+        yield Occasion(not handover and not offered, evidence, handover.message if handover else view.last, (due.tool,))
+
+
+def told_values(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference tells the user values that tools return, or says itself which values must be told."""
+    replies = {index: view.text(index) for index in view.replies()}
+    for value in view.informs:
+        index = view.first_telling(value)
+        evidence = f"{value} was {'not told' if index is None else 'told'}"
+        yield Occasion(index is None, evidence, view.last if index is None else index)
+    for value in view.informed(values.near(view.expected_final or "")):
+        if value.strip(".! ").lower() not in COURTESIES:
+            tellings = [index for index, content in replies.items() if says(content, value)]
+            evidence = f"{value} was {'told' if tellings else 'not told'}"
+            yield Occasion(not tellings, evidence, tellings[0] if tellings else view.last)
+
+
+def first_question(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference asks the user something before it acts."""
+    if len(view.rollout.reference) < 2 or not is_reply(view.rollout.reference[0]):
+        return
+    roles = [message["role"] for message in view.messages]
+    # An assistant may greet before the user has spoken: that is no question.
+    turns = [index for index, role in enumerate(roles) if role == "assistant" and "user" in roles[:index]]
+    start = turns[0] if turns else view.last
+    has_asked = is_reply(view.messages[start]) and roles[start + 1 : start + 2] == ["user"]
+    evidence = "asked the user first" if has_asked else "acted or closed without asking first"
+    yield Occasion(not has_asked, evidence, start)
+
+
+def reply_wording(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """Both close with a message; one that lacks the information asked for is not judged on its wording."""
+    if view.final is None or view.expected_final is None:
+        return
+    if any(occasion.lacking for occasion in told_values(view, values)):
+        return
+    words, expected = ({*WORD.findall(text.lower())} for text in (view.final, view.expected_final))
+    missing = sorted(expected - words - values.words)
+    evidence = f"last message lacks {', '.join(missing)}" if missing else "last message has all words of the reference"
+    yield Occasion(bool(missing), evidence, view.last)
+
+
+def milestone_reads(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """A milestone asks for a look-up."""
+    return _milestone_calls(view, "read")
+
+
+def milestone_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """A milestone asks for a call that changes something."""
+    return _milestone_calls(view, "write")
+
+
+def _milestone_calls(view: RolloutView, kind: Kind) -> Iterator[Occasion]:
+    for milestone, score in _reachable(view):
+        if milestone.tool is not None and view.toolbox.kind(milestone.tool) == kind:
+            calls = _calls(view, milestone)
+            # A call that was made but is not the one asked for is the matter of `milestone_arguments`.
+            lacking = score < MET and not calls
+            evidence = f"{milestone.tool} was {'never' if lacking else ''} called"
+            yield Occasion(lacking, evidence, calls[-1].message if calls else view.last, (milestone.tool,))
+
+
+def milestone_arguments(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """A milestone asks for a call of a tool, and the tool was called."""
+    for milestone, score in _reachable(view):
+        for call in _calls(view, milestone)[-1:]:
+            expected = milestone.arguments
+            expectation = f", where {text_of(expected)[:EXCERPT]} was asked for" if expected and score < MET else ""
+            wrong = [name for name, value in expected.items() if not same(call.arguments.get(name), value)]
+            yield Occasion(score < MET, f"{call}{expectation}", call.message, (call.tool,), tuple(wrong))
+
+
+def milestone_states(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """A milestone asks for a state of the records."""
+    for milestone, score in _reachable(view):
+        if milestone.tool is None and milestone.message is None:
+            evidence = f"{_state(milestone)} {'not reached' if score < MET else 'reached'} ({score:.2f})"
+            yield Occasion(score < MET, evidence, view.acts[-1].message if view.acts else view.last)
+
+
+def milestone_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """A milestone asks for words to the user."""
+    replies = view.replies()
+    for milestone, score in _reachable(view):
+        if milestone.message is not None:
+            lacking = score < TOLD_ENOUGH
+            judgement = "was not told" if lacking else "was told"
+            evidence = f"'{text_of(milestone.message)[:EXCERPT]}' {judgement} ({score:.2f})"
+            yield Occasion(lacking, evidence, replies[-1] if replies else view.last)
+
+
+def minefields(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """A minefield: the task cannot or must not be done, and says which act would show that it was tried."""
+    for milestone, score in view.milestones:
+        if milestone.is_minefield:
+            acts, act = _calls(view, milestone) or view.writes, milestone.tool or _state(milestone)
+            evidence = f"{act}, which was to be left out, {'happened' if score < MET else 'did not happen'}"
+            yield Occasion(score < MET, evidence, acts[-1].message if acts else view.last)
+
+
+def _reachable(view: RolloutView) -> Iterator[tuple[Milestone, float]]:
+    """The milestones up to the first that was not met, without minefields."""
+    for milestone, score in view.milestones:
+        if not milestone.is_minefield:
+            yield milestone, score
+            if score < (MET if milestone.message is None else TOLD_ENOUGH):
+                return
+
+
+def _calls(view: RolloutView, milestone: Milestone) -> list[Call]:
+    """The calls of the milestone's tool, those that went through last."""
+    return sorted((act for act in view.acts if act.tool == milestone.tool), key=lambda act: not act.failed)
+
+
+def _state(milestone: Milestone) -> str:
+    namespace, values = text_of(milestone.namespace or "state"), milestone.values
+    return f"{namespace} {text_of(values)[:EXCERPT]}" if values else namespace

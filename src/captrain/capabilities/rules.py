@@ -1,0 +1,368 @@
+"""Why rollouts fail: the causes, and the rules that name them. Read it from top to bottom, roots before symptoms.
+
+A cause is an entry of `KINDS`; its id is what labels, printed causes, environments, adapters, tables and figures use. A
+rule says by which sign a cause is known. To add a cause, write its entry, a rule with its sign, and a test.
+
+Rules run over the edits of a rollout's repair: with a world those that replay has proven to be needed, with a reference
+and no world all differences. The first rule of an edit's step whose sign shows names the edit's cause. Rules without
+`steps` ask the whole rollout. Without a reference or a world, features of passed rollouts stand for the edits
+(`captrain.capabilities.learnt_needs`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import captrain.capabilities.edit_signs as signs
+import captrain.capabilities.log_signs as logs
+import captrain.capabilities.occasions as occasions
+from captrain.capabilities.edit_signs import Sign
+from captrain.capabilities.log_signs import LogSign
+from captrain.capabilities.occasions import Occasion, Vocabulary
+from captrain.capabilities.view import Edit, RolloutView
+
+SIMULATOR, SUSPECT, INFRASTRUCTURE = "user_simulator_fault", "suspect_reference", "infrastructure"
+Occasions = Callable[[RolloutView, Vocabulary], Iterator[Occasion]]
+STAGE = 100
+
+
+class Step(NamedTuple):
+    """Steps of a reference that a cause is about, so that an environment can be derived.
+
+    It says which calls, and of arguments whether the user says them.
+    """
+
+    kind: Literal["several", "order", "look-up", "write", "argument"]
+    by_user: bool | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A cause of failure.
+
+    Attributes:
+        name: for a reader.
+        description: one sentence of what an agent must do instead.
+        absent: the evidence of the label NA.
+        occasions: find the occasions on which a rollout could show the cause; they decide its label.
+        step: see `Step`; None where no call of a reference shows the cause.
+        line: a line in the prompt against it, "" where words do not help.
+        of_agent: the agent is to blame.
+        by_values: occasions depend on the values that references tell users.
+    """
+
+    name: str
+    description: str
+    absent: str = "no program finds it beside a reference"
+    occasions: Sequence[Occasions] = ()
+    step: Step | None = None
+    line: str = ""
+    of_agent: bool = True
+    by_values: bool = False
+
+    def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
+        """All occasions of a rollout."""
+        return [occasion for find in self.occasions for occasion in find(view, values)]
+
+
+KINDS = {
+    INFRASTRUCTURE: Kind("Infrastructure", "What the agent runs on failed.", of_agent=False),
+    SUSPECT: Kind("Suspect reference", "The reference contradicts policy, records or itself.", of_agent=False),
+    SIMULATOR: Kind(
+        "Simulated user", "The simulated user left its script, or stopped before its time.", of_agent=False
+    ),
+    "missing_lookup": Kind(
+        "Missing look-up",
+        "Makes the look-ups that a decision needs, and decides by what they show.",
+        "no write on a record that the reference reads first",
+        (occasions.missing_lookups, occasions.milestone_reads),
+        Step("order"),
+        "Before you say that something cannot be looked up, or act on it, try every tool that might show it.",
+    ),
+    "incomplete_search": Kind(
+        "Incomplete search",
+        "Looks at all records that a request may mean, not only at the first.",
+        line="When a request may concern any of several records, open all of them before you answer.",
+    ),
+    "unverified_claim": Kind(
+        "Unverified claim",
+        "Checks what the user says against the records before acting on it.",
+        line="Never act on what the user says of a record: read it first, and correct the user where it differs.",
+    ),
+    "missing_confirmation": Kind(
+        "Missing confirmation",
+        "Asks the user for what is missing, and for consent, before acting.",
+        "the reference asks nothing first",
+        (occasions.first_question,),
+        line="Before any change, list it with all its details and wait for the user's yes.",
+    ),
+    "wrong_record": Kind(
+        "Wrong record",
+        "Acts on the record that the request means.",
+        "no write on a record",
+        (occasions.records,),
+        Step("argument"),
+    ),
+    "undue_compliance": Kind(
+        "Undue compliance",
+        "Declines what the policy forbids, even when the user asks for it.",
+        "nothing to decline is known",
+        (occasions.declined_requests, occasions.minefields),
+        line="Before any change, name the rule that allows it and the record that meets it; if there is none, decline.",
+    ),
+    "wrong_operation": Kind(
+        "Wrong operation",
+        "Chooses the operation that the request and the record call for.",
+        "no write on the right record that the reference does not read first",
+        (occasions.operations,),
+        Step("write"),
+    ),
+    "wrong_computation": Kind(
+        "Wrong computation", "Works out sums, counts and choices rightly.", step=Step("argument", by_user=False)
+    ),
+    "wrong_argument": Kind(
+        "Wrong argument",
+        "Gives a call the values that the request, the records and the policy ask for.",
+        "no write by the right tool, and no call that a milestone asks for",
+        (occasions.values_of_writes, occasions.milestone_arguments),
+        Step("argument"),
+    ),
+    "fabricated_fact": Kind(
+        "Fabricated fact",
+        "Names only what the user or a tool has said.",
+        line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
+    ),
+    "extra_write": Kind(
+        "Unneeded operation",
+        "Changes nothing beyond what was asked for, and nothing twice.",
+        "nothing was written",
+        (occasions.extra_writes,),
+        Step("write"),
+        "Make each change once, and only those that the user asked for.",
+    ),
+    "invalid_call": Kind(
+        "Invalid call",
+        "Calls tools in a form that they accept, and repairs a call that was refused.",
+        "no call was made",
+        (occasions.invalid_calls,),
+        Step("argument"),
+    ),
+    "partial_refusal": Kind(
+        "Undue refusal",
+        "Does what is asked for and allowed, and does not refuse it.",
+        step=Step("write"),
+        line="Before you refuse a request, name the rule that forbids it; if there is none, carry the request out.",
+    ),
+    "missing_write": Kind(
+        "Omitted operation",
+        "Carries out every operation of a request before closing.",
+        "the reference changes nothing",
+        (occasions.missing_writes, occasions.milestone_writes, occasions.milestone_states),
+        Step("several"),
+        "List the operations of a request, and do not close before each is done.",
+    ),
+    "missing_information": Kind(
+        "Missing information",
+        "Tells the user what was asked for, as the tools return it.",
+        "the reference tells no value that tools return",
+        (occasions.told_values, occasions.milestone_words),
+        line="Before you close, answer every question of the user with the value that the tools returned.",
+        by_values=True,
+    ),
+    "loop": Kind(
+        "Loop",
+        "Goes on when a call has done its work, instead of repeating it.",
+        line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
+    ),
+    "over_escalation": Kind(
+        "Undue hand-over",
+        "Handles what it can handle itself, and says no where the answer is no, instead of handing over.",
+        "nothing is handed over, or that is due",
+        (occasions.hand_over,),
+        line="Hand over only what no tool of yours can do; where the policy says no, say no yourself.",
+    ),
+    "missing_escalation": Kind(
+        "Missing hand-over",
+        "Hands over what it cannot handle.",
+        "the reference hands nothing over",
+        (occasions.escalation,),
+        line="Hand over when the policy says so, by the tool that does it.",
+    ),
+    "premature_stop": Kind(
+        "Premature stop",
+        "Ends the conversation when all is done, with a message to the user.",
+        "it ends with a hand-over",
+        (occasions.last_words,),
+    ),
+    "reply_wording": Kind(
+        "Reply wording",
+        "Words the last message as the reference does, courtesy included.",
+        "no last message, or one that lacks the information asked for",
+        (occasions.reply_wording,),
+        by_values=True,
+    ),
+}
+"""By id, roots before what they bring about."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A cause in one rollout: the message where it shows first, the evidence, and whether replay has proven it.
+
+    `rank` is that of its rule, and `is_inherent` says that it holds whatever the reference says. `tools` are those in
+    question.
+    """
+
+    cause: str
+    message: int
+    evidence: str
+    proven: bool = False
+    rank: int = 0
+    is_inherent: bool = True
+    tools: tuple[str, ...] = ()
+
+    @property
+    def stage(self) -> int:
+        """0 for roots; higher for causes that only show at the end, where anything before may be why."""
+        return self.rank // STAGE
+
+    @property
+    def of_agent(self) -> bool:
+        """The agent is to blame."""
+        return KINDS[self.cause].of_agent
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way to know a cause.
+
+    Attributes:
+        cause: id of the cause.
+        rank: the only precedence. Of an edit's rules the one of the lowest rank names the cause. Of a rollout's
+            verdicts those of a lower stage (the hundreds) come first, then the earliest message, then the lowest rank.
+        steps: kinds of edits that it is about (`Edit.step`).
+        sign: tells whether an edit shows the cause.
+        log_sign: tells whether the whole rollout shows it, where there are no steps.
+        is_inherent: it holds whatever the reference says.
+    """
+
+    cause: str
+    rank: int
+    steps: tuple[str, ...] = ()
+    sign: Callable[[RolloutView, Edit], Sign] | None = None
+    log_sign: Callable[[RolloutView], Iterator[LogSign]] | None = None
+    is_inherent: bool = False
+
+    def applies(self, view: RolloutView, edit: Edit | None) -> Verdict | None:
+        """The verdict on an edit, or with None on the whole rollout."""
+        found, tools = None, tuple[str, ...]()
+        if edit is not None and self.sign is not None and edit.step in self.steps:
+            found = self.sign(view, edit)
+            calls = [*edit.calls, *([edit.goal] if edit.goal else [])]
+            tools = tuple(dict.fromkeys(call.tool for call in calls))
+        elif edit is None and self.log_sign is not None:
+            first = min(self.log_sign(view), default=None)
+            found, tools = (first[:2], first[2]) if first else (None, ())
+        if found is None:
+            return None
+        message = min(found[0], max(0, len(view.messages) - 1))
+        proven = edit is not None and view.repair.proven
+        return Verdict(self.cause, message, found[1], proven, self.rank, self.is_inherent, tools)
+
+
+def unmet(find: Occasions) -> Callable[[RolloutView], Iterator[LogSign]]:
+    """The first milestone that was not met, as a sign."""
+
+    def sign(view: RolloutView) -> Iterator[LogSign]:
+        for occasion in find(view, Vocabulary(())):
+            if occasion.lacking:
+                yield occasion.message, occasion.evidence, occasion.tools
+                return
+
+    return sign
+
+
+WRITE, READ, USER, TRANSFER = ("insert write",), ("insert read",), ("insert step of user",), ("insert handover",)
+REPLACE, DROP, DROP_TRANSFER, SAY, END = ("replace",), ("drop",), ("drop handover",), ("say",), ("end",)
+ALL = (*WRITE, *READ, *USER, *TRANSFER, *REPLACE, *DROP, *DROP_TRANSFER, *SAY, *END)
+RULES = (
+    # 0: roots
+    Rule(SIMULATOR, 1, ALL, signs.left_at_once),
+    Rule("over_escalation", 2, WRITE, signs.handed_over_blind),
+    Rule("wrong_argument", 3, WRITE, signs.record_mistyped),
+    Rule("missing_lookup", 4, WRITE, signs.record_never_opened),
+    Rule("wrong_record", 5, WRITE, signs.record_mistaken),
+    Rule("incomplete_search", 6, WRITE, signs.records_left_out),
+    Rule("extra_write", 7, DROP, signs.made_again),
+    Rule("missing_lookup", 8, DROP, signs.changed_unread),
+    Rule("fabricated_fact", 9, REPLACE, signs.record_invented),
+    Rule("wrong_record", 10, REPLACE, signs.record_confused),
+    Rule("extra_write", 11, REPLACE, signs.items_added),
+    Rule("partial_refusal", 12, REPLACE, signs.items_refused),
+    Rule("missing_write", 13, REPLACE, signs.items_left_out),
+    Rule("fabricated_fact", 14, REPLACE, signs.value_invented),
+    Rule("missing_lookup", 15, WRITE + REPLACE + DROP + SAY, signs.value_not_looked_up),
+    Rule("incomplete_search", 16, WRITE + REPLACE + DROP + SAY, signs.value_in_another_record),
+    Rule("missing_lookup", 17, SAY, signs.answer_not_looked_up),
+    Rule("incomplete_search", 18, SAY, signs.answer_in_another_record),
+    Rule("incomplete_search", 19, SAY, signs.other_value_told),
+    Rule("wrong_computation", 20, SAY, signs.number_miscalculated),
+    Rule(SIMULATOR, 21, WRITE + REPLACE + SAY, signs.left_early),
+    Rule("missing_lookup", 22, WRITE, signs.need_not_looked_up),
+    Rule("missing_lookup", 23, READ, signs.lookup_skipped),
+    Rule("incomplete_search", 24, READ, signs.lookup_incomplete),
+    Rule("wrong_operation", 25, DROP, signs.operation_swapped),
+    Rule("wrong_record", 26, DROP, signs.record_swapped),
+    Rule("wrong_operation", 27, WRITE, signs.operation_mistaken),
+    Rule("wrong_record", 28, WRITE, signs.record_treated_twice),
+    Rule("wrong_operation", 29, WRITE, signs.record_locked),
+    Rule("invalid_call", 30, WRITE, signs.attempt_refused),
+    Rule("undue_compliance", 31, DROP, signs.breaks_policy),
+    Rule("wrong_argument", 32, REPLACE, signs.breaks_policy),
+    Rule("undue_compliance", 33, DROP, signs.asked_by_user),
+    Rule("wrong_computation", 34, REPLACE, signs.choice_not_best),
+    Rule("unverified_claim", 35, REPLACE, signs.record_disbelieved),
+    Rule("unverified_claim", 36, REPLACE, signs.user_believed),
+    Rule(SIMULATOR, 37, REPLACE + DROP, signs.user_chose_otherwise),
+    Rule("unverified_claim", 38, DROP, signs.record_unopened),
+    Rule("missing_lookup", 39, REPLACE, signs.changed_unread),
+    Rule("undue_compliance", 40, DROP, signs.was_proposed),
+    Rule("wrong_computation", 41, REPLACE, signs.value_worked_out),
+    Rule("wrong_argument", 42, REPLACE, signs.value_wrong),
+    Rule("extra_write", 43, DROP, signs.is_extra),
+    Rule(SIMULATOR, 50, log_sign=logs.slipped, is_inherent=True),
+    Rule(SIMULATOR, 51, log_sign=logs.withheld, is_inherent=True),
+    Rule("missing_lookup", 52, log_sign=logs.written_unread, is_inherent=True),
+    Rule("missing_lookup", 53, log_sign=logs.answered_unread, is_inherent=True),
+    Rule("missing_lookup", 54, log_sign=logs.means_denied, is_inherent=True),
+    Rule("missing_lookup", 55, log_sign=unmet(occasions.milestone_reads)),
+    Rule("unverified_claim", 56, log_sign=logs.written_on_claim, is_inherent=True),
+    Rule("unverified_claim", 57, log_sign=logs.claimed_without_proof, is_inherent=True),
+    Rule("unverified_claim", 58, log_sign=logs.answered_on_claim, is_inherent=True),
+    Rule("unverified_claim", 59, log_sign=logs.standing_repeated, is_inherent=True),
+    Rule("undue_compliance", 60, log_sign=logs.forbidden_writes, is_inherent=True),
+    Rule("undue_compliance", 61, log_sign=logs.done_without_proof, is_inherent=True),
+    Rule("undue_compliance", 62, log_sign=unmet(occasions.minefields)),
+    Rule("wrong_argument", 63, log_sign=logs.forbidden_values, is_inherent=True),
+    Rule("wrong_argument", 64, log_sign=unmet(occasions.milestone_arguments)),
+    Rule("fabricated_fact", 65, log_sign=logs.address_invented, is_inherent=True),
+    Rule("fabricated_fact", 66, log_sign=logs.identifier_invented, is_inherent=True),
+    Rule("invalid_call", 67, log_sign=logs.left_as_text, is_inherent=True),
+    # 1: loops
+    Rule("loop", 100, END, signs.called_again),
+    Rule("loop", 101, log_sign=logs.loops, is_inherent=True),
+    # 2: what was not done by the end
+    Rule("partial_refusal", 200, WRITE, signs.was_refused),
+    Rule("missing_write", 201, WRITE + USER, signs.never_made),
+    Rule("missing_write", 202, log_sign=unmet(occasions.milestone_writes)),
+    Rule("missing_write", 203, log_sign=unmet(occasions.milestone_states)),
+    Rule("missing_information", 204, SAY, signs.not_told),
+    Rule("missing_information", 205, log_sign=unmet(occasions.milestone_words)),
+    Rule("missing_escalation", 206, TRANSFER, signs.never_made),
+    Rule("premature_stop", 207, END, signs.cut_off),
+    # 3: handed over
+    Rule("over_escalation", 300, WRITE + SAY, signs.handed_over_instead),
+    Rule("over_escalation", 301, DROP_TRANSFER, signs.transfer_undue),
+    Rule("over_escalation", 302, log_sign=logs.transfer_not_due, is_inherent=True),
+)
+"""In the order of their ranks."""

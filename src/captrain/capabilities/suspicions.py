@@ -1,0 +1,56 @@
+"""What speaks against a reference: the policy, the records, or that the log is of another task."""
+
+from collections.abc import Iterator
+
+from captrain.capabilities.clauses import objects, violations
+from captrain.capabilities.text import identifiers_in, says, text_of
+from captrain.capabilities.view import RolloutView
+from captrain.records import JsonObject
+
+LONG = 5
+"""Characters of an identifier that does not occur by chance."""
+COMMON = 3
+"""One in so many identifiers of a reference may occur in dialogues of any task."""
+
+
+def suspicions(view: RolloutView) -> Iterator[str]:
+    """Yield what speaks against the reference of a rollout."""
+    if is_foreign(view):
+        yield "nothing that the task names occurs in the log, where the user names other things: it is of another task"
+        return
+    goals = [goal for goal in view.expected if goal.kind == "write"]
+    for violation in violations(goals, view.wishes, view.context):
+        yield f"the reference's {violation}"
+    for goal in goals:
+        for person in objects(goal.arguments):
+            if "first_name" in person and "last_name" in person:
+                yield from _against_person(view, str(goal), person)
+
+
+def _against_person(view: RolloutView, goal: str, person: JsonObject) -> Iterator[str]:
+    """A person of whom records say otherwise, or of whom nobody has spoken."""
+    name, records = f"{person['first_name']} {person['last_name']}", view.context.book.people(person)
+    for field, value in person.items():
+        values = {str(record[field]) for record in records if field in record}
+        if values and str(value) not in values and not says(f"{view.facts.script}\n{view.user}", value):
+            yield f"{goal}: {field} of {name} is {value}, where records say {', '.join(sorted(values))}"
+    # Both names in one message: those of two people are no third person.
+    texts = [view.facts.script, *map(view.text, view.users())]
+    if not records and not any(says(text, [person["first_name"], person["last_name"]]) for text in texts):
+        yield f"{goal}: {name} is in no record, and the user does not speak of such a person"
+
+
+def is_foreign(view: RolloutView) -> bool:
+    """Tell whether the dialogue is of another task.
+
+    The user names things, and nothing that the script identifies occurs in the log, nor much of what the reference
+    does, which has common things, too.
+    """
+    script = {*identifiers_in(view.facts.script, LONG)}
+    reference = {*identifiers_in("\n".join(text_of(goal.arguments) for goal in view.expected), LONG)}
+    dialogue = "\n".join(text_of(message) for message in view.messages)
+    spoken = {code for place in view.users() for code in identifiers_in(view.text(place), LONG)}
+    reads = [act for act in view.acts if act.kind == "read" and not act.failed]
+    if not reads or not spoken or len(script | reference) < 2 or any(code in dialogue for code in script):
+        return False
+    return sum(code in dialogue for code in reference) <= (len(reference) / COMMON if script else 0)

@@ -1,0 +1,229 @@
+"""Values and phrases in text: what counts as an identifier, a number, a refusal or a consent. One definition each.
+
+`tests/capabilities/test_text.py` has a table of examples for every pattern.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import TypeGuard
+
+from captrain.records import Message, leaves
+
+QUOTED = 140
+PROSE = 4
+"""A value of more words is prose, which nobody copies."""
+LONGEST = 40
+"""Longest value, in characters, that is compared as a value."""
+SMALL = 10
+"""Numbers below this occur by chance."""
+CALL_MARKS = ("<tool_call", "</tool_call")
+SPACE = re.compile(r"[\s‐-―]+")
+IDENTIFIER = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[#\w-]{2,}|\d{8,}")
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+NUMBER = re.compile(r"[\d.,-]*\d[\d.,-]*")
+EXACT_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+WORD = re.compile(r"#?\w(?:[\w.,-]*\w)?")
+CODE = re.compile(r"[#\w-]+")
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+ERROR = re.compile(r"\w*(error|exception|traceback)\b", re.IGNORECASE)
+NOT_FOUND = re.compile(r"\bnot found\b|\bno (such|match)|\bdoes not exist\b", re.IGNORECASE)
+AFTERWARDS = re.compile(r"\b(afterwards?|further|again|from then on)\b")
+"""Words that make a refusal a notice of what comes later."""
+CLOSING_MARK = re.compile(r"###([A-Z-]+)###")
+PROPOSAL = re.compile(r"\b(confirm|proceed|go ahead|shall i|would you like)\b", re.IGNORECASE)
+REQUEST = re.compile(
+    r"\bplease (confirm|reply|let me know)\b|\breply (with )?\W{0,3}yes\b|\bconfirm (if|whether|that) you\b",
+    re.IGNORECASE,
+)
+"""A question of consent that may have no question mark."""
+AWAITS_REPLY = re.compile(r"\?|\b(confirm|please provide|would you like|let me know|reply)\b", re.IGNORECASE)
+CONSENT = re.compile(r"\W*(yes|yeah|sure|ok|okay|confirm\w*|please( do)?|go ahead)?[\s\w,]{0,24}[.!\s]*", re.IGNORECASE)
+DECLINES = re.compile(r"\b(no|not|never|nothing|instead|leave|skip|changed my mind)\b|n[’']t\b", re.IGNORECASE)
+REFUSAL = re.compile(
+    r"\b(?:can ?not|can[’']t|unable to|not able to|not allowed|not permitted|not eligible|not possible|"
+    r"isn[’']t possible|do(?:es)? not allow|don[’']t allow|can only|only be (?:processed|made|done|modified))\b"
+    r"(?! (?:be )?(?:\w+ )?once\b)",
+    re.IGNORECASE,
+)
+DISCLAIMER = re.compile(
+    r"\b(?:(?:can ?not|can[’']t|unable to|not able to) (?:directly )?(?:look up|access|retrieve|see|view|check)|"
+    r"do(?:es)?(?:n[’']t| not) (?:have|retain|provide|store|hold)(?: direct| any)?(?: access| details| data|"
+    r" information)?|(?:lacks?|no access to))\b",
+    re.IGNORECASE,
+)
+CLAIM = re.compile(
+    r"\b(ago|yesterday|this morning|members?|membership|insur\w+|approved|eligible|entitled|promised|guarantee\w*|"
+    r"warranty|said (that )?(i|you|it)|told me)\b"
+)
+STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
+DENIAL = re.compile(
+    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
+    r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
+)
+AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
+SUPERLATIVE = re.compile(
+    r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
+)
+EXAMPLE = re.compile(r"(?:\be\.g\.|\bsuch as|\bfor example|\bexample:?|\blike)[^).;!?\n]{0,60}$", re.IGNORECASE)
+BLANK = re.compile(r"0{4,}|X{3,}|1234")
+"""Figures of an identifier that only shows the form."""
+
+
+def text_of(value: object) -> str:
+    """A JSON value as a reader would quote it."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def atoms(value: object) -> Iterator[object]:
+    """The plain values inside a JSON value."""
+    if isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from atoms(item)
+    elif value is not None:
+        yield value
+
+
+def plain(text: str) -> str:
+    """A text in lower case without bold marks, where runs of spaces and dashes are one space: for phrases."""
+    return SPACE.sub(" ", text.lower().replace("**", "").replace("-", " "))
+
+
+@lru_cache(4096)
+def squeezed(text: str) -> str:
+    """A text in lower case without thousands separators and currency marks: for values."""
+    return text.lower().replace(",", "").replace("$", "").replace("‑", "-")
+
+
+def says(text: str, value: object) -> bool:
+    """Tell whether the text holds every string and number of the value as whole words; false for an empty value."""
+    text, words = squeezed(text), [squeezed(leaf).strip() for leaf in leaves(value)]
+    words = [word for word in words if word]
+    return bool(words) and all(_occurs(text, word) for word in words)
+
+
+def _occurs(text: str, word: str) -> bool:
+    # People leave out the mark of "#W123", but a bare 12 need not be "#12".
+    word = word[1:] if re.match(r"#[a-z]", word) else word
+    word = word[:-2] if re.fullmatch(r"-?\d+\.0", word) else word
+    mark = "#?" if word[0].isalpha() else ""
+    # Looking for the bare substring first spares most values a pattern of their own.
+    return word in text and re.search(rf"(?<![\w.#]){mark}{re.escape(word)}(?:\.0+)?(?!\w|\.\d)", text) is not None
+
+
+def same(expected: object, actual: object) -> bool:
+    """Tell whether two argument values come to the same; an object `actual` may hold more.
+
+    Text is compared exactly, a number with its decimal text, a list of plain values in any order, a list of objects in
+    its order, an object by the entries of `expected`.
+    """
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        return all(same(value, actual.get(name)) for name, value in expected.items())
+    if isinstance(expected, list) and isinstance(actual, list):
+        if are_plain(expected) and are_plain(actual):
+            return Counter(map(number_of, expected)) == Counter(map(number_of, actual))
+        return len(expected) == len(actual) and all(map(same, expected, actual))
+    if isinstance(expected, int | float) or isinstance(actual, int | float):
+        return number_of(expected) == number_of(actual)
+    return expected == actual
+
+
+def are_plain(values: list[object]) -> bool:
+    """Tell whether all values are text or numbers."""
+    return all(isinstance(value, str | int | float) for value in values)
+
+
+def number_of(value: object) -> object:
+    """Return the number that a value is or spells, else the value. A truth value is no number, nor is a code like 007.
+
+    Numbers are exact, because long ids differ in digits that a float does not hold.
+    """
+    if isinstance(value, bool):
+        return str(value)
+    return Decimal(str(value)) if EXACT_NUMBER.fullmatch(str(value)) else value
+
+
+def is_identifier(value: object) -> TypeGuard[str]:
+    """Tell whether a value has letters and digits, or at least eight digits, and is no date."""
+    return isinstance(value, str) and IDENTIFIER.fullmatch(value) is not None and not DATE.fullmatch(value)
+
+
+def identifiers_in(text: str, least: int = 2) -> list[str]:
+    """The identifiers of at least so many characters in a text."""
+    return [code for code in CODE.findall(text) if len(code) >= least and is_identifier(code)]
+
+
+def shape(value: str) -> str:
+    """The pattern that identifiers of one kind share: a prefix and a count of digits, a length, or words and digits."""
+    if re.fullmatch(r"\w+", value.strip("#")) and "_" not in value and not re.fullmatch(r"#?[A-Za-z]{1,2}\d+", value):
+        return str(len(value))
+    digits = re.sub(r"\d", "9", value)
+    return re.sub(r"[A-Za-z]+", "A", digits) if re.search(r"[_-]", value) else digits
+
+
+def is_prose(value: object) -> bool:
+    """Tell whether a value is several words, which nobody copies."""
+    return isinstance(value, str) and len(value.split()) > PROSE
+
+
+def is_value(value: object) -> bool:
+    """Tell whether a value is short enough to be compared."""
+    text = text_of(value)
+    return len(text) <= LONGEST and not is_prose(text)
+
+
+def is_common(value: object) -> bool:
+    """Tell whether a value may come from anywhere: a truth value, a small number, nothing."""
+    return isinstance(value, bool) or value in ("", None) or (isinstance(value, int | float) and abs(value) < SMALL)
+
+
+def quoted(text: str) -> str:
+    """The beginning of a text in one line, in quotation marks."""
+    text = " ".join(text.split())
+    return f'"{text if len(text) <= QUOTED else text[: QUOTED - 2] + " …"}"'
+
+
+def asks_consent(text: str) -> bool:
+    """Tell whether words of the assistant ask the user to agree to something."""
+    return ("?" in text and PROPOSAL.search(text) is not None) or REQUEST.search(plain(text)) is not None
+
+
+def refuses(text: str) -> bool:
+    """Tell whether words of the assistant say that something cannot be done."""
+    return REFUSAL.search(plain(text)) is not None
+
+
+def split_mark(text: str) -> tuple[list[str], str]:
+    """The marks by which a simulated user closes a conversation, and the other words."""
+    return CLOSING_MARK.findall(text), CLOSING_MARK.sub("", text).strip()
+
+
+def result_of(message: Message) -> object:
+    """Read the content of a tool message: as JSON where it is JSON, else as its text."""
+    content = message.get("content") or ""
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content
+
+
+def reports_error(message: Message) -> bool:
+    """Tell whether a tool message reports an error: by a flag, an `error` entry of its JSON, or how its text begins."""
+    result = result_of(message)
+    has_error_entry = isinstance(result, Mapping) and bool(result.get("error"))
+    begins_as_error = isinstance(result, str) and ERROR.match(result) is not None
+    return bool(message.get("error")) or has_error_entry or begins_as_error
+
+
+def is_malformed(message: Message) -> bool:
+    """Tell whether an assistant message has the marks of a tool call left in its text."""
+    return message["role"] == "assistant" and any(mark in (message.get("content") or "") for mark in CALL_MARKS)
+
+
+def is_reply(message: Message) -> bool:
+    """Tell whether an assistant message speaks to the user: words, and no call."""
+    spoken = message["role"] == "assistant" and bool((message.get("content") or "").strip())
+    return spoken and not message.get("tool_calls") and not is_malformed(message)

@@ -1,0 +1,436 @@
+"""A rollout parsed once: its calls, the calls of its reference, its facts, and where each value was seen.
+
+Tools and keys are learnt from rollouts (`captrain.capabilities.learning`), so nothing here names a domain. All rules
+(`captrain.capabilities.rules`) ask this view, with or without a replay.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import Literal
+
+from captrain.capabilities.alignment import Pair, align, goal_pairs
+from captrain.capabilities.calls import Call, calls_in, goals_in, handover_in
+from captrain.capabilities.clauses import DiagnosisContext, RecordBook, violations
+from captrain.capabilities.text import (
+    AFTERWARDS,
+    AWAITS_REPLY,
+    CODE,
+    CONSENT,
+    SENTENCE,
+    asks_consent,
+    atoms,
+    identifiers_in,
+    is_identifier,
+    is_reply,
+    plain,
+    refuses,
+    same,
+    says,
+    shape,
+    split_mark,
+    squeezed,
+    text_of,
+)
+from captrain.capabilities.toolbox import Toolbox
+from captrain.records import Message, Milestone, Rollout, leaves
+
+END = 1_000_000
+"""Beyond the last message."""
+SHORT = 2
+"""Characters of a value that is likely to stand inside another one."""
+EditKind = Literal["insert", "replace", "drop", "end", "say"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A difference between a rollout and its reference.
+
+    Attributes:
+        kind: what is to be done.
+        goal: the call of the reference.
+        calls: the calls of the rollout that are replaced or dropped.
+        before: place of the call before which a goal is inserted; None: at the end.
+        text: the words that are owed.
+    """
+
+    kind: EditKind
+    goal: Call | None = None
+    calls: tuple[Call, ...] = ()
+    before: int | None = None
+    text: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What is to be done, in short."""
+        return str(self.goal or self.text or "the end")
+
+    @property
+    def step(self) -> str:
+        """The kind of step that rules are made for: an insertion is told apart by what is inserted."""
+        if self.kind == "insert" and self.goal is not None:
+            return "insert step of user" if self.goal.by == "user" else f"insert {self.goal.kind}"
+        return "drop handover" if self.kind == "drop" and self.calls[0].kind == "handover" else self.kind
+
+    @property
+    def wrong(self) -> list[str]:
+        """Of a call to be replaced, the arguments that differ."""
+        return self.calls[0].differing(self.goal) if self.kind == "replace" and self.goal else []
+
+    def _values(self, calls: Sequence[Call]) -> list[object]:
+        return [value for call in calls for name in self.wrong for value in atoms(call.arguments.get(name))]
+
+    @property
+    def missing(self) -> list[object]:
+        """Of a call to be replaced, the values that are due and not there."""
+        actual = self._values(self.calls)
+        return [value for value in self._values([self.goal] if self.goal else []) if value not in actual]
+
+    @property
+    def strange(self) -> list[object]:
+        """Of a call to be replaced, the values that are there and not due."""
+        due = self._values([self.goal] if self.goal else [])
+        return [value for value in self._values(self.calls) if value not in due]
+
+    @property
+    def corrections(self) -> str:
+        """Of a call to be replaced, what should be what."""
+        call, due = self.calls[0].arguments, self.goal.arguments if self.goal else {}
+        pairs = [f"{name} {text_of(call.get(name))} should be {text_of(due[name])}" for name in self.wrong]
+        return f"{self.calls[0].tool}: {'; '.join(pairs)}"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The smallest change after which a rollout passes.
+
+    Attributes:
+        differences: all edits that were considered.
+        edits: those of the smallest set.
+        proven: by replay.
+        passes: the logged calls pass as they are.
+        is_unsound: the reference fails its own check.
+    """
+
+    differences: tuple[Edit, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    proven: bool = False
+    passes: bool = False
+    is_unsound: bool = False
+
+
+class RolloutView:
+    """A rollout beside its reference.
+
+    Args:
+        rollout: passed or failed.
+        context: tools, policy and records of its environment.
+        calls: its calls as a replay shows them; None: as the log has them.
+        goals: calls of the reference as a replay shows them; None: as the log has them.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        context: DiagnosisContext,
+        calls: Sequence[Call] | None = None,
+        goals: Sequence[Call] | None = None,
+    ) -> None:
+        self.rollout, self.context, self.toolbox, self.facts = rollout, context, context.toolbox, rollout.task.facts
+        self.messages: Sequence[Message] = rollout.messages
+        self.calls = calls_in(self.messages, self.toolbox) if calls is None else [*calls]
+        self.goals = goals_in(rollout, self.toolbox) if goals is None else [*goals]
+        self.repair = Repair()
+        self.last = max((index for index, m in enumerate(self.messages) if m["role"] == "assistant"), default=0)
+        ending = rollout.reference[-1] if rollout.reference else {"role": ""}
+        self.informs = [text_of(value) for value in ending.get("informs", [])]
+        self.final = _reply(self.messages[self.last]) if self.messages else None
+        # A message that stands for values to be told is no model of how to word them.
+        self.expected_final = None if "informs" in ending else _reply(ending)
+
+    # What was called
+
+    @cached_property
+    def acts(self) -> list[Call]:
+        """The assistant's calls."""
+        return [call for call in self.calls if call.by == "assistant"]
+
+    @cached_property
+    def expected(self) -> list[Call]:
+        """The assistant's calls in the reference."""
+        return [goal for goal in self.goals if goal.by == "assistant"]
+
+    @cached_property
+    def writes(self) -> list[Call]:
+        """The assistant's writes that were not refused."""
+        return [act for act in self.acts if act.kind == "write" and not act.failed]
+
+    @cached_property
+    def lookups(self) -> list[Call]:
+        """All reads, a user's included."""
+        return [call for call in self.calls if call.kind == "read"]
+
+    @cached_property
+    def handover(self) -> Call | None:
+        """The first transfer to a human."""
+        return handover_in(self.calls)
+
+    @property
+    def inserted(self) -> list[Call]:
+        """The calls of the reference that the repair inserts."""
+        return [edit.goal for edit in self.repair.edits if edit.kind == "insert" and edit.goal]
+
+    @cached_property
+    def equal_calls(self) -> list[list[Call]]:
+        """All calls, equal ones together."""
+        groups: dict[str, list[Call]] = {}
+        for call in self.calls:
+            groups.setdefault(json.dumps([call.tool, call.arguments], sort_keys=True), []).append(call)
+        return [*groups.values()]
+
+    def has_like(self, goal: Call) -> bool:
+        """A look-up by the goal's tool was made."""
+        return any(call.tool == goal.tool for call in self.lookups)
+
+    @cached_property
+    def _aligned(self) -> tuple[list[Pair], list[Call]]:
+        pairs = goal_pairs(self.expected, self.user)
+        return align(pairs, self.writes if self.rollout.reference else [])
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The writes of the reference, each with the write of the rollout that stands for it."""
+        return self._aligned[0]
+
+    @property
+    def extras(self) -> list[Call]:
+        """Writes of the rollout that stand for none of the reference; none without a reference."""
+        return self._aligned[1]
+
+    @cached_property
+    def milestones(self) -> list[tuple[Milestone, float]]:
+        """The task's milestones, each with how far it was reached."""
+        parts = self.rollout.score.parts if self.rollout.score else {}
+        return [(entry, parts[entry.part]) for entry in self.facts.milestones if entry.part in parts]
+
+    # What was said
+
+    @property
+    def closing(self) -> int:
+        """The message of the transfer, else the assistant's last one."""
+        return self.handover.message if self.handover else self.last
+
+    @property
+    def ending(self) -> str:
+        """Why the dialogue ended, in words."""
+        return self.facts.ending.replace("_", " ")
+
+    def text(self, index: int) -> str:
+        """The words of a message."""
+        return text_of(self.messages[index].get("content") or "")
+
+    def users(self, before: int | None = None) -> list[int]:
+        """The user's messages, up to a message."""
+        return [index for index, message in enumerate(self.messages[:before]) if message["role"] == "user"]
+
+    def replies(self, before: int | None = None) -> list[int]:
+        """The assistant's messages to the user, up to a message."""
+        return [index for index, message in enumerate(self.messages[:before]) if is_reply(message)]
+
+    def user_before(self, before: int | None = None) -> str:
+        """All that the user said before a message."""
+        return "\n".join(self.text(index) for index in self.users(before))
+
+    @cached_property
+    def user(self) -> str:
+        """All that the user said."""
+        return self.user_before()
+
+    @cached_property
+    def wishes(self) -> str:
+        """All that the user said or was told to say, as `plain` has it."""
+        return plain(f"{self.user}\n{self.facts.script}")
+
+    @cached_property
+    def is_answered(self) -> bool:
+        """A user speaks after the assistant did; otherwise the agent works alone."""
+        spoken = (index for index, message in enumerate(self.messages) if message["role"] == "assistant")
+        first = next(spoken, len(self.messages))
+        return any(place > first for place in self.users())
+
+    @cached_property
+    def refusals(self) -> list[int]:
+        """The assistant's messages that say that something cannot be done."""
+        spoken = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [index for index in spoken if refuses(self.text(index))]
+
+    @cached_property
+    def left(self) -> int | None:
+        """The user's last message, if the user leaves on a question without declining, or has said nothing else."""
+        users = self.users()
+        marks, words = split_mark(self.text(users[-1])) if users else ([], "")
+        if not marks or self.handover:
+            return None
+        place = users[-1]
+        if len(users) == 1:
+            return place
+        question = self.text(place - 1) if self.messages[place - 1]["role"] == "assistant" else ""
+        return place if AWAITS_REPLY.search(question[-300:]) and (CONSENT.fullmatch(words) or "?" in words) else None
+
+    def proposal(self, call: Call) -> int:
+        """The reply that first put a write to the user, else the write's own message.
+
+        That is the first reply with an identifier that only the assistant brought up, else the first that asks for
+        consent and names the record, else the last that asks for consent.
+        """
+        replies = self.replies(call.message) if call.by == "assistant" else []
+        codes = [leaf for leaf in leaves(call.content) if len(leaf) > 3 and is_identifier(leaf)]
+        own = [code for code in codes if not says(self.wishes, code)]
+        sources = [index for index in replies if any(says(self.text(index), code) for code in own)]
+        about = [index for index in replies if asks_consent(self.text(index))]
+        proposals = [index for index in about if call.record and says(self.text(index), call.record)]
+        return next(iter([*sources, *proposals, *about[-1:]]), call.message)
+
+    def put_to_user(self, write: Call) -> bool:
+        """The assistant spoke of the write's record before the write, or had just asked whether to go ahead."""
+        replies = [self.text(index) for index in self.replies(write.message)]
+        return bool(replies) and (says("\n".join(replies), write.record) or asks_consent(replies[-1]))
+
+    def first_telling(self, value: str) -> int | None:
+        """The first message in which the assistant tells the value: a short one as a word, else as part of the text."""
+        expected = squeezed(value)
+        for index, message in enumerate(self.messages):
+            text, is_long = self.text(index), len(value) > SHORT
+            if message["role"] == "assistant" and (says(text, value) or (is_long and expected in squeezed(text))):
+                return index
+        return None
+
+    @property
+    def is_lacking(self) -> bool:
+        """A change of the reference was not made, or a value that is owed was not told."""
+        is_undone = any(pair.write is None for pair in self.pairs)
+        return is_undone or any(self.first_telling(value) is None for value in self.informs)
+
+    def informed(self, values: Iterable[str]) -> list[str]:
+        """Those values that the reference's last message tells and the user has not said."""
+        return [value for value in values if says(self.expected_final or "", value) and not says(self.user, value)]
+
+    # Where values come from
+
+    @cached_property
+    def _texts(self) -> list[tuple[str, int, str]]:
+        return [(message["role"], place, self.text(place)) for place, message in enumerate(self.messages)]
+
+    def seen(self, value: object, before: int, *roles: str) -> list[int]:
+        """The messages of these roles, before a message, that hold the value."""
+        return [place for role, place, text in self._texts if place < before and role in roles and says(text, value)]
+
+    def in_view(self, value: object, before: int = END) -> bool:
+        """A user or a tool has said the value before a message."""
+        return bool(self.seen(value, before, "user", "tool"))
+
+    @cached_property
+    def shapes(self) -> set[str]:
+        """Shapes of the identifiers by which reads are told a record."""
+        reads = [call for call in (*self.calls, *self.goals) if call.kind == "read"]
+        return {shape(value) for call in reads for value in call.arguments.values() if is_identifier(value)}
+
+    def records(self, call: Call) -> list[tuple[str, str]]:
+        """The arguments of a call that name records, the last named first."""
+        entries = [(name, value) for name, value in call.arguments.items() if isinstance(value, str)]
+        keys = self.toolbox.keys
+        return [(n, v) for n, v in entries[::-1] if n in keys or (is_identifier(v) and shape(v) in self.shapes)]
+
+    def opened(self, record: str, before: int = END) -> bool:
+        """The assistant has looked the record up before a message."""
+        reads = [call for call in self.lookups if call.message < before and call.by == "assistant"]
+        return any(record in leaves(call.arguments) for call in reads)
+
+    def opened_instead(self, record: str) -> dict[str, int]:
+        """Other records of the same shape that the assistant opened, with the message."""
+        openings: dict[str, int] = {}
+        for call in self.lookups:
+            if call.by == "assistant" and not call.failed:
+                for _, other in self.records(call):
+                    if other != record and shape(other) == shape(record):
+                        openings.setdefault(other, call.message)
+        return openings
+
+    @cached_property
+    def due_lookups(self) -> list[Call]:
+        """Reads of the reference that the rollout does not make."""
+        due = [goal for goal in self.goals if goal.kind == "read"]
+        return [goal for goal in due if not any(call.equals(goal) for call in self.lookups)]
+
+    def needs(self, goal: Call | None) -> list[Call]:
+        """Reads that the reference makes before a goal, and the rollout does not make; of None: all of them."""
+        return [lookup for lookup in self.due_lookups if goal is None or lookup.place < goal.place]
+
+    def unread(self, call: Call) -> Call | None:
+        """The read of the reference that opens a record of this call, and was not made before it."""
+        reads = [goal for goal in self.goals if goal.kind == "read"] if call.by == "assistant" else []
+        unread = [record for _, record in self.records(call) if not self.opened(record, call.message)]
+        return next((goal for record in unread for goal in reads if record in leaves(goal.arguments)), None)
+
+    def read_before(self, write: Call, names: Iterable[str], lookups: Sequence[Call] = ()) -> bool:
+        """The record under each of these keys of the write was read in an earlier message.
+
+        It was read by its key, or in the result of another call; where look-ups of the reference are given, as one of
+        them does.
+        """
+        earlier = [act for act in self.acts if not act.failed and act.message < write.message]
+        return all(any(self._shows(act, name, write.record[name], lookups) for act in earlier) for name in names)
+
+    def _shows(self, act: Call, name: str, value: object, lookups: Sequence[Call]) -> bool:
+        if act.kind == "read" and same(act.record.get(name), value):
+            peers = [lookup for lookup in lookups if lookup.tool == act.tool]
+            return not peers or any(same(lookup.content, act.content) for lookup in peers)
+        # A record is more than its key.
+        results = act.result if isinstance(act.result, list) else [act.result]
+        records = [entry for entry in results if isinstance(entry, Mapping) and len(entry) > 1]
+        needs = [self.toolbox.fields.get(lookup.tool, frozenset[str]()) for lookup in lookups] or [frozenset[str]()]
+        return any(
+            same(record.get(name), value) and any(fields <= record.keys() for fields in needs) for record in records
+        )
+
+    def has_looked(self, pair: Pair) -> bool:
+        """The look-ups of the reference before a write were made before the write that stands for it."""
+        names = [name for name in pair.guards if pair.write is not None and name in pair.write.record]
+        return pair.write is None or self.read_before(pair.write, names, pair.lookups)
+
+    def breach(self, call: Call) -> str | None:
+        """The clause of the policy that forbids a write, in words."""
+        acts = [*takewhile(lambda act: act is not call, self.writes), call] if call in self.writes else []
+        found = violations(acts, self.wishes, self.context)
+        return next((str(violation) for violation in found if violation.act is call), None)
+
+    def refusal(self, records: Sequence[str]) -> int | None:
+        """The first message that refuses something, unless it names other records alone, or a later message offers it.
+
+        A notice of what cannot be done afterwards is no refusal.
+        """
+        targets = {*records}
+        proposals = [p for p in self.replies() if asks_consent(self.text(p)) and p not in self.refusals]
+        for place in self.refusals:
+            text = self.text(place)
+            codes = {code for code in identifiers_in(text) if shape(code) in self.shapes}
+            sentences = SENTENCE.split(text)
+            denial = next((part for part in sentences if refuses(part)), text)
+            offers = [self.text(offer) for offer in proposals if offer > place]
+            offers += [part for part in sentences if "?" in part]
+            is_offered = any(targets & {*CODE.findall(offer)} for offer in offers)
+            is_of_it = not codes or not records or bool(codes & targets)
+            if is_of_it and not is_offered and not AFTERWARDS.search(plain(denial)):
+                return place
+        return None
+
+
+def bare_view(rollout: Rollout, toolbox: Toolbox) -> RolloutView:
+    """A rollout of which no policy and no records are known."""
+    return RolloutView(rollout, DiagnosisContext(toolbox, "", RecordBook(), set(), set()))
+
+
+def _reply(message: Message) -> str | None:
+    return message["content"] if is_reply(message) else None

@@ -1,0 +1,658 @@
+"""The checks of a passport that need no policy: one list, from top to bottom.
+
+Each check measures one thing and compares it with a bound. Its result names a task that shows the failure.
+"""
+
+import ast
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, takewhile
+from os.path import commonprefix
+
+from captrain.contract import CheckedEnvironment, calls_of, tool_call
+from captrain.environments.evidence import STEPS, TURNS, Agent, Evidence, once
+from captrain.environments.leakage import SHARE, normalised, runs, runs_of
+from captrain.environments.probes import (
+    AT_ONCE,
+    CLOSING,
+    ENDLESS,
+    FLAWS,
+    LUCKY,
+    SAYINGS,
+    act_at_once,
+    act_randomly,
+    calling,
+    closing_of,
+    content,
+    flawed,
+    in_other_words,
+    made_calls,
+    persist,
+    results,
+    shape,
+    solved_tasks,
+    talk,
+    visible,
+    visible_text,
+    words,
+)
+from captrain.environments.sandbox.forkserver import MODULES
+from captrain.errors import EnvironmentFault
+from captrain.records import CheckResult, Message, Rollout, Score, Task, digest, leaves, read_bytes
+
+ADVISED = 100
+"""Advised number of tasks: with fewer, a single unsolvable task is easily missed."""
+DISTINCT = 0.95
+"""Least share of distinct tasks."""
+VALUES = 500
+"""Most values that `structure` replaces: the time grows with their number."""
+DRAWS = 3
+"""Plays of random calls on each task."""
+ROUNDING = 1e-9
+"""Tolerance of comparisons of rewards."""
+REPEATS = 12
+"""Most repetitions of a call."""
+FEW = 25
+"""Tasks of the checks that play many times on each."""
+GAIN = 0.1
+"""Most that a repeated or malformed call may gain: another call may earn a part of the reward."""
+GIVEN_AWAY = 0.1
+"""Most of the reference's calls that may be readable before they are made."""
+ARGUMENTS = r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}[({]([^()}]{0,10000})"
+"""Arguments behind a tool's name in a text: a JSON object, or names and values in brackets."""
+MOST_PER_TASK = 0.9
+"""Most reward of a single task for a play without its work."""
+LONG = 5 * len(ENDLESS)
+"""Tasks with endless plays, of up to `STEPS` turns."""
+LOSS = 0.05
+"""Most that a reference may lose by other words."""
+ROUNDS = 6
+"""Least uses of each flaw: in all calls, in the last, and in one, each on two tasks."""
+STRICT = 0.1
+"""Most tasks with a fault, where a few may be right."""
+PREDICTED = 0.9
+"""Most tasks in which the value to look up may be known before."""
+FEWEST = 3
+"""Least number of tasks, and of listed values, for which that share is measured."""
+SOLVED = 1 - ROUNDING
+"""Least reward of a solved task."""
+REFERENCE, IDLE = "reward of the reference solution", "reward of doing nothing"
+RANDOM = "reward of random calls"
+TRANSFER = "share of tasks with the failed step"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check: what it is called, what it measures, and the setting of `environments` that holds its bound."""
+
+    name: str
+    measure: Callable[[Evidence], CheckResult]
+    setting: str = ""
+
+
+def result(passed: bool, measured: float, bound: str, detail: str = "", task: str = "") -> CheckResult:
+    """Make the result of a check, which `run_checks` names; detail and task are for failures."""
+    if passed:
+        detail = task = ""
+    return CheckResult(name="", passed=passed, measured=round(measured, 6), bound=bound, detail=detail, task=task)
+
+
+def exactly(same: bool, detail: str = "", task: str = "") -> CheckResult:
+    """Make the result of a check that something is the same."""
+    return result(same, float(same), "1", detail, task)
+
+
+def at_most(value: float, bound: float, detail: str = "", task: str = "") -> CheckResult:
+    """Make the result of a check of an upper bound."""
+    return result(value <= bound + ROUNDING, value, f"at most {bound}", detail, task)
+
+
+def at_least(value: float, bound: float, detail: str = "", task: str = "") -> CheckResult:
+    """Make the result of a check of a lower bound."""
+    return result(value >= bound - ROUNDING, value, f"at least {bound}", detail, task)
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean of values; 0 if there are none."""
+    numbers = list(values)
+    return sum(numbers) / max(1, len(numbers))
+
+
+def highest(values: Mapping[str, float], bound: float, detail: str) -> CheckResult:
+    """Compare the highest value of a task with a bound."""
+    most = max(values, key=lambda task: values[task])
+    return at_most(values[most], bound, detail, most)
+
+
+def mean_reward(
+    reward: Callable[[Evidence, Task], float], setting: str, most_per_task: float, evidence: Evidence
+) -> CheckResult:
+    """Check a play that must not pay: on average at most a setting, and on no task more than `most_per_task`."""
+    rewards = {task.id: reward(evidence, task) for task in evidence.tasks}
+    value, bound = mean(rewards.values()), getattr(evidence.bounds, setting)
+    most = max(rewards, key=lambda task: rewards[task])
+    passed = value <= bound + ROUNDING and rewards[most] <= most_per_task
+    return result(passed, value, f"at most {bound}", f"most on this task: {rewards[most]:.3g}", most)
+
+
+def faulty_tasks(
+    fault: Callable[[Evidence, Task], str | None], bound: float, most: int | None, evidence: Evidence
+) -> CheckResult:
+    """Check that at most a share of the first `most` tasks has a fault; None leaves a task out, and "" is no fault."""
+    faults = {task.id: fault(evidence, task) for task in evidence.tasks[:most]}
+    faults = {task: detail for task, detail in faults.items() if detail is not None}
+    first = next((task for task, detail in faults.items() if detail), "")
+    return at_most(mean(map(bool, faults.values())), bound, faults.get(first, ""), first)
+
+
+def dealt(
+    use: str, kinds: Sequence[str], most: int | None, rounds: int, evidence: Evidence
+) -> Iterator[tuple[Task, str, random.Random]]:
+    """Deal kinds of plays to the first `most` tasks, in a drawn order, with a random generator for each play.
+
+    Every task gets at least one, and every kind is dealt at least `rounds` times.
+    """
+    tasks = evidence.tasks[:most]
+    order = evidence.random(use, "kinds").sample(list(kinds), len(kinds))
+    for number in range(max(len(tasks), rounds * len(kinds))):
+        task = tasks[number % len(tasks)]
+        yield task, order[number % len(kinds)], evidence.random(use, task.id, number)
+
+
+def drawn_plays(
+    use: str,
+    kinds: Sequence[str],
+    agent: Callable[[Evidence, Task, str, random.Random, bool], tuple[Agent, int]],
+    most: int | None,
+    evidence: Evidence,
+) -> CheckResult:
+    """Check that no kind of play pays: on average, or in full on a single task if luck plays no part.
+
+    `agent` makes the agent for a task and says for how many turns it plays. It is told whether the kind is new.
+    """
+    plays: dict[str, dict[str, Score]] = {}
+    for task, kind, rng in dealt(use, kinds, most, 1, evidence):
+        player, turns = agent(evidence, task, kind, rng, kind not in plays)
+        plays.setdefault(kind, {})[task.id] = evidence.score(task, evidence.act(task, player, turns))
+    worst, detail, worst_task = -1.0, "", ""
+    for kind, scores in plays.items():
+        solved = sum(score.success or score.reward > MOST_PER_TASK for score in scores.values())
+        earned = 1.0 if solved and kind not in LUCKY else mean(score.reward for score in scores.values())
+        if earned > worst:
+            worst, detail = earned, f"{kind}: solves {solved} of {len(scores)} tasks"
+            worst_task = max(scores, key=lambda task: (scores[task].success, scores[task].reward))
+    return at_most(worst, evidence.bounds.hacking_reward, detail, worst_task)
+
+
+# The file.
+
+
+def schemas(evidence: Evidence) -> CheckResult:
+    """Check that the tool schemas are the target's."""
+    given, expected = evidence.target.tools, evidence.tools
+    detail = f"the target has {len(expected)} tools"
+    if isinstance(given, list) and len(given) == len(expected):
+        detail = f"differs: {[b['function']['name'] for a, b in zip(given, expected, strict=True) if a != b][:1]}"
+    return exactly(given == expected, detail)
+
+
+def foreign_imports(tree: ast.AST) -> list[str]:
+    """List the modules that a text imports and the sandbox lacks."""
+    available = {module.partition(".")[0] for module in MODULES}
+    modules: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules.append(node.module or ".")
+    return sorted({module for module in modules if module.partition(".")[0] not in available})
+
+
+def imports(evidence: Evidence) -> CheckResult:
+    """Check that the file imports only what the sandbox has."""
+    try:
+        absent = foreign_imports(ast.parse(read_bytes(evidence.path).decode()))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two from thousands of brackets
+        return exactly(False, f"not Python: {error or type(error).__name__}")
+    return at_most(len(absent), 0, f"not there: {', '.join(absent)}")
+
+
+def count(evidence: Evidence) -> CheckResult:
+    """Tell how many tasks are checked."""
+    number = len(evidence.tasks)
+    few = "" if number >= ADVISED else f"on fewer than {ADVISED} tasks, one that cannot be solved is easily missed"
+    return result(True, number, f"{ADVISED} advised").model_copy(update={"detail": few})
+
+
+# Solutions, determinism, variety.
+
+
+def is_solved(score: Score) -> bool:
+    """Return whether a score is a full success."""
+    return score.success and score.reward >= SOLVED
+
+
+def reference(evidence: Evidence) -> CheckResult:
+    """Check that every reference solution solves its task."""
+    scores = {task.id: evidence.solution(task) for task in evidence.all_tasks}
+    worst = min(scores, key=lambda task: (scores[task].success, scores[task].reward))
+    unsolved = sum(not is_solved(score) for score in scores.values())
+    detail = f"not so on {unsolved} of {len(scores)} tasks"
+    return result(is_solved(scores[worst]), scores[worst].reward, "1, and success, on every task", detail, worst)
+
+
+def same_play(evidence: Evidence) -> CheckResult:
+    """Check that the same process gives the same tasks, observations and rewards again."""
+    pairs = zip(evidence.first_tasks, evidence.target.tasks("training", evidence.reach), strict=False)
+    if changed := [task.id for task, again in pairs if task != again]:
+        return exactly(False, f"another task where {evidence.reach} are asked for", changed[0])
+    check = played_again(evidence, evidence, evidence.tasks)
+    if check.passed and (size := evidence.target.size("training")) != evidence.size:
+        return exactly(False, f"the training split has {evidence.size} tasks, and asked again {size}")
+    return check
+
+
+def same_elsewhere(evidence: Evidence) -> CheckResult:
+    """Check that a fresh process without packages gives the same tasks, observations and rewards."""
+    order = evidence.random("order").sample(evidence.tasks, evidence.count)
+    with evidence.reopened() as fresh:
+        return played_again(evidence, fresh, order)
+
+
+def played_again(evidence: Evidence, again: Evidence, order: Sequence[Task]) -> CheckResult:
+    """Compare tasks, observations and rewards with those of another process, or of the same one again."""
+    for task, other in zip(evidence.tasks, again.draw(), strict=True):
+        if task != other:
+            return exactly(False, "another task", task.id)
+    for task in order:
+        if again.play(task, evidence.reference(task)) != evidence.solved(task):
+            return exactly(False, "the same actions meet other observations", task.id)
+        if again.score(task, evidence.solved(task)) != evidence.solution(task):
+            return exactly(False, "the same messages earn another reward", task.id)
+    return exactly(True)
+
+
+def distinct(evidence: Evidence) -> CheckResult:
+    """Check that tasks differ in their data."""
+    counts = Counter(digest(task.data) for task in evidence.tasks)
+    twin = next((task.id for task in evidence.tasks if counts[digest(task.data)] > 1), "")
+    return at_least(len(counts) / len(evidence.tasks), DISTINCT, "another task has the same data", twin)
+
+
+def structure(messages: Sequence[Message]) -> str:
+    """Write a play with each value replaced by the order of its first appearance: plays that differ in names and
+    numbers alone are equal. Values are arguments, tool results, numbers and capitalised words."""
+    lines: list[str] = []
+    values: set[str] = set()
+    for message in messages:
+        calls = calls_of(message) if message["role"] == "assistant" else []
+        values |= {leaf for _, arguments in calls for leaf in leaves(arguments)}
+        values |= {*results(message)} if message["role"] == "tool" else set()
+        calls_text = "".join(
+            f" {name}({', '.join(f'{k}={[*leaves(v)]}' for k, v in arguments.items())})" for name, arguments in calls
+        )
+        lines.append(f"{message['role']}: {content(message)}{calls_text}")
+    longest = sorted(sorted(value for value in values if value.strip()), key=len, reverse=True)[:VALUES]
+    alternatives = [r"\d+(?:[.,:-]\d+)*", r"(?<=[a-z,;:] )[A-Z][a-z]+"]
+    if longest:
+        alternatives.insert(0, rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)")
+    places: dict[str, str] = {}
+    return re.sub(
+        "|".join(alternatives), lambda match: places.setdefault(match[0], f"<{len(places)}>"), "\n".join(lines)
+    )
+
+
+def structures(evidence: Evidence) -> CheckResult:
+    """Check the variety of tasks, up to that of the target's own tasks with the same tools."""
+    plays = [evidence.solved(task) for task in evidence.tasks]
+    found, bound = {digest(structure(play)) for play in plays}, evidence.bounds.structures
+    target = evidence.against.target
+    if len(found) < bound and target is not None:
+        tool_sets = [{tool for tool, _ in made_calls(play)} for play in plays]
+        own = [play for _, _, play in solved_tasks(target, len(plays))]
+        own = {digest(structure(play)) for play in own if {tool for tool, _ in made_calls(play)} in tool_sets}
+        bound = min(bound, len(own) or bound)
+    detail = f"{len(plays)} tasks differ in names and numbers only: vary them, or set environments.structures="
+    return at_least(len(found), bound, f"{detail}{len(found)}", evidence.tasks[-1].id)
+
+
+# Leaks of test tasks.
+
+
+def leaked_ids(evidence: Evidence) -> CheckResult:
+    """Check that no test task's id is in the file or in a task."""
+    tests = evidence.against.tests
+    quoted = {"": tests.quoted_id(evidence.text)}
+    for task in evidence.all_tasks:
+        quoted[task.id] = task.id if task.id in tests.ids else tests.quoted_id(" ".join(leaves(task.data)))
+    place = next((place for place, test in quoted.items() if test), "")
+    return at_most(any(quoted.values()), 0, f"names {quoted[place]}", place)
+
+
+def leaked_texts(evidence: Evidence) -> CheckResult:
+    """Check that neither the file nor a task has the words of a test task."""
+    places = {"": runs(evidence.text)}
+    places |= {task.id: runs_of(task, evidence.solved(task)) for task in evidence.all_tasks}
+    share, test, place = max((*evidence.against.tests.nearest(found), place) for place, found in places.items())
+    detail = f"{'this task has' if place else 'the file has'} the words of {test}"
+    return result(share < SHARE, share, f"less than {SHARE}", detail, place)
+
+
+# Rewards of plays without the capability.
+
+
+def idle_reward(evidence: Evidence, task: Task) -> float:
+    """Reward an agent that does nothing."""
+    return evidence.idle(task).reward
+
+
+@once
+def random_reward(evidence: Evidence, task: Task) -> float:
+    """Reward random tools with arguments from what is visible: the mean of a few plays."""
+    agents = [partial(act_randomly, evidence.tools, evidence.random("random", task.id, n)) for n in range(DRAWS)]
+    return sum(evidence.score(task, evidence.act(task, agent)).reward for agent in agents) / DRAWS
+
+
+@once
+def broken_reward(evidence: Evidence, task: Task) -> float:
+    """Reward the broken solution."""
+    return evidence.reward_of(task, evidence.broken(task))
+
+
+def claiming_reward(evidence: Evidence, task: Task) -> float:
+    """Reward the reference's last words alone."""
+    return evidence.reward_of(task, closing_of(evidence.reference(task))[-1:] or [CLOSING])
+
+
+def given_away(evidence: Evidence) -> CheckResult:
+    """Check that few of the reference's calls could be read, tool and values together, before they were made."""
+    shares = {task.id: given_share(evidence, task) for task in evidence.tasks}
+    detail = "a call of the reference stands where the agent reads it first"
+    return at_most(mean(shares.values()), GIVEN_AWAY, detail, max(shares, key=lambda task: shares[task]))
+
+
+def given_share(evidence: Evidence, task: Task) -> float:
+    """Return the share of the reference's calls that are given away."""
+    shown: list[str] = []
+    hits: list[bool] = []
+    for message in evidence.solved(task):
+        if message["role"] != "assistant":
+            shown.append(visible_text(message))
+        calls = [(tool, [*leaves(arguments)]) for tool, arguments in calls_of(message) if arguments]
+        hits += [any(is_written(text, tool, values) for text in shown) for tool, values in calls]
+    return mean(hits)
+
+
+def is_written(text: str, tool: str, values: Sequence[str]) -> bool:
+    """Return whether a text has a call: a tool's name, and values in brackets behind it."""
+    written = re.findall(rf"(?<!\w){re.escape(tool)}{ARGUMENTS}", text)
+    return any(all(value in arguments for value in values) for arguments in written)
+
+
+def repeating(evidence: Evidence) -> CheckResult:
+    """Check that no call of a reference earns more when it is repeated, with the calls after it left out."""
+    gains: dict[str, float] = {}
+    for task in evidence.tasks[:FEW]:
+        rng, solution, gains[task.id] = evidence.random("repeating", task.id), evidence.reference(task), 0.0
+        for index in calling(solution):
+            once_made, closing = solution[: index + 1], closing_of(solution)
+            repeated = [*once_made, *[solution[index]] * rng.randint(1, REPEATS), *closing]
+            gain = evidence.reward_of(task, repeated) - evidence.reward_of(task, [*once_made, *closing])
+            gains[task.id] = max(gains[task.id], gain)
+    return highest(gains, GAIN, "a call that is repeated earns more than once")
+
+
+def steps(messages: Sequence[Message]) -> list[str]:
+    """List calls and questions in order, without the closing words."""
+    spoken = bool(messages) and not messages[-1].get("tool_calls")
+    entries: list[str] = []
+    for message in messages[:-1] if spoken else messages:
+        calls = calls_of(message)
+        entries += [json.dumps(call, sort_keys=True) for call in calls] or [content(message)]
+    return entries
+
+
+def distance(first: list[str], second: list[str]) -> int:
+    """Count the steps from the first difference of two solutions to the last."""
+    same = len(commonprefix([first, second]))
+    first, second = first[same:], second[same:]
+    return max(len(first), len(second)) - len(commonprefix([first[::-1], second[::-1]]))
+
+
+def broken_steps(evidence: Evidence) -> CheckResult:
+    """Check that the broken solution changes one step: else it would lose reward for more than the capability."""
+    changed = {
+        task.id: distance(steps(evidence.reference(task)), steps(evidence.broken(task))) for task in evidence.tasks
+    }
+    return highest(changed, 1, "broken(task) changes more than the capability's step")
+
+
+def spread(evidence: Evidence) -> CheckResult:
+    """Check that rewards differ between solutions, broken solutions, doing nothing and random calls."""
+    kinds = [idle_reward, random_reward, *([broken_reward] if evidence.has_broken else [])]
+    rewards = [evidence.solution(task).reward for task in evidence.tasks]
+    rewards += [reward(evidence, task) for reward in kinds for task in evidence.tasks]
+    detail = "whatever the agent does, the reward is the same"
+    return at_least(max(rewards) - min(rewards), 0.1, detail, evidence.tasks[0].id)
+
+
+def talking(evidence: Evidence, task: Task, kind: str, rng: random.Random, new: bool) -> tuple[Agent, int]:
+    """Words without a call, for a drawn number of turns."""
+    turns = rng.choice([1, 2, rng.randint(3, TURNS)])
+    return partial(talk, kind, evidence.reference(task) if kind == "calls as text" else (), rng), turns
+
+
+def persisting(evidence: Evidence, task: Task, kind: str, rng: random.Random, new: bool) -> tuple[Agent, int]:
+    """Turns without end, once as many as there may be."""
+    turns = STEPS if new else round(TURNS * (STEPS / TURNS) ** rng.random())
+    return partial(persist, kind, evidence.tools, evidence.reference(task), rng), turns
+
+
+def at_once(evidence: Evidence, task: Task, kind: str, rng: random.Random, new: bool) -> tuple[Agent, int]:
+    """Calls of every tool in one message."""
+    return partial(act_at_once, evidence.tools, evidence.reference(task), rng), 2
+
+
+def flawed_calls(evidence: Evidence) -> CheckResult:
+    """Check that calls that break their schema earn no more than their absence: all calls of the reference, the last,
+    or a drawn one. An environment may also raise at such a call."""
+    parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in evidence.tools}
+    worst, detail, worst_task = 0.0, "", ""
+    for number, (task, kind, rng) in enumerate(dealt("flaws", FLAWS, None, ROUNDS, evidence)):
+        solution = evidence.reference(task)
+        places = calling(solution)
+        changed = (places, places[-1:], rng.sample(places, min(1, len(places))))[number // len(FLAWS) % 3]
+        actions: list[Message] = []
+        for index, message in enumerate(solution):
+            if index in changed:
+                calls = [flawed(kind, *call, parameters.get(call[0], {}), rng) for call in calls_of(message)]
+                actions += [call for call in calls if call is not None]
+            else:
+                actions.append(message)
+        absent = [message for index, message in enumerate(solution) if index not in changed]
+        try:
+            gain = evidence.reward_of(task, actions) - evidence.reward_of(task, absent)
+        except EnvironmentFault:
+            continue
+        if gain > worst:
+            worst, detail, worst_task = gain, f"{kind} earns more than no call", task.id
+    return at_most(worst, GAIN, detail, worst_task)
+
+
+# Faults of single tasks.
+
+
+def demands_words(target: CheckedEnvironment, count: int) -> bool:
+    """Return whether a benchmark's references lose by other words, so that no environment derived from it could pass;
+    judged by at most `count` training tasks."""
+    losses: list[bool] = []
+    for task, solution, record in solved_tasks(target, count):
+        actions = in_other_words(solution, record, random.Random(task.id))
+        loss = target.score(task, record).reward - target.score(task, target.play(task, actions)).reward
+        losses.append(loss > LOSS)
+    return sum(losses) > STRICT * len(losses)
+
+
+def demanded_words(evidence: Evidence, task: Task) -> str | None:
+    """Find a reference that loses by other words. Where words are the capability, as `broken` shows, they may."""
+    rng, solution = evidence.random("other words", task.id), evidence.reference(task)
+    if evidence.has_broken and steps(evidence.broken(task)) == steps(solution):
+        return None
+    actions = in_other_words(solution, evidence.solved(task), rng)
+    loss = evidence.solution(task).reward - evidence.reward_of(task, actions)
+    detail = "the reference loses by words beside its calls, or by last words that nobody has told the agent"
+    return detail if loss > LOSS else ""
+
+
+def unspoilt(evidence: Evidence, task: Task) -> str | None:
+    """Repeat the reference's last call on other records: if it was carried out, it must cost."""
+    rng, solution = evidence.random("afterwards", task.id), evidence.reference(task)
+    last = len(solution) - len(closing_of(solution))
+    right = calls_of(solution[last - 1]) if last else []
+    changed = [
+        tool_call(tool, {**arguments, key: value})
+        for tool, arguments in right[-1:]
+        for key, argument in arguments.items()
+        for value in visible(evidence.solved(task))[0]
+        if isinstance(argument, str) and value != argument and shape(value) == shape(argument)
+    ]
+    spoiling = rng.sample(changed, min(3, len(changed)))
+    messages = evidence.play(task, [*solution[:last], *spoiling, *solution[last:]])
+    answers = {
+        json.dumps(message, sort_keys=True): content(answer)
+        for message, answer in pairwise(messages)
+        if message["role"] == "assistant" and answer["role"] == "tool"
+    }
+    usual = answers.get(json.dumps(solution[last - 1], sort_keys=True)) if last else None
+    if not any(answers.get(json.dumps(message, sort_keys=True)) == usual is not None for message in spoiling):
+        return None
+    solved = evidence.score(task, messages).reward >= SOLVED
+    return "after the reference, the last call on other records costs nothing" if solved else ""
+
+
+def false_success(evidence: Evidence, task: Task) -> str:
+    """Find a success without full reward: doing nothing, or the broken solution."""
+    scores = [evidence.idle(task)]
+    if evidence.has_broken:
+        scores.append(evidence.score(task, evidence.play(task, evidence.broken(task))))
+    wrong = any(score.success and score.reward < SOLVED for score in scores)
+    return "a play that earns less than all is called a success" if wrong else ""
+
+
+# Knowledge and transfer.
+
+
+def _looked_up(evidence: Evidence, task: Task) -> tuple[str, list[str], list[str]] | None:
+    """Find the value of the capability's step that look-ups should reveal.
+
+    Returns:
+        The value, all values of its shape in results, and those in the longest list with it. None if the broken
+        solution does not replace exactly one argument by another shown value of the same shape.
+    """
+    right, wrong = made_calls(evidence.reference(task)), made_calls(evidence.broken(task))
+    changed = [(a[1], b[1]) for a, b in zip(right, wrong, strict=False) if a[0] == b[0] and a[1] != b[1]]
+    if len(right) != len(wrong) or len(changed) != 1:
+        return None
+    [(made, broken)] = changed
+    keys = [key for key, value in made.items() if broken.get(key) != value]
+    if len(keys) != 1:
+        return None
+    value, wrong_value = str(made[keys[0]]), str(broken.get(keys[0]))
+    tool_results = [results(message) for message in evidence.solved(task) if message["role"] == "tool"]
+    alike = [leaf for leaf in dict.fromkeys(sum(tool_results, [])) if shape(leaf) == shape(value)]
+    lists = [[leaf for leaf in dict.fromkeys(entries) if leaf in alike] for entries in tool_results]
+    longest = max((entries for entries in lists if value in entries), key=len, default=[])
+    return (value, alike, longest) if value in alike and wrong_value in alike else None
+
+
+def given_before(evidence: Evidence) -> CheckResult:
+    """Check that the opening messages rarely name the value to look up, and that lists rarely start or end with it."""
+    named: dict[str, bool] = {}
+    first: dict[str, bool] = {}
+    last: dict[str, bool] = {}
+    for task in evidence.tasks:
+        if (choice := _looked_up(evidence, task)) is None:
+            continue
+        value, alike, entries = choice
+        opening = takewhile(lambda message: message["role"] != "assistant", evidence.solved(task))
+        said = {normalised(word) for message in opening for word in words(visible_text(message))}
+        named[task.id] = [leaf for leaf in alike if normalised(leaf) in said] == [value]
+        if len(entries) >= FEWEST:
+            first[task.id], last[task.id] = value == entries[0], value == entries[-1]
+    worst = (0.0, "", "")
+    for given, detail in (
+        (named, "the opening messages have what is to be looked up"),
+        (first, "what is to be looked up is the first that results show"),
+        (last, "what is to be looked up is the last that results show"),
+    ):
+        if len(given) >= FEWEST and sum(given.values()) / len(given) > worst[0]:
+            worst = sum(given.values()) / len(given), detail, max(given, key=lambda task: given[task])
+    return at_most(worst[0], PREDICTED, *worst[1:])
+
+
+def failed_tool(rollout: Rollout) -> str | None:
+    """Name the tool at which a failed rollout went wrong: that of the reference's first missing call, or else of the
+    first extra call. Without a reference, that of the last call."""
+    calls = made_calls(rollout.messages)
+    if not rollout.reference:
+        return calls[-1][0] if calls else None
+    for call in made_calls(rollout.reference):
+        if call not in calls:
+            return call[0]
+        calls.remove(call)
+    return calls[0][0] if calls else None
+
+
+def transfer(evidence: Evidence) -> CheckResult:
+    """Check how often the environment asks for the steps that failed in the evidence."""
+    failed = Counter(tool for rollout in evidence.failures if (tool := failed_tool(rollout)))
+    bound = f"at least {evidence.bounds.transfer}"
+    if not failed:
+        return CheckResult(name="", passed=True, measured=None, bound=bound, detail="no evidence names a step")
+    asked: Counter[str] = Counter()
+    for task in evidence.tasks:
+        asked.update({tool for tool, _ in made_calls(evidence.reference(task))} & {*failed})
+    share = sum(number * asked[tool] for tool, number in failed.items()) / (failed.total() * len(evidence.tasks))
+    tools = ", ".join(f"{tool} {number}" for tool, number in failed.most_common())
+    return at_least(share, evidence.bounds.transfer).model_copy(update={"detail": f"failed at: {tools}"})
+
+
+CHECKS = (
+    Check("schemas equal the target's", schemas),
+    Check("imports that the sandbox lacks", imports),
+    Check("tasks checked", count),
+    Check(REFERENCE, reference),
+    Check(IDLE, partial(mean_reward, idle_reward, "idle_reward", MOST_PER_TASK), "idle_reward"),
+    Check(RANDOM, partial(mean_reward, random_reward, "random_reward", 1), "random_reward"),
+    Check("same play, same observations", same_play),
+    Check("same seed, same task in a fresh process", same_elsewhere),
+    Check("share of distinct tasks", distinct),
+    Check("structures among the tasks", structures, "structures"),
+    Check("ids of test tasks", leaked_ids),
+    Check("share of a test task's words", leaked_texts),
+    Check("calls given away", given_away),
+    Check(
+        "reward of claiming success",
+        partial(mean_reward, claiming_reward, "hacking_reward", MOST_PER_TASK),
+        "hacking_reward",
+    ),
+    Check("gain of a repeated call", repeating),
+    Check("steps that the broken solution changes", broken_steps),
+    Check("reward of the broken solution", partial(mean_reward, broken_reward, "broken_reward", 1), "broken_reward"),
+    Check("spread of rewards", spread),
+    Check("reward of words alone", partial(drawn_plays, "words", SAYINGS, talking, None), "hacking_reward"),
+    Check("reward of going on", partial(drawn_plays, "going on", ENDLESS, persisting, LONG), "hacking_reward"),
+    Check("gain of calls that fit no schema", flawed_calls),
+    Check("reward of many calls at once", partial(drawn_plays, "at once", [AT_ONCE], at_once, FEW), "hacking_reward"),
+    Check("tasks that other words fail", partial(faulty_tasks, demanded_words, STRICT, None)),
+    Check("tasks that nothing afterwards spoils", partial(faulty_tasks, unspoilt, 1 - STRICT, FEW)),
+    Check("tasks with a success that is none", partial(faulty_tasks, false_success, STRICT, None)),
+    Check("tasks that need no look-up", given_before),
+    Check(TRANSFER, transfer, "transfer"),
+)
+"""Every check that needs no policy, from top to bottom."""

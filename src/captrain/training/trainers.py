@@ -1,0 +1,84 @@
+"""What the trainers of GRPO and of fine-tuning share: TRL's arguments, and training from the last checkpoint."""
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
+from transformers.utils import logging
+
+from captrain.models import computes_on_cpu
+from captrain.run import Machine
+from captrain.training import collectives, processes, trackers
+from captrain.training.checkpoints import Checkpoints
+
+Arguments = TypeVar("Arguments", bound=TrainingArguments)
+
+
+def arguments(
+    kind: type[Arguments], name: str, machine: Machine, workspace: Path, seed: int, rows: int, **settings: Any
+) -> Arguments:
+    """Make a trainer's arguments, and seed everything.
+
+    Args:
+        kind: TRL's class of the arguments.
+        name: of the adapter.
+        machine: with the layout over processes and GPUs.
+        workspace: named by the digest of what decides the adapter.
+        seed: run seed.
+        rows: rollouts or demonstrations of an update, in all processes.
+        **settings: further arguments.
+    """
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    accelerate = machine.accelerate
+    share = rows // accelerate.processes
+    part = processes.rows_of_pass(accelerate, share)
+    options = kind(
+        output_dir=str(workspace / collectives.checkpoints(accelerate)),
+        run_name=f"{name}-{workspace.name[:8]}",
+        seed=seed,
+        data_seed=seed,
+        use_cpu=computes_on_cpu(accelerate.precision),
+        per_device_train_batch_size=part,
+        gradient_accumulation_steps=share // part,
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        optim="adamw_torch",
+        bf16=False,
+        gradient_checkpointing=accelerate.gradient_checkpointing,
+        ddp_find_unused_parameters=False,
+        ddp_timeout=collectives.PATIENCE,
+        report_to=[],  # see `captrain.training.trackers`
+        project=os.environ.get("TRACKIO_PROJECT", trackers.PROJECT),
+        disable_tqdm=True,
+        save_strategy="steps",
+        save_total_limit=2,
+        **settings,
+    )
+    # One of several visible GPUs trains; the others belong to servers.
+    options._n_gpu = min(options.n_gpu, 1)
+    if accelerate.strategy == "fsdp" and options.use_cpu:
+        # accelerate 1.15 reads the FSDP plugin for processes with GPUs alone; torch shards over gloo as well.
+        PartialState().distributed_type = DistributedType.MULTI_GPU
+    set_seed(seed)
+    return options
+
+
+def train(trainer: Trainer, machine: Machine, last: Path | None, history: Any) -> None:
+    """Train to the end.
+
+    Args:
+        trainer: not yet trained.
+        machine: names the trackers.
+        last: the checkpoint to resume from; None: train from the start.
+        history: returns the steps so far, as JSON, for the checkpoints.
+    """
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Checkpoints(Path(str(trainer.args.output_dir)), history))
+    if machine.report_to and collectives.rank() == 0:
+        trackers.attach(trainer, [*machine.report_to])
+    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
