@@ -194,11 +194,13 @@ def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> Fail
             role = "tool of the user"
         messages.append(_shown(message, role, "; ".join(reasons.get(index, []))))
     steps = [{"function": asdict(step)} for step in rollout.task.facts.user_calls]
-    of_user = [{"role": "user", "content": "By the user:", "tool_calls": steps}] if steps else []
-    reference = [_shown(message, message["role"]) for message in (*rollout.reference, *of_user)]
+    reference = [*rollout.reference]
+    if steps:
+        reference.append({"role": "user", "content": "By the user:", "tool_calls": steps})
+    expected = [_shown(message, message["role"]) for message in reference]
     place = row.primary.message if row.primary else len(messages)
     quote = quote_of(rollout.messages[place]) if place < len(messages) else ""
-    shown = [message for message in reference if message.text or message.calls]
+    shown = [message for message in expected if message.text or message.calls]
     return FailureCard(row, is_reported, quote, messages, shown)
 
 
