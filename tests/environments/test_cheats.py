@@ -1,4 +1,4 @@
-"""Passports of cheats, none of which may earn one, and of honest environments, all of which must."""
+"""Cheats fail their passports, and honest environments pass."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ DEFAULT = compose_spec("default", 0, [], Path(__file__).parents[2] / "conf")
 AGAINST = make_standard(load_benchmark(DEFAULT.benchmark), DEFAULT.evaluation.tasks, DEFAULT.environments)
 
 FIRST = {meant: name for name, (_, _, meant) in reversed(CHEATS.items())}
-"""The first cheat that each check is meant for."""
+"""The first cheat for each check."""
 
 
 def examined(folder: Path, text: str, tools: list[dict[str, object]], seeds: int, seed: int = 0) -> list[CheckResult]:

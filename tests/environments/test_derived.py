@@ -47,7 +47,7 @@ def written(folder: Path, name: str) -> Path:
     "name", further(sorted(name for name, kind in KINDS.items() if kind.step and name != "missing_lookup"), 3)
 )
 def test_what_is_derived_for_a_family_passes_every_check_that_needs_no_model(tmp_path: Path, name: str) -> None:
-    """The one that is left out has no occasion in this benchmark."""
+    """`missing_lookup` does not occur in this benchmark."""
     bounds = compose_spec("default", 0, ["environments.seeds=20"], CONF).environments
     standard = make_standard(load_benchmark(ROOMS), 20, bounds)
     path = written(tmp_path, name)
@@ -84,10 +84,10 @@ def test_the_capabilitys_step_is_paid_without_success_and_trying_everything_is_n
 def test_environments_are_synthesized_for_a_benchmark_without_template_and_what_has_none_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The base solves every other rollout; a capability of words has no environment, and the others go on."""
+    """The base solves every other rollout. A capability of words has no environment; the others continue."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("captrain.environments.synthesis.is_own_text", lambda _text: True)  # no sandbox, which is slow
-    # What runs beside the tests must not end the examination.
+    # A busy machine must not end the examination.
     long = "environments.seconds=600"
     settings = ["environments.seeds=30", "environments.groups=4", "environments.group_size=4", long]
     spec = compose_spec("default", 0, settings, CONF)
@@ -151,7 +151,7 @@ def test_of_an_environment_no_more_variety_is_asked_than_its_benchmark_has(tmp_p
 def test_a_benchmark_whose_solutions_call_every_tool_once_has_its_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A world of few tools: there that probe is the solution itself, and no shortcut."""
+    """In a world of few tools, calling every tool is the solution and no shortcut."""
     bounds = compose_spec("default", 0, ["environments.seeds=20"], CONF).environments
     monkeypatch.syspath_prepend(tmp_path)
     toll = Component.model_validate({"_target_": f"{copy_domain('toll', tmp_path).stem}:Toll"})

@@ -1,4 +1,4 @@
-"""Synthesized environments: what a template writes, and what the passport finds in a bad one."""
+"""Synthesized environments: templates, and passports of bad ones."""
 
 import ast
 import contextlib
@@ -48,7 +48,7 @@ def wanted(name: str) -> Brief:
 
 
 def text_of(name: str, attempt: int | str = 0) -> str:
-    """Write the template after so many attempts, or after one in which the named step was missing."""
+    """Write the template after some attempts, or after one that lacked the named step."""
     missing = isinstance(attempt, str)
     found = CheckResult(name=TRANSFER, passed=not missing, measured=0.0, bound="at least 0.1")
     passport = Passport(
@@ -59,7 +59,7 @@ def text_of(name: str, attempt: int | str = 0) -> str:
 
 
 def failing(tool: str) -> Rollout:
-    """A rollout that went wrong at a call of the tool."""
+    """A rollout that failed at a call of the tool."""
     task = Task(id="t", split="discovery", data={})
     return Rollout(
         id="f", environment="e", task=task, trial=0, purpose="diagnosis", policy="p", outcome="failed",
@@ -69,7 +69,7 @@ def failing(tool: str) -> Rollout:
 
 
 def written(folder: Path, name: str, attempt: int | str = 0, change: str = "") -> tuple[CheckedEnvironment, Path]:
-    """A template's environment, with lines of its class changed."""
+    """A template's environment with changed lines."""
     path = folder / f"{name}_{attempt}.py"
     path.write_text(text_of(name, attempt) + mutation(change))
     return load_file(path), path
@@ -139,7 +139,7 @@ def test_a_written_file_says_what_it_is_for_and_other_attempts_have_other_tasks(
 
 
 def test_the_files_of_the_results_are_what_the_templates_write_to_the_byte(committed: Path) -> None:
-    """Templates of other capabilities and of pairs change nothing of those whose results lie there."""
+    """Templates of other capabilities and of pairs do not change the committed files."""
     results = committed / "results"
     known = {one.id: one for one in load_records(results / "capabilities/capabilities.jsonl", Capability)}
     earned = read_passports(results / "environments")
@@ -152,7 +152,7 @@ def test_the_files_of_the_results_are_what_the_templates_write_to_the_byte(commi
 
 
 def tampered(target: CheckedEnvironment, task: Task, change: str) -> list[Message]:
-    """The reference solution with its writes made twice, or with a write nobody asked for before its last word."""
+    """The reference with its writes made twice, or with an extra write before the closing words."""
     reference = target.reference(task)
     if change == "duplicate":
         return [m for message in reference for m in [message] * (2 if name_of(message) in WRITES else 1)]
@@ -190,7 +190,7 @@ def test_skill_without_success_earns_at_most_half(tmp_path: Path, name: str, att
 
 @pytest.mark.parametrize(("name", "attempt"), EVERY)
 def test_a_write_beyond_those_asked_for_never_pays(tmp_path: Path, name: str, attempt: int | str) -> None:
-    """Whatever was written before: the rules of the other capabilities stay binding in every environment."""
+    """The rules of the other capabilities stay binding in every environment."""
     target, _ = written(tmp_path, name, attempt)
     rng = random.Random(1)
     for task in target.tasks("training", 40):
@@ -242,7 +242,7 @@ def test_steps_that_failed_and_that_a_template_lacks_are_asked_for_in_its_next_a
     tasks = target.tasks("training", 300)
     verbs = Counter(operation["verb"] for task in tasks for operation in task.data["operations"])
     assert {*verbs} == {"wrap", "zip", "cancel", "return"} and 0.4 < verbs["wrap"] / verbs.total() < 0.6
-    # The desk's rules stay binding: most of what is asked for is to be denied, as on the target.
+    # The desk's rules stay binding: most requests must be denied, as on the target.
     written = [name_of(message) for task in tasks for message in target.reference(task)]
     assert written.count("deny_request") > 2 * (written.count("cancel_order") + written.count("return_order"))
 
@@ -254,8 +254,8 @@ def test_where_no_operation_can_bring_the_missing_step_the_next_attempt_is_an_ea
     assert text_of("wrong_record", "transfer_to_human") == text_of("wrong_record", 1)
 
 
-# What only a second process shows of a file that runs in this one: (change to a sound environment, the checks that
-# fail, what the second process's says).
+# Faults that only a second process shows: (change to a sound environment, failed checks, detail of the second
+# process's check).
 ELSEWHERE = "same seed, same task in a fresh process"
 BAD = {
     "no seed": (
@@ -352,7 +352,7 @@ def test_a_capability_without_a_template_is_refused_with_those_there_are() -> No
 
 
 class Drafts:
-    """A synthesizer with a fixed text for each attempt; remembers what it was told of earlier ones."""
+    """A synthesizer with a fixed text for each attempt, which records the complaints about earlier ones."""
 
     def __init__(self, *texts: str, trusted: bool = True) -> None:
         self.texts, self.trusted = texts, trusted
@@ -380,7 +380,7 @@ def without_closing(play: RunningEpisode) -> list[Message]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Drafts and journals lie in the working folder; drafts that are trusted need not be confined, and are faster."""
+    """Drafts and journals are in the working folder. Trusted drafts run outside of the sandbox, which is faster."""
     monkeypatch.setattr("captrain.environments.synthesis.is_own_text", lambda _text: True)
     with contextlib.chdir(tmp_path):
         yield tmp_path
@@ -418,7 +418,7 @@ def test_a_later_attempt_may_pass_and_every_calibration_rollout_of_all_counts(el
     assert (one.passed, one.best.text, one.best.passport.attempt) == (True, GOOD, 2)
     assert [len(told) for told in drafts.told] == [0, 1, 2]
     assert drafts.told[2][1].startswith("schemas equal the target's is 0.0, asked is 1 (the target has 8 tools")
-    # The second attempt failed before the base was asked: it cost nothing.
+    # The second attempt failed before it reached the base, so it cost nothing.
     assert [entry.rollouts for entry in one.ledger] == [30, 30] and len(one.rollouts) == 30
     for number, attempt in enumerate(one.attempts):
         draft = elsewhere / f".cache/environments/wrong_record/{number}/wrong_record.py"
@@ -473,7 +473,7 @@ def score(self, task, messages):
     drafts = Drafts(idle, ALL_OR_NOTHING, UNFAITHFUL)
     bounds: dict[str, Any] = {"success": (0.0, 1.0), "mean_reward": (0.0, 1.0)}
     one = made(drafts, ScriptedPolicy(script=without_closing), **bounds)
-    # The second reached the base, and only found no spread there.
+    # The second reached the base, and failed only the spread of rewards.
     assert (one.passed, one.best.text, one.best.passport.attempt) == (False, ALL_OR_NOTHING, 1)
     assert one.best.passport.complaints() == "share of constant-reward groups on the base is 1.0, asked is 0.0 to 0.6"
     assert [len(attempt.passport.checks) > len(CHECKS) for attempt in one.attempts] == [False, True, False]

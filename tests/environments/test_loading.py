@@ -1,4 +1,4 @@
-"""Checks of an environment's file and passport before anything in it runs."""
+"""An environment's file and passport are checked before anything in it runs."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def text_of(name: str, description: str = "") -> str:
 
 
 def publish(folder: Path, name: str, text: str) -> Passport:
-    """Write a file of ours and its passport."""
+    """Write a file of our own text and its passport."""
     path = folder / f"{name}.py"
     path.write_text(text)
     passport = Passport(

@@ -1,7 +1,7 @@
-"""The passport: what it finds in subtly bad environments, and `captrain validate`.
+"""Passports of subtly bad environments, and `captrain validate`.
 
-`bad_environments/sound.py` is an environment as a careful author would write one. Each of the others there is that
-file with one thing changed, and the passport must say which.
+`bad_environments/sound.py` is a careful author's environment. Each other file changes one thing in it, and the passport
+must find that change.
 """
 
 import json
@@ -44,11 +44,11 @@ SANDBOXED = {
     "another_reward_in_another_process", "other_tasks_in_another_process", "other_observations_each_time",
     "score_of_what_was_seen",
 }  # fmt: skip
-"""Those whose faults look different where every score has a process of its own; the others run faster in this one."""
+"""Environments whose faults need a process for every score. The others run in this process, which is faster."""
 
 
 def is_dear(name: str) -> bool:
-    """Tell what takes seconds to be found out: `make test` shows two of these."""
+    """Return whether the check takes seconds; `make test` runs two of these."""
     return (name in SANDBOXED or name.startswith(("one_in_a_hundred", "pays_"))) and name not in (
         "other_tasks_in_another_process", "pays_when_many_are_asked_for"
     )  # fmt: skip
@@ -59,7 +59,7 @@ def against(seeds: int) -> Standard:
 
 
 def found(folder: Path, text: str, seeds: int = FEW, sandboxed: bool = False) -> dict[str, CheckResult]:
-    """The checks of a text."""
+    """The check results of a text, by name."""
     path = folder / "written.py"
     path.write_text(text)
     checks = run_checks(load_confined(path, "none") if sandboxed else load_file(path), path, against(seeds), ())
@@ -87,7 +87,7 @@ def test_a_bad_environment_fails_the_checks_that_are_meant_for_it_and_no_other(t
     assert failed(checks) == MISSED[name]
     for check in (checks[one] for one in MISSED[name]):
         assert check.detail
-        # What no task shows has none to name.
+        # These failures have no task.
         assert check.task or name in ("schemas_altered", "nothing_broken")
     if "hundred" in name:
         assert checks["reward of the reference solution"].task.endswith("/57")
@@ -133,7 +133,7 @@ def test_an_environment_that_has_few_tasks_is_checked_on_those(tmp_path: Path) -
 def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(
     tmp_path: Path, function: str, seconds: float
 ) -> None:
-    """Each answer comes in time, and each slice of a listing is an answer; all together do not."""
+    """Each single answer is in time, but all answers together are not."""
     path = tmp_path / "written.py"
     name, arguments = function.replace("self, ", "").split("(")
     path.write_text(
@@ -239,7 +239,7 @@ def test_the_templates_pass_every_check(tmp_path: Path, name: str, attempt: int,
     assert next(check for check in checks if check.name == "tasks checked").measured == seeds
 
 
-# What raises, hangs or answers with something else.
+# Environments that raise, hang or return something else.
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ Captrain = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project in which nothing has run yet."""
+    """A new project."""
     shutil.copytree(CONF, tmp_path / "conf")
     scripted = "_target_: captrain.agents.scripted.ScriptedPolicy\nskill: 0.5\n"
     (tmp_path / "conf/policy/scripted.yaml").write_text(scripted)

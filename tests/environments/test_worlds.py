@@ -84,7 +84,7 @@ def test_the_plan_lets_pass_what_can_be_derived_and_says_why_something_cannot() 
 
 
 def evidence(benchmark: CheckedEnvironment, count: int) -> Iterator[Rollout]:
-    """Rollouts of training tasks that went as their references do."""
+    """Rollouts of training tasks that play the references."""
     for task in benchmark.tasks("training", count):
         reference = benchmark.reference(task)
         yield Rollout(
@@ -96,7 +96,7 @@ def evidence(benchmark: CheckedEnvironment, count: int) -> Iterator[Rollout]:
 
 @pytest.fixture(scope="module")
 def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An environment of BFCL that has earned its passport, beside a base that solves every other task of it."""
+    """A passed environment of BFCL, and a base that solves every other task of it."""
     folder = tmp_path_factory.mktemp("derived")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -137,7 +137,7 @@ def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_
 
 @pytest.mark.needs("bfcl")
 def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived: Path, tmp_path: Path) -> None:
-    """The model has learnt the first task by heart, with and without the step that the environment trains."""
+    """The model has memorised the first task, with and without the trained step."""
     target, passport, machine = opened(derived)
     [task] = target.tasks("training", 1)
     reference = target.reference(task)

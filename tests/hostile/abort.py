@@ -1,4 +1,4 @@
-"""Breaks down."""
+"""Crashes."""
 
 import os
 

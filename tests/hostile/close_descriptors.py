@@ -1,4 +1,4 @@
-"""Closes all that is open, and stays."""
+"""Closes all file descriptors, and keeps running."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Tries to reach the listener whose port it is given."""
+"""Tries to connect to a listener."""
 
 import socket
 

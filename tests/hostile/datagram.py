@@ -1,4 +1,4 @@
-"""Tries to send a datagram to the port that it is given, and to ask for a name."""
+"""Tries to send a datagram, and to resolve a host name."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Answers with so many brackets that a reader runs out of stack."""
+"""Answers with so many brackets that a parser runs out of stack."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Takes every descriptor it can have, and reads what it was not given."""
+"""Duplicates every file descriptor, and reads from them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Leaves by the front door."""
+"""Calls sys.exit."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Tries to learn whether a file is there."""
+"""Tries to find out whether a file exists."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Writes without end where its answers go."""
+"""Writes without end to its reply channel."""
 
 import os
 

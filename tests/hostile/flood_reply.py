@@ -1,4 +1,4 @@
-"""Answers with more than anybody wants to hear."""
+"""Answers with a huge reply."""
 
 
 def attack(argument):

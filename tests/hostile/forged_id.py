@@ -1,4 +1,4 @@
-"""Answers a request that was not made."""
+"""Answers a request that nobody made."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Answers with half a character, which cannot be written to a file."""
+"""Answers with half a character (a lone surrogate), which cannot be written to a file."""
 
 
 def attack(argument):

@@ -1,4 +1,4 @@
-"""Scores with a number that no float can hold."""
+"""Returns a reward beyond the range of floats."""
 
 
 def attack(argument):

@@ -1,4 +1,4 @@
-"""Scores with a number that a JSON reader takes for infinite."""
+"""Returns a reward that a JSON parser reads as infinity."""
 
 import os
 

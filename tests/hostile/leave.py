@@ -1,4 +1,4 @@
-"""Leaves without a word."""
+"""Exits at once, without an answer."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Tries to take its confinement off."""
+"""Tries to remove its confinement."""
 
 import ctypes
 import os

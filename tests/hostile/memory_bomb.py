@@ -1,4 +1,4 @@
-"""Tries to take all memory."""
+"""Tries to allocate all memory."""
 
 
 def attack(argument):

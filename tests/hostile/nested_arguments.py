@@ -1,4 +1,4 @@
-"""Answers with some hundred brackets: a reader survives them, and who writes them again may not."""
+"""Answers with hundreds of brackets: a parser survives them, but writing them again may fail."""
 
 
 def attack(argument):

@@ -1,4 +1,4 @@
-"""Scores with what is not a number."""
+"""Returns a reward of NaN."""
 
 
 def attack(argument):

@@ -1,4 +1,4 @@
-"""Answers with calls of no function."""
+"""Answers with malformed messages."""
 
 
 def attack(argument):

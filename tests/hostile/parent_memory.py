@@ -1,4 +1,4 @@
-"""Tries to read its parent's memory by the file system."""
+"""Tries to read its parent's memory through /proc."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Answers with bytes that would run a command where they are unpickled."""
+"""Answers with bytes that run a command if they are unpickled."""
 
 import os
 

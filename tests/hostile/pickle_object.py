@@ -1,4 +1,4 @@
-"""Answers with an object that would run a command where it is unpickled."""
+"""Answers with an object that runs a command if it is unpickled."""
 
 import os
 

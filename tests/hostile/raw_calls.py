@@ -1,4 +1,4 @@
-"""Makes every system call there is by its number, but those that only end it or make it wait."""
+"""Makes every system call by number, except those that only exit or wait."""
 
 import ctypes
 import errno

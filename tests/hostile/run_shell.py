@@ -1,4 +1,4 @@
-"""Tries to become a shell that writes a file at the path it is given."""
+"""Tries to run a shell that writes a file."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Leaves the truth behind at every score, for episodes and later scores to find."""
+"""Stores the solution at every score, for episodes and later scores to find."""
 
 import builtins
 import json

@@ -1,4 +1,4 @@
-"""Tries to end its parent, and everybody else."""
+"""Tries to kill its parent and all other processes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Pays itself, in the process of the episode."""
+"""Changes its reward, in the process of the episode."""
 
 import sys
 

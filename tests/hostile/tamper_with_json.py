@@ -1,4 +1,4 @@
-"""Breaks what the loop around it is made of."""
+"""Replaces functions of the loop that calls it."""
 
 import builtins
 import json

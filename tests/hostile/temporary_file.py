@@ -1,4 +1,4 @@
-"""Tries to make a file without a name, a shared memory object, a link, and a named pipe at the path it is given."""
+"""Tries to create an unnamed file, shared memory, a link, and a named pipe."""
 
 import os
 

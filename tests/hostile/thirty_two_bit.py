@@ -1,4 +1,4 @@
-"""Asks the kernel by the door for 32-bit programs, where numbers mean something else (on x86-64)."""
+"""Makes 32-bit system calls, whose numbers mean something else (on x86-64)."""
 
 import ctypes
 import mmap

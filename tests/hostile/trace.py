@@ -1,4 +1,4 @@
-"""Tries to take control of its parent as a debugger does, and to read and write its memory."""
+"""Tries to attach to its parent as a debugger, and to read and write its memory."""
 
 import ctypes
 import os

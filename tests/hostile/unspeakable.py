@@ -1,4 +1,4 @@
-"""Raises what takes over the screen of whoever reads it."""
+"""Raises an error whose text controls the reader's terminal."""
 
 
 class Loud(BaseException):

@@ -1,4 +1,4 @@
-"""Tries to write a file at the path it is given."""
+"""Tries to write a file."""
 
 
 def attack(argument):

@@ -1,4 +1,4 @@
-"""`captrain check-benchmark` on a benchmark that is sound, and on the same with one thing wrong."""
+"""`captrain check-benchmark` on a sound benchmark, and on variants with one fault."""
 
 import inspect
 import time
@@ -108,16 +108,16 @@ class RichDesk(CalendarDesk):
         said = [isinstance(message["content"], Said) for message in messages if message["role"] == "tool"]
         return {"reward": float(all(said)), "success": all(said)}
 """
-"""A desk whose score reads more of a message than JSON holds."""
+"""A desk whose score depends on types that JSON does not keep."""
 
 
 def line_of(text: str, phrase: str) -> int:
-    """The number of the line that has the first such phrase."""
+    """The line number of the first occurrence of a phrase."""
     return 1 + text[: text.index(phrase)].count("\n")
 
 
 def problems_in(out: str) -> list[str]:
-    """The messages of the command: each a line, with its remedy in the next."""
+    """The problems that the command printed, each with its remedy."""
     return [f"{before} {line}" for before, line in pairwise(out.splitlines()) if line.startswith("  remedy: ")]
 
 
@@ -158,7 +158,7 @@ def test_tasks_that_never_come_in_another_process_are_a_problem(
 
 
 def test_what_comes_later_of_a_benchmark_is_foreseen(tmp_path: Path, captrain: Captrain) -> None:
-    """Too little variety and no references are no faults of a benchmark: they are said, with the keys that help."""
+    """Missing references and low variety are reported with remedies, and are no problems."""
     (tmp_path / "dvc.yaml").touch()
     (tmp_path / "desk.py").write_text(SOUND)
     status, out, _ = captrain(tmp_path, "check-benchmark", "desk:CalendarDesk")
@@ -252,7 +252,7 @@ AMID_A_MESSAGE = """
             frame = frame.f_back
         os.write(frame.f_locals["connection"].fileno(), b"\\0\\0\\1\\0half of it")
 """
-"""Statements of a process whose thread ends it while it sends a message."""
+"""Statements that cut off a message before the process ends."""
 
 
 @pytest.mark.parametrize(("name", "before"), [("leaving", ""), ("interrupted", AMID_A_MESSAGE)])

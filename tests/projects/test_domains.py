@@ -1,4 +1,4 @@
-"""Domains that nothing was tuned on: each keeps the contract, and what `make domains` runs of it composes."""
+"""Domains without tuning: each keeps the contract, and its configuration for `make domains` composes."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""Sending to the hub: what a dry run writes is what is sent, to a hub on this machine, and nothing without the word."""
+"""`captrain push`: a dry run writes exactly what is sent, and only `--send` sends (to a local stand-in of the hub)."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ KEY = "hf_" + "a1B2c3D4e5" * 3
 
 
 class Hub(ThreadingHTTPServer):
-    """The calls that huggingface_hub makes of a hub; `commits` are the files of each, `refusal` a status for all."""
+    """A stand-in for the hub. `commits` has the files of each commit; `refusal` is a status for all requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -97,7 +97,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def push(project: Path, *words: str, hub: Hub | None = None) -> tuple[int, str]:
-    """`captrain push WORDS`; exit status, and all that it says."""
+    """Run `captrain push`, and return the exit status and the output."""
     port = hub.server_address[1] if hub else 9
     settings = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_TOKEN": KEY, "HF_HOME": str(project / "home")}
     command = [sys.executable, "-m", "captrain.cli.app", "push", *words]
@@ -158,7 +158,7 @@ def test_nothing_is_sent_without_the_word_or_of_what_was_altered_or_holds_a_key(
 def test_a_hub_that_refuses_or_is_away_ends_in_one_message(project: Path, hub: Hub) -> None:
     hub.refusal = 403
     status, text = push(project, "adapters", "lab/agent", "--send", hub=hub)
-    assert status == 2 and "the hub does not take lab/agent" in text and "hf auth login" in text, text
+    assert status == 2 and "the hub refuses lab/agent" in text and "hf auth login" in text, text
     status, text = push(project, "adapters", "lab/agent", "--send")
     assert status == 2 and "the hub does not answer" in text, text
     status, text = push(project, "adapters", "a/b/c", "--send", hub=hub)

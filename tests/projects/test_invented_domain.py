@@ -1,4 +1,4 @@
-"""A domain that nobody had in mind, as a project: the three bad habits of its base are found, and no other."""
+"""A project of an invented domain: the three bad habits of its base are found, and no other."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ EXPERIMENT = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project as `captrain init --benchmark` begins one, with the cellar in the calendar's place."""
+    """A new project with the cellar in place of the calendar."""
     init_project(tmp_path / "mine", "calendar")
     for name in [name for name in sys.modules if name.partition(".")[0] == "components"]:
         monkeypatch.delitem(sys.modules, name)  # those of another test's project

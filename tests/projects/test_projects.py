@@ -29,7 +29,7 @@ class Desk(ServiceDesk):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder after `captrain init --benchmark calendar`."""
+    """A folder after `captrain init --benchmark calendar`."""
     folder = tmp_path_factory.mktemp("begun") / "mine"
     command = [sys.executable, "-m", "captrain.cli.app", "init", str(folder), "--benchmark", "calendar"]
     subprocess.run(command, check=True, capture_output=True)
@@ -38,7 +38,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, whose modules can be imported."""
+    """A copy of the project, with importable modules."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "components"]:
         monkeypatch.delitem(sys.modules, name)
     folder = shutil.copytree(begun, tmp_path / "mine", symlinks=True)
@@ -48,7 +48,7 @@ def project(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def edit_versions(project: Path, **changes: object) -> None:
-    """Make it look as if another captrain had begun the project."""
+    """Pretend that another version of captrain created the project."""
     path = project / "captrain.yaml"
     content = yaml.safe_load(path.read_text())
     for key, value in changes.items():
@@ -109,7 +109,7 @@ def test_another_captrain_is_refused_until_it_is_taken_over_which_says_what_is_s
 ) -> None:
     edit_versions(project, captrain="0.0.9", stages={"routes": "0" * 16})
     status, _, err = captrain(project, "run", "routes")
-    assert status == 2 and "that of captrain 0.0.9, and another is installed" in err and "captrain upgrade" in err
+    assert status == 2 and "was recorded with captrain 0.0.9; another is installed" in err and "captrain upgrade" in err
     status, out, _ = captrain(project, "upgrade", "--dry-run")
     assert status == 0 and "stale, their code differs: routes\n" in out and "nothing was changed" in out
     assert "only if what they read comes out different: evaluation, causality, figures" in out
@@ -184,7 +184,7 @@ def test_a_wheel_holds_all_that_a_project_needs(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    # A copy, because setuptools writes beside what it builds.
+    # A copy, because setuptools writes into the source folder.
     listed = call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
     for name in listed:
         if name.startswith(("src/", "conf/", "stages/", ".dvc/plots")) or name in (

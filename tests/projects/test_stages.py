@@ -1,4 +1,4 @@
-"""Train a tiny base that can act in a benchmark of the user's own."""
+"""Train a tiny base that can act in a user's benchmark."""
 
 import sys
 from pathlib import Path

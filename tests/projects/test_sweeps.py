@@ -1,4 +1,4 @@
-"""`captrain-sweep` in a project of a user's: the real compose stage, and two quick scripts in the place of others."""
+"""`captrain-sweep` in a user's project: the real compose stage, and two quick scripts in place of the others."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ for name, text in tables.items():
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with the calendar, of whose pipeline two stages are left beside the composition."""
+    """A calendar project whose pipeline has the composition and two more stages."""
     folder = tmp_path / "mine"
     init_project(folder, "calendar")
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]

@@ -42,8 +42,9 @@ def goal_pairs(reference: Sequence[Call], user: str) -> list[Pair]:
     names, messages = {name for act in writes for name in act.record}, [act.message for act in writes]
     reads = defaultdict[tuple[str, object], list[int]](list)
     for k, act in enumerate(reference):
-        for name in names if act.kind == "read" else ():
-            reads[name, _coarse(act.record.get(name))].append(k)
+        if act.kind == "read":
+            for name in names:
+                reads[name, _coarse(act.record.get(name))].append(k)
     goals: list[Pair] = []
     for act in writes:
         near = {k for name, value in _coarse_items(act.record).items() for k in reads[name, value]}
@@ -79,7 +80,9 @@ def align(goals: Sequence[Pair], writes: Sequence[Call]) -> tuple[list[Pair], li
     for rank in range(RANKS):
         candidates = _Candidates(rank, [(j, writes[j], elsewhere[j]) for j in range(len(writes)) if j not in matched])
         for level, (i, pair) in product(levels, enumerate(goals)):
-            for j in candidates.of(pair, level, matched) if i not in assigned else ():
+            if i in assigned:
+                continue
+            for j in candidates.of(pair, level, matched):
                 affinity, agreeing = match(i, j)
                 if affinity == rank and agreeing >= level:
                     assigned[i] = j
@@ -115,8 +118,9 @@ class _Candidates:
         if 0 <= least <= len(names) and (self.rank not in (1, 3) or pair.guards):
             values = _coarse_items(pair.goal.arguments)
             for group in {self.group(pair.goal, elsewhere) for elsewhere in (True, not pair.derived)}:
-                few = comb(len(names), least) <= len(self.groups.get(group, ()))
-                for shared in combinations(names, least) if few else [()]:
+                is_few = comb(len(names), least) <= len(self.groups.get(group, ()))
+                choices = [*combinations(names, least)] if is_few else [()]
+                for shared in choices:
                     queues.append(self.bucket(group, shared).get(tuple(values[name] for name in shared), deque()))
         for bucket in queues:
             while bucket and bucket[0] in matched:

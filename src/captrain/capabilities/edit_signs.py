@@ -97,9 +97,11 @@ def _unopened(view: RolloutView, goal: Call) -> str | None:
 def record_mistyped(view: RolloutView, edit: Edit) -> Sign:
     """A failed look-up names an identifier that nobody has said, of the form of the one that was meant."""
     record = _unopened(view, goal_of(edit))
-    for call in view.lookups if record else []:
+    if record is None:
+        return None
+    for call in view.lookups:
         codes = [value for value in call.arguments.values() if is_identifier(value) and call.failed]
-        if record and any(shape(code) == shape(record) and not view.in_view(code, call.message) for code in codes):
+        if any(shape(code) == shape(record) and not view.in_view(code, call.message) for code in codes):
             return call.message, f"{call}, where {record} was named, which was never looked up"
     return None
 
@@ -353,12 +355,8 @@ def breaks_policy(view: RolloutView, edit: Edit) -> Sign:
 def asked_by_user(view: RolloutView, edit: Edit) -> Sign:
     """The user asked for the call, as its script says, and the reference leaves this as it is."""
     call = edit.calls[0]
-    goals = [goal for goal in view.goals if goal.kind != "read"]
-    expected = {text_of(value) for goal in goals for value in atoms(goal.arguments)}
-    values = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and not is_common(v)]
-    wished = [value for value in values if says(view.facts.script, value) and view.seen(value, call.message, "user")]
     evidence = f"{call}, as the user asked, where the reference leaves this as it is"
-    return (view.proposal(call), evidence) if wished else None
+    return (view.proposal(call), evidence) if view.is_wished(call) else None
 
 
 def was_proposed(view: RolloutView, edit: Edit) -> Sign:
@@ -484,7 +482,9 @@ def told_instead(view: RolloutView, value: str) -> tuple[int, str] | None:
 
     It is alike in form, and not the user's; and either nothing shows it, or it is a long number of the same form.
     """
-    for place in view.replies() if NUMBER.search(value) else []:
+    if not NUMBER.search(value):
+        return None
+    for place in view.replies():
         if view.in_view(value, place):
             return None
         for rival in WORD.findall(view.text(place)):
@@ -508,7 +508,9 @@ def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
     """A number was told that stands in no message before."""
     if told := told_instead(view, edit.text):
         return told[0], f"{told[1]} was told, where {edit.text} was asked for"
-    for place in view.replies()[-1:] if NUMBER.search(edit.text) and not view.in_view(edit.text) else []:
+    if not NUMBER.search(edit.text) or view.in_view(edit.text):
+        return None
+    for place in view.replies()[-1:]:
         words = [word for word in WORD.findall(view.text(place)) if len(word) > 1 and NUMBER.fullmatch(word)]
         if worked_out := [word for word in words if not view.in_view(word, place)]:
             return place, f"{worked_out[0]} was worked out, and {edit.text} not told"
@@ -516,8 +518,8 @@ def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
 
 
 def not_told(view: RolloutView, edit: Edit) -> Sign:
-    """A value that was owed was not told."""
-    return view.last, f"{edit.text} was {'in view and ' * view.in_view(edit.text)}not told"
+    """A value that was owed was not told, and nothing was handed over."""
+    return None if view.handover else (view.last, f"{edit.text} was {'in view and ' * view.in_view(edit.text)}not told")
 
 
 # What was not done
@@ -538,6 +540,11 @@ def handed_over_instead(view: RolloutView, edit: Edit) -> Sign:
 def transfer_undue(view: RolloutView, edit: Edit) -> Sign:
     """A transfer was made that the reference does not make."""
     return edit.calls[0].message, f"{edit.calls[0]} was called where the reference hands nothing over"
+
+
+def left_out(view: RolloutView, edit: Edit) -> Sign:
+    """A write of the reference is missing, and nothing was handed over."""
+    return None if view.handover else never_made(view, edit)
 
 
 def never_made(view: RolloutView, edit: Edit) -> Sign:

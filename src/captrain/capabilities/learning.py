@@ -168,7 +168,9 @@ def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[s
         except (UserError, InfrastructureError):
             continue  # a world that takes no such calls shows nothing of tools; its rollouts say why
         changing = {call.tool for call, changed in zip(world.reference, whole.changed, strict=True) if changed}
-        for tool, trial in zip(pending, trials, strict=True) if whole.passed else ():
+        if not whole.passed:
+            continue
+        for tool, trial in zip(pending, trials, strict=True):
             idle[tool] += tool not in changing
             if not trial.passed or idle[tool] >= PLAYS:
                 kinds[tool] = "read" if trial.passed else "write"

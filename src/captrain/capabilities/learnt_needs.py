@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
 from captrain.capabilities.calls import calls_in, order_traits, place_of, sourced_calls
 from captrain.capabilities.occasions import Occasion
-from captrain.capabilities.rules import KINDS
+from captrain.capabilities.rules import FEATURES, KINDS
 from captrain.capabilities.text import says, text_of
 from captrain.capabilities.toolbox import Toolbox
 from captrain.records import Rollout, leaves
@@ -100,24 +100,11 @@ class Needs:
 
     def _kind(self, key: Key) -> tuple[str, bool]:
         """The kind of cause that a feature, or else its absence, is a sign of; "" where it is none of any."""
-        match key[0], [self._toolbox.kind(name) for name in key[1:3]]:
-            case ("after" | "same", ["write", "read"]) | ("before", ["read"]):
-                return "missing_lookup", False
-            case ("asked" | "followed", [_, "write"]) | ("called", ["write"]):
-                return "missing_write", False
-            case "asked" | "followed", [_, "handover"]:
-                return "missing_escalation", False
-            case "called", ["handover"]:
-                return "over_escalation", True
-            case "described", _:
-                return "wrong_record", False
-            case "sourced", _:
-                return "fabricated_fact", False
-            case "once", [tool]:
-                return "extra_write" if tool == "write" else "loop", False
-            case "repaired", _:
-                return "invalid_call", False
-        return "", False
+        kinds = [self._toolbox.kind(name) for name in key[1:3]]
+        words = key[0], *(kinds[-1:] if key[0] in ("asked", "followed") else kinds)
+        matches = (words[:length] for length in range(len(words), 0, -1))
+        cause = next((FEATURES[words] for words in matches if words in FEATURES), "")
+        return cause, cause == "over_escalation"
 
     def _traits(self, rollout: Rollout) -> Traits:
         """Traits of the calls, of what the user asked for first and of the records that were described."""
@@ -125,7 +112,7 @@ class Needs:
         traits = order_traits(calls)
         changes = [place for place, call in enumerate(calls) if call.kind == "write"]
         traits.bases |= {("change",)} if changes else set()
-        for call in calls[: changes[0]] if changes else ():
+        for call in calls[: changes[0] if changes else 0]:
             traits.hold(("before", call.step), ("change",))
         users = (text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")
         for word in {*WORD.findall(next(users, "").lower())}:

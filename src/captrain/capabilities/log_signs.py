@@ -204,14 +204,16 @@ def standing_repeated(view: RolloutView) -> Iterator[LogSign]:
     """What only the user has said of its own standing is said again, and the look-up that shows it was never made."""
     unused = _unused_lookup(view)
     results = "\n".join(plain(text_of(act.result)) for act in view.acts)
-    for place in view.users() if unused and view.is_lacking else []:
+    if unused is None or not view.is_lacking:
+        return
+    for place in view.users():
         standings = [match.group() for match in STANDING.finditer(plain(view.text(place)))]
         for reply in view.replies():
             words = plain(view.text(reply))
             claim = next((text for text in standings if text in words and not says(results, text.split()[0])), None)
             if reply > place and claim is not None and not view.text(reply).rstrip().endswith("?"):
                 evidence = f"{claim!r} as the user said, and {unused} was never called: {quoted(view.text(reply))}"
-                yield reply, evidence, (unused or "",)
+                yield reply, evidence, (unused,)
                 return
 
 
@@ -258,10 +260,11 @@ def identifier_invented(view: RolloutView) -> Iterator[LogSign]:
         # A log may fold several turns of calls into one message: what these calls return counts as known to them.
         answers = takewhile(lambda place: roles[place] == "tool", range(index + 1, len(roles)))
         context = (context + "".join(words[place] for place in answers)).lower()
-        for code in _codes(text) if roles[index] == "assistant" else []:
+        for code in _codes(text):
             start = text.index(code)
             is_example = EXAMPLE.search(text[:start]) or BLANK.search(code)
-            if form(code) in forms and code.lower() not in context and not is_example:
+            is_own = roles[index] == "assistant" and form(code) in forms
+            if is_own and code.lower() not in context and not is_example:
                 yield index, f"{code} stands in no message before: {quoted(text[max(0, start - 60) :])}", ()
                 return
         context += text.lower()

@@ -105,9 +105,11 @@ def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]
 
 def _unread(view: RolloutView) -> list[tuple[Call, tuple[str, ...]]]:
     """The writes, where the reference only reads, on a record that it reads and the rollout did not; with its tools."""
-    unread = []
-    for act in view.extras if not view.pairs else []:
-        lookups = [lookup for lookup in view.expected if lookup.kind == "read" and lookup.record]
+    unread = list[tuple[Call, tuple[str, ...]]]()
+    lookups = [lookup for lookup in view.expected if lookup.kind == "read" and lookup.record]
+    if view.pairs:
+        return unread
+    for act in view.extras:
         reads = [lookup for lookup in lookups if same(lookup.record, act.record)]
         if reads and not view.read_before(act, act.record, reads):
             unread.append((act, tuple(sorted({lookup.tool for lookup in reads}))))
@@ -213,11 +215,15 @@ def _overruled(view: RolloutView, act: Call) -> bool:
 
 
 def _forbidden(view: RolloutView, act: Call) -> bool:
-    """Tell if an extra write was no slip but a decision: the reference leaves its record alone (without a key: makes no
-    such write), the assistant had put it to the user, and it was not made without reading its record."""
+    """An extra write was no slip but a decision.
+
+    The reference leaves its record alone (without a key: makes no such write), the assistant had put it to the user or
+    the user had asked for it, and its record was read first where it had to be.
+    """
     goals = [pair.goal for pair in view.pairs]
-    alone = all(not same(act.record, goal.record) if act.record else act.tool != goal.tool for goal in goals)
-    return alone and view.put_to_user(act) and all(act is not unread_act for unread_act, _ in _unread(view))
+    is_alone = all(not same(act.record, goal.record) if act.record else act.tool != goal.tool for goal in goals)
+    is_decision = view.put_to_user(act) or view.is_wished(act)
+    return is_alone and is_decision and all(act is not peer for peer, _ in _unread(view))
 
 
 def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
@@ -302,6 +308,25 @@ def reply_wording(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     missing = sorted(expected - words - values.words)
     evidence = f"last message lacks {', '.join(missing)}" if missing else "last message has all words of the reference"
     yield Occasion(bool(missing), evidence, view.last)
+
+
+def reads_due(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference looks something up."""
+    for goal in view.expected:
+        if goal.kind == "read":
+            yield Occasion(False, f"{goal} is due", view.last, (goal.tool,))
+
+
+def writes_due(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The reference changes something."""
+    for pair in view.pairs:
+        yield Occasion(False, f"{pair.goal} is due", view.last, (pair.goal.tool,))
+
+
+def calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
+    """The rollout calls tools."""
+    for act in view.acts:
+        yield Occasion(False, f"{act} was made", act.message, (act.tool,))
 
 
 def milestone_reads(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:

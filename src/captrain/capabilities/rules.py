@@ -45,6 +45,7 @@ class Kind:
         description: one sentence of what an agent must do instead.
         absent: the evidence of the label NA.
         occasions: find the occasions on which a rollout could show the cause; they decide its label.
+        chances: the same for causes of which only a rule decides the label; they never find anything lacking.
         step: see `Step`; None where no call of a reference shows the cause.
         line: a line in the prompt against it, "" where words do not help.
         of_agent: the agent is to blame.
@@ -59,10 +60,19 @@ class Kind:
     line: str = ""
     of_agent: bool = True
     by_values: bool = False
+    chances: Sequence[Occasions] = ()
 
     def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
         """All occasions of a rollout."""
         return [occasion for find in self.occasions for occasion in find(view, values)]
+
+    def lapse(self, view: RolloutView, values: Vocabulary) -> Occasion | None:
+        """The first occasion that went wrong."""
+        return next((occasion for occasion in self.find(view, values) if occasion.lacking), None)
+
+    def could_show(self, view: RolloutView) -> bool:
+        """Tell whether a rollout could show the cause."""
+        return any(True for find in (*self.occasions, *self.chances) for _ in find(view, Vocabulary(())))
 
 
 KINDS = {
@@ -83,11 +93,13 @@ KINDS = {
         "Incomplete search",
         "Looks at all records that a request may mean, not only at the first.",
         line="When a request may concern any of several records, open all of them before you answer.",
+        chances=(occasions.reads_due,),
     ),
     "unverified_claim": Kind(
         "Unverified claim",
         "Checks what the user says against the records before acting on it.",
         line="Never act on what the user says of a record: read it first, and correct the user where it differs.",
+        chances=(occasions.missing_lookups,),
     ),
     "missing_confirmation": Kind(
         "Missing confirmation",
@@ -118,7 +130,10 @@ KINDS = {
         Step("write"),
     ),
     "wrong_computation": Kind(
-        "Wrong computation", "Works out sums, counts and choices rightly.", step=Step("argument", by_user=False)
+        "Wrong computation",
+        "Works out sums, counts and choices rightly.",
+        chances=(occasions.values_of_writes,),
+        step=Step("argument", by_user=False),
     ),
     "wrong_argument": Kind(
         "Wrong argument",
@@ -131,6 +146,7 @@ KINDS = {
         "Fabricated fact",
         "Names only what the user or a tool has said.",
         line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
+        chances=(occasions.calls,),
     ),
     "extra_write": Kind(
         "Unneeded operation",
@@ -152,6 +168,7 @@ KINDS = {
         "Does what is asked for and allowed, and does not refuse it.",
         step=Step("write"),
         line="Before you refuse a request, name the rule that forbids it; if there is none, carry the request out.",
+        chances=(occasions.writes_due,),
     ),
     "missing_write": Kind(
         "Omitted operation",
@@ -173,6 +190,7 @@ KINDS = {
         "Loop",
         "Goes on when a call has done its work, instead of repeating it.",
         line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
+        chances=(occasions.calls,),
     ),
     "over_escalation": Kind(
         "Undue hand-over",
@@ -353,16 +371,35 @@ RULES = (
     Rule("loop", 101, log_sign=logs.loops, is_inherent=True),
     # 2: what was not done by the end
     Rule("partial_refusal", 200, WRITE, signs.was_refused),
-    Rule("missing_write", 201, WRITE + USER, signs.never_made),
+    Rule("missing_write", 201, WRITE, signs.left_out),
     Rule("missing_write", 202, log_sign=unmet(occasions.milestone_writes)),
     Rule("missing_write", 203, log_sign=unmet(occasions.milestone_states)),
     Rule("missing_information", 204, SAY, signs.not_told),
     Rule("missing_information", 205, log_sign=unmet(occasions.milestone_words)),
     Rule("missing_escalation", 206, TRANSFER, signs.never_made),
-    Rule("premature_stop", 207, END, signs.cut_off),
+    Rule("missing_write", 207, USER, signs.never_made),
+    Rule("premature_stop", 208, END, signs.cut_off),
     # 3: handed over
     Rule("over_escalation", 300, WRITE + SAY, signs.handed_over_instead),
     Rule("over_escalation", 301, DROP_TRANSFER, signs.transfer_undue),
     Rule("over_escalation", 302, log_sign=logs.transfer_not_due, is_inherent=True),
 )
 """In the order of their ranks."""
+FEATURES = {
+    ("after", "write", "read"): "missing_lookup",
+    ("same", "write", "read"): "missing_lookup",
+    ("before", "read"): "missing_lookup",
+    ("asked", "write"): "missing_write",
+    ("followed", "write"): "missing_write",
+    ("called", "write"): "missing_write",
+    ("asked", "handover"): "missing_escalation",
+    ("followed", "handover"): "missing_escalation",
+    ("called", "handover"): "over_escalation",
+    ("described",): "wrong_record",
+    ("sourced",): "fabricated_fact",
+    ("once", "write"): "extra_write",
+    ("once",): "loop",
+    ("repaired",): "invalid_call",
+}
+"""Without a reference: the cause that a rollout shows which lacks a feature of passed ones, by the feature's kind and
+the kinds of its tools. Only "over_escalation" is shown by having its feature."""

@@ -80,8 +80,10 @@ def text_of(value: object) -> str:
 
 def atoms(value: object) -> Iterator[object]:
     """The plain values inside a JSON value."""
-    if isinstance(value, Mapping | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for item in value:
             yield from atoms(item)
     elif value is not None:
         yield value

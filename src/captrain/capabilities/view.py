@@ -23,6 +23,7 @@ from captrain.capabilities.text import (
     asks_consent,
     atoms,
     identifiers_in,
+    is_common,
     is_identifier,
     is_reply,
     plain,
@@ -292,6 +293,13 @@ class RolloutView:
         about = [index for index in replies if asks_consent(self.text(index))]
         proposals = [index for index in about if call.record and says(self.text(index), call.record)]
         return next(iter([*sources, *proposals, *about[-1:]]), call.message)
+
+    def is_wished(self, call: Call) -> bool:
+        """The user asked for something of a call that its script has and the reference has not."""
+        goals = [goal for goal in self.goals if goal.kind != "read"]
+        expected = {text_of(value) for goal in goals for value in atoms(goal.arguments)}
+        values = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and not is_common(v)]
+        return any(says(self.facts.script, value) and self.seen(value, call.message, "user") for value in values)
 
     def put_to_user(self, write: Call) -> bool:
         """The assistant spoke of the write's record before the write, or had just asked whether to go ahead."""

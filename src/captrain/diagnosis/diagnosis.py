@@ -79,7 +79,7 @@ class StreamedLabels:
 
 def label_of(row: DiagnosedRollout, kind: str) -> Label:
     """The label of a kind of cause on a rollout."""
-    cause = row.cause(kind)
+    cause = row.lack(kind)
     if cause is not None:
         return Label(verdict="LACKING", evidence=cause.evidence, message=cause.message)
     return Label(verdict="PRESENT") if kind in row.occasions else Label(verdict="NA")
@@ -98,7 +98,7 @@ def label_causes(
         toolbox: of the logs.
     """
     failures = (row for row in rows if row.outcome == "failed" and row.standing != "spoilt")
-    failures_kinds = {cause.cause for row in failures for cause in row.causes}
+    failures_kinds = {cause.cause for row in failures for cause in row.lacking}
     kinds = [kind for kind, entry in KINDS.items() if entry.of_agent and kind in failures_kinds]
     examples: dict[str, list[Rollout]] = {kind: [] for kind in kinds}
     tools: dict[str, set[str]] = {kind: set() for kind in kinds}

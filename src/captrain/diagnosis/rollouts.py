@@ -26,6 +26,7 @@ from captrain.capabilities import (
     RecordBook,
     RolloutView,
     Toolbox,
+    Vocabulary,
     calls_in,
     explain,
     learn_needs,
@@ -155,7 +156,8 @@ class RepairStep(Record):
 class DiagnosedRollout(Record):
     """One rollout with what explains it. `primary` is None where nothing does, and for a rollout that passed;
     `secondary` are all other causes, those of a passed rollout its lapses. `suspicions` speak against its reference.
-    `occasions` are the kinds of cause that the rollout could have shown. `ended_by` says how the dialogue ended,
+    `occasions` are the kinds of cause that the rollout could have shown, and
+    `lacking` those that it does show, by which it is labelled. `ended_by` says how the dialogue ended,
     `repairs` what would have made it pass; `unproven` why it could not be played again, where its world failed."""
 
     rollout: str
@@ -169,6 +171,7 @@ class DiagnosedRollout(Record):
     secondary: list[RolloutCause] = []
     suspicions: list[str] = []
     occasions: list[str] = []
+    lacking: list[RolloutCause] = []
     tools: list[str] = []
     ended_by: str = ""
     repairs: list[RepairStep] = []
@@ -183,6 +186,10 @@ class DiagnosedRollout(Record):
     def causes(self) -> list[RolloutCause]:
         """All causes, the primary one first."""
         return ([self.primary] if self.primary else []) + self.secondary
+
+    def lack(self, kind: str) -> RolloutCause | None:
+        """What the rollout lacks of this kind, if anything."""
+        return next((cause for cause in self.lacking if cause.cause == kind), None)
 
     def cause(self, kind: str) -> RolloutCause | None:
         """The cause of this kind, if it is one of them."""
@@ -362,6 +369,8 @@ def _explained(
         if occasion.lacking and kind not in kinds
     ]
     of_agent = [cause for cause in causes if KINDS[cause.cause].of_agent]
+    lacking = of_agent if view.repair.proven else [*_lapses(view, of_agent)]
+    could = {slug for slug, kind in KINDS.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
     standing: Standing = "contrasted"
     if explanation.suspicions:
@@ -374,13 +383,27 @@ def _explained(
             "primary": causes[0] if causes and failed else None,
             "secondary": causes[1:] if failed else of_agent,
             "suspicions": [*explanation.suspicions],
-            "occasions": sorted(_occasions(view) | found.keys() | {cause.cause for cause in of_agent}),
+            "occasions": sorted(could | found.keys() | {cause.cause for cause in lacking}),
+            "lacking": lacking,
             "tools": sorted({tool for cause in explanation.causes if cause.of_agent for tool in cause.tools}),
             "ended_by": explanation.ended_by,
             "repairs": [*_repair_steps(view, explanation)],
             "unproven": unproven.partition("\n")[0],
         }
     )
+
+
+def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
+    """What a rollout lacks where no replay proves it: as the pipeline's programmatic analyst labels it."""
+    for slug, kind in KINDS.items():
+        lapse = kind.lapse(view, Vocabulary(()))
+        # A rule alone decides on a cause that no occasion shows, and so does the contrast without a reference.
+        causes = [cause for cause in of_agent if cause.cause == slug]
+        causes = [cause for cause in causes if not kind.occasions or cause.confidence == "medium"]
+        if lapse is not None:
+            yield RolloutCause(cause=slug, message=lapse.message, evidence=lapse.evidence, confidence="high")
+        else:
+            yield from causes[:1]
 
 
 def _repair_steps(view: RolloutView, explanation: Explanation) -> Iterator[RepairStep]:
@@ -399,31 +422,3 @@ def _repair_steps(view: RolloutView, explanation: Explanation) -> Iterator[Repai
             cause=verdict.cause if verdict else "",
             arguments=edit.wrong,
         )
-
-
-def _occasions(view: RolloutView) -> set[str]:
-    """The kinds of cause that a rollout could show, going by what it and its reference do."""
-    paired = any(pair.write is not None for pair in view.pairs)
-    guarded = any(pair.write is not None and pair.guards for pair in view.pairs)
-    handover = any(act.kind == "handover" for act in view.expected)
-    cases = {
-        "loop": bool(view.acts),
-        "invalid_call": bool(view.acts),
-        "fabricated_fact": view.final is not None or bool(view.acts),
-        "premature_stop": True,
-        "undue_compliance": bool(view.writes) or (bool(view.rollout.reference) and not view.pairs),
-        "unverified_claim": guarded,
-        "missing_lookup": guarded or (not view.pairs and any(act.kind == "read" for act in view.expected)),
-        "incomplete_search": any(act.kind == "read" for act in view.expected),
-        "wrong_record": any(pair.write is not None and pair.derived for pair in view.pairs),
-        "wrong_operation": paired,
-        "wrong_argument": any(pair.write is not None and pair.goal.content for pair in view.pairs),
-        "wrong_computation": any(pair.write is not None and pair.goal.content for pair in view.pairs),
-        "partial_refusal": bool(view.pairs),
-        "missing_write": len(view.pairs) > 1 or bool(view.pairs and not view.writes),
-        "over_escalation": bool(view.rollout.reference) and not handover,
-        "missing_escalation": handover,
-        "extra_write": bool(view.writes),
-        "missing_information": bool(view.informs),
-    }
-    return {kind for kind, holds in cases.items() if holds}

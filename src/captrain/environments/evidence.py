@@ -38,6 +38,7 @@ STEPS = 200
 """Most assistant messages in a reference."""
 REACH = (8, 16)
 """Checked tasks are drawn from 8 to 16 times as many, so that tasks of a long training are among them."""
+ROLES = {"system", "user", "assistant", "tool"}
 CHARACTERS = 1 << 18
 """Most characters in all messages of a play."""
 
@@ -85,6 +86,8 @@ def play_agent(target: CheckedEnvironment, task: Task, agent: Agent, turns: int 
             messages += [action, *replies]
             if sum(len(message.get("content") or "") for message in messages) > CHARACTERS:
                 raise ValueError(f"more than {CHARACTERS} characters in one play")
+            if strange := {message["role"] for message in messages} - ROLES:
+                raise ValueError(f"messages of the role {min(strange)!r}")  # the sandbox accepts any role
             if is_over:
                 break
     return messages

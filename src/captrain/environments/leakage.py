@@ -1,9 +1,8 @@
-"""Search for test tasks that have leaked into an environment.
+"""Finds test tasks that have leaked into an environment.
 
-Small worlds share short texts: two tasks of a service desk may name the same order in the same words. So a test task
-is recognised by runs of words that no other test task has, and only by enough of them; what the benchmark's own source
-says is nobody's in particular, nor is what its training tasks say, where these have an end. A leak in other words, or
-one that the file hides from itself, is not found.
+Tasks of a small world share short texts: two tasks of a service desk may name the same order in the same words. So a
+test task is recognised by runs of words that no other test task has, and only by enough of them. Runs in the
+benchmark's source, or in its training tasks if their number is limited, do not count. A paraphrased leak is not found.
 """
 
 import re
@@ -15,17 +14,17 @@ from captrain.contract import CheckedEnvironment, calls_of
 from captrain.records import Message, Task, leaves
 
 WORDS = 8
-"""Words of a run."""
+"""Words in a run."""
 SHARE = 0.5
-"""So much of a test task's own runs, found in one place, is that test task."""
+"""Share of a test task's own runs in one place that counts as a leak."""
 LEAST = 12
-"""And at least so many, 19 words in a row: fewer are met by chance in a small world."""
+"""Least number of such runs (19 words in a row): fewer occur by chance in a small world."""
 LEAST_ID = 6
-"""Characters of an id that is more than a number, and so cannot stand in a text by chance."""
+"""Least characters of an id: shorter ones occur by chance."""
 
 
 def normalised(text: str) -> str:
-    """A text as it is compared: compatibility forms (NFKC) in lower case, signs that nobody sees left out."""
+    """Normalise a text for comparison: NFKC, lower case, no invisible characters."""
     if text.isascii():
         return text.lower()
     visible_signs = "".join(sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
@@ -33,7 +32,7 @@ def normalised(text: str) -> str:
 
 
 def runs(text: str) -> set[str]:
-    """The runs of words in a text."""
+    """Return the runs of words in a text."""
     words = re.findall(r"\w+", normalised(text))
     return {" ".join(words[start : start + WORDS]) for start in range(len(words) - WORDS + 1)}
 
@@ -43,7 +42,7 @@ def _runs_of_each(messages: Sequence[Message]) -> set[str]:
 
 
 def runs_of(task: Task, messages: Sequence[Message]) -> set[str]:
-    """The runs in a task: in its messages, its data, and what the agent does in it."""
+    """Return the runs in a task's messages and data, and in the agent's texts and arguments."""
     pieces: list[str] = []
     for message in messages:
         if message["role"] == "assistant":
@@ -53,13 +52,13 @@ def runs_of(task: Task, messages: Sequence[Message]) -> set[str]:
 
 
 class HeldOutTasks:
-    """The test tasks of a benchmark, as they would be recognised.
+    """The test tasks of a benchmark, and the runs by which each is recognised.
 
     Args:
         benchmark: the target.
         tasks: its test tasks.
-        common_texts: texts whose words are nobody's.
-        training: its training tasks, whose words are as little the test's.
+        common_texts: texts whose runs do not count.
+        training: training tasks, whose runs do not count either.
     """
 
     def __init__(
@@ -89,14 +88,13 @@ class HeldOutTasks:
                 self._bodies_by_run[run].append(index)
 
     def nearest(self, runs_there: set[str]) -> tuple[float, str]:
-        """The largest share of a test task's own runs that is in one place, and that test task; runs too few to mean
-        anything are none."""
+        """Return the largest share of a test task's own runs, and the test task; (0, "") if there are too few runs."""
         hits = Counter(body for run in runs_there for body in self._bodies_by_run.get(run, ()))
         shares = [(hit / self._sizes[body][1], self._sizes[body][0]) for body, hit in hits.items() if hit >= LEAST]
         return max(shares, default=(0.0, ""))
 
     def quoted_id(self, text: str) -> str:
-        """A test task's id that stands in a text whole, and not as a part of a longer word or path, or ""."""
+        """Return the id of a test task that a text has as a whole word, or ""."""
         text = normalised(text)
         for name in self.ids:
             same = normalised(name)

@@ -143,19 +143,11 @@ def complaint(code: str) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         # The last two from thousands of brackets.
         return f"code is not Python: {type(error).__name__}: {error}"
-    classes = [node for node in body if isinstance(node, ast.ClassDef)]
-    if "Environment" not in [node.name for node in classes]:
+    if "Environment" not in [node.name for node in body if isinstance(node, ast.ClassDef)]:
         return "code defines no class Environment"
-    # Its own methods, and those of its base classes in the file.
-    methods, lineage = set[str](), {"Environment"}
-    for node in reversed(classes):
-        if node.name in lineage:
-            methods |= {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
-            bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
-            lineage = lineage - {node.name} | {base.id if isinstance(base, ast.Name) else "" for base in bases}
-    # A base class from elsewhere may have them; loading will show.
-    if (missing := [name for name in REQUIRED if name not in methods]) and not lineage:
-        return f"class Environment has no {', '.join(missing)}"
+    defined = {node.name for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.FunctionDef)}
+    if missing := [name for name in REQUIRED if name not in defined]:
+        return f"code defines no {', '.join(missing)}"
     if len(_schemas(body)) != 1:
         return f"code must hold the line `{SCHEMAS} = []` exactly once, unindented"
     return None

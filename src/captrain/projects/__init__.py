@@ -1,4 +1,4 @@
-"""Projects of users: begun in an empty folder, run by stages that captrain brings along, brought to another version."""
+"""Projects of users: created in an empty folder, run by captrain's stages, upgraded to another version."""
 
 import lazy_loader
 

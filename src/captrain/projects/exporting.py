@@ -1,7 +1,7 @@
-"""An environment out of this project: by its name or file, with its passport, as a package of another standard.
+"""Exports an environment of a project as a package of another standard.
 
-What has no passport, has failed it, or was changed since is refused: whoever trains in a package cannot see what
-captrain would have refused to train in.
+An environment without a valid passport is refused: whoever trains in the package could not see that captrain would not
+train in it.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from captrain.run import Machine, load_spec
 
 FOLDERS = ("results/environments", "results/pairs")
 COUNT = 1000
-"""Tasks of a split that a package offers where the environment makes as many as one asks for."""
+"""Tasks of a split in a package, if their number has no limit."""
 SPLITS: tuple[Split, ...] = ("training", "discovery", "test")
 
 
@@ -23,18 +23,17 @@ def export_environment(name: str, root: Path, standard: Standard, out: Path) -> 
     """Write the package of an environment.
 
     Args:
-        name: of a capability whose environment has passed, or the path of an environment file with its passport
-            beside it.
-        root: of the project.
-        standard: of the package.
+        name: a capability with an environment, or the path of an environment file with its passport beside it.
+        root: the project.
+        standard: standard of the package.
         out: folder of the package.
 
     Returns:
         The files.
 
     Raises:
-        UserError: there is no such environment, it has no passport, has failed it or was changed since, the sandbox
-            is weaker than asked for, or the package cannot be written.
+        UserError: there is no such environment, its passport is missing, failed or outdated, the sandbox is weaker than
+            required, or the package cannot be written.
         EnvironmentFault: the file does not load or play.
     """
     path, passport = _environment(name, root)
@@ -60,7 +59,7 @@ def export_environment(name: str, root: Path, standard: Standard, out: Path) -> 
 
 
 def _environment(name: str, root: Path) -> tuple[Path, Passport]:
-    """Find an environment file and read the passport beside it."""
+    """Find an environment file and its passport."""
     paths = {path.stem: path for folder in FOLDERS for path in sorted((root / folder).glob("*.py"))}
     path = Path(name) if name.endswith(".py") else paths.get(name)
     if path is None:
@@ -70,17 +69,17 @@ def _environment(name: str, root: Path) -> tuple[Path, Passport]:
         raise UserError(f"there is no file {path}", "name an environment file that has its passport beside it")
     beside = path.with_name(f"{path.stem}.passport.json")
     if not beside.is_file():
-        raise UserError(f"{path} has no passport", f"`captrain validate {path}` makes one out, and says what it lacks")
-    passport = read_json(beside, Passport, "make it out again")
+        raise UserError(f"{path} has no passport", f"`captrain validate {path}` makes one, or says what fails")
+    passport = read_json(beside, Passport, "make it again")
     if passport.capability != path.stem:
-        raise UserError(f"{beside} was made out for {passport.capability!r}", "make it out again")
+        raise UserError(f"{beside} is the passport of {passport.capability!r}", "make it again")
     if not passport.passed:
-        raise UserError(f"{path} has failed its passport: {passport.complaints()}", "mend it first")
+        raise UserError(f"{path} has failed its passport: {passport.complaints()}", "fix it first")
     return path, passport
 
 
 def _count(target: CheckedEnvironment, split: Split) -> int:
-    """Count the tasks of a split that a package offers; none where the environment has none."""
+    """Return the number of tasks of a split in the package; 0 if the environment does not have the split."""
     size = target.size(split)
     try:
         target.tasks(split, 1)

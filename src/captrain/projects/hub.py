@@ -1,8 +1,7 @@
-"""Adapters and environments for the Hugging Face Hub: a folder with all that would be sent, and its sending.
+"""Writes adapters and environments into a folder for the Hugging Face Hub, and sends it.
 
-Everything is checked before it is written: an adapter must be the one that its index names, an environment the one
-that its passport was made out for, and no text may hold what looks like a key. Nothing leaves this machine but by
-`send`.
+Everything is checked first: each adapter must match its index, each environment its passport, and no text may contain
+something that looks like a key. Only `send` sends anything.
 """
 
 import json
@@ -21,26 +20,26 @@ from captrain.run import Machine, load_spec
 
 Kind = Literal["adapters", "environments"]
 REPOSITORIES: dict[Kind, str] = {"adapters": "model", "environments": "dataset"}
-"""Kinds of repositories on the hub."""
+"""Repository types on the hub."""
 ROUTES = ("routes.csv", "compositions.json")
 LISTING = "digests.json"
 """File with the digest of every other."""
 
 
 def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters") -> list[str]:
-    """Write all that would be sent.
+    """Write the files to send.
 
     Args:
-        kind: of what is sent.
-        root: of the project.
-        folder: to write into.
-        stage: which has trained the adapters, or written the environments.
+        kind: adapters or environments.
+        root: the project.
+        folder: folder to write into.
+        stage: stage that trained the adapters, or wrote the environments.
 
     Returns:
         The files, relative to the folder.
 
     Raises:
-        UserError: there is none, one was altered, or a text holds what looks like a key.
+        UserError: there is none, one was altered, or a text contains something that looks like a key.
         EnvironmentFault: an environment does not load.
     """
     (_write_adapters if kind == "adapters" else _write_environments)(root, folder, stage)
@@ -51,7 +50,7 @@ def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters"
         text = path.read_bytes().decode(errors="replace") if path.suffix != ".safetensors" else ""
         if redacted(text) != text:
             raise UserError(
-                f"{path.relative_to(folder)} holds what looks like a key, and would be sent", "take the key out of it"
+                f"{path.relative_to(folder)} contains something that looks like a key", "remove the key from it"
             )
     digests = {str(path.relative_to(folder)): file_digest(path) for path in paths}
     lock = root / "dvc.lock"
@@ -61,16 +60,16 @@ def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters"
 
 
 def send(kind: Kind, folder: Path, repository: str, private: bool) -> str:
-    """Send a shipment to the hub, and return the address of its commit.
+    """Send a folder to the hub, and return the address of the commit.
 
     Args:
-        kind: of what is sent.
-        folder: that `write_shipment` has written.
-        repository: OWNER/NAME; made if it is not there. What it has beside these files stays.
-        private: whether a repository that is made is to be seen by its owner alone.
+        kind: adapters or environments.
+        folder: the folder that `write_shipment` wrote.
+        repository: OWNER/NAME, created if it is missing. Its other files stay.
+        private: whether a new repository is private.
 
     Raises:
-        UserError: the hub does not take it, or does not answer.
+        UserError: the hub refuses it, or does not answer.
     """
     import httpx2
     from huggingface_hub import HfApi
@@ -87,24 +86,20 @@ def send(kind: Kind, folder: Path, repository: str, private: bool) -> str:
             folder_path=folder,
             commit_message=f"{kind.capitalize()} of captrain {__version__}",
         )
-    except (HfHubHTTPError, LocalTokenNotFoundError) as error:
+    except (HfHubHTTPError, LocalTokenNotFoundError, HFValidationError, OfflineModeIsEnabled) as error:
         raise UserError(
-            f"the hub does not take {repository}: {error}",
-            "`hf auth login`, or set HF_TOKEN to a token that may write there",
-        ) from error
-    except (HFValidationError, OfflineModeIsEnabled) as error:
-        raise UserError(
-            f"{repository} cannot be sent: {error}", "name it OWNER/NAME, and leave HF_HUB_OFFLINE unset"
+            f"the hub refuses {repository}: {error}",
+            "name it OWNER/NAME, unset HF_HUB_OFFLINE, and run `hf auth login` or set HF_TOKEN with write access",
         ) from error
     except httpx2.HTTPError as error:
         raise UserError(
-            f"the hub does not answer: {error}", "look at the network and HF_ENDPOINT, and send it again"
+            f"the hub does not answer: {error}", "check the network and HF_ENDPOINT, and send it again"
         ) from error
     return commit.commit_url
 
 
 def _write_adapters(root: Path, folder: Path, stage: str) -> None:
-    """Write the adapters of a stage, each in plain PEFT format with its model card, and the routes to them."""
+    """Write the adapters of a stage in PEFT format with their model cards, and the routes to them."""
     index = root / "results" / stage / "index.json"
     rows = read_index(index, f"run `dvc repro {stage}`, or name another stage with --stage")
     if not rows:
@@ -148,7 +143,7 @@ model = PeftModel.from_pretrained(base, "OWNER/NAME", subfolder={json.dumps(firs
 
 
 def _write_environments(root: Path, folder: Path, stage: str) -> None:
-    """Write the environments that have their passports, with these and their pages."""
+    """Write the environments that passed, with passports and pages."""
     stage = "environments" if stage == "adapters" else stage
     source, spec = root / "results" / stage, load_spec(root / "results/spec.yaml")
     passports = {name: passport for name, passport in read_passports(source).items() if passport.passed}
@@ -156,7 +151,7 @@ def _write_environments(root: Path, folder: Path, stage: str) -> None:
         raise UserError(f"{source} has no environment with a passport", "run `dvc repro environments`")
     machine: Machine = spec.machine
     for name, passport in passports.items():
-        load_environment(source, passport, machine)  # raises, unless the file is the one that was checked
+        load_environment(source, passport, machine)  # raises if the file was changed
         for ending in (".py", ".passport.json", ".md"):
             if (path := source / f"{name}{ending}").exists():
                 shutil.copy(path, folder / path.name)

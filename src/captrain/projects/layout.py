@@ -1,7 +1,7 @@
-"""A project begun in a folder: what `captrain init` writes.
+"""Creates a project in a folder (`captrain init`).
 
-Nothing is overwritten: a folder that holds anything but hidden files ends it before anything is written. DVC's own
-files are written as `dvc init` leaves them, so that the light installation, which has no DVC, can begin a project.
+Nothing is overwritten: a folder with visible files is refused before anything is written. DVC's files are written as
+`dvc init` would write them, so that the light installation, which has no DVC, can create a project.
 """
 
 import shutil
@@ -34,17 +34,17 @@ COMPONENTS_INIT = '"""Parts of this project\'s own, named in conf/ and overrides
 
 
 def init_project(folder: Path, example: Example | None = None) -> list[Path]:
-    """Begin a project.
+    """Create a project.
 
     Args:
-        folder: made if it is not there.
-        example: a complete benchmark to begin with, with its test and an experiment that needs no model.
+        folder: created if it is missing.
+        example: a complete benchmark to start from, with its test and an experiment that needs no model.
 
     Returns:
-        The files that were written, relative to the folder.
+        The written files, relative to the folder.
 
     Raises:
-        UserError: the folder lies in a project, or is not empty, and nothing is written then; or git is missing.
+        UserError: the folder is in a project or not empty (nothing is written), or git is missing.
     """
     place = folder.absolute()
     if place.exists() and not place.is_dir():
@@ -52,7 +52,7 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
     if outer := find_project(place):
         raise UserError(f"{folder} is in the project {outer.name}/ already", "name a folder outside of it")
     texts = _project_files(place, example)
-    # A repository or an environment may be there first.
+    # Hidden files, such as a repository or a virtual environment, may exist.
     visible = [path.name for path in sorted(place.glob("*")) if not path.name.startswith(".")]
     if obstacles := [*visible, *(name for name in texts if (place / name).exists() and name not in visible)]:
         more = f" and {len(obstacles) - 5} more" if len(obstacles) > 5 else ""
@@ -62,7 +62,7 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
         for name, text in texts.items():
             publish_text(place / name, text)
     except BaseException:
-        # A project that could not be written whole is taken back; a folder in which something lies stays.
+        # Remove an incomplete project; folders with other files stay.
         for name in texts:
             with suppress(OSError):
                 (place / name).unlink(missing_ok=True)
@@ -70,20 +70,20 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
                     if is_new or parent != Path():
                         (place / parent).rmdir()
         raise
-    # DVC asks for a git repository.
+    # DVC needs a git repository.
     if not any((parent / ".git").exists() for parent in (place, *place.parents)):
         git = shutil.which("git")
         if git is None:
-            raise UserError("there is no git here, which DVC needs", f"install git, then `git init {place}`")
+            raise UserError("git is missing, and DVC needs it", f"install git, then run `git init {place}`")
         process = subprocess.run([git, "init", "--quiet", str(place)], capture_output=True, text=True, errors="replace")
         if process.returncode:
             words = " ".join(process.stderr.split()) or f"git ended with {process.returncode}"
-            raise UserError(f"the project has no git repository: {words}", f"mend that, then `git init {place}`")
+            raise UserError(f"the project has no git repository: {words}", f"fix that, then run `git init {place}`")
     return [Path(name) for name in texts]
 
 
 def _project_files(root: Path, example: Example | None) -> Mapping[str, str]:
-    """Write the files of a new project: paths relative to it, and their texts."""
+    """Return the files of a new project: relative paths and texts."""
 
     def template(name: str) -> str:
         return files("captrain").joinpath("projects/templates", name).read_text()

@@ -1,9 +1,8 @@
-"""The pipeline of a project: the stages that captrain brings along, each with what decides its results; its runs, and
-its upgrade to another version of captrain, of which what it makes stale is said before it is taken over.
+"""The pipeline of a project: its stages, its runs, and its upgrade to another version of captrain.
 
-In captrain's own repository a stage depends on the files of its code. A project has no such files: there the digest of
-a stage's code stands in captrain.yaml and is a param of the stage, so that DVC knows what another version of captrain
-makes stale, and nothing is made again before `captrain upgrade` has taken the new digests over.
+In captrain's own repository a stage depends on its code files. A project does not have them: captrain.yaml has a digest
+of each stage's code, and the digest is a param of the stage. So DVC knows which stages another version of captrain
+makes stale, and no stage runs again before `captrain upgrade` writes the new digests.
 """
 
 import logging
@@ -32,17 +31,16 @@ from captrain.run import alternatives, code_closure, files_below, read_stages, r
 
 VERSIONS = "captrain.yaml"
 COMPONENTS = "components"
-"""Folder of a project's own benchmarks, policies and other parts."""
+"""Folder of a project's own benchmarks, policies and other components."""
 SELECTABLE = {"base", "benchmark", "policy", "analyst", "synthesizer", "trainer", "router"}
-"""Sections of the configuration that a class of the project's may stand behind."""
+"""Sections of the configuration that may name a class of the project."""
 SPEC = "results/spec.yaml"
 HEAD = "# The stages of captrain, as `captrain init` and `captrain upgrade` write them. What `captrain run` runs is\n"
 HEAD += "# captrain's own, unless stages/NAME.py is here; its code is known by the digests in captrain.yaml.\n"
 
 
 class Versions(Record):
-    """Content of captrain.yaml: the captrain that a project's results are made by, and the digests of the dvc.yaml that
-    it wrote and of each stage's code."""
+    """Content of captrain.yaml: the version of captrain, digests of dvc.yaml and of each stage's code."""
 
     captrain: str
     pipeline: str = ""
@@ -50,12 +48,12 @@ class Versions(Record):
 
 
 def shipped_stages() -> dict[str, JsonObject]:
-    """Read the stages that captrain brings along, in the order of the pipeline, each by its own name."""
+    """Read captrain's stages by name, in the order of the pipeline."""
     return {row_of(name): stage for name, stage in read_stages(shipped("dvc.yaml"), "install captrain again").items()}
 
 
 def project_pipeline(root: Path) -> str:
-    """Write the text of a project's dvc.yaml: the same stages and results, code by its digest."""
+    """Return a project's dvc.yaml: captrain's stages, with digests in place of code files."""
     stages = {}
     for name, stage in shipped_stages().items():
         keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
@@ -72,7 +70,7 @@ def project_pipeline(root: Path) -> str:
 
 
 def stage_code(name: str) -> list[Path]:
-    """List the files of code that a stage runs, first its script: its own, or that of all rows with the row's entry."""
+    """List the code files of a stage, its script first; rows share one script and have a file each."""
     from captrain.comparison import row_file
 
     script = shipped(f"stages/{name}.py")
@@ -82,28 +80,28 @@ def stage_code(name: str) -> list[Path]:
 
 
 def stage_digest(name: str) -> str:
-    """Hash the code that a stage runs; of `compose` with the configuration that captrain brings along."""
+    """Hash the code of a stage; for `compose`, captrain's configuration, too."""
     folders = [Path(__file__).parents[1] / "run", shipped("conf")] if name == "compose" else []
     return file_digest(*stage_code(name), *(path for folder in folders for path in files_below(folder)))
 
 
 def stage_digests() -> dict[str, str]:
-    """Hash each stage's code as it is installed."""
+    """Hash the installed code of each stage."""
     return {name: stage_digest(name) for name in shipped_stages()}
 
 
 def versions_text(pipeline: str, stages: Mapping[str, str]) -> str:
-    """Write the text of captrain.yaml, from the text of dvc.yaml and the digests of the stages' code."""
+    """Return captrain.yaml, given dvc.yaml and the digests of the stages' code."""
     head = "# Which captrain this project's results are made by; `captrain upgrade` takes over what is installed.\n"
     content = {"captrain": __version__, "pipeline": digest(pipeline), "stages": dict(stages)}
     return head + yaml.safe_dump(content, sort_keys=False)
 
 
 def recorded_versions(root: Path) -> Versions | None:
-    """Read captrain.yaml; None in captrain's own repository, which has the code itself.
+    """Read captrain.yaml; None in captrain's own repository.
 
     Raises:
-        UserError: it is not what captrain wrote.
+        UserError: it is invalid.
     """
     path = root / VERSIONS
     return read_yaml(path, Versions, "restore it from git, or run `captrain upgrade`") if path.exists() else None
@@ -111,8 +109,10 @@ def recorded_versions(root: Path) -> Versions | None:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """Change from one version to the installed one: stages whose code differs, those behind them, which run again only
-    if what they read comes out different, and stages that came or went."""
+    """The change to the installed version: stages with other code, stages behind them, new and removed stages.
+
+    A stage behind a changed one runs again only if its inputs change.
+    """
 
     before: str
     after: str
@@ -130,14 +130,14 @@ class Upgrade:
 
 
 def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
-    """Compare a project with the captrain that is installed, and take that over.
+    """Upgrade a project to the installed version of captrain.
 
     Args:
-        root: of the project.
-        dry: change nothing.
+        root: the project.
+        dry: only compare.
 
     Raises:
-        UserError: this is captrain's own repository, or dvc.yaml was edited since captrain wrote it.
+        UserError: this is captrain's own repository, or dvc.yaml was edited.
     """
     recorded = recorded_versions(root)
     if recorded is None:
@@ -149,12 +149,12 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
     if digest(present) != recorded.pipeline and present != text and not dry:
         raise UserError(
             "dvc.yaml was edited since captrain wrote it, and would be replaced",
-            "keep your changes aside, `git checkout dvc.yaml`, and upgrade again; or `captrain upgrade --dry-run`",
+            "save your changes elsewhere, `git checkout dvc.yaml`, and upgrade again; or `captrain upgrade --dry-run`",
         )
     before, after = recorded.stages, stage_digests()
     changed = [name for name in after if name in before and before[name] != after[name]]
     added, removed = [name for name in after if name not in before], [name for name in before if name not in after]
-    # Behind these are the stages that read, directly or not, what they make; in the order in which they run.
+    # Stages that read outputs of these, directly or not, in the order in which they run.
     behind, products = list[str](), list[str]()
     for name, stage in yaml.safe_load(text)["stages"].items():
         files = [path for entry in stage["params"] if isinstance(entry, dict) for path in entry]
@@ -173,11 +173,10 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
 
 
 def pending_upgrade(root: Path) -> Upgrade | None:
-    """List what `captrain upgrade` would change of a project; None where no stage is to be taken over, and in
-    captrain's own repository.
+    """Return what `captrain upgrade` would change; None if no stage changes, or in captrain's own repository.
 
     Raises:
-        UserError: captrain.yaml is not what captrain wrote.
+        UserError: captrain.yaml is invalid.
     """
     if recorded_versions(root) is None:
         return None
@@ -186,11 +185,10 @@ def pending_upgrade(root: Path) -> Upgrade | None:
 
 
 def remove_cut_off(root: Path) -> list[str]:
-    """Remove files of DVC's own that a kill has cut off while DVC wrote them, and that it cannot read: of the locks in
-    one no process is left, and stages that the other told of are restored from DVC's cache.
+    """Remove DVC's lock files if a kill cut them off and DVC cannot read them. DVC restores stages from its cache.
 
     Returns:
-        Their names.
+        The names of removed files.
     """
     from dvc.dvcfile import Lockfile
     from dvc.exceptions import DvcException
@@ -207,7 +205,7 @@ def remove_cut_off(root: Path) -> list[str]:
 
     names = [name for name in (".dvc/tmp/rwlock", "dvc.lock") if is_cut_off(name)]
     if names:
-        time.sleep(1)  # a DVC at work may be writing it
+        time.sleep(1)  # a running DVC may be writing it
     removed = [name for name in names if is_cut_off(name)]
     for name in removed:
         (root / name).unlink()
@@ -215,7 +213,7 @@ def remove_cut_off(root: Path) -> list[str]:
 
 
 def run_pipeline(root: Path) -> None:
-    """Bring the pipeline up to date as `dvc repro` does, of which nothing is seen but what the stages print.
+    """Run `dvc repro` without its own output.
 
     Raises:
         UserError: a stage failed, or DVC cannot run.
@@ -225,7 +223,7 @@ def run_pipeline(root: Path) -> None:
 
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     for name in remove_cut_off(root):
-        print(f"removed {name}, which a kill had cut off: DVC restores from its cache what was whole", flush=True)
+        print(f"removed {name}, which a kill had cut off: DVC restores finished stages from its cache", flush=True)
     try:
         with Repo(str(root)) as repo:
             repo.reproduce()  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
@@ -235,15 +233,15 @@ def run_pipeline(root: Path) -> None:
             cause = cause.__cause__
         raise UserError(
             f"{error}: {cause}" if cause is not error else str(error),
-            "mend what the lines above name and run again: stages that ended are kept",
+            "fix what the lines above name and run again: finished stages are kept",
         ) from None
 
 
 def run_stage(root: Path, name: str) -> None:
-    """Run one stage in a project, whose folder is the current one: its own script of that name, or captrain's.
+    """Run a stage in a project, which is the current folder: the project's script of that name, or else captrain's.
 
     Raises:
-        UserError: there is no such stage, or the project's results are made by another captrain than is installed.
+        UserError: there is no such stage, or its code differs from the recorded digest.
     """
     local = root / f"stages/{name}.py"
     if not local.is_file() and name not in shipped_stages():
@@ -253,8 +251,8 @@ def run_stage(root: Path, name: str) -> None:
     recorded = recorded_versions(root)
     if recorded is not None and script != local and recorded.stages.get(name) != stage_digest(name):
         raise UserError(
-            f"stage {name} of this project is that of captrain {recorded.captrain}, and another is installed",
-            "`captrain upgrade` says what that makes stale, and takes it over; or install the version in captrain.yaml",
+            f"stage {name} of this project was recorded with captrain {recorded.captrain}; another is installed",
+            "run `captrain upgrade`, which names the stale stages; or install the version in captrain.yaml",
         )
     sys.argv = [str(script), name]
     runpy.run_path(str(script), run_name="__main__")

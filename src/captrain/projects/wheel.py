@@ -1,8 +1,8 @@
-"""Build step that copies into a wheel what projects need: conf/, stages/, dvc.yaml and its plots.
+"""Build step that copies conf/, stages/, dvc.yaml and its plots into the wheel, because projects need them.
 
-They lie at the top of the repository, where readers look for them, and outside of every package; setuptools runs this
-class when it builds (`[tool.setuptools.cmdclass]`), before anything of captrain can be imported. An editable
-installation needs none of it: `captrain.run.shipped` finds the files where they are.
+They are at the top of the repository, where readers look for them, and outside of every package. setuptools runs this
+class when it builds (`[tool.setuptools.cmdclass]`), before captrain can be imported. An editable installation does not
+need it: `captrain.run.shipped` finds the files in the repository.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ FOLDER = "captrain/pipeline"
 
 
 class BuildWithPipeline(build_py):
-    """Copies the modules of the package, then the pipeline."""
+    """Copies the package's modules, then the pipeline."""
 
     def run(self) -> None:
         """See `setuptools.Command.run`."""
@@ -26,10 +26,10 @@ class BuildWithPipeline(build_py):
                 self.copy_file(str(source), str(target), preserve_mode=False)
 
     def get_source_files(self) -> list[str]:
-        """List the files that a source distribution needs, too."""
+        """List the files of a source distribution."""
         return [*super().get_source_files(), *map(str, pipeline_files())]
 
 
 def pipeline_files() -> list[Path]:
-    """List the files of the pipeline, relative to the root of the repository, in which setuptools builds."""
+    """List the files of the pipeline, relative to the repository, in which setuptools builds."""
     return sorted(path for pattern in PATTERNS for path in Path().glob(pattern))

@@ -58,7 +58,7 @@ class _ToolCall(BaseModel):
 class ChatMessage(BaseModel, frozen=True):
     """A chat message in the shape that all of our code expects."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: str
     content: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
