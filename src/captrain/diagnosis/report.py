@@ -194,7 +194,7 @@ def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> Fail
             role = "tool of the user"
         messages.append(_shown(message, role, "; ".join(reasons.get(index, []))))
     steps = [{"function": asdict(step)} for step in rollout.task.facts.user_calls]
-    reference = [*rollout.reference]
+    reference: list[Message] = [*rollout.reference]
     if steps:
         reference.append({"role": "user", "content": "By the user:", "tool_calls": steps})
     expected = [_shown(message, message["role"]) for message in reference]
