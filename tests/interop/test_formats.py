@@ -267,7 +267,7 @@ def test_a_file_of_which_most_does_not_read_is_refused_with_what_was_understood(
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [{"messages": ASKED, "reward": 1}, *rows]))
     with pytest.raises(
-        UserError, match=r"read as chat JSONL: 12 of 13 entries do not read(.|\n)*has no role(.|\n)*role"
+        UserError, match=r"read as chat JSONL: 12 of 13 entries cannot be read(.|\n)*has no role(.|\n)*role"
     ):
         read_logs([path])
 

@@ -1,6 +1,7 @@
 """Work spread over processes: in order, with errors whole, and gone when its starter is gone."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from support.waiting import until
 
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import JsonObject, publish_json
+from captrain.records import JsonObject
 from captrain.run import launch
 from captrain.run.machine import VLLM, Accelerate, Machine, ModelAccess
 from captrain.training import processes
@@ -187,7 +188,7 @@ def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_
     def run(config: Path, order: Path, log: Path, machine: Machine) -> int:
         ran.append(machine.accelerate.processes)
         log.write_text("")
-        publish_json(tmp_path / processes.RESULT, {})
+        (tmp_path / processes.RESULT).write_bytes(pickle.dumps({}))
         return 0
 
     monkeypatch.setattr(processes, "_run", run)

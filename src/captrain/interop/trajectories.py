@@ -1,11 +1,10 @@
-"""Trajectories of other agents in ATIF, the present schema of the Agent Data Protocol, as chat messages of ours.
+"""Trajectories in ATIF, the current schema of the Agent Data Protocol, from and to chat messages.
 
-A field that a later minor version adds is passed over; a line that is no trajectory is an error that names file and
-line. Dialogues of ours are written as ATIF, and read back as the same messages. Reasoning that is apart from what was
-said (`reasoning_content`) is no part of a dialogue, and not read.
+Fields that later minor versions add are ignored. A line that is no trajectory is an error that names file and line.
+Dialogues that are written as ATIF are read back as the same messages. Reasoning (`reasoning_content`) is not read.
 
-What the agent does between two observations is one assistant message. What has no form as text and tool calls makes a
-trajectory `Inexpressible`, with the reason, so that whoever reads a file can count what was left out and say why.
+All steps of the agent between two observations are one assistant message. A trajectory that text and tool calls cannot
+express raises `Inexpressible` with the reason, so that a reader can count what it leaves out.
 """
 
 import json
@@ -21,14 +20,14 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, Message, first_fault, plain, require_regular
 
 VERSION = "ATIF-v1.7"
-"""The version that is written."""
+"""The version that captrain writes."""
 IMAGE = "an image"
 NO_ANSWER = "nothing that an agent wrote"
 UNPROMPTED = "it begins without a prompt"
 
 
 class Inexpressible(Exception):
-    """Error of a trajectory that cannot be told in chat messages and tool calls."""
+    """A trajectory that chat messages and tool calls cannot express."""
 
 
 class ContentPart(BaseModel):
@@ -47,19 +46,19 @@ class ToolCall(BaseModel):
 
 
 class Result(BaseModel):
-    """Answer to a call in ATIF, or one that comes unasked."""
+    """Result of a call in ATIF, or of no call."""
 
     source_call_id: str | None = None
     content: str | list[ContentPart] | None = None
 
 
 class Results(BaseModel):
-    """Answers to a step in ATIF."""
+    """Results of a step in ATIF."""
 
     results: list[Result] = []
 
 
-class Step(BaseModel):
+class TrajectoryStep(BaseModel):
     """A step in ATIF."""
 
     step_id: int
@@ -70,7 +69,7 @@ class Step(BaseModel):
 
 
 class Agent(BaseModel):
-    """Agent of a step in ATIF."""
+    """The agent of a trajectory in ATIF."""
 
     name: str
     version: str
@@ -81,14 +80,14 @@ class Atif(BaseModel):
     """A trajectory in ATIF."""
 
     schema_version: Annotated[str, Field(pattern=r"^ATIF-v1\.\d+$")]
-    agent: Agent
-    steps: Annotated[list[Step], Field(min_length=1)]
     session_id: str | None = None
+    agent: Agent
+    steps: Annotated[list[TrajectoryStep], Field(min_length=1)]
     extra: JsonObject | None = None
 
 
 def read_trajectories(path: Path) -> Iterator[Atif]:
-    """Yield the trajectories of a JSONL file, in order; blank lines are passed over.
+    """Yield the trajectories of a JSONL file, in order; blank lines are ignored.
 
     Raises:
         UserError: the file is missing, or a line is not a trajectory in ATIF.
@@ -111,7 +110,7 @@ def read_trajectories(path: Path) -> Iterator[Atif]:
 
 
 def messages_of(trajectory: Atif) -> list[Message]:
-    """Tell a trajectory as chat messages of ours.
+    """Convert a trajectory to chat messages.
 
     Raises:
         Inexpressible: it shows an image, holds no message of an agent, or begins with one.
@@ -134,7 +133,7 @@ def messages_of(trajectory: Atif) -> list[Message]:
                 tool_of_call[call.tool_call_id] = call.function_name
                 unanswered.append(call.function_name)
         for result in step.observation.results if step.observation else ():
-            # Without an id it answers the oldest call of its own step; what answers no call is the user's.
+            # Without an id it answers the oldest call of its step; a result of no call becomes a user message.
             name = result.source_call_id
             tool = next(iter(unanswered), None) if name is None else tool_of_call.pop(name, None)
             if tool in unanswered:
@@ -159,11 +158,11 @@ def _text(content: str | Sequence[ContentPart] | None) -> str:
 
 
 def tools_of(trajectory: Atif, messages: Sequence[Message], tools: Sequence[JsonObject]) -> list[JsonObject]:
-    """List the tools that the agent of a trajectory had: those that it names; else the target's, if it calls no other;
-    else what its calls show of them.
+    """List the tools of the agent of a trajectory: its own definitions, or else the target's if they cover its calls,
+    or else schemas inferred from its calls.
 
     Args:
-        trajectory: which.
+        trajectory: in ATIF.
         messages: the same as chat messages.
         tools: schemas of the target.
     """
@@ -172,12 +171,15 @@ def tools_of(trajectory: Atif, messages: Sequence[Message], tools: Sequence[Json
     calls = [call for message in messages if message["role"] == "assistant" for call in calls_of(message)]
     if {name for name, _ in calls} <= {tool["function"]["name"] for tool in tools}:
         return list(tools)
-    schemas: dict[str, JsonObject] = {}
+    properties: dict[str, dict[str, object]] = {}
     for name, arguments in calls:
-        parameters = schemas.setdefault(name, {"type": "object", "properties": {}})
-        parameters["properties"].update({key: {"type": _type(value)} for key, value in arguments.items()})
-    functions = [{"name": name, "description": "", "parameters": parameters} for name, parameters in schemas.items()]
-    return [{"type": "function", "function": function} for function in functions]
+        types = {key: {"type": _type(value)} for key, value in arguments.items()}
+        properties.setdefault(name, {}).update(types)
+    parameters = {name: {"type": "object", "properties": types} for name, types in properties.items()}
+    return [
+        {"type": "function", "function": {"name": name, "description": "", "parameters": parameters[name]}}
+        for name in parameters
+    ]
 
 
 def _type(value: object) -> str:
@@ -193,32 +195,37 @@ def atif_document(
     extra: Mapping[str, object],
     tools: Sequence[JsonObject] | None = None,
 ) -> JsonObject:
-    """Tell messages as a trajectory in ATIF.
+    """Convert messages to a trajectory in ATIF.
 
     Args:
         messages: of one dialogue.
         name: session id.
-        agent: name of who acted.
-        extra: whatever else is to be known of it, JSON.
-        tools: schemas of the tools that the agent had, where they are to be told.
+        agent: name of the agent.
+        extra: further facts, JSON.
+        tools: schemas of the agent's tools; None: they are left out.
     """
-    steps: list[JsonObject] = []
+    steps: list[TrajectoryStep] = []
     open_calls: list[str] = []
     for message in messages:
         role, text = message["role"], message.get("content") or ""
         if role == "tool":
-            result = {"source_call_id": open_calls.pop(0)} if open_calls else {}
-            steps[-1].setdefault("observation", {"results": []})["results"].append({**result, "content": text})
+            answered = {"source_call_id": open_calls.pop(0)} if open_calls else {}
+            observation = steps[-1].observation or Results(results=[])
+            observation.results.append(Result(**answered, content=text))
+            steps[-1].observation = observation
             continue
-        source = "agent" if role == "assistant" else role
-        step: JsonObject = {"step_id": len(steps) + 1, "source": source, "message": text}
+        number = len(steps) + 1
+        step = TrajectoryStep(step_id=number, source="agent" if role == "assistant" else role, message=text)
         calls = calls_of(message) if role == "assistant" else []
-        open_calls = [f"call_{len(steps) + 1}_{number}" for number in range(len(calls))]
+        open_calls = [f"call_{number}_{place}" for place in range(len(calls))]
         if calls:
-            step["tool_calls"] = [
-                {"tool_call_id": call_id, "function_name": tool, "arguments": arguments}
+            step.tool_calls = [
+                ToolCall(tool_call_id=call_id, function_name=tool, arguments=arguments)
                 for call_id, (tool, arguments) in zip(open_calls, calls, strict=True)
             ]
         steps.append(step)
-    actor = {"name": agent, "version": __version__, **({} if tools is None else {"tool_definitions": list(tools)})}
-    return {"schema_version": VERSION, "session_id": name, "agent": actor, "steps": steps, "extra": dict(extra)}
+    actor = Agent(name=agent, version=__version__)
+    if tools is not None:
+        actor.tool_definitions = list(tools)
+    trajectory = Atif(schema_version=VERSION, session_id=name, agent=actor, steps=steps, extra=dict(extra))
+    return trajectory.model_dump(exclude_unset=True)

@@ -1,33 +1,36 @@
-"""Runs of AgentDojo: a JSON document each, with utility and security."""
+"""Runs of AgentDojo: one JSON document each, with utility and security."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from captrain.interop.logs.records import RowFormat
+from captrain.interop.logs.records import ChatRow, RowFormat
 from captrain.interop.logs.source import call_entry
-from captrain.records import JsonObject
+from captrain.records import Message
 
 
-def _recognizes(row: JsonObject) -> bool:
+def _recognizes(row: Mapping[str, Any]) -> bool:
     return "suite_name" in row and "user_task_id" in row and isinstance(row.get("messages"), list)
 
 
-def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
+def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow:
     injection = row.get("injection_task_id")
-    return {
-        "messages": [_message(message) for message in row["messages"]],
-        "reward": row.get("utility"),
-        "model": row.get("pipeline_name", "unknown"),
-        "task_id": f"{row['suite_name']}-{row['user_task_id']}{f'-{injection}' if injection else ''}",
-        "fault": str(row["error"]) if row.get("error") else None,
-        "injections": row.get("injections"),
-    }
+    injections = row.get("injections")
+    return ChatRow(
+        [_message(message) for message in row["messages"]],
+        row.get("utility"),
+        task_id=f"{row['suite_name']}-{row['user_task_id']}{f'-{injection}' if injection else ''}",
+        model=row.get("pipeline_name", "unknown"),
+        injections=injections if isinstance(injections, dict) else {},
+        fault=str(row.get("error") or ""),
+    )
 
 
-def _message(message: JsonObject) -> JsonObject:
+def _message(message: Mapping[str, Any]) -> Message:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("content") or part.get("text") or "") for part in content)
-    chat: JsonObject = {"role": message.get("role"), "content": content}
+    chat: Message = {"role": message.get("role"), "content": content}
     if message.get("role") == "tool":
         chat |= {"tool_call_id": message.get("tool_call_id"), "error": bool(message.get("error"))}
         chat["content"] = content or str(message.get("error") or "")

@@ -1,10 +1,9 @@
-"""Results of bfcl-eval: the multi-turn categories, whose result files hold the dialogues and whose score files the
-verdicts, one JSON object a line.
+"""Results of bfcl-eval's multi-turn categories: result files hold the dialogues, score files the verdicts.
 
-A score file lists failures alone, with their gold calls; whatever it does not list has passed. So a result file is read
-beside its score file (`result/MODEL/...` and `score/MODEL/...`, as the library lays them, or in one folder), and either
-of the two may be named. What a passed rollout did is a solution,
-too, and stands in for the gold calls that no file repeats. Calls are written as Python: they are parsed, and never run.
+A score file lists only failures, with their gold calls; every other result has passed. So a result file is read
+together with its score file (`result/MODEL/...` and `score/MODEL/...`, as the library lays them, or in one folder);
+either may be named. The calls of a passed rollout are its solution, as no file repeats its gold calls. Calls are
+written as Python: they are parsed and never run.
 """
 
 import ast
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.records import rows_of
@@ -20,35 +20,41 @@ from captrain.records import JsonObject, Message, Rollout, file_digest
 
 RESULT, SCORE = "result", "score"
 HEADER = {"accuracy", "correct_count", "total_count"}
-"""Keys in the first line of a score file."""
+"""Keys of the first line of a score file."""
 BROKEN = "Error during inference"
-FIELDS = ("model_name", "error", "possible_answer")
-"""Fields of a failure that are read."""
 SINGLE = "it holds no dialogue: of single-turn categories bfcl-eval does not keep what was asked"
 Call = tuple[str, JsonObject]
 
 
-def is_bfcl(row: JsonObject) -> bool:
-    """Return whether the first row of a file is one of results, or the header of scores."""
+def is_bfcl(row: Mapping[str, Any]) -> bool:
+    """Return whether the first row of a file is a result, or the header of scores."""
     return row.keys() >= HEADER or (row.keys() >= {"id", RESULT} and ("inference_log" in row or "latency" in row))
 
 
 @dataclass(frozen=True)
+class _Failure:
+    """A failure in a score file, with the gold calls of all turns."""
+
+    kind: str
+    model: str
+    answer: list[str]
+
+
+@dataclass(frozen=True)
 class _Scores:
-    """Content of a score file: the number of its results, the failures among them by task, and the names of the
-    arguments of each tool, in order, as calls with names show them."""
+    """A score file. total: number of results. arguments: of each tool, in order, as calls with keywords show them."""
 
     total: int
-    failures: dict[str, JsonObject]
+    failures: dict[str, _Failure]
     arguments: dict[str, list[str]]
 
 
 def read_bfcl(path: Path) -> Source:
-    """Read the rollouts of a result file with the verdicts of its score file, whichever of the two is named.
+    """Read the rollouts of a result file with the verdicts of its score file; either may be named.
 
     Raises:
-        ValueError: the score file is damaged, or counts other failures or results than there are: what it does not
-            list would be taken for passed.
+        ValueError: the score file is damaged, or its counts do not match: results that it does not list would count as
+            passed.
     """
     results = results_of(path) or path
     if results.name.endswith(f"_{SCORE}.json"):
@@ -57,23 +63,23 @@ def read_bfcl(path: Path) -> Source:
     verdicts = _read_scores(scores) if scores else None
     if verdicts and (count := sum(1 for _ in rows_of(results))) != verdicts.total:
         raise ValueError(f"it has {count} results, and its scores are of {verdicts.total}: evaluate it whole")
-    # The model is the folder below `result`, or what a failure says.
+    # The model is the folder below `result`, or stands in a failure.
     parts = results.absolute().parts
     models = [parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT]
     failures = verdicts.failures.values() if verdicts else ()
-    models += [str(failure["model_name"]) for failure in failures if "model_name" in failure]
+    models += [failure.model for failure in failures if failure.model]
     file = file_digest(results)
     entries = entries_of(rows_of(results), partial(_rollout, file, [*models, "unknown"][0], verdicts))
-    return Source(file, {"format": "BFCL results", "scores": scores.name if scores else "none"}, entries, {})
+    return Source(file, {"format": "BFCL results", "scores": scores.name if scores else "none"}, entries)
 
 
 def results_of(path: Path) -> Path | None:
-    """Return the file with the results of a score file, which are read with it; None for any other file."""
+    """Return the result file of a score file; None for any other file."""
     return _beside(path, SCORE, RESULT) if path.name.endswith(f"_{SCORE}.json") else None
 
 
 def _beside(path: Path, kind: str, twin: str) -> Path | None:
-    """Find the file of the other kind to one: in the folder of that name, at the same place, or in the same folder."""
+    """Find the twin of a file: at the same place below the folder of its kind, or in the same folder."""
     name = f"{path.name.removesuffix(f'_{kind}.json')}_{twin}.json"
     parts = path.absolute().parts[:-1]
     folders = [path.parent]
@@ -86,13 +92,16 @@ def _read_scores(path: Path) -> _Scores:
     (_, header), *rows = rows_of(path)
     if not isinstance(header, dict) or not header.keys() >= HEADER:
         raise ValueError(f"the first line of {path.name} is not the account of its scores")
-    failures: dict[str, JsonObject] = {}
+    failures: dict[str, _Failure] = {}
     arguments: dict[str, list[str]] = {}
     for place, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"{path.name}, {place}: {row if isinstance(row, str) else 'it is not an object'}")
-        failures[str(row["id"])] = {name: row[name] for name in FIELDS if name in row}
-        for text in _answer(row):
+        error = row.get("error")
+        kind = str(error.get("error_type", "")) if isinstance(error, dict) else ""
+        answer = _answer(row)
+        failures[str(row["id"])] = _Failure(kind, str(row.get("model_name", "")), answer)
+        for text in answer:
             node = _parsed_call(text)
             names = [keyword.arg for keyword in node.keywords if keyword.arg] if node and not node.args else []
             if node and len(names) > len(arguments.get(ast.unparse(node.func), [])):
@@ -102,15 +111,15 @@ def _read_scores(path: Path) -> _Scores:
     return _Scores(header["total_count"], failures, arguments)
 
 
-def _answer(row: JsonObject) -> list[str]:
-    """List the calls of the answer that BFCL expects, of all turns."""
+def _answer(row: Mapping[str, Any]) -> list[str]:
+    """List the calls of the expected answer, of all turns."""
     turns = row.get("possible_answer") or []
     if not isinstance(turns, list) or not all(isinstance(turn, list) for turn in turns):
         raise ValueError("its possible_answer is no list of turns")
     return [text for turn in turns for text in turn]
 
 
-def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: JsonObject) -> Rollout | str:
+def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: Mapping[str, Any]) -> Rollout | str:
     name, log, result = str(row["id"]), row.get("inference_log"), row.get(RESULT)
     if isinstance(result, str) and result.startswith(BROKEN):
         return f"inference failed, and nothing was played ({result.removeprefix(BROKEN).strip(': ')[:200]})"
@@ -120,7 +129,7 @@ def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: Js
         return "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
     messages: list[Message] = []
     for turn in log:
-        # What is no turn is a note on the world's state.
+        # Anything else is a note on the world's state.
         if isinstance(turn, dict):
             messages += [chat_message(message) for message in turn.get("begin_of_turn_query") or []]
             for step in (entries for key, entries in turn.items() if key.startswith("step_")):
@@ -128,8 +137,8 @@ def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: Js
     failure = scores.failures.get(name)
     solution = [message for message in messages if message.get("tool_calls")]
     if failure:
-        solution = [_calling([_call_of(text, scores.arguments)]) for text in _answer(failure)]
-    kind = str((failure or {}).get("error", {}).get("error_type", ""))
+        solution = [_calling([_call_of(text, scores.arguments)]) for text in failure.answer]
+    kind = failure.kind if failure else ""
     return record_of_entry(
         file,
         number,
@@ -143,13 +152,13 @@ def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: Js
     )
 
 
-def _step_messages(step: list[JsonObject], arguments: Mapping[str, list[str]]) -> Iterator[Message]:
-    """Yield the assistant's message of a step with the calls understood in it, and what the tools returned."""
+def _step_messages(step: list[Mapping[str, Any]], arguments: Mapping[str, list[str]]) -> Iterator[Message]:
+    """Yield the assistant's message of a step with its parsed calls, and the results of the tools."""
     spoken = next((entry.get("content") for entry in step if entry.get("role") == "assistant"), "")
     decoded = next((entry["model_response_decoded"] for entry in step if entry.get("model_response_decoded")), [])
     results = [text_of(entry.get("content")) for entry in step if entry.get("role") == "tool"]
     calls = [_call_of(text, arguments) for text in decoded] if results else []
-    # Words beside calls are the calls themselves, as a model that is prompted writes them.
+    # Text beside calls is the calls themselves, as a prompted model writes them.
     yield _calling(calls) if calls else {"role": "assistant", "content": spoken if isinstance(spoken, str) else ""}
     for number, result in enumerate(results):
         message: Message = {"role": "tool", "tool_call_id": str(number), "content": result}
@@ -165,8 +174,8 @@ def _calling(calls: list[Call]) -> Message:
 
 
 def _call_of(text: object, names: Mapping[str, list[str]]) -> Call:
-    """Parse a call in Python's words to tool and arguments; text that is no call gives a name without arguments. One
-    without a name is named as another call of the tool has it, else by its place."""
+    """Parse a Python call to tool and arguments; text that is no call is a name without arguments. A positional
+    argument gets its name from other calls of the tool, or from its place."""
     node = _parsed_call(text)
     if node is None:
         return str(text), {}
@@ -177,9 +186,7 @@ def _call_of(text: object, names: Mapping[str, list[str]]) -> Call:
         for place, argument in enumerate(node.args)
     }
     arguments |= {keyword.arg or "": _value(keyword.value) for keyword in node.keywords}
-    cleaned_arguments = cleaned(arguments)
-    assert isinstance(cleaned_arguments, dict)
-    return tool, cleaned_arguments
+    return tool, cast("JsonObject", cleaned(arguments))
 
 
 def _parsed_call(text: object) -> ast.Call | None:
@@ -191,7 +198,7 @@ def _parsed_call(text: object) -> ast.Call | None:
 
 
 def _value(node: ast.expr) -> object:
-    """Convert a literal to a JSON value, anything else to its text."""
+    """Convert a literal to a JSON value, and anything else to its source text."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):

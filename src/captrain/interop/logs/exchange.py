@@ -1,16 +1,16 @@
-"""Inputs and outputs of a model or an agent as one dialogue, wherever in the two values its messages lie.
+"""Inputs and outputs of a traced call as one dialogue, wherever in the two values its messages lie.
 
-Tracing keeps inputs and outputs as the traced call has them: lists of messages, a request and a completion of some API,
-batches of LangChain, a graph's state before and after. Messages may be of any format that chats are read in.
+Tracing keeps both as the traced call has them: lists of messages, a request and a completion of some API, batches of
+LangChain, a graph's state before and after. Messages may be of any format that chats are read in.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from captrain.interop.logs.chat import dialogue_of, is_message
-from captrain.interop.logs.records import RowFormat
-from captrain.records import JsonObject
+from captrain.interop.logs.chat import chat_row, dialogue_of, is_message
+from captrain.interop.logs.records import ChatRow, RowFormat
 
 HOLDERS = ("messages", "input", "output", "choices", "generations", "message", "response", "values")
 """Members in which messages lie, the likelier first."""
@@ -18,12 +18,12 @@ INSTRUCTIONS = ("instructions", "system")
 
 
 def exchange(inputs: object, outputs: object, *, words: bool = True) -> list[object]:
-    """Join the messages of both, once each: a graph's state afterwards holds what it held before.
+    """Join the messages of both, each once: a graph's state afterwards repeats the one before.
 
     Args:
-        inputs: what a traced call was given, any JSON value.
-        outputs: what it gave.
-        words: whether outputs that are words alone are what the assistant says; a step between gives names of steps.
+        inputs: of a traced call, any JSON value.
+        outputs: of the same call.
+        words: whether plain text in the outputs is the assistant's; an inner step outputs names of steps.
     """
     before, after = items_of(inputs, "user"), items_of(outputs, "assistant" if words else "")
     if before and len(after) > len(before) and dialogue_of(after[: len(before)]) == dialogue_of(before):
@@ -32,7 +32,7 @@ def exchange(inputs: object, outputs: object, *, words: bool = True) -> list[obj
 
 
 def items_of(value: object, role: str) -> list[object]:
-    """List the messages in a value; words alone are one of that role, or none where it is ""."""
+    """List the messages in a value; plain text is one of this role, or none if the role is ""."""
     value = loaded(value)
     if isinstance(value, str):
         return [{"role": role, "content": value}] if value and role else []
@@ -52,31 +52,30 @@ def items_of(value: object, role: str) -> list[object]:
 
 
 def loaded(value: object) -> object:
-    """Parse the JSON value that a text is, if it is one that holds others."""
+    """Parse text that is a JSON object or array; return anything else as it is."""
     try:
         return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
     except (ValueError, RecursionError):
         return value
 
 
-def settings_of(inputs: object) -> JsonObject:
-    """Find the request whose messages `items_of` takes: model and tools stand beside them."""
+def settings_of(inputs: object) -> Mapping[str, Any]:
+    """Return the request whose messages `items_of` takes: model and tools stand beside them."""
     value = loaded(inputs)
-    return dict(value) if isinstance(value, Mapping) else {}
+    return value if isinstance(value, Mapping) else {}
 
 
-def _recognizes(row: JsonObject) -> bool:
+def _recognizes(row: Mapping[str, Any]) -> bool:
     outputs = row.get("response") or row.get("output")
     has_items = isinstance(outputs, list) or (isinstance(outputs, Mapping) and isinstance(outputs.get("output"), list))
     return isinstance(row.get("input"), str | list) and has_items
 
 
-def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
-    response = row.get("response") if isinstance(row.get("response"), Mapping) else {}
-    assert isinstance(response, Mapping)
+def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
+    response = settings_of(row.get("response"))
     settings = {name: row.get(name) or response.get(name) for name in ("instructions", "tools", "model")}
     inputs = {"input": row["input"], "instructions": settings["instructions"]}
-    return {**row, **settings, "messages": exchange(inputs, response or row.get("output"))}
+    return chat_row({**row, **settings, "messages": exchange(inputs, response or row.get("output"))})
 
 
 RESPONSES = RowFormat("OpenAI Responses items", _recognizes, _chat_row)

@@ -1,8 +1,8 @@
 """Evaluation logs of Inspect: `.eval` archives, deflated or in zstd, and logs in JSON.
 
-A sample is a rollout, an epoch a trial. The value of the first score counts: "C" is passed, "I" and "N" are not, "P" is
-half; a target that is calls, as captrain writes it, is the reference. Attachments are put where they belong; an
-invalidated sample is left out, one with an error has no verdict.
+A sample is a rollout, an epoch a trial. The value of the first score counts: "C" is 1, "P" is 0.5, "I" and "N" are 0. A
+target of calls, as captrain writes it, is the reference. Attachments are put back in their places. An invalidated
+sample is skipped; one with an error has no verdict.
 """
 
 import json
@@ -10,18 +10,19 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from captrain.errors import UserError
 from captrain.interop.logs.chat import chat_rollout
-from captrain.interop.logs.source import MALFORMED, Source, call_entry, entries_of, reason_of
-from captrain.records import MOST, JsonObject, Rollout, file_digest
+from captrain.interop.logs.records import ChatRow
+from captrain.interop.logs.source import MALFORMED, Source, call_entry, calling, entries_of, reason_of
+from captrain.records import MOST, Message, Rollout, file_digest
 
 ATTACHED = 1 << 26
-"""Characters that the attachments of a sample may come to, where they are referred to."""
+"""Most characters of the attachments of a sample, counted as often as they are used."""
 ZSTD = 93
 """The compression method of a zip that Python 3.11 does not read."""
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
@@ -32,7 +33,7 @@ CALL = re.compile(r"(\w+)\((\{.*\})\)", re.DOTALL)
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether the file is a zip, by its content."""
+    """Return whether the content of a file is a zip."""
     return zipfile.is_zipfile(path)
 
 
@@ -51,17 +52,17 @@ def read_archive(path: Path) -> Source:
     return _source(path, header, _samples(path))
 
 
-def read_document(path: Path, members: JsonObject, samples: Iterator[object]) -> Source:
+def read_document(path: Path, members: Mapping[str, Any], samples: Iterator[object]) -> Source:
     """Read the samples of a log in JSON."""
     return _source(path, members, ((f"sample {place}", sample) for place, sample in enumerate(samples)))
 
 
-def _source(path: Path, header: JsonObject, samples: Iterator[tuple[str, object]]) -> Source:
+def _source(path: Path, header: Mapping[str, Any], samples: Iterator[tuple[str, object]]) -> Source:
     file, evaluation = file_digest(path), header.get("eval") or {}
     about = {"format": "Inspect", "version": header.get("version"), "task": evaluation.get("task")}
     model = evaluation.get("model")
     entries = entries_of(samples, partial(_rollout, file, model or "unknown"))
-    return Source(file, {**about, "agent": {"model": model}}, entries, {})
+    return Source(file, {**about, "agent": {"model": model}}, entries)
 
 
 def _samples(path: Path) -> Iterator[tuple[str, object]]:
@@ -71,7 +72,7 @@ def _samples(path: Path) -> Iterator[tuple[str, object]]:
                 try:
                     yield entry.filename, json.loads(_member(archive, entry))
                 except (*MALFORMED, *DAMAGED) as error:
-                    yield entry.filename, f"it does not unpack: {reason_of(error)}"
+                    yield entry.filename, f"it cannot be unpacked: {reason_of(error)}"
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
@@ -100,58 +101,61 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 
 
 def _bounded(member: IO[bytes]) -> bytes:
-    """Read what is compressed as far as a document may go: its size may be told wrong, and few bytes become many."""
+    """Unpack at most as much as a document may have: the stated size may be wrong."""
     content = member.read(MOST + 1)
     if len(content) > MOST:
         raise ValueError(f"it has more than {MOST >> 20} MiB")
     return content
 
 
-def _rollout(file: str, model: object, number: int, sample: JsonObject) -> Rollout | str:
+class _Attachments:
+    """Texts of a sample, by the names that stand for them. The same one may be used often, so all are bounded."""
+
+    def __init__(self, texts: Mapping[str, object]) -> None:
+        self.texts, self.length = texts, 0
+
+    def fill(self, content: object) -> object:
+        """Replace the names in a text; leave any other content."""
+        return ATTACHMENT.sub(self._text, content) if isinstance(content, str) else content
+
+    def _text(self, match: re.Match[str]) -> str:
+        text = str(self.texts.get(match.group(1), match.group()))
+        self.length += len(text)
+        if self.length > ATTACHED:
+            raise ValueError(f"its attachments come to more than {ATTACHED >> 20} MiB")
+        return text
+
+
+def _rollout(file: str, model: object, number: int, sample: Mapping[str, Any]) -> Rollout | str:
     if sample.get("invalidation"):
         return "the sample was invalidated"
     scores, error = sample.get("scores") or {}, sample.get("error")
     value = next(iter(scores.values()), {}).get("value") if scores else None
-    # Each attachment is put in as often as it is referred to, but bounded altogether.
-    texts, length = sample.get("attachments") or {}, 0
-
-    def attachment(match: re.Match[str]) -> str:
-        nonlocal length
-        text = str(texts.get(match.group(1), match.group()))
-        length += len(text)
-        if length > ATTACHED:
-            raise ValueError(f"its attachments come to more than {ATTACHED >> 20} MiB")
-        return text
-
-    messages: list[JsonObject] = []
+    attachments = _Attachments(sample.get("attachments") or {})
+    messages: list[Message] = []
     for message in sample.get("messages") or []:
-        text = message.get("content")
-        content = ATTACHMENT.sub(attachment, text) if isinstance(text, str) else text
+        content = attachments.fill(message.get("content"))
         calls = [
             call_entry(call.get("function"), call.get("arguments"), call.get("id"))
             for call in message.get("tool_calls") or []
         ]
         messages.append({**message, "content": content, "error": bool(message.get("error")), "tool_calls": calls})
-    row = {
-        "messages": messages,
-        "reward": 0.0 if error and value is None else VALUES.get(value, value) if isinstance(value, str) else value,
-        "task_id": sample.get("id"),
-        "trial": max(0, int(sample.get("epoch") or 1) - 1),
-        "model": model,
-        "reference": _reference(sample.get("target")),
-        "fault": str(error.get("message", error) if isinstance(error, dict) else error) if error else None,
-    }
+    row = ChatRow(
+        messages,
+        0.0 if error and value is None else VALUES.get(value, value) if isinstance(value, str) else value,
+        task_id=sample.get("id"),
+        trial=max(0, int(sample.get("epoch") or 1) - 1),
+        model=model,
+        reference=_reference(sample.get("target")),
+        fault=str(error.get("message", error) if isinstance(error, dict) else error) if error else "",
+    )
     return chat_rollout(file, number, row)
 
 
-def _reference(target: object) -> list[JsonObject]:
-    """List the calls of a target, where it is calls and nothing else."""
+def _reference(target: object) -> list[Message]:
+    """Return the calls of a target; [] if it is anything but calls."""
     texts = target if isinstance(target, list) else [target]
     matches = [CALL.fullmatch(text) if isinstance(text, str) else None for text in texts]
     if not all(matches):
         return []
-    return [
-        {"role": "assistant", "content": "", "tool_calls": [call_entry(match[1], match[2])]}
-        for match in matches
-        if match
-    ]
+    return [calling([call_entry(match[1], match[2])]) for match in matches if match]

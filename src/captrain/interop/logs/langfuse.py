@@ -1,20 +1,20 @@
-"""Exports of Langfuse: observations, traces and scores, as its API, its tables or its blob storage give them."""
+"""Exports of Langfuse: observations, traces and scores, from its API, its tables or its blob storage."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from captrain.interop.logs.exchange import exchange, settings_of
-from captrain.interop.logs.traces import Run, number_of, tools_of_request
-from captrain.records import JsonObject
+from captrain.interop.logs.traces import TraceRun, number_of, tools_of_request
 
 MODEL = ("providedModelName", "provided_model_name", "model")
 TRACE = ("traceId", "trace_id")
 PARENT = ("parentObservationId", "parent_observation_id")
 OF_TRACE = ("observations", "scores", "sessionId", "session_id", "projectId", "project_id", "bookmarked", "htmlPath")
-"""Members of a trace that rows of others do not have."""
+"""Members that only traces of Langfuse have."""
 
 
-def recognizes_langfuse(row: JsonObject) -> bool:
-    """Tell whether a row is an observation, a trace, a score, or a page of the API that holds such."""
+def recognizes_langfuse(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is an observation, a trace, a score, or a page of the API with these."""
     page = row.get("data")
     if isinstance(page, list) and page and isinstance(page[0], dict):
         return recognizes_langfuse(page[0])
@@ -24,8 +24,8 @@ def recognizes_langfuse(row: JsonObject) -> bool:
     return is_score or is_observation or (has_words and "id" in row and bool({*OF_TRACE} & {*row}))
 
 
-def langfuse_runs(row: object) -> Iterator[Run]:
-    """Collect what a row says of its trace, with the observations and scores inside it."""
+def langfuse_runs(row: object) -> Iterator[TraceRun]:
+    """Yield the runs of a row, with the observations and scores inside it."""
     if not isinstance(row, Mapping):
         return
     if isinstance(row.get("data"), list):
@@ -37,14 +37,14 @@ def langfuse_runs(row: object) -> Iterator[Run]:
     trace = str(next((row[name] for name in TRACE if row.get(name)), None) or of_subject or row["id"])
     if "value" in row and "name" in row:
         score = number_of(row["value"])
-        yield Run(trace, scores={} if score is None else {str(row["name"]): score})
+        yield TraceRun(trace, scores={} if score is None else {str(row["name"]): score})
         return
     request = settings_of(row.get("input"))
     model = next((row[name] for name in MODEL if row.get(name)), request.get("model"))
     tools = tools_of_request(request, row.get("modelParameters"))
     is_inner = any(row.get(name) for name in PARENT) and row.get("type") != "GENERATION"
     messages = exchange(row.get("input"), row.get("output"), words=not is_inner)
-    yield Run(trace, messages, model, tools, scores=_columns(row))
+    yield TraceRun(trace, messages, model, tools, scores=_columns(row))
     for name in ("observations", "scores"):
         entries = row.get(name)
         for entry in entries if isinstance(entries, list) else []:
@@ -52,7 +52,7 @@ def langfuse_runs(row: object) -> Iterator[Run]:
 
 
 def _columns(row: Mapping[str, object]) -> dict[str, float]:
-    """Read the scores of a table's row: a column each, with all its values."""
+    """Read the scores of a table's row: a column for each, with all its values."""
     means = {}
     for name, values in {**row, **settings_of(row.get("scores"))}.items():
         numbers = [number_of(value) for value in values] if isinstance(values, list) else []

@@ -1,30 +1,30 @@
-"""Runs of LangSmith as its client gives them, alone or with their children, and feedback between them."""
+"""Runs of LangSmith as its client gives them, alone or with their children, and feedback on them."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from captrain.interop.logs.exchange import exchange, settings_of
-from captrain.interop.logs.traces import Run, number_of, tools_of_request
-from captrain.records import JsonObject
+from captrain.interop.logs.traces import TraceRun, number_of, tools_of_request
 
 
-def recognizes_langsmith(row: JsonObject) -> bool:
-    """Tell whether a row is a run or feedback on one."""
+def recognizes_langsmith(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is a run or feedback on one."""
     return ("run_type" in row and "inputs" in row) or ("run_id" in row and "key" in row and "score" in row)
 
 
-def langsmith_runs(row: object) -> Iterator[Run]:
-    """Yield the run of a row with its children, or what feedback says of one; its task is the example played."""
+def langsmith_runs(row: object) -> Iterator[TraceRun]:
+    """Yield the run of a row and its children, or the score of feedback; its task is the example that was played."""
     if not isinstance(row, Mapping):
         return
     if "run_type" not in row:
         score = number_of(row.get("score"))
         scores = {} if score is None else {str(row.get("key")): score}
-        yield Run(str(row.get("trace_id") or row["run_id"]), scores=scores)
+        yield TraceRun(str(row.get("trace_id") or row["run_id"]), scores=scores)
         return
     request, extra = settings_of(row.get("inputs")), settings_of(row.get("extra"))
     parameters, metadata = settings_of(extra.get("invocation_params")), settings_of(extra.get("metadata"))
     model = request.get("model") or parameters.get("model") or metadata.get("ls_model_name")
-    yield Run(
+    yield TraceRun(
         str(row.get("trace_id") or row["id"]),
         exchange(row.get("inputs"), row.get("outputs"), words=row["run_type"] == "llm" or not row.get("parent_run_id")),
         model,

@@ -1,8 +1,8 @@
-"""Messages of LangChain, ShareGPT and OpenAI's Responses as messages of OpenAI's chat format.
+"""Messages of LangChain, ShareGPT and OpenAI's Responses, converted to OpenAI's chat format.
 
-LangChain's, and so LangGraph's state, are as `messages_to_dict`, `dumpd` or `model_dump` give them. ShareGPT's have
-`from` and `value`, with calls in turns of their own or, as Hermes has it, between tags. Items of Responses are
-messages, calls and their outputs; reasoning is none of these.
+LangChain's and LangGraph's are as `messages_to_dict`, `dumpd` or `model_dump` give them. ShareGPT's have `from` and
+`value`; calls are turns of their own or, as in Hermes, stand between tags. Items of Responses are messages, calls and
+their outputs; reasoning is left out.
 """
 
 import json
@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TypeGuard
 
-from captrain.interop.logs.source import call_entry, text_of
-from captrain.records import JsonObject
+from captrain.interop.logs.source import CallEntry, call_entry, calling, text_of
+from captrain.records import Message
 
 OF_LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 OF_SHAREGPT = {
@@ -25,7 +25,7 @@ TAG = re.compile(r"</?tool_response>")
 
 
 def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
-    """Return the type of a message and its fields, in whichever of the three forms; None for what is none."""
+    """Return type and fields of a LangChain message in any of its three forms; None for anything else."""
     if not isinstance(item, Mapping) or "role" in item:
         return None
     inner = item.get("kwargs") if item.get("lc") else item.get("data", item)
@@ -36,33 +36,31 @@ def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
 
 
 def is_langchain(item: object) -> bool:
-    """Tell whether an object is a message of LangChain."""
+    """Return whether an object is a message of LangChain."""
     return _fields(item) is not None
 
 
-def of_langchain(item: object) -> list[JsonObject]:
-    """Convert a message of LangChain to one of OpenAI's format."""
+def of_langchain(item: object) -> Message:
+    """Convert a message of LangChain."""
     fields = _fields(item)
     assert fields is not None
     kind, inner = fields
-    entries = inner.get("tool_calls")
-    calls = [
-        call_entry(call.get("name"), call.get("args"), call.get("id"))
-        for call in (entries if isinstance(entries, list) else [])
-    ]
-    chat: JsonObject = {"role": OF_LANGCHAIN.get(kind, inner.get("role")), "content": text_of(inner.get("content"))}
+    chat: Message = {"role": OF_LANGCHAIN.get(kind, inner.get("role")), "content": text_of(inner.get("content"))}
     if chat["role"] == "tool":
         chat |= {"tool_call_id": inner.get("tool_call_id"), "error": inner.get("status") == "error"}
-    return [{**chat, "tool_calls": calls} if calls else chat]
+    entries = inner.get("tool_calls")
+    if isinstance(entries, list):
+        chat["tool_calls"] = [call_entry(call.get("name"), call.get("args"), call.get("id")) for call in entries]
+    return chat
 
 
 def is_sharegpt(item: object) -> TypeGuard[Mapping[str, object]]:
-    """Tell whether an object is a message of ShareGPT."""
+    """Return whether an object is a message of ShareGPT."""
     return isinstance(item, Mapping) and isinstance(item.get("from"), str) and "value" in item
 
 
-def of_sharegpt(item: Mapping[str, object]) -> list[JsonObject]:
-    """Convert a message of ShareGPT to one of OpenAI's format.
+def of_sharegpt(item: Mapping[str, object]) -> Message:
+    """Convert a message of ShareGPT.
 
     Raises:
         ValueError: a call in it is no JSON.
@@ -70,47 +68,42 @@ def of_sharegpt(item: Mapping[str, object]) -> list[JsonObject]:
     speaker, value = str(item["from"]), item["value"]
     role, text = OF_SHAREGPT.get(speaker, speaker), value if isinstance(value, str) else json.dumps(value)
     if role != "assistant":
-        return [{"role": role, "content": TAG.sub("", text).strip() if role == "tool" else text}]
+        return {"role": role, "content": TAG.sub("", text).strip() if role == "tool" else text}
     texts = [text] if speaker == "function_call" else CALL.findall(text)
     try:
         calls = [call for part in texts for call in _calls(json.loads(part))]
     except json.JSONDecodeError as error:
         raise ValueError(f"a call in the turn {text[:60]!r} is not JSON: {error}") from None
-    words = "" if speaker == "function_call" else CALL.sub("", text).strip() if calls else text
-    return [{"role": role, "content": words, **({"tool_calls": calls} if calls else {})}]
+    if speaker == "function_call":
+        return calling(calls)
+    return calling(calls, CALL.sub("", text).strip() if calls else text)
 
 
-def _calls(value: object) -> Iterable[JsonObject]:
+def _calls(value: object) -> Iterable[CallEntry]:
     """Yield the calls of a JSON value: one, or a list of them."""
     for entry in value if isinstance(value, list) else [value]:
-        if not isinstance(entry, Mapping):
-            raise ValueError("a call in it is not an object")
-        function = entry.get("function", entry)
+        function = entry.get("function", entry) if isinstance(entry, Mapping) else None
         if not isinstance(function, Mapping):
             raise ValueError("a call in it is not an object")
         yield call_entry(function.get("name"), function.get("arguments"))
 
 
 def is_item(item: object) -> TypeGuard[Mapping[str, object]]:
-    """Tell whether an object is an item that no other format of messages has."""
+    """Return whether an object is an item of Responses that no other format has."""
     kind = item.get("type") if isinstance(item, Mapping) else None
     return isinstance(kind, str) and (kind == "reasoning" or kind.endswith(("_call", "_call_output")))
 
 
-def of_item(item: Mapping[str, object]) -> list[JsonObject]:
-    """Convert an item to messages of OpenAI's chat format: none, one, or a call and its result."""
+def of_item(item: Mapping[str, object]) -> list[Message]:
+    """Convert an item of Responses: to no message, one, or a call and its result."""
     kind, output = str(item["type"]), item.get("output")
-    name = item.get("call_id") or item.get("id")
-    result = {
-        "role": "tool",
-        "tool_call_id": name,
-        "content": json.dumps(output) if isinstance(output, Mapping) else text_of(output),
-    }
     if kind == "reasoning":
         return []
+    name = item.get("call_id") or item.get("id")
+    text = json.dumps(output) if isinstance(output, Mapping) else text_of(output)
+    result: Message = {"role": "tool", "tool_call_id": name, "content": text}
     if kind.endswith("_output"):
         return [result]
     arguments = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), {})
-    entry = call_entry(item.get("name") or kind.removesuffix("_call"), arguments, name)
-    call = {"role": "assistant", "content": "", "tool_calls": [entry]}
+    call = calling([call_entry(item.get("name") or kind.removesuffix("_call"), arguments, name)])
     return [call, result] if output is not None else [call]

@@ -1,35 +1,35 @@
-"""Rollouts of NeMo Gym: what was request, in OpenAI's Responses format, what came back, and the reward."""
+"""Rollouts of NeMo Gym: a request in OpenAI's Responses format, its response, and the reward."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from captrain.interop.logs.records import RowFormat
-from captrain.records import JsonObject
+from captrain.interop.logs.records import ChatRow, RowFormat
 
 TASK = ("_ng_task_index", "task_id", "id", "task_index", "task_idx")
-"""Fields that name the task of a rollout, the framework's own name first."""
+"""Fields that name the task of a rollout, the framework's own first."""
 
 
-def _recognizes(row: JsonObject) -> bool:
+def _recognizes(row: Mapping[str, Any]) -> bool:
     return isinstance(row.get("responses_create_params"), dict) and "response" in row
 
 
-def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
-    request, response = row["responses_create_params"], row["response"]
-    prompt_items = request.get("input")
-    prompt = [{"role": "user", "content": prompt_items}] if isinstance(prompt_items, str) else prompt_items or []
-    if request.get("instructions"):
-        prompt = [{"role": "system", "content": request["instructions"]}, *prompt]
-    output = (response or {}).get("output") or []
-    if output and isinstance(output[-1], list):  # transitions: each holds all before it, the prompt included
-        prompt, output = prompt[:1] if request.get("instructions") else [], output[-1]
-    return {
-        "messages": [*prompt, *output],
-        "reward": row.get("reward"),
-        "tools": request.get("tools") or (response or {}).get("tools"),
-        "model": (response or {}).get("model") or request.get("model") or "unknown",
-        "task_id": next((row[name] for name in TASK if row.get(name) is not None), None),
-        "trial": row.get("_ng_rollout_index"),
-    }
+def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow:
+    request, response = row["responses_create_params"], row["response"] or {}
+    items, instructions = request.get("input"), request.get("instructions")
+    prompt = [{"role": "user", "content": items}] if isinstance(items, str) else items or []
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    output = response.get("output") or []
+    if output and isinstance(output[-1], list):  # transitions: each holds everything before it, with the prompt
+        prompt, output = [], output[-1]
+    return ChatRow(
+        [*system, *prompt, *output],
+        row.get("reward"),
+        task_id=next((row[name] for name in TASK if row.get(name) is not None), None),
+        trial=row.get("_ng_rollout_index"),
+        model=response.get("model") or request.get("model") or "unknown",
+        tools=request.get("tools") or response.get("tools"),
+    )
 
 
 NEMO_GYM = RowFormat("NeMo Gym rollouts", _recognizes, _chat_row)

@@ -1,36 +1,38 @@
-"""Rollouts of captrain's own, a record a line; their tools are in `tools.json` where that lies beside them."""
+"""captrain's own rollouts, a record a line. Their tools are in `tools.json` beside them, if there is one."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from captrain.interop.logs.chat import dialogue_of
 from captrain.interop.logs.records import RowFormat
 from captrain.interop.logs.source import json_of, well_formed
-from captrain.records import JsonObject, Rollout
+from captrain.records import Rollout
 
 TOOLS = "tools.json"
 
 
-class _Step(BaseModel):
+class _UserCall(BaseModel):
     name: str
-    arguments: JsonObject
+    arguments: dict[str, object]
 
 
 class _Data(BaseModel):
-    """Fields in the data of a task that a diagnosis looks at."""
+    """Fields in the data of a task that a diagnosis reads."""
 
     graded: list[str] = []
-    user_calls: list[_Step] = []
-    milestones: list[JsonObject] = []
+    user_calls: list[_UserCall] = []
+    milestones: list[dict[str, object]] = []
 
 
-def _recognizes(row: JsonObject) -> bool:
+def _recognizes(row: Mapping[str, Any]) -> bool:
     return {"task", "policy", "purpose", "outcome"} <= {*row} and isinstance(row.get("messages"), list)
 
 
-def _rollout(row: JsonObject, path: Path) -> Rollout | str:
-    """Read the record without its tokens, which take most of its room and say nothing of why it failed."""
+def _rollout(row: Mapping[str, Any], path: Path) -> Rollout | str:
+    """Read the record without its tokens, which are most of it and which a diagnosis never reads."""
     rollout = Rollout.model_validate(well_formed({**row, "token_ids": [], "mask": [], "logprobs": []}))
     _Data.model_validate(rollout.task.data)
     if not rollout.messages:
@@ -42,7 +44,7 @@ def _rollout(row: JsonObject, path: Path) -> Rollout | str:
 
 
 def tools_beside(path: Path) -> object:
-    """Read the schemas in `tools.json` beside a file of rollouts, none where it is missing or does not read."""
+    """Read the schemas in `tools.json` beside a file of rollouts; None if it is missing or damaged."""
     try:
         return json_of(path.with_name(TOOLS))
     except (ValueError, RecursionError):

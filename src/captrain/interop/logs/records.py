@@ -1,46 +1,66 @@
-"""Records of a file of rows: JSON lines, a JSON array, a single JSON object, or a CSV whose cells hold JSON.
+"""Rows of a file: JSON lines, a JSON array, a single JSON object, or a CSV whose cells may hold JSON.
 
-A format of rows says of one row whether it is its own, and makes it a row of a chat (`captrain.interop.logs.chat`); so
-it need not know how rows are stored, and every format is read from all of these.
+A format of rows recognizes its rows and converts each to a `ChatRow`. It need not know how rows are stored: every
+format is read from all of these.
 """
 
 import ast
 import csv
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from captrain.interop.logs.document import ARRAY, CHUNK, JsonDocument
 from captrain.interop.logs.source import reason_of
-from captrain.records import JsonObject, Rollout
+from captrain.records import Rollout
 
 FIRST = 20
 LONGEST = 1 << 26
-"""Characters of a cell: a dialogue is long, and a quote that nothing closes takes all that follows."""
+"""Characters of a cell: a dialogue is long, and an unclosed quote takes everything after it."""
 OF_JSON = (".json", ".jsonl", ".eval")
 DELIMITERS = ",;\t"
 TRUTHS = {"true": True, "false": False}
 WRITTEN_BY_PANDAS = 1 << 20
-"""Characters of a list in Python's notation that is read, as `DataFrame.to_csv` writes one."""
-Row = tuple[str, object]
-"""A place in the file, and what stands there: text where it does not read."""
+"""Longest list in Python's notation that is read, as `DataFrame.to_csv` writes one."""
+
+
+@dataclass(frozen=True)
+class ChatRow:
+    """A dialogue with its outcome, as a file has it.
+
+    messages: of any format in `captrain.interop.logs.chat`. reference: assistant messages of a solution. script: what a
+    simulated user was told. injections: texts that AgentDojo put into its world. fault: an error that was not the
+    agent's.
+    """
+
+    messages: Sequence[object]
+    reward: object
+    task_id: object = None
+    trial: object = None
+    model: object = "unknown"
+    tools: object = None
+    reference: object = None
+    script: object = None
+    injections: Mapping[str, object] = field(default_factory=dict[str, object])
+    fault: str = ""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """A format of rows: its name, whether a row is of it, and the row as a row of a chat, or as a record where it is
-    one already, or why it is neither."""
+    """A format of rows. `convert` returns the row as a chat, or as the record that it already is, or why it is
+    neither."""
 
     name: str
-    recognizes: Callable[[JsonObject], bool]
-    chat_row: Callable[[JsonObject, Path], JsonObject | Rollout | str] = lambda row, path: row
+    recognizes: Callable[[Mapping[str, Any]], bool]
+    convert: Callable[[Mapping[str, Any], Path], ChatRow | Rollout | str]
 
 
 def is_lines(path: Path) -> bool:
-    """Return whether the first line is a JSON object of its own, and not all of the file: then so is every line."""
+    """Return whether a file is JSON lines: its first line is a JSON object, and not the whole file."""
     if path.suffix == ".jsonl":
         return True
     start = length = 0
@@ -62,11 +82,11 @@ def is_lines(path: Path) -> bool:
         return False
 
 
-def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file.
+def rows_of(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield the rows of a file with their places; a text says why a row could not be parsed.
 
     Raises:
-        ValueError: it is neither lines nor a JSON document, nor a table.
+        ValueError: the file is neither lines nor a JSON document nor a table.
     """
     if is_table(path):
         yield from table_rows(path)
@@ -85,13 +105,13 @@ def rows_of(path: Path) -> Iterator[Row]:
                     yield f"line {number}", f"it is not JSON: {reason_of(error)}"
 
 
-def first_objects(path: Path) -> list[JsonObject]:
-    """Read the first rows that are objects, by which a file is known."""
+def first_objects(path: Path) -> list[Mapping[str, Any]]:
+    """Return the first rows that are objects; they tell the format."""
     return [*islice((row for _, row in rows_of(path) if isinstance(row, dict)), FIRST)]
 
 
 def is_table(path: Path) -> bool:
-    """Tell whether a file is no JSON by its name nor by its first character."""
+    """Return whether neither the name nor the first character of a file is that of JSON."""
     if path.suffix in OF_JSON:
         return False
     with path.open("rb") as file:
@@ -100,13 +120,13 @@ def is_table(path: Path) -> bool:
 
 
 def has_columns(path: Path, names: Collection[str]) -> bool:
-    """Tell whether a table has one of these columns."""
+    """Return whether a table has one of these columns."""
     _, row = next(iter(table_rows(path)), ("", None))
     return isinstance(row, dict) and bool({*names} & {*row})
 
 
 def table_rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield each row as an object, by the names in the first; text from where on the table does not read."""
+    """Yield each row as an object; a text says why the rest of the table could not be read."""
     csv.field_size_limit(LONGEST)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         header = file.readline(LONGEST)
@@ -120,7 +140,7 @@ def table_rows(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _value(cell: object) -> object:
-    """Read a cell: nothing, JSON, a list in Python's notation, or words."""
+    """Read a cell: empty, JSON, a list in Python's notation, or text."""
     if not isinstance(cell, str) or not cell.strip():
         return None
     if cell.lower() in TRUTHS:

@@ -1,7 +1,7 @@
-"""One file of logs as its format reads it, and what all formats do alike: records, arguments, texts, no credentials.
+"""One file of logs as its format reads it, and what all formats share: records, arguments, texts, no credentials.
 
-A format may count on nothing: whatever stands where it looks, `entries_of` makes it a record or the reason why there is
-none, and the next entry is read.
+A format may assume nothing about a value: `entries_of` turns any error of reading it into the reason why an entry is
+skipped, and reads on.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,7 +17,7 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, first_fault, plain, read_bytes
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Exceptions of reading a value that has another form than it should."""
+"""Exceptions of reading a value of an unexpected form."""
 
 CREDENTIAL = re.compile(
     r"(api|access|secret|private|auth|bearer|session|refresh)[-_ ]?(key|token)|^(key|token|secret|bearer|auth)$"
@@ -30,19 +30,36 @@ PERFECT = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Source:
-    """One file as a format reads it: its digest, what is known of it, its entries (a rollout, or why there is none,
-    each with its place), which can be read once, the tools it names, by name, and the policies that agents were told,
-    by environment: all are there when all entries have been read."""
+    """One file as a format reads it.
+
+    file: digest of the file. about: what the file says of itself, as JSON. entries: a rollout, or why there is none,
+    each with its place; they can be read once. tools: schemas by name. policies: what agents were told, by environment.
+    Tools and policies are complete when all entries have been read.
+    """
 
     file: str
     about: JsonObject
     entries: Iterator[tuple[str, Rollout | str]]
-    tools: dict[str, JsonObject]
+    tools: dict[str, JsonObject] = field(default_factory=dict[str, "JsonObject"])
     policies: dict[str, str] = field(default_factory=dict[str, str])
 
 
+class CalledFunction(TypedDict):
+    """Name and arguments of a call."""
+
+    name: object
+    arguments: object
+
+
+class CallEntry(TypedDict):
+    """A call as a chat message holds it."""
+
+    id: object
+    function: CalledFunction
+
+
 class _Parameters(BaseModel):
-    properties: dict[str, JsonObject] | None = None
+    properties: dict[str, dict[str, object]] | None = None
     required: list[str] | None = None
 
 
@@ -53,7 +70,7 @@ class _Function(BaseModel):
 
 
 def reason_of(error: Exception) -> str:
-    """Say why a value does not read, in the words of whoever wrote the file."""
+    """Say why a value cannot be read, in the terms of whoever wrote the file."""
     if isinstance(error, ValidationError):
         return first_fault(error)
     if isinstance(error, RecursionError):
@@ -67,10 +84,10 @@ def reason_of(error: Exception) -> str:
 
 
 def json_of(path: Path) -> Any:
-    """Read the JSON document in a file of somebody else's, where halves of characters may be spelt that no file holds.
+    """Read the JSON document in a file, which may hold escaped lone surrogates.
 
     Raises:
-        ValueError: it is missing, cannot be read, or is not JSON.
+        ValueError: the file is missing, cannot be read, or is not JSON.
         RecursionError: it is nested too deeply.
     """
     try:
@@ -80,13 +97,13 @@ def json_of(path: Path) -> Any:
 
 
 def entries_of(
-    values: Iterable[tuple[str, object]], read: Callable[[int, JsonObject], Rollout | str], first: int = 1
+    values: Iterable[tuple[str, object]], read: Callable[[int, Mapping[str, Any]], Rollout | str], first: int = 1
 ) -> Iterator[tuple[str, Rollout | str]]:
-    """Read each value into its record, or the reason why there is none.
+    """Read each value into its record, or into the reason why there is none.
 
     Args:
-        values: places and what stands there, text where it does not read.
-        read: takes an object and its number.
+        values: places and values; a text says why a value could not be parsed.
+        read: takes the number of an object and the object.
         first: number of the first.
     """
     for number, (place, value) in enumerate(values, start=first):
@@ -96,17 +113,22 @@ def entries_of(
         try:
             yield place, read(number, value)
         except MALFORMED as error:
-            yield place, f"it does not read: {reason_of(error)}"
+            yield place, f"it cannot be read: {reason_of(error)}"
 
 
-def call_entry(name: object, arguments: object, call_id: object = None) -> JsonObject:
-    """Make a call as a chat's messages hold it."""
+def call_entry(name: object, arguments: object, call_id: object = None) -> CallEntry:
+    """Return a call as chat messages hold it."""
     return {"id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
+def calling(calls: list[CallEntry], text: str = "") -> Message:
+    """Return the assistant's message with these calls."""
+    return {"role": "assistant", "content": text, "tool_calls": calls}
+
+
 def schema_of(tool: object) -> JsonObject | None:
-    """Reduce a tool's schema to its known members, None for what is none; OpenAI's, or without its outer object, or
-    Anthropic's."""
+    """Reduce a tool's schema to its known members. OpenAI's form, without its outer object, or Anthropic's; None for
+    anything else."""
     if not isinstance(tool, Mapping):
         return None
     entry = tool.get("function", tool)
@@ -121,13 +143,13 @@ def schema_of(tool: object) -> JsonObject | None:
 
 
 def schemas_by_name(tools: object) -> dict[str, JsonObject]:
-    """Reduce schemas of tools to those that are some, by name."""
+    """Reduce the valid schemas among some values, by tool name."""
     schemas = map(schema_of, tools if isinstance(tools, list) else [])
     return {schema["function"]["name"]: schema for schema in schemas if schema}
 
 
 def well_formed(value: Any) -> Any:
-    """Replace halves of characters, which JSON can spell and no file holds, in the texts of a JSON value."""
+    """Replace lone surrogates, which no file can hold, in the texts of a JSON value."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode(errors="replace").decode()
     if isinstance(value, dict):
@@ -141,7 +163,7 @@ def record_of_entry(
     *,
     environment: str,
     task: str,
-    data: JsonObject,
+    data: Mapping[str, object],
     messages: list[Message],
     reward: object,
     policy: str,
@@ -150,12 +172,12 @@ def record_of_entry(
     reference: list[Message] | None = None,
     fault: str | None = None,
 ) -> Rollout | str:
-    """Make the record of one entry, or say why there is none.
+    """Return the record of one entry, or why there is none.
 
     Args:
         file: digest of the file; with the entry's index it gives the rollout its id.
         reward: as the file has it; it must be a number in [0, 1].
-        fault: what went wrong that is no verdict on the agent; the reward is then kept in the task's data.
+        fault: an error that was not the agent's; the reward is then kept in the task's data.
     """
     if not isinstance(reward, int | float) or isinstance(reward, bool):
         return "there is no reward" if reward is None else f"the reward {str(reward)[:80]!r} is not a number"
@@ -192,7 +214,7 @@ def cleaned(value: object) -> object:
 
 
 def parsed(arguments: object) -> object:
-    """Parse arguments of a call to an object, where they are one; text that is none stays text."""
+    """Parse the arguments of a call; text that is no JSON stays text."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
@@ -202,7 +224,7 @@ def parsed(arguments: object) -> object:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message: None is none, parts are joined."""
+    """Return the text of a message: parts are joined, None is ""."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
     return "" if content is None else str(content)

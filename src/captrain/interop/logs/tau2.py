@@ -1,8 +1,9 @@
 """tau2-bench results: one JSON with tasks and simulations, or (1.0) results.json beside a folder of simulations."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from captrain.interop.logs.chat import ROLES
 from captrain.interop.logs.document import JsonDocument
@@ -17,58 +18,103 @@ from captrain.interop.logs.source import (
     record_of_entry,
     text_of,
 )
-from captrain.records import JsonObject, Message, Rollout, file_digest
+from captrain.records import Message, Rollout, file_digest
 
 NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout")
-"""Terminations that say nothing of the agent."""
+"""Terminations that are no verdict on the agent."""
 SIMULATIONS = "simulations"
 DEFINITION = ("initial_state", "evaluation_criteria")
-"""Fields of an embedded task that its world and its check are made of."""
+"""Fields of an embedded task that define its world and its check."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all simulations of a file share. tasks: embedded tasks by id; model: of the agent."""
+
+    file: str
+    tasks: Mapping[str, Mapping[str, Any]]
+    domain: str = "unknown"
+    model: str = "unknown"
+
+    def rollout(self, index: int, simulation: Mapping[str, Any]) -> Rollout | str:
+        """Return the record of a simulation, or why there is none."""
+        if simulation.get("task_id") is None:
+            return "it names no task"
+        name, reason = str(simulation["task_id"]), str(simulation.get("termination_reason") or "")
+        reward_info, task = simulation.get("reward_info") or {}, self.tasks.get(name)
+        breakdown, messages = reward_info.get("reward_breakdown") or {}, simulation.get("messages") or []
+        # An agent that works alone gets a ticket and the user's tools, and makes the user's calls.
+        is_solo = not any(message.get("role") == "user" for message in messages)
+        criteria = (task or {}).get("evaluation_criteria") or {}
+        graded = criteria.get("reward_basis") or reward_info.get("reward_basis") or []
+        facts = {
+            "script": _script(task or {}, is_solo),
+            "user_calls": [
+                {"name": str(action["name"]), "arguments": cleaned(action["arguments"])}
+                for action in criteria.get("actions") or []
+                if action.get("requestor") == "user" and not is_solo
+            ],
+            "ending": reason,
+            "graded": [str(part).lower() for part in graded],
+            "definition": {field: cleaned(task[field]) for field in DEFINITION if task and task.get(field) is not None},
+        }
+        return record_of_entry(
+            self.file,
+            index,
+            environment=f"tau2/{self.domain}",
+            task=name,
+            data={"kind": self.domain, **{field: value for field, value in facts.items() if value}},
+            messages=[*map(_message, messages)],
+            reward=reward_info.get("reward"),
+            policy=self.model,
+            trial=simulation.get("trial") or 0,
+            parts={str(part).lower(): float(value) for part, value in breakdown.items()},
+            reference=_reference(criteria, is_solo) if task else None,
+            fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else None,
+        )
 
 
 def read_tau2(document: JsonDocument) -> Source:
     """Read the simulations of a result file, 0.x or 1.0."""
     data, file = document.members, file_digest(document.path)
-    info, world = _object(data, "info"), _object(_object(data, "info"), "environment_info")
-    listing = data.get("tasks")
+    info = _object(data, "info")
+    world, listing = _object(info, "environment_info"), data.get("tasks")
     entries = [task for task in listing if isinstance(task, dict) and "id" in task] if isinstance(listing, list) else []
-    tasks = {str(task["id"]): task for task in entries}
-    agent, user = _model(info.get("agent_info")), _model(info.get("user_info"))
-    domain, policy = str(world.get("domain_name") or "unknown"), world.get("policy")
+    agent, policy = _model(info.get("agent_info")), world.get("policy")
+    domain = str(world.get("domain_name") or "unknown")
+    run = _Run(file, {str(task["id"]): task for task in entries}, domain, str(agent["model"] or "unknown"))
     folder = document.path.parent / "simulations"
     is_split = not document.counts.get(SIMULATIONS)
     simulations = _split(folder, data.get("simulation_index")) if is_split else _listed(document)
-    read = partial(_rollout, file, tasks, domain, str(agent["model"] or "unknown"))
     about = {
         "format": "tau2 1.0, a file for each simulation" if is_split and folder.is_dir() else "tau2",
         "commit": info.get("git_commit"),
         "domain": domain,
         "agent": agent,
-        "user": user,
+        "user": _model(info.get("user_info")),
     }
     policies = {f"tau2/{domain}": policy} if isinstance(policy, str) else {}
-    return Source(file, about, entries_of(simulations, read, first=0), {}, policies)
+    return Source(file, about, entries_of(simulations, run.rollout, first=0), {}, policies)
 
 
-def _object(data: JsonObject, name: str) -> JsonObject:
-    """Return a member that is an object; {} for any other."""
+def _object(data: Mapping[str, object], name: str) -> Mapping[str, Any]:
+    """Return a member that is an object; {} for anything else."""
     value = data.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def is_simulation(row: JsonObject) -> bool:
-    """Return whether a row is a simulation that stands in a list of its own, without the tasks."""
+def is_simulation(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is a simulation in a bare list, without the tasks."""
     return "reward_info" in row and isinstance(row.get("messages"), list)
 
 
 def read_simulations(path: Path) -> Source:
     """Read the simulations of a bare list."""
-    file = file_digest(path)
-    entries = entries_of(rows_of(path), partial(_rollout, file, {}, "unknown", "unknown"), first=0)
-    return Source(file, {"format": "tau2, a list of simulations"}, entries, {})
+    run = _Run(file_digest(path), {})
+    return Source(run.file, {"format": "tau2, a list of simulations"}, entries_of(rows_of(path), run.rollout, first=0))
 
 
-def _model(settings: object) -> JsonObject:
+def _model(settings: object) -> dict[str, object]:
     """Pick model, temperature and seed from settings that may hold keys and hosts."""
     settings = settings if isinstance(settings, Mapping) else {}
     arguments = settings.get("llm_args") or {}
@@ -96,67 +142,36 @@ def _split(folder: Path, listing: object) -> Iterator[tuple[str, object]]:
         yield f"simulations/{name}.json", simulation
 
 
-def _rollout(
-    file: str, tasks: JsonObject, domain: str, policy: str, index: int, simulation: JsonObject
-) -> Rollout | str:
-    if simulation.get("task_id") is None:
-        return "it names no task"
-    name, reason = str(simulation["task_id"]), str(simulation.get("termination_reason") or "")
-    reward_info, task = simulation.get("reward_info") or {}, tasks.get(name)
-    breakdown, messages = reward_info.get("reward_breakdown") or {}, simulation.get("messages") or []
-    # An agent that works alone was given a ticket, has the tools of the user, and makes its calls.
-    is_solo = not any(message.get("role") == "user" for message in messages)
-    criteria = (task or {}).get("evaluation_criteria") or {}
-    actions = criteria.get("actions") or []
-    scenario = (task or {}).get("user_scenario")
+def _script(task: Mapping[str, Any], is_solo: bool) -> str:
+    """Join what the simulated user was told, and for an agent that works alone the ticket."""
+    scenario = task.get("user_scenario")
     instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else scenario
     texts = [*instructions.values()] if isinstance(instructions, Mapping) else [instructions]
-    texts += [(task or {}).get("ticket")] if is_solo else []
-    graded = criteria.get("reward_basis") or reward_info.get("reward_basis") or []
-    circumstances = {
-        "script": "\n".join(text for text in texts if isinstance(text, str)),
-        "user_calls": [
-            {"name": str(action["name"]), "arguments": cleaned(action["arguments"])}
-            for action in actions
-            if action.get("requestor") == "user" and not is_solo
-        ],
-        "ending": reason,
-        "graded": [str(part).lower() for part in graded],
-        "definition": {field: cleaned(task[field]) for field in DEFINITION if task and task.get(field) is not None},
-    }
+    texts += [task.get("ticket")] if is_solo else []
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _reference(criteria: Mapping[str, Any], is_solo: bool) -> list[Message]:
+    """Return the solution: the agent's gold calls, and the information to be told at its end."""
     reference: list[Message] = []
-    for action in actions:
+    for action in criteria.get("actions") or []:
         if is_solo or action.get("requestor", "assistant") == "assistant":
             function = {"name": action["name"], "arguments": cleaned(action["arguments"])}
-            call: JsonObject = {"type": "function", "function": function}
+            call: dict[str, object] = {"type": "function", "function": function}
             if action.get("compare_args") is not None:
                 call["compare"] = action["compare_args"]
             reference.append({"role": "assistant", "content": "", "tool_calls": [call]})
     informs = [text_of(value) for value in criteria.get("communicate_info") or []]
-    reference.append({"role": "assistant", "content": ", ".join(informs), "informs": informs})
-    return record_of_entry(
-        file,
-        index,
-        environment=f"tau2/{domain}",
-        task=name,
-        data={"kind": domain, **{field: value for field, value in circumstances.items() if value}},
-        messages=[*map(_message, messages)],
-        reward=reward_info.get("reward"),
-        policy=policy,
-        trial=simulation.get("trial") or 0,
-        parts={str(part).lower(): float(value) for part, value in breakdown.items()},
-        reference=reference if task else None,
-        fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else None,
-    )
+    return [*reference, {"role": "assistant", "content": ", ".join(informs), "informs": informs}]
 
 
-def _message(message: JsonObject) -> Message:
+def _message(message: Mapping[str, Any]) -> Message:
     """Convert one of tau2's messages to a chat message."""
     role, text = str(message.get("role")), text_of(message.get("content"))
     if role not in ROLES:
         raise ValueError(f"a message has no role of {', '.join(sorted(ROLES))}")
     if role == "tool":
-        result = {"role": "tool", "tool_call_id": str(message.get("id") or ""), "content": text}
+        result: Message = {"role": "tool", "tool_call_id": str(message.get("id") or ""), "content": text}
         return {**result, "error": True} if message.get("error") else result
     chat: Message = {"role": role, "content": text}
     if calls := message.get("tool_calls"):

@@ -1,13 +1,15 @@
 """ToolSandbox results: result_summary.json, and beside it trajectories/<scenario>/conversation.json.
 
-The conversation says which milestones were met, with what they check; that is kept, as the benchmark's own reference.
-A scenario that ended in an exception has no verdict and is an error, not a failure. One whose tools had no key for the
-service behind them is skipped.
+The conversation tells which milestones were met and what they check, which is the benchmark's own reference. A scenario
+that ended in an exception has no verdict: it is an error, not a failure. A scenario without the key of an external
+service is skipped.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.document import JsonDocument
@@ -17,6 +19,7 @@ from captrain.records import JsonObject, Rollout, file_digest
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
 NO_KEY = "RAPID_API_KEY"
 SCENARIOS = "per_scenario_results"
+KINDS = ("milestone", "minefield")
 
 
 def read_toolsandbox(document: JsonDocument) -> Source:
@@ -25,10 +28,10 @@ def read_toolsandbox(document: JsonDocument) -> Source:
     about = {"format": "ToolSandbox", "commit": document.members.get("git_sha")}
     results = (result if isinstance(result, dict) else {} for result in document.elements(SCENARIOS))
     places = ((f"scenario {result.get('name') or number}", result) for number, result in enumerate(results))
-    return Source(file, about, entries_of(places, partial(_rollout, document.path, file), first=0), {})
+    return Source(file, about, entries_of(places, partial(_rollout, document.path, file), first=0))
 
 
-def _rollout(path: Path, file: str, index: int, result: JsonObject) -> Rollout | str:
+def _rollout(path: Path, file: str, index: int, result: Mapping[str, Any]) -> Rollout | str:
     name, fault = result.get("name"), None
     if not isinstance(name, str) or not name:
         return "it has no name"
@@ -45,9 +48,9 @@ def _rollout(path: Path, file: str, index: int, result: JsonObject) -> Rollout |
         turns = json_of(conversation)
         messages = [chat_message(turn) for turn in turns]
     except MALFORMED as error:
-        return f"trajectories/{name}/conversation.json does not read: {reason_of(error)}"
+        return f"trajectories/{name}/conversation.json cannot be read: {reason_of(error)}"
     for message in messages:
-        # A tool answered with an exception: its last line is then `SomeError: ...`.
+        # The last line of a tool's exception is `SomeError: ...`.
         error, colon, _ = message["content"].strip().rpartition("\n")[2].partition(":")
         if message["role"] == "tool" and colon and error.isidentifier() and error.endswith(("Error", "Exception")):
             message["error"] = True
@@ -67,32 +70,34 @@ def _rollout(path: Path, file: str, index: int, result: JsonObject) -> Rollout |
     )
 
 
-def _milestones(turns: list[JsonObject], result: JsonObject) -> tuple[list[JsonObject], dict[str, float]]:
-    """Collect the checks of each milestone and minefield, and how far each was met: 1 is met, or for a minefield not
-    entered.
+def _milestones(
+    turns: Sequence[Mapping[str, Any]], result: Mapping[str, Any]
+) -> tuple[list[JsonObject], dict[str, float]]:
+    """Collect the checks of each milestone and minefield, and how far each was met: 1 for a met milestone and for a
+    minefield that was not entered.
 
-    Scores are in the summary; descriptions stand in the conversation at the message that matched best, and are empty
-    where none did.
+    Scores are in the summary. Descriptions stand in the conversation at the message that matched best, and are empty
+    if none matched.
     """
-    milestones: dict[tuple[str, int], JsonObject] = {}
+    found: dict[tuple[str, int], Mapping[str, Any]] = {}
     for turn in turns:
         details = turn.get(f"{turn.get('role')}_details") or {}
-        for kind in ("milestone", "minefield"):
+        for kind in KINDS:
             for match in details.get(f"{kind}_matches") or []:
-                milestones[kind, int(match[f"{kind}_index"])] = match[kind]
+                found[kind, int(match[f"{kind}_index"])] = match[kind]
     descriptions: list[JsonObject] = []
     parts: dict[str, float] = {}
-    for kind in ("milestone", "minefield"):
+    for kind in KINDS:
         mapping = result.get(f"{kind}_mapping") or {}
         for index, place in sorted((int(k), v) for k, v in mapping.items()):
             score = float(place[1])
-            descriptions.append(milestone_checks(milestones.get((kind, index), {}), kind == "minefield"))
+            descriptions.append(milestone_checks(found.get((kind, index), {}), kind == "minefield"))
             parts[f"milestone {len(descriptions)}"] = 1 - score if kind == "minefield" else score
     return descriptions, parts
 
 
-def milestone_checks(milestone: JsonObject, minefield: bool) -> JsonObject:
-    """Read the checks of a milestone in plain values: a call, words to the user, or a state of the records."""
+def milestone_checks(milestone: Mapping[str, Any], minefield: bool) -> JsonObject:
+    """Return the checks of a milestone as plain values: a call, a message to the user, or a state of the records."""
     checks: list[JsonObject] = []
     for constraint in milestone.get("snapshot_constraints") or []:
         namespace = str(constraint.get("database_namespace"))

@@ -1,27 +1,29 @@
-"""Traces of several runs each: the run that holds the most messages holds the conversation, scores of any are its.
+"""Traces of several runs each: the run with the most messages is the conversation; its reward is any run's score.
 
-A file is read twice, so that of a trace no more is in memory than which run it is, and its scores.
+A file is read twice, so that only the place of each trace's run and its scores are in memory.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from captrain.interop.logs.chat import REWARD, chat_rollout
-from captrain.interop.logs.records import rows_of
-from captrain.interop.logs.source import MALFORMED, Source, entries_of, reason_of, schemas_by_name
-from captrain.records import JsonObject, Rollout, file_digest
+from captrain.interop.logs.records import ChatRow, rows_of
+from captrain.interop.logs.source import MALFORMED, Source, reason_of, schemas_by_name
+from captrain.records import Rollout, file_digest
 
 NO_REWARD = "there is no reward, neither in it nor by --scores FILE"
 
 
 @dataclass(frozen=True)
-class Run:
-    """Share of one row in a trace: messages of any format that chats are read in, the model and its tools, the task
-    (None: the trace is one of its own), and scores by name."""
+class TraceRun:
+    """What one row adds to a trace.
+
+    messages: of any format that chats are read in. task: None if the trace is a task of its own. scores: by name.
+    """
 
     trace: str
     messages: list[object] = field(default_factory=list[object])
@@ -31,8 +33,13 @@ class Run:
     scores: dict[str, float] = field(default_factory=dict[str, float])
 
 
-RunsOf = Callable[[object], Iterable[Run]]
-"""The runs in a row of a file."""
+@dataclass(frozen=True)
+class TraceFormat:
+    """A format of traces. `runs` yields the runs in a row."""
+
+    name: str
+    recognizes: Callable[[Mapping[str, Any]], bool]
+    runs: Callable[[object], Iterable[TraceRun]]
 
 
 @dataclass(slots=True)
@@ -43,75 +50,84 @@ class _Trace:
     model: object = None
     scores: dict[str, float] = field(default_factory=dict[str, float])
 
+    def add(self, run: TraceRun, place: int) -> None:
+        self.scores |= run.scores
+        self.task = run.task if run.task is not None else self.task
+        self.model = run.model or self.model
+        if run.messages and len(run.messages) >= self.length:
+            self.length, self.place = len(run.messages), place
 
-def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, float]) -> Source:
-    """Read one entry for each trace that holds messages, or that was scored and holds none.
+
+def read_traces(path: Path, trace_format: TraceFormat, rewards: Mapping[str, float]) -> Source:
+    """Read one entry for each trace that holds messages, or that has a score and no messages.
 
     Args:
         path: of the file.
-        name: of its format.
-        runs_of: reads a row.
-        rewards: by `trace_key`, from elsewhere; they go before scores in the file.
+        trace_format: reads a row.
+        rewards: by `trace_key`, from elsewhere; they override scores in the file.
     """
     traces: dict[str, _Trace] = {}
     damages: list[tuple[str, str]] = []
-    tools: dict[str, JsonObject] = {}
-    for place, run in _runs(path, runs_of):
+    source = Source(file_digest(path), {"format": trace_format.name}, iter(()))
+    for place, run in _runs(path, trace_format):
         if isinstance(run, str):
             damages.append((place, run))
-            continue
-        trace = traces.setdefault(run.trace, _Trace())
-        trace.scores |= run.scores
-        trace.task = run.task if run.task is not None else trace.task
-        trace.model = run.model or trace.model
-        if run.messages and len(run.messages) >= trace.length:
-            trace.length, trace.place = len(run.messages), int(place)
-        tools |= schemas_by_name(run.tools)
-    file = file_digest(path)
+        else:
+            traces.setdefault(run.trace, _Trace()).add(run, int(place))
+            source.tools.update(schemas_by_name(run.tools))
 
     def entries() -> Iterator[tuple[str, Rollout | str]]:
         yield from damages
         places = {trace.place for trace in traces.values()}
-        for place, run in _runs(path, runs_of):
+        for place, run in _runs(path, trace_format):
             if not isinstance(run, str) and int(place) in places:
-                trace = traces[run.trace]
-                reward = rewards.get(trace_key(run.trace), reward_of(trace.scores))
-                task = run.trace if trace.task is None else trace.task
-                chat = {"messages": run.messages, "model": trace.model or "unknown", "task_id": task, "reward": reward}
-                if isinstance(reward, str):
-                    yield f"trace {run.trace}", reward
-                else:
-                    yield from entries_of([(f"trace {run.trace}", chat)], partial(chat_rollout, file), int(place))
+                yield from _entry(source.file, int(place), run, traces[run.trace], rewards)
         for key, trace in traces.items():
             if trace.place < 0 and (trace.scores or not any(places - {-1})):
                 yield f"trace {key}", "none of its runs holds messages"
 
-    return Source(file, {"format": name}, entries(), tools)
+    return Source(source.file, source.about, entries(), source.tools)
 
 
-def _runs(path: Path, runs_of: RunsOf) -> Iterator[tuple[str, Run | str]]:
-    """Yield every run of a file with its number as its place; of a row that does not read its own, and the reason."""
+def _entry(
+    file: str, place: int, run: TraceRun, trace: _Trace, rewards: Mapping[str, float]
+) -> Iterator[tuple[str, Rollout | str]]:
+    """Yield the entry of a trace, from the run that holds its conversation."""
+    reward = rewards.get(trace_key(run.trace), reward_of(trace.scores))
+    task, label = run.trace if trace.task is None else trace.task, f"trace {run.trace}"
+    if isinstance(reward, str):
+        yield label, reward
+        return
+    chat = ChatRow(run.messages, reward, task_id=task, model=trace.model or "unknown")
+    try:
+        yield label, chat_rollout(file, place, chat)
+    except MALFORMED as error:
+        yield label, f"it cannot be read: {reason_of(error)}"
+
+
+def _runs(path: Path, trace_format: TraceFormat) -> Iterator[tuple[str, TraceRun | str]]:
+    """Yield every run of a file with its number; for an unreadable row its place and the reason."""
     number = 0
     for place, row in rows_of(path):
         if isinstance(row, str):
             yield place, row
             continue
         try:
-            for run in runs_of(row):
+            for run in trace_format.runs(row):
                 number += 1
                 yield str(number), run
         except MALFORMED as error:
-            yield place, f"it does not read: {reason_of(error)}"
+            yield place, f"it cannot be read: {reason_of(error)}"
 
 
 def trace_key(trace: str) -> str:
-    """Name a trace as scores name it: hexadecimal ids are alike with `0x` and without, in either case."""
+    """Normalise the id of a trace: hexadecimal ids match with and without `0x`, in either case."""
     key = trace.strip().lower().removeprefix("0x")
     return key if re.fullmatch(r"[0-9a-f-]{16,}", key) else trace
 
 
 def reward_of(scores: Mapping[str, float]) -> float | str:
-    """Choose the one score there is, or the one that is named as a reward; else say why there is none."""
+    """Choose the only score, or the one that is named as a reward; else say why there is none."""
     if len(scores) < 2:
         return next(iter(scores.values()), NO_REWARD)
     reward = next((scores[name] for name in REWARD if name in scores), None)
@@ -120,7 +136,7 @@ def reward_of(scores: Mapping[str, float]) -> float | str:
 
 
 def number_of(value: object) -> float | None:
-    """Convert a score to a number, None for what is none."""
+    """Convert a score to a number; None if it is no number."""
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -1,59 +1,60 @@
-"""Traces of verifiers 0.4 (`traces.jsonl`): an episode a line, whose traces are graphs of nodes, read leaf to root."""
+"""Traces of verifiers 0.4 (`traces.jsonl`): an episode a line, whose traces are graphs of nodes."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from captrain.interop.logs.records import RowFormat
+from captrain.interop.logs.records import ChatRow, RowFormat
 from captrain.interop.logs.source import call_entry, text_of
-from captrain.records import JsonObject
+from captrain.records import Message
 
 
-def _recognizes(row: JsonObject) -> bool:
+def _recognizes(row: Mapping[str, Any]) -> bool:
     traces = row.get("traces")
     return isinstance(traces, list) and (not traces or "nodes" in traces[0])
 
 
-def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
-    """Convert the first trace of an episode; its reward is the weighted sum of its parts."""
+def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
+    """Convert the first trace of an episode, from its last leaf to the root. Its reward is the weighted sum of its
+    parts."""
     if not row["traces"]:
         return "the episode has no trace"
     trace = row["traces"][0]
     nodes = trace["nodes"]
     parents = {node.get("parent") for node in nodes}
     leaves = [place for place in range(len(nodes)) if place not in parents]
-    messages: list[JsonObject] = []
+    messages: list[Message] = []
     place = leaves[-1] if leaves else None
     while place is not None:
         if place < 0 or len(messages) == len(nodes):
             return "the parents of its nodes lead to no root"
         messages.insert(0, _message(nodes[place]["message"]))
         place = nodes[place].get("parent")
-    rewards = trace.get("rewards") or {}
+    parts = [float(part["score"]) * float(part.get("weight", 1)) for part in (trace.get("rewards") or {}).values()]
     errors = row.get("errors") or []
-    return {
-        "messages": messages,
-        "reward": sum(float(part["score"]) * float(part.get("weight", 1)) for part in rewards.values())
-        if rewards
-        else None,
-        "tools": trace.get("tools"),
-        "model": ((trace.get("agent") or {}).get("config") or {}).get("model") or "unknown",
-        "task_id": _task_id(row.get("task")),
-        "fault": text_of(errors[0]) if errors and not row.get("ok", True) else None,
-    }
+    return ChatRow(
+        messages,
+        sum(parts) if parts else None,
+        task_id=_task_id(row.get("task")),
+        model=((trace.get("agent") or {}).get("config") or {}).get("model") or "unknown",
+        tools=trace.get("tools"),
+        fault=text_of(errors[0]) if errors and not row.get("ok", True) else "",
+    )
 
 
 def _task_id(task: object) -> object:
-    """Find the name of an episode's task: its data hold the name, where its type stands beside them."""
+    """Find the name of an episode's task, in the task or in its `data`."""
     entry = task.get("data", task) if isinstance(task, dict) else task
     if not isinstance(entry, dict):
         return entry
     return next((entry[name] for name in ("id", "name", "idx") if entry.get(name) is not None), None)
 
 
-def _message(message: JsonObject) -> JsonObject:
+def _message(message: Mapping[str, Any]) -> Message:
     calls = [
         call_entry(call.get("name"), call.get("arguments"), call.get("id")) for call in message.get("tool_calls") or []
     ]
-    return {**message, "tool_calls": calls} if calls else message
+    return {**message, "tool_calls": calls}
 
 
 VERIFIERS = RowFormat("verifiers traces", _recognizes, _chat_row)
