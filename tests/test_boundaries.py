@@ -45,7 +45,7 @@ def test_a_diagnosis_is_not_written_into_what_a_project_keeps(name: str, tmp_pat
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     (tmp_path / "results").mkdir()
     (tmp_path / "link").symlink_to("results")
-    with pytest.raises(UserError, match="keeps for its own"):
+    with pytest.raises(UserError, match="uses itself"):
         require_apart(tmp_path / name)
     require_apart(tmp_path / "diagnosis")
 

@@ -249,7 +249,7 @@ def test_evaluation_rollouts_are_reported_but_not_spent() -> None:
     result = run(outcomes_of(SMALL), routes_of(["base"] * 4))
     spent = dict(zip(result.main["method"], result.main["rollouts_spent"], strict=True))
     assert (spent["base"], spent["trace"], spent["grpo_target"], spent["bound:oracle"]) == (0, 100, 100, 100)
-    assert result.metrics["rollouts"] == {"trace": 100, "grpo_target": 100, "evaluation": 7}
+    assert result.metrics.rollouts == {"trace": 100, "grpo_target": 100, "evaluation": 7}
     assert row(result.ledger, stage="adapters")["discarded"] == 10
 
 
@@ -280,7 +280,7 @@ def test_without_adapters_the_bound_over_single_adapters_is_undefined_and_the_re
     arms = {name: SMALL[name] for name in ("base", "grpo_target")}
     result = run(outcomes_of(arms), routes_of(["base"] * 4))
     assert np.isnan(row(result.main, method="bound:best_single")["pass_rate"])
-    assert "bound:best_single" not in result.metrics["pass_rate"]
+    assert "bound:best_single" not in result.metrics.pass_rate
     assert row(result.main, method="bound:random")["pass_rate"] == row(result.main, method="base")["pass_rate"]
 
 

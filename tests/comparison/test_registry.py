@@ -87,7 +87,7 @@ def test_a_new_row_is_in_the_table_with_its_charges_and_its_comparisons() -> Non
     assert spent["stages"] == "rollouts toy"
     pairs = {(row["first"], row["second"]) for row in evaluation.differences.to_dict("records")}
     assert {("toy", "base"), ("trace", "toy"), ("toy", "grpo_target")} < pairs
-    assert "toy" in evaluation.metrics["pass_rate"] and "toy" in headline_methods()
+    assert "toy" in evaluation.metrics.pass_rate and "toy" in headline_methods()
     with pytest.raises(UserError, match="TRACE spent 100 rollouts and toy 101: not comparable"):
         evaluated(toy_rollouts=61)
 
@@ -136,7 +136,7 @@ def test_two_rows_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
     row_modules.cache_clear()
     baselines.cache_clear()
-    with pytest.raises(ValueError, match="declares row adp, which is there already"):
+    with pytest.raises(ValueError, match="declares row adp, which another module declares, too"):
         baselines()
     sys.modules.pop("captrain.comparison.baselines.second_adp", None)
     delattr(room, "second_adp")

@@ -99,7 +99,7 @@ def test_what_both_diagnoses_select_together_is_new_though_neither_alone_would_h
     diagnosis = contrast(spec, 1, rollouts, candidates, fresh, evidence(first, "b"))
     assert [item.id for item in diagnosis.new] == ["a"] and diagnosis.lacking == [] and diagnosis.undecided == []
     assert [item.id for item in select(fresh, candidates, spec.selection, 4, 0).capabilities] == []
-    assert len(diagnosis.evidence.labels) == len(first) + len(fresh)
+    assert len(diagnosis.state.labels) == len(first) + len(fresh)
 
 
 def test_what_only_differs_between_two_agents_is_not_selected_by_their_pooled_labels(spec: Spec) -> None:

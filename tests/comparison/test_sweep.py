@@ -223,7 +223,7 @@ def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_tab
     grid = ["-m", "selection.delta=0.1,0.8", *SLURM]
     status, said, _ = sweep(project, *grid)
     point = point_of(Choice(experiment="default", seed=0, overrides=["selection.count=3"]), ["selection.delta=0.8"])
-    assert status == 1 and f"point {point.name} did not come to its end" in said and "1 of 2 points failed" in said
+    assert status == 1 and f"point {point.name} did not finish" in said and "1 of 2 points failed" in said
     assert len(points(project, "sweep")) == 1
     publish_text(project / ".cache/mended", "")
     status, said, ran = sweep(project, *grid)
@@ -287,7 +287,9 @@ def test_where_a_point_runs_is_no_part_of_its_name(override: str) -> None:
 def test_a_second_sweep_of_a_name_is_refused_while_the_first_runs(project: Path) -> None:
     with exclusive(project / LOCKS / "sweep-grid"):
         status, said, ran = sweep(project, "-m", "selection.delta=0.1", "hydra.job.name=grid")
-    assert (status, ran) == (2, []) and "a sweep named grid runs here already" in said and "hydra.job.name=" in said
+    assert (
+        (status, ran) == (2, []) and "a sweep named grid is already running here" in said and "hydra.job.name=" in said
+    )
 
 
 def test_two_selections_of_one_point_compose_into_its_workspace_one_after_the_other(

@@ -307,7 +307,7 @@ def test_the_node_of_8_gpus_fits_the_papers_models_and_its_memory_is_itemised(sp
     ],
 )
 def test_gpus_that_overlap_are_refused_before_anything_is_planned(spec: Compose, setting: str) -> None:
-    with pytest.raises(UserError, match="they overlap"):
+    with pytest.raises(UserError, match="GPUs are too few"):
         spec(*PAPER, "policy=vllm", "machine=node8", setting)
 
 

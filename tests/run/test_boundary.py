@@ -40,7 +40,7 @@ def test_a_bug_is_one_block_that_says_where_to_send_it(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as end:
         main()
     text = capsys.readouterr().err
-    assert end.value.code == BUG and text.startswith("error: this is a bug in captrain and no mistake of yours\n")
+    assert end.value.code == BUG and text.startswith("error: this is a bug in captrain, not your mistake\n")
     assert "ZeroDivisionError: of ours" in text and "Python 3." in text and "open an issue" in text
 
 

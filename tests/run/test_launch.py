@@ -87,7 +87,7 @@ def test_a_worker_that_is_killed_ends_no_other_work_and_its_own_is_begun_again(
     assert launch.run(die_once, [(tmp_path / "died", number) for number in range(6)], machine(2), "squares") == [
         0, 1, 4, 9, 16, 25,
     ]  # fmt: skip
-    assert "a worker process of squares died; what it held is begun again" in capfd.readouterr().err
+    assert "a worker process of squares died; its items start again" in capfd.readouterr().err
 
 
 def test_workers_that_die_again_and_again_are_one_message(tmp_path: Path) -> None:

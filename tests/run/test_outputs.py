@@ -36,7 +36,7 @@ def test_a_file_of_the_user_is_never_replaced_and_nothing_else_is_put_in_place(t
     mine = tmp_path / place
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
-    refusal = pytest.raises(UserError, match="is there already, and captrain did not write it so")
+    refusal = pytest.raises(UserError, match="exists, and captrain did not write it")
     with refusal, user_outputs(tmp_path) as aside:
         publish_text(aside / "report.md", "captrain's")
         publish_text(aside / "figures/a.txt", "captrain's")

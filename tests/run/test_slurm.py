@@ -174,7 +174,7 @@ def test_a_pipeline_killed_at_any_moment_finds_its_jobs_again(home: Cluster, mom
     listed = home.say("squeue", "--noheader", "--array", "--states=all", "--format=%j").split()
     # One without work ends by itself.
     assert sum(name in ours for name in listed) == (4 if moment.startswith("after") else 2)
-    assert ("waiting for jobs that are out already" in said) == (submissions == 1 and moment != "before publishing")
+    assert ("waiting for earlier jobs" in said) == (submissions == 1 and moment != "before publishing")
 
 
 @pytest.mark.needs("slurm")
@@ -185,7 +185,7 @@ def test_two_pipelines_at_once_share_their_jobs(home: Cluster) -> None:
     assert [one.wait(PATIENCE) for one in both] == [0, 0]
     said = [one.communicate()[0] for one in both]
     assert sorted("submitted a, b, c as job" in text for text in said) == [False, True]
-    assert sorted("waiting for jobs that are out already" in text for text in said) == [False, True]
+    assert sorted("waiting for earlier jobs" in text for text in said) == [False, True]
     assert runs() == ["a", "b", "c"] and len(sent()) == 3
 
 
@@ -215,8 +215,8 @@ def test_an_item_whose_jobs_keep_dying_is_given_up_and_the_others_come_to_their_
     Path("go").touch()
     with pytest.raises(UserError) as error:
         waiting.result()
-    said = rf"chores a: job {sent()[0]} is over without a result \(failed on n\d\), and said last: 1 of 5: at a; "
-    assert re.fullmatch(f"{said}machine.slurm.resubmissions = 0 allows no further one", error.value.problem)
+    said = rf"chores a: job {sent()[0]} ended without a result \(failed on n\d\), and its last line is: 1 of 5: at a; "
+    assert re.fullmatch(f"{said}machine.slurm.resubmissions = 0 allows no further job", error.value.problem)
     assert f"captrain jobs {sent()[0]}" in error.value.remedy
     assert launch.run(chore, [Chore("b", "go")], never, "chores") == [("B", "1")] and runs() == ["a", "b"]
 
@@ -488,7 +488,7 @@ def test_what_the_controller_does_not_say_is_no_death(home: Cluster, monkeypatch
 
 def test_without_slurm_the_message_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
-    with pytest.raises(UserError, match="there is no sbatch here") as error:
+    with pytest.raises(UserError, match="sbatch is not installed here") as error:
         launch.run(chore, [Chore("a")], MACHINE, "chores")
     assert "machine=local" in error.value.remedy
     assert jobs.jobs_table(here).row_count == 0
@@ -628,7 +628,7 @@ def test_a_job_is_queued_again_only_so_often(
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
     assert again == queued and slurm.stored_result("key") is None
-    said = "not queued again: this has happened 2 times (machine.slurm.requeues)"
+    said = "not queued again: 2 times are the limit (machine.slurm.requeues)"
     assert (said == ended.value.code) == (not queued)
 
 

@@ -15,7 +15,6 @@ from captrain.diagnosis.diagnosis import Account, Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Findings, Fix
 from captrain.diagnosis.rollouts import Standing
 from captrain.diagnosis.synthesis import Writer, possible_writers
-from captrain.run import COMPUTING, has_package
 from captrain.statistics import Design, tasks_needed
 
 MARGIN = 0.02
@@ -139,8 +138,6 @@ def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: Mappin
         return f"no passed rollout could have shown it: bring passed rollouts of such tasks{reminder}"
     if gap <= 0:
         return "leave it: passed rollouts show it as often as failed ones"
-    if not has_package(COMPUTING):
-        return f"collect more rollouts to conclude: captrain[train] computes how many{reminder}"
     # So many rollouts of each outcome detect this gap with power .8.
     base = min(max(passed, MARGIN), 1 - MARGIN)
     gap, count = min(gap, 1 - MARGIN - base), max(2, min(diagnosis.account.passed, diagnosis.account.failed))
