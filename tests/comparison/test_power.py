@@ -71,7 +71,7 @@ def test_without_a_difference_power_is_the_level() -> None:
     assert power_of(DESIGN, 0.0) == pytest.approx(DESIGN.level)
 
 
-def test_what_is_detectable_is_found_with_the_power_wanted_and_less_is_not() -> None:
+def test_the_detectable_gain_has_the_wanted_power_and_less_has_not() -> None:
     least = detectable(DESIGN)
     assert least is not None
     assert power_of(DESIGN, least) >= DESIGN.power > power_of(DESIGN, least - 0.01)
@@ -85,7 +85,7 @@ def test_more_tasks_more_trials_and_shared_difficulty_each_detect_less() -> None
         assert least is not None and better is not None and better < least
 
 
-def test_the_tasks_and_trials_needed_are_the_least_that_suffice() -> None:
+def test_tasks_and_trials_needed_are_the_least() -> None:
     tasks = tasks_needed(DESIGN, 0.08)
     assert tasks is not None and tasks > DESIGN.tasks
     again = replace(DESIGN, tasks=tasks)
@@ -99,17 +99,17 @@ def test_no_number_of_trials_finds_a_small_difference_on_few_tasks() -> None:
     assert trials_needed(Design(base=0.4, tasks=30, trials=1, icc=0.6, shared=0.5), 0.05) is None
 
 
-def test_a_base_near_one_leaves_nothing_to_detect_on_few_tasks() -> None:
+def test_a_base_near_one_makes_nothing_detectable_on_few_tasks() -> None:
     assert detectable(Design(base=0.97, tasks=20, trials=1, icc=0.5, shared=0.5)) is None
 
 
 @pytest.mark.parametrize("wrong", [{"base": 0.0}, {"icc": 1.0}, {"shared": -0.1}, {"tasks": 1}, {"trials": 0}])
-def test_what_is_no_design_is_refused(wrong: dict[str, float]) -> None:
+def test_designs_out_of_range_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match="remedy"):
         replace(DESIGN, **wrong)
 
 
-def test_a_difference_beyond_one_is_refused() -> None:
+def test_a_rate_above_one_is_rejected() -> None:
     with pytest.raises(UserError, match="must lie in"):
         power_of(DESIGN, 0.7)
 
@@ -134,7 +134,7 @@ def evaluated(folder: Path, design: Design, difference: float, trials: int) -> P
     return folder
 
 
-def test_the_difficulty_of_tasks_is_read_off_the_tables_of_an_evaluation(tmp_path: Path) -> None:
+def test_difficulty_is_estimated_from_an_evaluation(tmp_path: Path) -> None:
     design = Design(base=0.4, tasks=2000, trials=4, icc=0.6, shared=0.7)
     found = read_difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=4))
     assert (found.tasks, found.trials) == (2000, 4)
@@ -143,13 +143,13 @@ def test_the_difficulty_of_tasks_is_read_off_the_tables_of_an_evaluation(tmp_pat
     assert found.shared == pytest.approx(0.7, abs=0.12)
 
 
-def test_an_evaluation_that_played_each_task_once_tells_nothing_of_difficulty(tmp_path: Path) -> None:
+def test_one_trial_gives_no_difficulty(tmp_path: Path) -> None:
     design = Design(base=0.4, tasks=100, trials=1, icc=0.6, shared=0.7)
     with pytest.raises(UserError, match="--icc"):
         read_difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=1))
 
 
-def test_a_plan_takes_from_the_evaluation_what_is_not_given(tmp_path: Path) -> None:
+def test_missing_numbers_come_from_the_evaluation(tmp_path: Path) -> None:
     folder = evaluated(tmp_path / "evaluation", DESIGN, 0.1, trials=4)
     design, source = complete_design(
         {**dict.fromkeys(("base", "tasks", "icc", "shared")), "trials": 2}, folder, level=0.01, power=0.9
@@ -163,7 +163,7 @@ def test_a_plan_takes_from_the_evaluation_what_is_not_given(tmp_path: Path) -> N
         complete_design({**whole, "icc": None}, nowhere, level=0.05, power=0.8)
 
 
-def test_a_plan_names_the_trials_the_tasks_and_what_it_assumes() -> None:
+def test_the_plan_names_trials_tasks_and_assumptions() -> None:
     console = Console(width=140, record=True, file=StringIO())
     for part in design_tables(DESIGN, 0.1, "a guess"):
         console.print(part)

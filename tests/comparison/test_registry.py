@@ -79,7 +79,7 @@ def evaluated(toy_rollouts: int) -> EvaluationTables:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_new_row_is_in_the_table_with_its_charges_and_its_comparisons() -> None:
+def test_a_new_row_is_in_the_table_with_charges_and_comparisons() -> None:
     evaluation = evaluated(toy_rollouts=60)
     [row] = [row for row in evaluation.main.to_dict("records") if row["method"] == "toy"]
     assert (row["label"], row["pass_rate"], row["rollouts_spent"]) == ("a toy", 1.0, 100)
@@ -123,7 +123,7 @@ def test_every_row_has_a_section_a_stage_and_a_name_of_its_own() -> None:
             assert {ledger, ledger.rpartition("/")[0]} & {*PIPELINE[name]["deps"]}
 
 
-def test_the_pipeline_evaluates_what_acts_and_draws_what_was_trained() -> None:
+def test_the_pipeline_evaluates_all_arms_and_draws_all_trainings() -> None:
     evaluation, figures = set(PIPELINE["evaluation"]["deps"]), set(PIPELINE["figures"]["deps"])
     assert {f"results/{stage}" for stage in acting_stages()} <= evaluation
     assert {f"artifacts/{stage}" for stage in acting_stages() if stage != "gepa"} <= evaluation
@@ -131,7 +131,7 @@ def test_the_pipeline_evaluates_what_acts_and_draws_what_was_trained() -> None:
     assert set(spending_stages()) <= set(PIPELINE)
 
 
-def test_two_rows_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_row_names_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_text(tmp_path / "second_adp.py", TOY.replace('"toy"', '"adp"'))
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
     row_modules.cache_clear()
