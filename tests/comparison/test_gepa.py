@@ -154,7 +154,7 @@ def test_errors_are_counted_and_not_scored(stays: bool, opened: list[Task]) -> N
 
 
 def test_where_all_ends_in_errors_nothing_is_concluded() -> None:
-    with pytest.raises(InfrastructureError, match="plays came to an error, each time: the line went dead"):
+    with pytest.raises(InfrastructureError, match="plays ended in an error, each time: the line went dead"):
         found(run_of(faults=1.0, stays=True))
 
 
