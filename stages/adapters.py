@@ -1,4 +1,4 @@
-"""Train TRACE's adapters: one for each environment."""
+"""Train TRACE's adapters, one per environment."""
 
 from pathlib import Path
 

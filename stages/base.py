@@ -1,4 +1,4 @@
-"""Train the embedded base model, or a pretrained one further."""
+"""Train the base model from scratch, or from pretrained weights."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Select capabilities from cached labels, and by proven needs where `selection.proof` asks for them."""
+"""Select capabilities from the labels and, with `selection.proof`, by replay."""
 
 from pathlib import Path
 

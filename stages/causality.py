@@ -1,4 +1,4 @@
-"""Hold what each adapter repairs against what the analyst labels the base's failures with."""
+"""Test whether each adapter repairs the failures labelled with its capability."""
 
 from pathlib import Path
 

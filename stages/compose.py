@@ -1,4 +1,4 @@
-"""Derive results/spec.yaml from what params.yaml selects and conf/ defines."""
+"""Compose results/spec.yaml from params.yaml and conf/."""
 
 from pathlib import Path
 

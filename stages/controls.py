@@ -1,4 +1,4 @@
-"""Train what TRACE with another choice of capabilities needs, and route test tasks among each control's choice."""
+"""Train the adapters of the controls, and route test tasks among them."""
 
 from pathlib import Path
 

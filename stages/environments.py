@@ -1,4 +1,4 @@
-"""Synthesize an environment for each selected capability; each must earn its passport."""
+"""Synthesize an environment with a passport for each selected capability."""
 
 from pathlib import Path
 

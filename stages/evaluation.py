@@ -1,4 +1,4 @@
-"""Play the test split with the base and all that can act; compare."""
+"""Play the test split with all arms, and compare the methods."""
 
 from pathlib import Path
 

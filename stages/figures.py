@@ -1,4 +1,4 @@
-"""Draw the figures from results/ alone."""
+"""Draw the figures from results/."""
 
 from pathlib import Path
 

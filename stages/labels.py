@@ -22,7 +22,7 @@ def main() -> str:
     if (account := getattr(analyst, "usage", None)) is not None:
         publish_json(Path("results/labels/asked.json"), account)
     faults = len(rollouts) - len({row.rollout for row in labels})
-    return f"{len(rollouts)} rollouts, {faults} of them faults and left out; {len(candidates)} candidate capabilities"
+    return f"{len(rollouts)} rollouts, {faults} left out as faulty; {len(candidates)} candidate capabilities"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Make one adapter of TRACE's, by each method."""
+"""Merge TRACE's adapters into one, by each method."""
 
 from pathlib import Path
 

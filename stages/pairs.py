@@ -1,4 +1,4 @@
-"""Synthesize environments that demand two capabilities at once; they cost no rollout."""
+"""Synthesize environments that need two capabilities at once; they cost no rollouts."""
 
 from pathlib import Path
 

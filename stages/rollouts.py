@@ -1,4 +1,4 @@
-"""Roll out the base on the discovery split."""
+"""Play the discovery split with the base."""
 
 from pathlib import Path
 

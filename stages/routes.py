@@ -1,4 +1,4 @@
-"""Choose adapters, or the base, for each test task."""
+"""Route each test task to adapters or to the base."""
 
 from pathlib import Path
 

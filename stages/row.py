@@ -1,4 +1,4 @@
-"""Make one row of the table, by its entry in `captrain.comparison.baselines`: `python stages/row.py NAME`."""
+"""Compute one row of the table, declared in `captrain.comparison.baselines`: `python stages/row.py NAME`."""
 
 import sys
 from functools import partial
@@ -11,8 +11,8 @@ NAME = sys.argv[1]
 
 @partial(entry_point, name=NAME)
 def main() -> str:
-    """Base, and what the row rests on -> artifacts/NAME, results/NAME."""
-    # The code that this runs is that of the row's module, and of no other row's (`captrain.projects.pipeline`).
+    """Base and the row's inputs -> artifacts/NAME, results/NAME."""
+    # This runs only the code of the row's own module (`captrain.projects.pipeline`).
     return import_module("captrain.comparison").baselines()[NAME].run(load_spec())
 
 

@@ -45,7 +45,7 @@ def test_a_diagnosis_is_not_written_into_what_a_project_keeps(name: str, tmp_pat
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     (tmp_path / "results").mkdir()
     (tmp_path / "link").symlink_to("results")
-    with pytest.raises(UserError, match="keeps for its own"):
+    with pytest.raises(UserError, match="uses itself"):
         require_apart(tmp_path / name)
     require_apart(tmp_path / "diagnosis")
 
@@ -74,8 +74,8 @@ def test_a_fault_of_the_project_s_own_stage_is_not_called_ours(
     ("name", "text", "reason"),
     [
         ("params.yaml", "experiment: smoke\nseed: 0\noverrides: []\nseed: 1\n", "names seed twice"),
-        ("dvc.yaml", "stages: {}\nstages: {}\n", "DVC does not read the pipeline"),
-        ("dvc.lock", "schema: 2.0\nstages: 5\n", "DVC does not read the pipeline"),
+        ("dvc.yaml", "stages: {}\nstages: {}\n", "DVC cannot read the pipeline"),
+        ("dvc.lock", "schema: 2.0\nstages: 5\n", "DVC cannot read the pipeline"),
     ],
 )
 def test_a_pipeline_that_dvc_does_not_read_is_one_message(

@@ -46,5 +46,5 @@ def test_a_stage_on_a_disk_that_takes_no_more_ends_in_one_message_and_leaves_wha
     status, text = run_hurt(project, fault, lambda: stage(Path.cwd(), name))
     assert status == 2 and "Traceback" not in text, text
     message = text[text.index("error: ") :]
-    assert message.startswith(words) and "what is whole is kept" in message, text
+    assert message.startswith(words) and "Finished work is kept" in message, text
     assert contents(project) == before and not [*project.rglob(".*.tmp")]

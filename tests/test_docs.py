@@ -43,7 +43,7 @@ RUN = (
 )
 """Beginnings of the commands that run here."""
 COVERED = {
-    "captrain jobs": "tests/run/test_slurm.py::test_jobs_are_shown_with_what_they_do_say_and_wait_for",
+    "captrain jobs": "tests/run/test_slurm.py::test_jobs_are_shown_with_state_last_line_and_reason",
     "captrain serve": "tests/serving/test_server.py::"
     "test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_what_it_has_begun",
     "captrain synthesize": "tests/diagnosis/test_synthesis.py::"
@@ -54,13 +54,13 @@ COVERED = {
     "test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_page",
     "captrain verify": "tests/reporting/test_verification.py::test_verify_holds_for_what_was_run_and_committed",
     "captrain-sweep -m +study=": "tests/comparison/test_sweep.py::"
-    "test_a_study_names_its_table_shares_points_and_yields_to_what_is_given",
+    "test_a_study_names_its_table_shares_points_and_can_be_overridden",
     "captrain-sweep -m selection": "tests/comparison/test_sweep.py::"
-    "test_points_share_what_did_not_change_fail_alone_and_rerun_alone",
+    "test_points_share_stages_and_fail_and_rerun_independently",
     "make figures": "tests/reporting/test_studies.py::test_all_figures_redraw_to_the_same_bytes_without_torch",
     "make replicate": "tests/comparison/test_replicate.py::test_points_share_the_base_resume_and_survive_a_failure",
     "make repro": "tests/test_pipeline.py::test_every_stage_leaves_its_results_and_the_table_prints",
-    "make studies": "tests/comparison/test_sweep.py::test_every_study_composes_and_varies_what_its_figure_asks_for",
+    "make studies": "tests/comparison/test_sweep.py::test_every_study_composes_and_varies_the_settings_of_its_figure",
     "make test": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
     "pytest tests/": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
 }

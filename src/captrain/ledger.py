@@ -1,6 +1,6 @@
-"""The ledger: what was spent on rollouts, by stage, purpose and method, and which split a purpose may draw from.
+"""The ledger of rollouts spent, by stage, purpose and method, and the split that each purpose may use.
 
-Methods are compared at equal totals, so every rollout is counted here once, whatever came of it.
+Methods are compared at equal totals, so every rollout counts once, whatever its outcome.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ SPLIT_OF: dict[Purpose, Split] = {
     "validation": "training",
     "evaluation": "test",
 }
-"""The only split that a purpose may draw tasks from."""
+"""The one split whose tasks a purpose may use."""
 
 
 class LedgerEntry(Record):
-    """Rollouts spent by one stage for one purpose on one side of the comparison.
+    """Rollouts spent by one stage for one purpose and one method.
 
-    `rollouts` counts every rollout spent, `discarded` those of them in constant-reward groups (spent, without
-    gradient), `errors` those that ended in an infrastructure error.
+    `rollouts` counts every rollout, `discarded` those in groups of constant reward (no gradient), and `errors` those
+    that ended in an infrastructure error.
     """
 
     stage: str
@@ -39,7 +39,7 @@ class LedgerEntry(Record):
 def ledger_entry(
     rollouts: Sequence[Rollout], *, stage: str, method: str, item: str = "", discarded: int = 0
 ) -> LedgerEntry:
-    """Make the ledger entry of a set of rollouts of one purpose: every attempt counts."""
+    """Make the entry of rollouts of one purpose. Every attempt counts."""
     return LedgerEntry(
         stage=stage,
         purpose=rollouts[0].purpose,
@@ -54,22 +54,20 @@ def ledger_entry(
 
 
 def budget(entries: Sequence[LedgerEntry]) -> int:
-    """Sum up the rollouts that TRACE has spent in all: diagnosis and calibration count as much as training, and errors
-    too."""
+    """Sum all rollouts that TRACE spent, including diagnosis, calibration and errors."""
     return sum(entry.rollouts for entry in entries if entry.method == "trace")
 
 
 def guard_split(tasks: Sequence[Task], purpose: Purpose) -> None:
-    """Fail when a task of another split than the purpose's own is among the tasks.
+    """Check that all tasks are of the purpose's split.
 
     Raises:
-        UserError: naming the first offending task. Splits never mix: a test task in discovery or training would
-            make every later number worthless.
+        UserError: a task is of another split. A test task in discovery or training would make later numbers worthless.
     """
     allowed = SPLIT_OF[purpose]
     for task in tasks:
         if task.split != allowed:
             raise UserError(
-                f"task {task.id} is of the {task.split} split but was given to {purpose}, which draws on {allowed}",
-                "give each purpose tasks of its own split only",
+                f"task {task.id} is of the {task.split} split but was given to {purpose}, which uses {allowed}",
+                "give each purpose only tasks of its own split",
             )

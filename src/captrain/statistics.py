@@ -1,30 +1,27 @@
-"""Statistics of outcomes: pass rates, intervals, tests, bounds, power of a comparison; no tables, no files.
+"""Statistics of outcomes: pass rates, intervals, tests, bounds and the power of a comparison.
 
-Outcomes of one method are an array (tasks, trials) of 1.0 passed, 0.0 failed, NaN error. An error says nothing about
-the agent: it is left out of every rate. The unit of resampling is the task, because trials of one task are not
-independent.
+Outcomes of one method are an array (tasks, trials): 1.0 passed, 0.0 failed, NaN error. An error says nothing about the
+agent, so it is left out of every rate. Resampling is by task, because trials of one task are not independent.
 
-Sources: pass^k is tau-bench's unbiased estimator C(c, k) / C(n, k) (arXiv 2406.12045); intervals are percentiles of
-a bootstrap over tasks (clusters); the paired test is the exact sign test over tasks, which is McNemar's exact test
-where each task was played once. Many comparisons of one table are one family: Holm (1979) keeps the chance of any
-false one at the level. The effect size is Cohen's h (1988) of two rates.
+- pass^k is tau-bench's unbiased estimator C(c, k) / C(n, k) (arXiv 2406.12045).
+- Intervals are percentiles of a bootstrap over tasks.
+- The paired test is the exact sign test over tasks. With one trial per task it is McNemar's exact test.
+- All tests of one table are corrected by Holm (1979).
+- The effect size is Cohen's h (1988) of two rates.
 
-Power is simulated: two methods play the same tasks, each several times, as in the evaluation. A task's chance to be
-passed is drawn from a beta distribution with the method's rate as mean and `icc` as the share of the variance of
-outcomes that lies between tasks; the two methods' chances on one task are tied by a normal copula of correlation
-`shared`, because a hard task is hard for both. The test is the two-sided paired t on the tasks' differences: on some
-dozens of tasks or more it agrees with the bootstrap over tasks, and it costs nothing to repeat. More trials remove the
-noise within tasks alone; what the methods differ by from task to task stays, so that on few tasks a small difference is
-out of reach at any price.
+Power is the closed form for paired proportions: two methods play the same tasks, each several times. `icc` is the share
+of the variance of outcomes that lies between tasks, and `shared` correlates the two methods' chances, because a hard
+task is hard for both. More trials remove only the noise within tasks; the difference between tasks stays. So on few
+tasks a small difference is out of reach at any price.
 
-scipy is imported where it is called, because most readers of a table test nothing.
+scipy is imported inside functions, because most callers run no test.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from math import asin, comb, sqrt
+from functools import cache
+from math import asin, ceil, comb, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -34,18 +31,23 @@ from captrain.errors import UserError
 
 Floats = NDArray[np.float64]
 MAX_TASKS, MAX_TRIALS = 100_000, 64
-"""Most tasks and trials of a planned comparison."""
-GRID = 512
-"""Equal shares that the distribution of tasks is cut into, by difficulty."""
+"""Limits of a planned comparison."""
 STEP = 0.001
-"""Detectable differences are known to this."""
+"""Resolution of detectable differences."""
+NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class MethodOutcomes:
-    """Outcomes of one method: `rates` (tasks,) is the pass rate over a task's trials, NaN where all were errors;
-    `pass_k` (tasks,) estimates the chance that all k trials pass, NaN where fewer than k were without error;
-    `one_policy` says that the outcomes of a task are one policy's, so that a sign test against another is exact."""
+    """Outcomes of one method.
+
+    Args:
+        rates: (tasks,) pass rate over a task's trials; NaN if all are errors.
+        pass_k: (tasks,) estimated chance that k trials all pass; NaN with fewer than k scored trials.
+        trials: scored ones.
+        errors: trials without a score.
+        one_policy: one policy played all trials of a task, so the sign test is exact.
+    """
 
     rates: Floats
     pass_k: Floats
@@ -64,10 +66,7 @@ def summarise(passes: Floats) -> MethodOutcomes:
 
 
 def task_means(values: Floats) -> Floats:
-    """Average each task's defined values, (tasks, trials) -> (tasks,); NaN where there is none.
-
-    Of rewards or similarities, what `Bootstrap.interval` takes to give the interval of their mean over tasks.
-    """
+    """Average each task's defined values, (tasks, trials) -> (tasks,); NaN if there is none."""
     count = (~np.isnan(values)).sum(axis=1)
     means = np.full(len(values), np.nan)
     np.divide(np.nansum(values, axis=1), count, out=means, where=count > 0)
@@ -80,16 +79,16 @@ def followed(arms: Mapping[str, Floats], choices: Sequence[str]) -> Floats:
 
 
 def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
-    """Choose the best arm a task on all trials but one and score it on that one, each in turn; the first arm wins ties.
+    """Choose the best arm per task on all trials but one, and score it on that one, each in turn.
 
-    Choosing and scoring on the same trials would reward luck. The price is that the choice rests on few trials: in
-    expectation this is never above what a perfect router reaches, and it may be below. With one trial it is undefined.
-    So is pass^k: each trial is scored on the others' choice, so a task's outcomes are not independent
-    given its policy.
+    The first arm wins ties. Choosing and scoring on the same trials would reward luck. The choice rests on few trials,
+    so the expectation is at most that of a perfect router. Undefined with one trial. pass^k is undefined, too, because
+    a task's trials are not independent.
     """
     stack = np.stack(arms)
     scored = np.full(stack.shape[1:], np.nan)
-    for score in range(stack.shape[2]) if stack.shape[2] > 1 else ():
+    trials = stack.shape[2] if stack.shape[2] > 1 else 0
+    for score in range(trials):
         remaining = np.delete(stack, score, axis=2)
         count = (~np.isnan(remaining)).sum(axis=2)
         rates = np.full(count.shape, -1.0)
@@ -100,10 +99,9 @@ def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
 
 
 def random_choice(arms: Sequence[Floats]) -> MethodOutcomes:
-    """Compute the exact expectation of a uniformly random arm a task: the mean over arms, nothing is sampled.
+    """Return the exact expectation of a uniformly random arm per task: the mean over arms.
 
-    Undefined for a task where one arm is: leaving that arm out would favour the others. Trials and errors are those of
-    all arms.
+    A task is undefined if one arm is. Trials and errors are summed over arms.
     """
     summaries = [summarise(array) for array in arms]
     return MethodOutcomes(
@@ -116,9 +114,11 @@ def random_choice(arms: Sequence[Floats]) -> MethodOutcomes:
 
 
 def best_single(adapters: Mapping[str, Floats], tasks: Sequence[str]) -> MethodOutcomes:
-    """Choose the one adapter that is best on average, for every task, on half of the tasks; score it on the other half,
-    and swap. Halves alternate in the order of the task ids' hashes, so that they do not follow task kinds. Undefined
-    without adapters or with one task."""
+    """Choose the best adapter on half of the tasks, score it on the other half, and swap.
+
+    The halves alternate in the order of the hashes of task ids, so they do not follow task kinds. Undefined without
+    adapters or with one task.
+    """
     if not adapters or len(tasks) < 2:
         undefined = np.full(len(tasks), np.nan)
         return MethodOutcomes(undefined, undefined, 0, 0)
@@ -133,35 +133,35 @@ def best_single(adapters: Mapping[str, Floats], tasks: Sequence[str]) -> MethodO
 
 
 def mean(values: Floats, undefined: float = np.nan) -> float:
-    """Average the defined values, or return `undefined` where there is none."""
+    """Average the defined values; return `undefined` if there is none."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if len(defined) else undefined
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A quotient of two sums over tasks: `numerators` and `denominators` are what each task adds, (tasks,)."""
+    """A quotient of two sums over tasks, given by the summands of each task, (tasks,)."""
 
     numerators: Floats
     denominators: Floats
 
     @property
     def value(self) -> float:
-        """NaN where the denominator is 0."""
+        """The quotient; NaN if the denominator is 0."""
         total = float(self.denominators.sum())
         return float(self.numerators.sum()) / total if total > 0 else np.nan
 
 
 CHUNK = 1 << 20
-"""Counts of resamples that are in memory at once: many tasks are resampled a few times at a time."""
+"""Most counts of resamples in memory at once."""
 
 
 class Bootstrap:
-    """Percentile intervals of means over tasks; all methods share the same resamples, so differences are paired.
+    """Percentile intervals of means over tasks. All methods share the resamples, so differences are paired.
 
     Args:
-        tasks: how many.
-        resamples: how often to draw that many tasks with replacement.
+        tasks: number of tasks.
+        resamples: number of draws of that many tasks with replacement.
         confidence: of the intervals.
         seed: of the draws.
     """
@@ -172,7 +172,7 @@ class Bootstrap:
         self._whole = [*self._draws()] if resamples * tasks <= CHUNK else []
 
     def _draws(self) -> Iterator[Floats]:
-        """Yield counts of each task's draws, (some resamples, tasks), until all resamples are there."""
+        """Yield how often each task is drawn, (resamples, tasks), in chunks."""
         generator, size = np.random.default_rng(self.seed), max(1, CHUNK // self.tasks)
         for start in range(0, self.resamples, size):
             rows = min(size, self.resamples - start)
@@ -181,19 +181,19 @@ class Bootstrap:
             yield np.bincount(flat, minlength=rows * self.tasks).reshape(rows, self.tasks).astype(float)
 
     def interval(self, values: Floats) -> tuple[float, float]:
-        """Bootstrap the interval of the mean of `values` (tasks,) over the tasks where it is defined."""
+        """Bootstrap the interval of the mean of the defined `values` (tasks,)."""
         return self.intervals([values])[0]
 
     def intervals(self, rows: Sequence[Floats]) -> list[tuple[float, float]]:
-        """Bootstrap the intervals of several means at the price of one series of resamples."""
+        """Bootstrap the intervals of several means with one set of resamples."""
         defined = [(~np.isnan(values)).astype(float) for values in rows]
         ratios = [Ratio(np.where(weights, values, 0.0), weights) for values, weights in zip(rows, defined, strict=True)]
         return [self.percentiles(values) for values in self.resampled(ratios)]
 
     def resampled(self, ratios: Sequence["Ratio"]) -> list[Floats]:
-        """Compute each ratio in each resample of the tasks, (resamples,), NaN where its denominator is 0.
+        """Compute each ratio in each resample, (resamples,); NaN if its denominator is 0.
 
-        All have the same resamples, so that what is computed of several, as a difference, is paired.
+        All ratios have the same resamples, so differences between them are paired.
         """
         chunks: list[list[Floats]] = [[] for _ in ratios]
         for counts in self._whole or self._draws():
@@ -203,7 +203,7 @@ class Bootstrap:
         return [np.concatenate(values) for values in chunks]
 
     def percentiles(self, values: Floats) -> tuple[float, float]:
-        """Take the interval of values over the resamples where they are defined."""
+        """Return the interval of the defined values over resamples."""
         defined = values[~np.isnan(values)]
         if not len(defined):
             return np.nan, np.nan
@@ -212,11 +212,11 @@ class Bootstrap:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Compute the exact two-sided sign test; 1.0 where nothing is discordant.
+    """Return p of the exact two-sided sign test; 1.0 without discordant tasks.
 
     Args:
-        better: tasks on which the first is ahead.
-        worse: tasks on which the second is; ties are left out.
+        better: tasks where the first method is ahead.
+        worse: tasks where the second method is ahead.
     """
     from scipy.stats import binomtest
 
@@ -224,8 +224,8 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
-    """Compute Wilson's 95% interval of a share of so many; 0 to 1 of none."""
-    z = NormalDist().inv_cdf(0.975)
+    """Return Wilson's 95% interval of a share; (0, 1) if `total` is 0."""
+    z = NORMAL.inv_cdf(0.975)
     if not total:
         return 0.0, 1.0
     middle = (count + z**2 / 2) / (total + z**2)
@@ -234,14 +234,12 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 
 
 def cohens_h(first: float, second: float) -> float:
-    """Compute Cohen's h of two rates, arcsine-transformed so that one size means the same near 0 or 1 as at a half: .2
-    is small, .5 medium, .8 large. Positive where the first is higher; NaN where a rate is."""
+    """Return Cohen's h of two rates: .2 is small, .5 medium, .8 large; NaN if a rate is NaN."""
     return float(2 * asin(sqrt(first)) - 2 * asin(sqrt(second)))
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust the p-values of one family by Holm's method, in the order given; NaN stays NaN and is no member of the
-    family."""
+    """Adjust the p-values of one family by Holm's method. NaN stays NaN and does not count as a test."""
     values = np.array(p, dtype=float)
     order = np.argsort(values)[: np.count_nonzero(~np.isnan(values))]
     values[order] = np.minimum(1, np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)))
@@ -249,20 +247,20 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def fisher(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, float]:
-    """Compute Fisher's exact test of two shares, two-sided, as `scipy.stats.fisher_exact` has it, without scipy.
+    """Compute Fisher's exact two-sided test of two shares, like `scipy.stats.fisher_exact` but without scipy.
 
     Args:
-        first: how many of a sample show something, and how many there are.
-        second: the same of the other sample.
+        first: count and total of a sample.
+        second: count and total of the other sample.
 
     Returns:
-        p, and the least p of any table with these margins: where that is high, nothing could have been found.
+        p, and the least p of any table with these margins. If the latter is high, no table is significant.
     """
     successes, total = first[0] + second[0], first[1] + second[1]
     support = np.arange(max(0, successes - second[1]), min(successes, first[1]) + 1)
     logs = _log_binomials(first[1], support) + _log_binomials(second[1], successes - support)
     chances = np.exp(logs - _log_binomials(total, np.array(successes)))
-    # Tables of equal chance come out a rounding apart.
+    # Allow for rounding between tables of equal chance.
     p, least = (
         float(chances[chances <= chance * (1 + 1e-7)].sum())
         for chance in (chances[first[0] - support[0]], chances.min())
@@ -282,11 +280,16 @@ def _log_factorials(bits: int) -> Floats:
 
 @dataclass(frozen=True)
 class Design:
-    """A comparison as it is planned: the second method's rate, tasks, trials of each task and method, what is known of
-    the tasks' difficulty, the test's level, the power that is wanted, and how it is simulated.
+    """Plan of a paired comparison of two methods on the same tasks.
 
-    Difficulty is `icc` in [0, 1), the share of the variance of outcomes that lies between tasks, and `shared` in [0,
-    1], how far two methods find the same tasks hard.
+    Args:
+        base: pass rate of the second method.
+        tasks: that both methods play.
+        trials: of each task and method.
+        icc: share of the variance of outcomes that lies between tasks, in [0, 1).
+        shared: correlation between the two methods' chances on one task, in [0, 1].
+        level: of the two-sided test.
+        power: chance to detect the difference.
     """
 
     base: float
@@ -296,8 +299,6 @@ class Design:
     shared: float
     level: float = 0.05
     power: float = 0.8
-    worlds: int = 2000
-    seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -315,102 +316,58 @@ class Design:
                 "plan with others by --tasks and --trials",
             )
 
+    @property
+    def sigmas(self) -> float:
+        """Standard errors that a difference must span to be detected with the wanted power."""
+        return NORMAL.inv_cdf(1 - self.level / 2) + NORMAL.inv_cdf(self.power)
 
-@lru_cache(maxsize=4096)
-def simulated_power(design: Design, difference: float) -> float:
-    """Simulate the chance that the test finds the difference.
+    def variances(self, difference: float) -> tuple[float, float]:
+        """Return the variance of a task's difference between tasks, and within a task for one trial.
 
-    Args:
-        design: of the comparison.
-        difference: the first method's rate less the second's, which is `design.base`.
+        Raises:
+            UserError: the first method's rate would not lie in (0, 1).
+        """
+        rate = self.base + difference
+        if not 0.0 < rate < 1.0:
+            raise UserError(f"base + difference must lie in (0, 1), got {rate:.3g}", "give a smaller --difference")
+        first, second = rate * (1 - rate), self.base * (1 - self.base)
+        between = self.icc * (first + second - 2 * self.shared * sqrt(first * second))
+        return between, (1 - self.icc) * (first + second)
+
+
+def power_of(design: Design, difference: float) -> float:
+    """Return the chance to detect a difference (first rate minus `design.base`), by the normal approximation.
 
     Raises:
-        UserError: the first method's rate would not be in (0, 1).
+        UserError: the first method's rate would not lie in (0, 1).
     """
-    from scipy.special import stdtrit
-
-    if not 0.0 < design.base + difference < 1.0:
-        raise UserError(
-            f"base + difference must lie in (0, 1), got {design.base + difference:.3g}", "give a smaller --difference"
-        )
-    # Tasks are alike before they are drawn, so a world is how many of them come to each difference.
-    random = np.random.default_rng(design.seed)
-    worlds = random.multinomial(design.tasks, _differences(design, difference), size=design.worlds)
-    passed = np.arange(-design.trials, design.trials + 1)
-    total, square = worlds @ passed, worlds @ passed**2
-    # Of whole trials, so that a spread of 0 is exactly 0.
-    spread = np.sqrt((design.tasks * square - total**2) / (design.tasks - 1))
-    bound = stdtrit(design.tasks - 1, 1 - design.level / 2)
-    return float((np.abs(total) > bound * spread).mean())
+    between, within = design.variances(difference)
+    distance = abs(difference) / sqrt((between + within / design.trials) / design.tasks)
+    bound = NORMAL.inv_cdf(1 - design.level / 2)
+    return NORMAL.cdf(distance - bound) + NORMAL.cdf(-distance - bound)
 
 
 def detectable(design: Design) -> float | None:
-    """Find the least gain over the base, to .001, that is found with the power wanted; None where none is."""
-    steps = int((1.0 - design.base) / STEP - 1e-9)
-    least = _first(steps, lambda step: simulated_power(design, step * STEP) >= design.power)
-    return None if least is None else round(least * STEP, 3)
+    """Return the least gain over the base, to .001, that is detected with the wanted power; None if there is none."""
+    gains = (step * STEP for step in range(1, int((1.0 - design.base) / STEP - 1e-9) + 1))
+    return next((round(gain, 3) for gain in gains if power_of(design, gain) >= design.power), None)
 
 
 def trials_needed(design: Design, difference: float) -> int | None:
-    """Find the least trials of each task with which the difference is found on the design's tasks; None beyond
-    `MAX_TRIALS`, where as a rule no number will do: the methods differ too much from task to task."""
-    return _first(
-        MAX_TRIALS, lambda trials: simulated_power(replace(design, trials=trials), difference) >= design.power
-    )
+    """Return the least trials of each task that detect the difference on the design's tasks.
+
+    None above `MAX_TRIALS`: trials remove only the noise within tasks, so no number of them may be enough.
+    """
+    between, within = design.variances(difference)
+    allowed = design.tasks * (difference / design.sigmas) ** 2 - between
+    return _at_most(MAX_TRIALS, within / allowed) if allowed > 0 else None
 
 
 def tasks_needed(design: Design, difference: float) -> int | None:
-    """Find the least tasks with which the difference is found with the design's trials; None beyond `MAX_TASKS`."""
-    return _first(
-        MAX_TASKS, lambda tasks: tasks > 1 and simulated_power(replace(design, tasks=tasks), difference) >= design.power
-    )
+    """Return the least tasks that detect the difference with the design's trials; None above `MAX_TASKS`."""
+    between, within = design.variances(difference)
+    return _at_most(MAX_TASKS, max(2.0, (between + within / design.trials) * (design.sigmas / difference) ** 2))
 
 
-def _first(most: int, enough: Callable[[int], bool]) -> int | None:
-    """Find the least of 1..most that is enough, by doubling and halving."""
-    low, high = 0, 1
-    while not enough(min(high, most)):
-        if high >= most:
-            return None
-        low, high = high, 2 * high
-    high = min(high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def _differences(design: Design, difference: float) -> Floats:
-    """Compute the distribution of one task's difference in passed trials, at -trials, ..., trials."""
-    trials = design.trials
-    first = _outcomes(design.base + difference, design.icc, trials)
-    second = _outcomes(design.base, design.icc, trials)
-    joint = first.T @ _joint_shares(design.shared) @ second / GRID
-    passed = np.arange(trials + 1)
-    shares = np.bincount((passed[:, None] - passed + trials).ravel(), weights=joint.ravel())
-    return shares / shares.sum()
-
-
-@lru_cache(maxsize=64)
-def _outcomes(rate: float, icc: float, trials: int) -> Floats:
-    """Compute the chance of 0, ..., trials passed on a task, in each of GRID equal shares of tasks, hardest first."""
-    from scipy.special import betaincinv, comb
-
-    chance = np.full(GRID, rate)
-    if icc > 0.0:
-        size = 1 / icc - 1
-        chance = betaincinv(rate * size, (1 - rate) * size, (np.arange(GRID) + 0.5) / GRID)
-    passed = np.arange(trials + 1)
-    sequence = np.float_power(chance[:, None], passed) * np.float_power(1 - chance[:, None], trials - passed)
-    return np.asarray(comb(trials, passed) * sequence, dtype=float)
-
-
-@lru_cache(maxsize=8)
-def _joint_shares(shared: float) -> Floats:
-    """Compute the chance that a task of each share of the first method's tasks is of each share of the second's."""
-    from scipy.special import ndtr, ndtri
-
-    if shared == 1.0:
-        return np.eye(GRID)
-    middles, edges = ndtri((np.arange(GRID) + 0.5) / GRID), ndtri(np.arange(GRID + 1) / GRID)
-    return np.diff(ndtr((edges - shared * middles[:, None]) / np.sqrt(1 - shared**2)), axis=1)
+def _at_most(most: int, number: float) -> int | None:
+    return ceil(number) if number <= most else None

@@ -141,7 +141,7 @@ class TestReading:
         assert messages_of(weather) == TOLD and messages_of(orders) == ATIF_TOLD
         assert tools_of(orders, ATIF_TOLD, desk.TOOLS) == [desk.TOOLS[0]]
 
-    def test_answers_are_linked_to_calls_and_what_is_done_at_once_is_one_message(self) -> None:
+    def test_answers_are_linked_to_calls_and_parallel_calls_are_one_message(self) -> None:
         acts = [step(2, "agent", "", ("a", {})), step(3, "agent", "", ("b", {}))]
         acts[1]["observation"] = answered(("b", "of b"), ("a", "of a"))
         messages = messages_of(Atif.model_validate(made(step(1, "user", "Go."), *acts, step(4, "agent", "Gone."))))
@@ -158,11 +158,11 @@ class TestReading:
             ([step(1, "agent", "Gone.")], UNPROMPTED),
         ],
     )
-    def test_what_has_no_form_as_text_and_calls_is_said(self, steps: list[dict[str, Any]], reason: str) -> None:
+    def test_trajectories_that_do_not_convert_are_reported(self, steps: list[dict[str, Any]], reason: str) -> None:
         with pytest.raises(Inexpressible, match=reason):
             messages_of(Atif.model_validate(made(*steps)))
 
-    def test_tools_that_nobody_describes_are_told_by_their_calls(self) -> None:
+    def test_undescribed_tools_get_a_schema_from_their_calls(self) -> None:
         shown = tools_of(Atif.model_validate(WEATHER), TOLD, desk.TOOLS)
         assert [(tool["function"]["name"], tool["function"]["parameters"]["properties"]) for tool in shown] == [
             ("weather", {"city": {"type": "string"}}),
@@ -193,7 +193,7 @@ class TestReading:
 
 
 class TestExport:
-    def test_dialogues_come_back_as_the_same_messages(self) -> None:
+    def test_dialogues_round_trip(self) -> None:
         target = CheckedEnvironment(desk.ServiceDesk(mix="compound"), "desk", "")
         for task in target.tasks("discovery", 30):
             messages = target.play(task, target.reference(task))
@@ -206,7 +206,7 @@ class TestExport:
             assert told["extra"] == {"task": task.id}
             assert [step["step_id"] for step in told["steps"]] == list(range(1, len(told["steps"]) + 1))
 
-    def test_calls_at_once_keep_their_answers(self) -> None:
+    def test_parallel_calls_keep_their_answers(self) -> None:
         calls = [tool_call(name, {"x": 1})["tool_calls"][0] for name in ("f", "f", "g")]
         answers = [{"role": "tool", "name": name, "content": str(at)} for at, name in enumerate(("f", "f", "g"))]
         start: list[Message] = [{"role": "user", "content": "Go."}]
@@ -237,21 +237,21 @@ class TestDemonstrations:
             last = max(at for at, message in enumerate(play) if message["role"] == "assistant")
             assert chat.dialogue(play[: last + 1])[: len(row.ids)] == row.ids
 
-    def test_only_what_the_agent_wrote_has_a_label(self) -> None:
+    def test_only_agent_tokens_have_labels(self) -> None:
         assert Demonstration([5, 6, 7], [0, 1, 0]).labels() == [-100, 6, -100]
 
-    def test_what_is_left_out_is_counted_by_reason(self, tmp_path: Path, policy: Learner) -> None:
+    def test_unusable_trajectories_are_counted_by_reason(self, tmp_path: Path, policy: Learner) -> None:
         long = made(GO, step(2, "agent", "ö" * 3000))
         path = written(tmp_path / "a.jsonl", SEEN, long, WEATHER, SEEN, ATIF, ATIF)
         found = demonstrations(path, 2, policy, desk.TOOLS)
         assert (len(found[0]), found[1]) == (2, 5)
         assert found[2] == {IMAGE: 2, TOO_LONG: 1}
 
-    def test_a_file_of_nothing_usable_says_why(self, tmp_path: Path, policy: Learner) -> None:
+    def test_a_file_without_usable_trajectories_is_rejected_with_reasons(self, tmp_path: Path, policy: Learner) -> None:
         with pytest.raises(UserError, match=f"none of the 1 trajectories .*{IMAGE}: 1"):
             demonstrations(written(tmp_path / "a.jsonl", SEEN), 5, policy, desk.TOOLS)
 
-    def test_generic_demonstrations_are_of_every_kind_and_drawn_by_the_seed_alone(self, tmp_path: Path) -> None:
+    def test_generic_demonstrations_cover_every_kind_and_depend_only_on_the_seed(self, tmp_path: Path) -> None:
         write_generic(tmp_path / "a.jsonl", 300, 0)
         write_generic(tmp_path / "b.jsonl", 300, 0)
         write_generic(tmp_path / "c.jsonl", 300, 1)
@@ -285,7 +285,7 @@ def taught(tiny: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 class TestTraining:
-    def test_demonstrations_of_a_lacking_skill_teach_it(self, policy: Any, taught: tuple[Path, FineTuned]) -> None:
+    def test_demonstrations_teach_a_missing_skill(self, policy: Any, taught: tuple[Path, FineTuned]) -> None:
         home, one = taught
         target = CheckedEnvironment(desk.ServiceDesk(), "desk", "")
         tasks, adapter = human(40, "test"), Adapter(str(home / one.folder), one.digest)
@@ -313,7 +313,7 @@ class TestTraining:
         assert (home / one.folder / "adapter_model.safetensors").stat().st_mtime_ns == before
 
     @pytest.mark.parametrize("removed", further(["", "adapter_model.safetensors", "adapter_config.json", "README.md"]))
-    def test_an_altered_adapter_or_what_is_missing_of_it_is_refused_and_made_again(
+    def test_altered_and_incomplete_adapters_are_rejected_and_retrained(
         self, tiny: Path, source: Path, tmp_path: Path, removed: str
     ) -> None:
         asked = composed(f"baselines.adp.source={source}", "baselines.adp.demonstrations=8")
@@ -327,7 +327,7 @@ class TestTraining:
                 teach_trajectories(lesson(asked, tiny))
             assert teach_trajectories(lesson(asked, tiny)).digest == one.digest
 
-    def test_the_stage_leaves_an_adapter_that_cost_no_rollout(
+    def test_the_stage_writes_an_adapter_that_cost_no_rollouts(
         self, tiny: Path, taught: tuple[Path, FineTuned], source: Path
     ) -> None:
         home, one = taught
@@ -345,7 +345,7 @@ class TestTraining:
             assert len(Path("results/adp/history.csv").read_text().splitlines()) == 1 + len(one.losses)
 
 
-def test_a_baseline_that_is_not_run_leaves_empty_results_without_torch(tmp_path: Path) -> None:
+def test_a_disabled_baseline_writes_empty_results_without_torch(tmp_path: Path) -> None:
     publish_spec(compose_spec("default", 0, [], ROOT / "conf"), tmp_path / "results/spec.yaml")
     code = (
         "import runpy, sys; sys.argv = ['row.py', 'adp']\n"

@@ -180,7 +180,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestOwn:
-    def test_they_are_the_same_whatever_the_diagnosis_found(self, drawn: Path, tmp_path: Path) -> None:
+    def test_untargeted_environments_do_not_depend_on_the_diagnosis(self, drawn: Path, tmp_path: Path) -> None:
         shutil.copytree(ROOT / "conf", tmp_path / "conf")
         (tmp_path / "results/capabilities").mkdir(parents=True)
         (tmp_path / "results/capabilities/capabilities.jsonl").write_text('{"id": "missing_write"}\n')
@@ -191,12 +191,12 @@ class TestOwn:
             path.name: path.read_bytes() for path in (tmp_path / "awm").iterdir()
         }
 
-    def test_seed_and_number_alone_decide_the_text(self) -> None:
+    def test_only_seed_and_number_decide_the_text(self) -> None:
         texts = {(seed, number): narrowed_desk("one", seed, number) for seed in range(2) for number in range(6)}
         assert len(set(texts.values())) == len(texts)
         assert all(narrowed_desk("one", *key) == text for key, text in texts.items())
 
-    def test_each_is_a_desk_that_pays_half_for_parts_and_half_for_success(self, drawn: Path) -> None:
+    def test_each_environment_pays_half_for_parts_and_half_for_success(self, drawn: Path) -> None:
         target = load_file(drawn / "untargeted_00.py")
         assert target.tools == desk.TOOLS
         for task in target.tasks("training", 20):
@@ -210,7 +210,7 @@ class TestOwn:
             spoilt = target.score(task, target.play(task, extra))
             assert not spoilt.success and spoilt.reward <= 0.5
 
-    def test_all_have_whole_passports_without_calibration(self, drawn: Path) -> None:
+    def test_all_have_passports_without_calibration(self, drawn: Path) -> None:
         from captrain.environments.loading import read_passports
 
         for passport in read_passports(drawn).values():
@@ -218,7 +218,7 @@ class TestOwn:
             assert not [check for check in passport.checks if "base" in check.name]
             assert load_environment(drawn, passport, composed().machine).name == passport.capability
 
-    def test_bounds_that_none_can_meet_are_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unreachable_bounds_are_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(untargeted, "DRAWS", 1)
         with pytest.raises(UserError, match="of 2 untargeted environments 0 earned a passport"):
             untargeted_environments(
@@ -244,7 +244,7 @@ class TestPublished:
         assert target.score(second, target.play(second, [*SOLUTION[:1], *SOLUTION[2:]])).reward == 0.0
         assert target.score(second, target.play(second, [*SOLUTION[:2], SOLUTION[1], SOLUTION[2]])).reward == 0.0
 
-    def test_tasks_that_are_done_on_the_untouched_database_are_left_out(self, tmp_path: Path) -> None:
+    def test_tasks_that_pass_on_the_untouched_database_are_left_out(self, tmp_path: Path) -> None:
         asked = composed("baselines.awm.environments=1")
         [passport] = published_scenarios(layout(tmp_path / "source"), 1, asked, tmp_path / "awm")
         checks = {check.name: check for check in passport.checks}
@@ -256,7 +256,7 @@ class TestPublished:
             published_scenarios(layout(tmp_path / "none", verifiers=(ALWAYS, ALWAYS)), 1, asked, tmp_path / "rejected")
         assert not [*(tmp_path / "rejected").iterdir()]
 
-    def test_an_application_that_draws_at_random_is_refused(self, tmp_path: Path) -> None:
+    def test_a_nondeterministic_application_is_rejected(self, tmp_path: Path) -> None:
         code = APPLICATION.replace("status = 200", "status = 200; found.append(os.urandom(8).hex())")
         with pytest.raises(UserError, match="random calls meet other observations"):
             published_scenarios(layout(tmp_path / "source", code), 1, composed(), tmp_path / "awm")
@@ -269,14 +269,14 @@ class TestPublished:
         task = target.tasks("training", 1)[0]
         assert target.score(task, target.play(task, SOLUTION)).success and not target.floor(task).success
 
-    def test_what_the_sandbox_lacks_is_named(self, tmp_path: Path) -> None:
+    def test_a_package_missing_in_the_sandbox_is_named(self, tmp_path: Path) -> None:
         code = FRAMEWORK.replace("import sqlite3", "import sqlite3\nfrom flask import Flask")
         with pytest.raises(UserError, match="small_library imports flask, which the sandbox does not have"):
             published_scenarios(layout(tmp_path / "source", code), 2, composed(), tmp_path / "awm")
 
 
 class TestLayout:
-    def test_the_framework_itself_runs_where_it_is_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_real_framework_runs_if_installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         # The driver takes these over, in a process of its own where it is confined.
         taken = ("sqlite3.connect", "sqlite3.dbapi2.connect", "os.getcwd", "os.path.exists", "os.path.isfile")
         for name in taken:
@@ -309,7 +309,7 @@ class TestLayout:
         with pytest.raises(UserError, match=rf"{name}\.jsonl is missing"):
             scenarios.scenarios(tmp_path)
 
-    def test_scenarios_that_some_file_does_not_know_are_passed_over(self, tmp_path: Path) -> None:
+    def test_scenarios_missing_in_a_file_are_skipped(self, tmp_path: Path) -> None:
         folder = layout(tmp_path)
         path = folder / "gen_tasks.jsonl"
         path.write_text(json.dumps({"scenario": "elsewhere", "tasks": ["Go."]}) + "\n" + path.read_text())
@@ -320,7 +320,7 @@ class TestLayout:
 
 
 class TestStage:
-    def test_it_spends_exactly_what_trace_has_spent(
+    def test_it_spends_exactly_traces_total(
         self, drawn: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(untargeted, "drawn_environments", lambda spec, count, folder: _copied(drawn, folder))
@@ -341,7 +341,7 @@ class TestStage:
             assert adapter_digest(Path(row["path"])) == row["digest"]
             assert {path.stem for path in Path("results/awm").glob("*.py")} == {"untargeted_00", "untargeted_01"}
 
-    def test_one_that_is_not_run_leaves_empty_results(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_disabled_row_writes_empty_results(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with inside(tmp_path):
             publish_spec(composed("baselines.awm.run=false"), Path("results/spec.yaml"))
             run_here("awm", ROOT)

@@ -59,7 +59,7 @@ def row(frame: pd.DataFrame, **where: str) -> dict[Any, Any]:
     return match
 
 
-def test_an_adapter_that_repairs_its_own_lack_alone_is_told_from_one_that_repairs_nothing() -> None:
+def test_a_specific_repair_differs_from_no_repair() -> None:
     causality = world({"copy": {"copy": 0.4}, "steps": {}})
     copy, steps = (row(causality.capabilities, capability=name) for name in ("copy", "steps"))
     for name in ("difference", "specificity"):
@@ -72,7 +72,7 @@ def test_an_adapter_that_repairs_its_own_lack_alone_is_told_from_one_that_repair
     assert copy["repaired"] == pytest.approx(copy["claimed"] * copy["efficacy"], abs=0.02)
 
 
-def test_what_was_taught_by_solutions_stands_beside_what_learnt_from_rewards() -> None:
+def test_adapters_from_solutions_are_listed_beside_those_from_rewards() -> None:
     change = {"copy": {"copy": 0.4}, "steps": {"steps": 0.4}, "solutions:copy": {}, "solutions:steps": {"copy": 0.4}}
     table = world(change, stages={"solutions:copy": "solutions", "solutions:steps": "solutions"}).capabilities
     assert [*table["adapter"]] == ["copy", "steps", "solutions:copy", "solutions:steps"]
@@ -84,7 +84,7 @@ def test_what_was_taught_by_solutions_stands_beside_what_learnt_from_rewards() -
     assert by_rewards["placebo_low"] < 0 < by_rewards["placebo_high"] and by_solutions["placebo_low"] > 0.3
 
 
-def test_luck_that_turns_repairs_nothing() -> None:
+def test_regression_to_the_mean_is_no_repair() -> None:
     """Every failed trial of a task with a chance is followed by better ones: the regression to the mean."""
     causality = world({"copy": {}, "steps": {}})
     for name in ("copy", "steps"):
@@ -96,7 +96,7 @@ def test_luck_that_turns_repairs_nothing() -> None:
     assert passed["low"] < 0 < passed["high"] and passed["base"] < 0.5
 
 
-def test_what_helps_everywhere_is_no_repair_of_a_lack() -> None:
+def test_help_everywhere_is_no_specific_repair() -> None:
     gains = {"copy": 0.4, "steps": 0.4, "": 0.4}
     copy = row(world({"copy": gains, "steps": gains}).capabilities, capability="copy")
     assert copy["efficacy_low"] > 0.4 and copy["placebo_low"] > 0.3
@@ -104,7 +104,7 @@ def test_what_helps_everywhere_is_no_repair_of_a_lack() -> None:
         assert copy[f"{name}_low"] < 0 < copy[f"{name}_high"]
 
 
-def test_labels_of_one_trial_meet_the_outcomes_of_the_others_alone() -> None:
+def test_labels_of_one_trial_meet_only_outcomes_of_other_trials() -> None:
     """Task 0 lacks both in trial 0; task 1 lacks copy in trials 0 and 1, which the adapter passes in trial 1; task 2
     lacks nothing that is known and passes once."""
     passes = {
@@ -128,7 +128,7 @@ def test_labels_of_one_trial_meet_the_outcomes_of_the_others_alone() -> None:
     assert numbers["placebo"] == pytest.approx(0.0) and numbers["specificity"] == pytest.approx(1 / 2)
 
 
-def test_errors_and_one_trial_leave_it_undefined_and_not_zero() -> None:
+def test_errors_and_single_trials_give_undefined_numbers_not_zero() -> None:
     copy = frozenset({"copy"})
     passes = {"base": np.array([[0, NAN], [0, 1]]), "copy": np.array([[1, 1], [1, NAN]])}
     numbers = row(tables_of(passes, {(0, 0): copy, (1, 0): copy}).capabilities, capability="copy")
@@ -138,7 +138,7 @@ def test_errors_and_one_trial_leave_it_undefined_and_not_zero() -> None:
     assert np.isnan(row(tables_of(once, {(0, 0): copy}).capabilities, capability="copy")["efficacy"])
 
 
-def test_an_adapter_of_no_selected_capability_is_shown_and_is_nobodys_placebo() -> None:
+def test_an_adapter_without_a_selected_capability_is_shown_but_is_no_placebo() -> None:
     passes = {
         "base": np.zeros((4, 2)),
         "copy": np.ones((4, 2)),
@@ -204,7 +204,7 @@ def measured(folder: Path, *overrides: str, reader: Reader | None = None) -> tup
     return measure_causality(reader or Reader(), [], spec, folder)
 
 
-def test_the_failed_rollouts_of_the_base_are_labelled_and_no_others(tmp_path: Path) -> None:
+def test_only_failed_rollouts_of_the_base_are_labelled(tmp_path: Path) -> None:
     reader = Reader()
     labels, causality = measured(project(tmp_path, base_and_adapter()), reader=reader)
     assert {(rollout.outcome, rollout.adapter) for rollout in reader.rollouts} == {("failed", None)}
@@ -221,7 +221,7 @@ def test_a_rollout_of_another_split_is_refused(tmp_path: Path) -> None:
         measured(project(tmp_path, base_and_adapter("discovery")))
 
 
-def test_what_is_switched_off_asks_nothing_and_leaves_empty_tables(tmp_path: Path) -> None:
+def test_a_disabled_test_asks_nothing_and_writes_empty_tables(tmp_path: Path) -> None:
     reader = Reader()
     labels, causality = measured(project(tmp_path, base_and_adapter()), "causality.run=false", reader=reader)
     assert not labels and not reader.rollouts
@@ -229,7 +229,7 @@ def test_what_is_switched_off_asks_nothing_and_leaves_empty_tables(tmp_path: Pat
     assert pd.read_csv(tmp_path / "out/capabilities.csv").empty and pd.read_csv(tmp_path / "out/effects.csv").empty
 
 
-def test_labels_of_the_test_split_reach_no_stage_but_the_figures() -> None:
+def test_only_figures_read_labels_of_the_test_split() -> None:
     stages = shipped_stages()
     inputs = {name: [dep for dep in stage.get("deps", []) if "/causality" in dep] for name, stage in stages.items()}
     readers = {name for name, deps in inputs.items() if any(not dep.startswith(("src/", "stages/")) for dep in deps)}

@@ -65,7 +65,7 @@ def always(name: str) -> bool:
     return True
 
 
-def test_failures_rank_by_coverage_and_lowest_by_gap_and_undefined_numbers_come_last() -> None:
+def test_failures_ranks_by_coverage_and_lowest_by_gap_with_undefined_last() -> None:
     found = rankings(FIVE, 0)
     assert tuple(found) == NAMES
     assert found["failures"] == ["c", "b", "a", "e", "d"]
@@ -73,7 +73,7 @@ def test_failures_rank_by_coverage_and_lowest_by_gap_and_undefined_numbers_come_
     assert sorted(found["random"]) == ["a", "b", "c", "d", "e"]
 
 
-def test_a_control_s_choice_depends_on_the_one_thing_that_it_looks_at() -> None:
+def test_a_controls_choice_depends_only_on_its_own_criterion() -> None:
     """The draw sees no number; what ranks failures sees no passed rollout, so no gap."""
     rng = random.Random(0)
     for seed in range(20):
@@ -84,7 +84,7 @@ def test_a_control_s_choice_depends_on_the_one_thing_that_it_looks_at() -> None:
     assert len({tuple(rankings(FIVE, seed)["random"]) for seed in range(20)}) > 10
 
 
-def test_every_control_has_as_many_capabilities_as_trace_and_passes_over_those_without_an_environment() -> None:
+def test_controls_have_traces_number_of_capabilities_and_skip_those_without_environment() -> None:
     asked: list[str] = []
 
     def has(name: str) -> bool:
@@ -119,13 +119,13 @@ def workshop(policy: ScriptedPolicy, *, against: Any = AGAINST, rollouts: Any = 
     return Workshop(DEFICITS[:2], pool, rollouts, TemplateSynthesizer(), policy, against, SPEC.machine, 0)
 
 
-def test_what_trace_has_trained_costs_nothing_and_what_no_template_trains_is_passed_over(elsewhere: Path) -> None:
+def test_traces_adapters_are_reused_and_untrainable_capabilities_skipped(elsewhere: Path) -> None:
     shop = workshop(ScriptedPolicy())
     assert all(shop.has(name) for name in DEFICITS[:2]) and not shop.has("small_talk")
     assert shop.ledger == [] and shop.syntheses == {} and shop.lacking["small_talk"].startswith("no template trains")
 
 
-def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_not_held_against_a_bound(
+def test_calibration_is_charged_to_controls_without_bounds_on_rewards(
     elsewhere: Path,
 ) -> None:
     shop = workshop(ScriptedPolicy())
@@ -146,7 +146,7 @@ def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_no
     assert AGAINST.bounds.constant_groups == STRICT.constant_groups < 1
 
 
-def test_a_capability_whose_environment_fails_another_check_is_passed_over_with_what_was_found(elsewhere: Path) -> None:
+def test_a_capability_with_a_failed_passport_is_skipped_with_the_reason(elsewhere: Path) -> None:
     hard = replace(AGAINST, bounds=AGAINST.bounds.model_copy(update={"broken_reward": 0.0, "rounds": 1}))
     shop = workshop(ScriptedPolicy(), against=hard)
     refused = [name for name in CONTROLS if not shop.has(name)]
@@ -155,7 +155,7 @@ def test_a_capability_whose_environment_fails_another_check_is_passed_over_with_
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_what_the_diagnosis_rejects_has_an_honest_environment_all_the_same(tmp_path: Path, name: str) -> None:
+def test_rejected_capabilities_also_get_an_honest_environment(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.py"
     path.write_text(TemplateSynthesizer().synthesize(Brief(capability(name), BENCHMARK.tools), []))
     found = examine(path, AGAINST, Brief(capability(name), BENCHMARK.tools), SPEC.machine, None, 0, trusted=True)
@@ -198,7 +198,7 @@ def gained(**gains: float) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("router", further(["retrieval", "sets", "gate"]))
-def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
+def test_a_control_with_traces_capabilities_is_routed_like_trace(
     environments: dict[str, CheckedEnvironment], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
 ) -> None:
     spec = compose_spec("smoke", 0, [f"router={router}"], ROOT / "conf")
@@ -258,7 +258,7 @@ def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
     publish(folder / "results/labels/candidates.jsonl", [capability(name) for name in pool])
 
 
-def test_the_stage_trains_only_what_trace_has_not_at_the_same_budget(
+def test_the_stage_trains_only_missing_adapters_with_the_same_budget(
     elsewhere: Path, tiny: Path, rollouts: list[Rollout], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace_stood(elsewhere, tiny, rollouts)
@@ -310,7 +310,7 @@ def test_without_controls_the_stage_writes_empty_results_quickly_and_without_tor
     assert not (tmp_path / "results/controls/routes.csv").exists()
 
 
-def test_where_trace_trained_one_adapter_for_all_there_is_nothing_to_control(
+def test_one_adapter_for_all_capabilities_gives_no_controls(
     elsewhere: Path, tiny: Path, rollouts: list[Rollout], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace_stood(elsewhere, tiny, rollouts)

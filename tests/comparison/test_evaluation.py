@@ -49,7 +49,7 @@ def test_the_random_bound_is_the_exact_mean_over_arms() -> None:
     assert row(result.main, method="bound:random")["pass_rate"] == pytest.approx((1.5 / 4 + 2 / 4) / 2)
 
 
-def test_errors_are_left_out_of_rates_and_counted_and_never_failures() -> None:
+def test_errors_are_counted_but_are_no_failures() -> None:
     arms = {**SMALL, "base": ["PE", "EE", "FF", "PP"]}
     base = row(run(outcomes_of(arms), routes_of(["base"] * 4)).main, method="base")
     assert base["pass_rate"] == pytest.approx((1 + 0 + 1) / 3)
@@ -57,7 +57,7 @@ def test_errors_are_left_out_of_rates_and_counted_and_never_failures() -> None:
     assert base["pass_hat_k"] == pytest.approx(0.5)
 
 
-def test_intervals_hold_the_true_rate_about_as_often_as_they_say() -> None:
+def test_intervals_have_their_nominal_coverage() -> None:
     held, worlds = 0, 120
     for seed in range(worlds):
         random = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def test_intervals_hold_the_true_rate_about_as_often_as_they_say() -> None:
     assert binomtest(held, worlds, 0.9).pvalue > 0.01
 
 
-def test_differences_are_paired_and_swap_sign_when_turned_around() -> None:
+def test_differences_are_paired_and_antisymmetric() -> None:
     outcomes = drawn({"base": 0.3, "grpo_target": 0.6, "a": 0.6}, tasks=200, trials=4, seed=1)
     result = run(outcomes, routes_of(["a"] * 200))
     gain = row(result.differences, first="trace", second="base")
@@ -80,7 +80,7 @@ def test_differences_are_paired_and_swap_sign_when_turned_around() -> None:
     )
 
 
-def test_a_method_compared_with_its_own_outcomes_differs_by_nothing() -> None:
+def test_equal_outcomes_have_no_difference() -> None:
     result = run(outcomes_of(SMALL), routes_of(["base"] * 4))
     same = row(result.differences, first="trace", second="base")
     assert (same["difference"], same["low"], same["high"], same["p"]) == (0, 0, 0, 1.0)
@@ -93,7 +93,7 @@ def test_the_sign_test_equals_the_exact_binomial_test(better: int, worse: int) -
     assert sign_test(better, worse) == pytest.approx(expected)
 
 
-def test_the_oracle_is_not_above_the_truth_when_arms_differ_by_noise_alone() -> None:
+def test_the_oracle_does_not_reward_noise() -> None:
     rates, naive = [], []
     for seed in range(40):
         arms = np.random.default_rng(seed).random((5, 200, 4)) < 0.5
@@ -104,12 +104,12 @@ def test_the_oracle_is_not_above_the_truth_when_arms_differ_by_noise_alone() -> 
     assert np.mean(naive) > 0.7
 
 
-def test_the_oracle_finds_the_arm_that_is_really_better_on_each_task() -> None:
+def test_the_oracle_finds_the_better_arm_of_each_task() -> None:
     left = np.array([[1.0] * 4, [0.0] * 4])
     assert oracle([left, 1 - left]).rates.tolist() == [1.0, 1.0]
 
 
-def test_the_oracle_gives_ties_to_the_first_arm_and_survives_errors() -> None:
+def test_the_oracle_gives_ties_to_the_first_arm_and_handles_errors() -> None:
     base = np.array([[1.0, np.nan, 1.0, 1.0]])
     other = np.array([[1.0, 1.0, 1.0, 1.0]])
     found = oracle([base, other])
@@ -117,14 +117,14 @@ def test_the_oracle_gives_ties_to_the_first_arm_and_survives_errors() -> None:
     assert np.isnan(found.pass_k).all()
 
 
-def test_with_one_trial_there_is_no_oracle_and_every_other_row() -> None:
+def test_one_trial_gives_every_row_except_the_oracle() -> None:
     once = {arm: [letters[0] for letters in rows] for arm, rows in SMALL.items()}
     one, two = (run(outcomes_of(arms), routes_of(["base"] * 4)).main for arms in (once, SMALL))
     assert {*two["method"]} - {*one["method"]} == {"bound:oracle"}
     assert not np.isnan(one["pass_rate"].to_numpy(float)).any()
 
 
-def test_the_best_single_adapter_is_chosen_on_other_tasks_than_it_is_scored_on() -> None:
+def test_the_best_single_adapter_is_chosen_and_scored_on_different_tasks() -> None:
     noise = np.random.default_rng(0).random((8, 400, 1)) < 0.5
     names = [f"t{task}" for task in range(400)]
     lucky = max(arm.mean() for arm in noise)
@@ -134,7 +134,7 @@ def test_the_best_single_adapter_is_chosen_on_other_tasks_than_it_is_scored_on()
     assert best_single({"bad": bad, "good": good}, names[:60]).rates.tolist() == [1.0] * 60
 
 
-def test_unequal_budgets_are_refused_with_both_totals_named() -> None:
+def test_unequal_totals_are_rejected_with_both_numbers() -> None:
     unequal = [*LEDGER, LedgerEntry(stage="environments", purpose="calibration", method="trace", rollouts=5)]
     with pytest.raises(UserError, match="TRACE spent 105 rollouts and grpo_target 100"):
         run(outcomes_of(SMALL), routes_of(["base"] * 4), unequal)
@@ -154,7 +154,7 @@ def charged(stage: str, rollouts: int, item: str = "", purpose: Any = "training"
     return LedgerEntry(stage=stage, purpose=purpose, method=stage, item=item, rollouts=rollouts, **more)
 
 
-def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what_it_rests_on() -> None:
+def test_every_acting_stage_is_a_row_with_its_charges() -> None:
     calibration = LedgerEntry(stage="environments", purpose="calibration", method="trace", item="a", rollouts=20)
     ledger = [
         *LEDGER[:2], calibration, charged("grpo_target", 120), charged("gepa", 120), charged("single", 60, "single"),
@@ -187,13 +187,13 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
     assert {("solutions", "base"), ("solutions", "grpo_target"), ("solutions", "adp")} < compared
 
 
-def test_what_each_method_spent_is_told_with_the_stages_it_rests_on() -> None:
+def test_costs_list_the_stages_of_each_method() -> None:
     table = run(outcomes_of(SMALL), routes_of(["base"] * 4)).costs
     assert row(table, method="trace")["stages"] == "rollouts adapters" and row(table, method="trace")["discarded"] == 10
     assert row(table, method="base")["rollouts"] == 0
 
 
-def test_a_baseline_with_another_total_is_refused_unless_the_table_says_so(tmp_path: Path) -> None:
+def test_another_total_is_rejected_unless_declared(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="TRACE spent 100 rollouts and gepa 90"):
         run(many({"gepa/gepa": "PP,PP,PP,PP"}), routes_of(["base"] * 4), [*LEDGER, charged("gepa", 90)])
     publish_evaluation(run(many({"adp/adp": "PP,PP,PP,PP"}), routes_of(["base"] * 4)), tmp_path)
@@ -203,7 +203,7 @@ def test_a_baseline_with_another_total_is_refused_unless_the_table_says_so(tmp_p
     assert "Another total than TRACE's: ADP trains on demonstrations." in captured.get()
 
 
-def test_a_composition_is_played_where_it_is_routed_to_and_nowhere_else() -> None:
+def test_a_composition_plays_only_tasks_routed_to_it() -> None:
     outcomes = many({"compositions/a+b": "PP,PP"})
     result = run(outcomes, routes_of(["a+b", "a+b", "a", "base"], sets=["a+b", "base", "base", "base"]))
     assert row(result.main, method="trace")["pass_rate"] == pytest.approx((1 + 1 + 0 + 0.5) / 4)
@@ -212,7 +212,7 @@ def test_a_composition_is_played_where_it_is_routed_to_and_nowhere_else() -> Non
         run(outcomes, routes_of(["base", "base", "a+b", "base"]))
 
 
-def test_a_composition_is_no_choice_of_the_bounds() -> None:
+def test_bounds_do_not_use_compositions() -> None:
     bound = row(run(many({"compositions/a+b": "PP,PP"}), routes_of(["base"] * 4)).main, method="bound:random")
     assert (
         bound["pass_rate"]
@@ -220,7 +220,7 @@ def test_a_composition_is_no_choice_of_the_bounds() -> None:
     )
 
 
-def test_without_alternatives_an_adapter_plays_what_is_routed_to_it_and_nothing_is_bounded() -> None:
+def test_without_alternatives_adapters_play_only_routed_tasks_and_there_are_no_bounds() -> None:
     played = many({}).query("arm != 'a' or task in ['t0', 't1']")
     routes = routes_of(["a", "a", "base", "base"])
     with pytest.raises(UserError, match="arm a has 4 outcomes where 4 tasks x 2 trials were played"):
@@ -233,7 +233,7 @@ def test_without_alternatives_an_adapter_plays_what_is_routed_to_it_and_nothing_
     assert not {"bound:oracle", "bound:random"} & {*result.differences["first"], *result.differences["second"]}
 
 
-def test_a_control_is_charged_for_its_own_capabilities_alone() -> None:
+def test_a_control_is_charged_only_for_its_own_capabilities() -> None:
     ledger = [*LEDGER, charged("controls", 60, "b"), charged("controls", 60, "c")]
     routes = routes_of(["a"] * 4).assign(**{"control:random": ["b", "b", "base", "base"]})
     result = evaluate(
@@ -249,7 +249,7 @@ def test_evaluation_rollouts_are_reported_but_not_spent() -> None:
     result = run(outcomes_of(SMALL), routes_of(["base"] * 4))
     spent = dict(zip(result.main["method"], result.main["rollouts_spent"], strict=True))
     assert (spent["base"], spent["trace"], spent["grpo_target"], spent["bound:oracle"]) == (0, 100, 100, 100)
-    assert result.metrics["rollouts"] == {"trace": 100, "grpo_target": 100, "evaluation": 7}
+    assert result.metrics.rollouts == {"trace": 100, "grpo_target": 100, "evaluation": 7}
     assert row(result.ledger, stage="adapters")["discarded"] == 10
 
 
@@ -262,7 +262,7 @@ def test_evaluation_rollouts_are_reported_but_not_spent() -> None:
         (lambda frame: frame.assign(outcome="timeout"), "outcomes hold timeout"),
     ],
 )
-def test_outcomes_that_are_not_one_per_task_arm_and_trial_are_refused(change, message: str) -> None:
+def test_duplicate_or_missing_outcomes_are_rejected(change, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(change(outcomes_of(SMALL)), routes_of(["base"] * 4))
 
@@ -271,16 +271,16 @@ def test_outcomes_that_are_not_one_per_task_arm_and_trial_are_refused(change, me
     ("chosen", "message"),
     [(["base"] * 3, "1 evaluated tasks have no route"), (["base", "base", "b", "b"], "leads to b, which was not")],
 )
-def test_routes_that_do_not_fit_the_outcomes_are_refused(chosen: list[str], message: str) -> None:
+def test_routes_that_do_not_match_outcomes_are_rejected(chosen: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(outcomes_of(SMALL), routes_of(chosen))
 
 
-def test_without_adapters_the_bound_over_single_adapters_is_undefined_and_the_rest_stands() -> None:
+def test_without_adapters_only_the_single_adapter_bound_is_undefined() -> None:
     arms = {name: SMALL[name] for name in ("base", "grpo_target")}
     result = run(outcomes_of(arms), routes_of(["base"] * 4))
     assert np.isnan(row(result.main, method="bound:best_single")["pass_rate"])
-    assert "bound:best_single" not in result.metrics["pass_rate"]
+    assert "bound:best_single" not in result.metrics.pass_rate
     assert row(result.main, method="bound:random")["pass_rate"] == row(result.main, method="base")["pass_rate"]
 
 
@@ -290,7 +290,7 @@ def test_rates_by_kind_average_to_the_rate_of_all_tasks() -> None:
     assert np.mean(kinds) == pytest.approx(row(result.main, method="base")["pass_rate"])
 
 
-def test_tasks_without_a_kind_have_no_rates_by_kind_and_every_reader_takes_that(tmp_path: Path) -> None:
+def test_tasks_without_a_kind_have_no_rates_by_kind(tmp_path: Path) -> None:
     make_results(tmp_path / "results")
     published = run(outcomes_of(SMALL).assign(kind=""), routes_of(["base"] * 4))
     publish_evaluation(published, tmp_path / "results/evaluation")
@@ -300,7 +300,7 @@ def test_tasks_without_a_kind_have_no_rates_by_kind_and_every_reader_takes_that(
     assert table_of(tmp_path, "results/evaluation/kinds.csv") == []
 
 
-def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
+def test_row_order_does_not_matter_and_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
     outcomes, routes = drawn({"base": 0.3, "grpo_target": 0.6, "a": 0.6}, 30, 4, seed=2), routes_of(["a"] * 30)
     publish_evaluation(run(outcomes, routes), tmp_path / "one")
     publish_evaluation(
@@ -312,7 +312,7 @@ def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes
         assert (tmp_path / folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
-def test_an_oracle_below_the_row_that_it_should_bound_is_said_to_be_none(tmp_path: Path) -> None:
+def test_an_oracle_below_a_router_is_marked_as_no_bound(tmp_path: Path) -> None:
     """With two trials its choice is luck: an arm that passes by chance once is taken, and fails in the other."""
 
     luck = {"base": ["PF", "FP", "PF", "FP"], "grpo_target": ["FF"] * 4, "a": ["PF", "FP", "FP", "PP"]}
@@ -324,7 +324,7 @@ def test_an_oracle_below_the_row_that_it_should_bound_is_said_to_be_none(tmp_pat
     assert "oracle router (no bound here)" in captured.get() and "Set evaluation.trials=4" in captured.get()
 
 
-def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
+def test_the_printed_table_explains_its_counts(tmp_path: Path) -> None:
     publish_evaluation(run(outcomes_of(SMALL), routes_of(["base"] * 4)), tmp_path)
     console = Console(width=120, file=StringIO())
     with console.capture() as captured:
@@ -335,12 +335,12 @@ def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
     assert "Not counted: 7 evaluation rollouts" in text and "no bound here" not in text
 
 
-def test_a_table_without_results_names_the_stage_that_makes_them(tmp_path: Path) -> None:
+def test_a_missing_table_names_its_stage(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="dvc repro evaluation"):
         table(tmp_path)
 
 
-def test_a_row_is_compared_with_those_alone_that_were_played() -> None:
+def test_rows_are_compared_only_with_played_rows() -> None:
     played = ["base", "trace", "solutions", "adp", "router:sets"]
     assert {("solutions", "adp"), ("router:sets", "trace")} < {*compared_pairs(played)}
     assert not [pair for pair in compared_pairs(played) if "grpo_target" in pair]

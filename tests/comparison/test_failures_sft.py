@@ -56,23 +56,23 @@ def taught(folder: Path) -> FineTuned:
         return FAILURES_SFT.teach(lesson)
 
 
-def test_the_failed_tasks_alone_are_repeated_up_to_the_dose(tiny: Path, tmp_path: Path) -> None:
+def test_only_failed_tasks_are_repeated_up_to_the_dose(tiny: Path, tmp_path: Path) -> None:
     one = taught(diagnosed(tmp_path, tiny, failed=4))
     assert (one.demonstrations, one.left_out) == (10, {}) and one.losses[-1] < one.losses[0]
     assert "| 4 |" in (tmp_path / one.folder / "README.md").read_text()
 
 
-def test_without_a_failure_there_is_nothing_to_teach(tiny: Path, tmp_path: Path) -> None:
+def test_no_failures_give_nothing_to_train_on(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no rollout failed"):
         taught(diagnosed(tmp_path, tiny, failed=0))
 
 
-def test_test_tasks_are_refused(tiny: Path, tmp_path: Path) -> None:
+def test_test_tasks_are_rejected(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is of the test split but was given to diagnosis"):
         taught(diagnosed(tmp_path, tiny, failed=2, split="test"))
 
 
-def test_the_stage_leaves_an_adapter_that_cost_no_rollout(tiny: Path, tmp_path: Path) -> None:
+def test_the_stage_writes_an_adapter_that_cost_no_rollouts(tiny: Path, tmp_path: Path) -> None:
     folder = diagnosed(tmp_path, tiny, failed=3)
     (folder / "stages").symlink_to(ROOT / "stages")
     assert stage(folder, "failures_sft") == 0

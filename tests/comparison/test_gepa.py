@@ -84,7 +84,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[GEPAResult, Path
     return one, folder
 
 
-def test_the_line_that_helps_is_found_and_the_harmful_one_is_not_taken(searched: tuple[GEPAResult, Path]) -> None:
+def test_the_helpful_line_is_found_and_the_harmful_one_is_not(searched: tuple[GEPAResult, Path]) -> None:
     one, folder = searched
     index = json.loads((folder / "gepa/index.json").read_text())
     lines = list(one.best.lines)
@@ -132,7 +132,7 @@ def test_a_search_for_one_prompt_ends_with_it_and_spends_the_rest_on_choosing() 
     assert sum(len(candidate.choice) for candidate in accepted) > 0.35 * BUDGET
 
 
-def test_most_of_the_budget_is_searched_with_and_the_finalists_share_the_rest(
+def test_the_search_spends_most_of_the_budget_and_finalists_the_rest(
     searched: tuple[GEPAResult, Path],
 ) -> None:
     one, _ = searched
@@ -142,7 +142,7 @@ def test_most_of_the_budget_is_searched_with_and_the_finalists_share_the_rest(
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_errors_are_counted_and_not_scored(stays: bool, opened: list[Task]) -> None:
+def test_errors_are_counted_but_not_scored(stays: bool, opened: list[Task]) -> None:
     one = found(run_of(skill=1.0, better=1.0, faults=0.15, stays=stays))
     assert spent(one) == len(opened) == BUDGET
     errors = {entry.purpose: entry.errors for entry in one.ledger}
@@ -153,12 +153,12 @@ def test_errors_are_counted_and_not_scored(stays: bool, opened: list[Task]) -> N
     assert validated == {entry.purpose: entry.rollouts - entry.errors for entry in one.ledger}["validation"]
 
 
-def test_where_all_ends_in_errors_nothing_is_concluded() -> None:
+def test_a_batch_of_errors_ends_the_search() -> None:
     with pytest.raises(InfrastructureError, match="plays ended in an error, each time: the line went dead"):
         found(run_of(faults=1.0, stays=True))
 
 
-def test_only_training_tasks_are_touched_and_those_set_aside_are_not_learnt_from(opened: list[Task]) -> None:
+def test_only_training_tasks_are_used_and_validation_tasks_are_not_learnt_from(opened: list[Task]) -> None:
     found(run_of("baselines.gepa.validation=10"))
     assert {task.split for task in opened} == {"training"}
     # 10 set aside, and 16 to learn from: a multiple of the minibatch, so that none comes twice in one.
@@ -206,9 +206,7 @@ def stage(folder: Path, *, code: int = 0, **variables: str) -> str:
     return done.stdout
 
 
-def test_a_stage_that_is_killed_and_started_again_ends_in_the_same_result(
-    tmp_path: Path, searched: tuple[GEPAResult, Path]
-) -> None:
+def test_a_killed_stage_resumes_to_the_same_result(tmp_path: Path, searched: tuple[GEPAResult, Path]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     prepared(folder, run_of())
@@ -221,7 +219,7 @@ def test_a_stage_that_is_killed_and_started_again_ends_in_the_same_result(
     assert written(folder / "results/gepa") == written(searched[1] / "gepa")
 
 
-def test_a_stage_that_is_not_to_run_writes_empty_results_and_says_so(tmp_path: Path) -> None:
+def test_a_disabled_stage_writes_empty_results_and_says_so(tmp_path: Path) -> None:
     prepared(tmp_path, run_of("baselines.gepa.run=false"))
     said = stage(tmp_path, PYTHONPROFILEIMPORTTIME="1")
     assert " s   not run: baselines.gepa.run is false" in said
@@ -231,7 +229,7 @@ def test_a_stage_that_is_not_to_run_writes_empty_results_and_says_so(tmp_path: P
     assert results["history.csv"].splitlines() == [b"step,rollouts,validation,lines,accepted"]
 
 
-def test_a_proposer_that_raises_fails_the_stage_and_burns_no_budget(
+def test_a_failing_proposer_fails_the_stage_without_spending_the_budget(
     monkeypatch: pytest.MonkeyPatch, opened: list[Task]
 ) -> None:
     asked: list[int] = []
@@ -248,7 +246,7 @@ def test_a_proposer_that_raises_fails_the_stage_and_burns_no_budget(
     assert asked == [1, 2, 3] and len(opened) == 20 + 3 * 8
 
 
-def test_a_policy_without_guidance_and_a_budget_too_small_are_refused() -> None:
+def test_a_policy_without_guidance_and_a_small_budget_are_rejected() -> None:
     with pytest.raises(UserError, match="ScriptedPolicy takes no guidance"):
         found(run_of(policy="captrain.agents.scripted.ScriptedPolicy"))
     with pytest.raises(UserError, match=r"baselines.gepa.validation = 20 is more than the 19 rollouts"):
@@ -269,7 +267,7 @@ def answer(*lines: str) -> dict[str, Any]:
     return {"reasoning": "Because.", "lines": list(lines)}
 
 
-def test_a_language_model_reflects_on_what_happened_and_is_asked_once(
+def test_a_language_model_reflects_on_rollouts_and_is_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of("baselines.gepa.model=some/model", helps=MODEL)
@@ -336,7 +334,7 @@ def rollout(kind: str, actions: Callable[[list[Message]], list[Message]]) -> Rol
     )  # fmt: skip
 
 
-def test_feedback_says_what_tools_said_what_was_scored_and_where_the_path_was_left() -> None:
+def test_feedback_has_tool_errors_scores_and_the_first_difference() -> None:
     assert feedback(rollout("copy", lambda right: right)) == (
         "passed with reward 1; score: database 1, information 1, closing 1"
     )
@@ -353,7 +351,7 @@ def test_feedback_says_what_tools_said_what_was_scored_and_where_the_path_was_le
     assert "what it said, or left unsaid, is not" in unsaid
 
 
-def test_lines_that_speak_of_what_failed_are_proposed_more_often() -> None:
+def test_lines_with_words_of_failures_are_proposed_more_often() -> None:
     failed = rollout("copy", lambda right: [right[0], right[-1]])
     passed = rollout("human", lambda right: right)
     walk = Walk(list(GUIDANCE), 0)

@@ -62,7 +62,7 @@ def both(tiny: Path, letters: Letters, tmp_path: Path) -> Job:
     return job(tiny, letters(), environments=places(letters, tmp_path), rollouts=40)
 
 
-def test_places_are_taken_in_turn_and_the_tasks_of_each_in_order(
+def test_environments_take_turns_and_play_their_tasks_in_order(
     both: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[str, str, str]] = []
@@ -91,7 +91,7 @@ def few(letters: Letters, size: int) -> Path:
     return path
 
 
-def test_an_environment_with_few_tasks_has_them_played_again_in_other_trials(
+def test_few_tasks_are_repeated_in_further_trials(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[str, str]] = []
@@ -108,14 +108,14 @@ def test_an_environment_with_few_tasks_has_them_played_again_in_other_trials(
     assert len({key for _, key in opened}) == 24
 
 
-def test_an_environment_whose_tasks_calibration_has_spent_is_refused(
+def test_an_environment_without_tasks_after_calibration_is_rejected(
     tiny: Path, letters: Letters, tmp_path: Path
 ) -> None:  # fmt: skip
     with inside(tmp_path / "work"), pytest.raises(UserError, match="calibration has spent all 2 training tasks"):
         train(job(tiny, few(letters, 2), skip=2, rollouts=24))
 
 
-def test_a_training_in_several_places_goes_on_to_the_identical_adapter(both: Job, tmp_path: Path) -> None:
+def test_training_in_several_environments_resumes_to_the_identical_adapter(both: Job, tmp_path: Path) -> None:
     from dataclasses import replace
 
     three = replace(
@@ -137,7 +137,7 @@ def test_a_training_in_several_places_goes_on_to_the_identical_adapter(both: Job
     ]
 
 
-def test_a_place_with_too_few_tasks_is_refused_before_anything_is_played(both: Job, tmp_path: Path) -> None:
+def test_too_few_tasks_are_rejected_before_playing(both: Job, tmp_path: Path) -> None:
     environment = both.environments[1].source
     assert isinstance(environment, EnvironmentFile)
     path = environment.folder / "beta.py"
@@ -147,7 +147,7 @@ def test_a_place_with_too_few_tasks_is_refused_before_anything_is_played(both: J
         train(Job(**{**vars(both), "environments": (both.environments[0], few)}))
 
 
-def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_capability(
+def test_single_trains_with_the_total_minus_diagnosis_and_its_calibration(
     letters: Letters, tmp_path: Path
 ) -> None:  # fmt: skip
     project = earned(letters, tmp_path, "alpha", "beta")
@@ -164,7 +164,7 @@ def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_ca
     assert jobs(RANKED[:1]) == []
 
 
-def test_mixed_spends_all_but_diagnosis_and_calibration_on_all_environments(letters: Letters, tmp_path: Path) -> None:
+def test_mixed_trains_with_the_total_minus_diagnosis_and_calibration(letters: Letters, tmp_path: Path) -> None:
     project = earned(letters, tmp_path, "beta", "alpha")
     [one] = MIXED.jobs(chosen(), project, TRACE)
     assert [(place.name, place.skip) for place in one.environments] == [("alpha", 3), ("beta", 3)]
@@ -174,7 +174,7 @@ def test_mixed_spends_all_but_diagnosis_and_calibration_on_all_environments(lett
         MIXED.jobs(chosen(), project, TRACE[:4])
 
 
-def test_untargeted_training_spends_the_whole_total(letters: Letters, tmp_path: Path) -> None:
+def test_untargeted_rows_train_with_the_whole_total(letters: Letters, tmp_path: Path) -> None:
     one = baseline_job("awm", chosen(), tmp_path, places(letters, tmp_path), 129)
     assert (one.name, one.rollouts, [place.name for place in one.environments]) == ("awm", 129, ["alpha", "beta"])
 
@@ -189,7 +189,7 @@ def earned(letters: Letters, tmp_path: Path, *names: str) -> Path:
     return tmp_path
 
 
-def test_stages_that_are_not_wanted_leave_empty_files_and_load_nothing(tiny: Path, tmp_path: Path) -> None:
+def test_disabled_stages_write_empty_files_and_load_nothing(tiny: Path, tmp_path: Path) -> None:
     names = ("grpo_target", "single", "mixed", "solutions")
     folder = project(tmp_path / "project", tiny, more=[f"baselines.{name}.run=false" for name in names])
     code = "import runpy, sys\nfor name in sys.argv[1:]:\n    sys.argv = ['stages/row.py', name]\n"

@@ -35,12 +35,14 @@ def tau2(tmp_path: Path) -> Path:
 
 
 def test_every_table_holds_a_number_for_each_method_and_column() -> None:
-    for rates in read_published().tables.values():
+    for name, rates in read_published().tables.items():
+        if name == "second_document":
+            continue
         assert set(rates.values) == {"base", "adp", "awm", "grpo_target", "gepa", "single_share", "trace"}
         assert all(set(columns) == set(rates.tasks) for columns in rates.values.values())
 
 
-def test_the_second_document_s_numbers_are_there_and_are_counts_of_its_tasks(tmp_path: Path) -> None:
+def test_numbers_of_the_second_document_are_counts_of_its_tasks(tmp_path: Path) -> None:
     rows = table(tmp_path).query("what == 'second_document'").to_dict("records")
     assert [(row["method"], row["at"], row["published"], row["tasks"]) for row in rows] == [
         ("base", "all", 24.3, 680),
@@ -52,10 +54,10 @@ def test_the_second_document_s_numbers_are_there_and_are_counts_of_its_tasks(tmp
     for part in published_tables(tmp_path):
         console.print(part)
     text = console.export_text()
-    assert "A second document" in text and "merged, gain over the base" in text and "680 tasks" in text
+    assert "A second document" in text and "gain over the base, 680" in text
 
 
-def test_nothing_is_ours_where_another_thing_was_run(tmp_path: Path) -> None:
+def test_another_benchmark_or_model_has_no_numbers_of_ours(tmp_path: Path) -> None:
     frame = table(tmp_path)
     assert not frame[["ours", "our_tasks"]].notna().to_numpy().any()
     assert frame["published"].notna().to_numpy().all()
@@ -76,21 +78,21 @@ def test_ours_stands_beside_the_published_number_with_its_own_tasks(tau2: Path) 
     ]
 
 
-def test_another_version_of_the_benchmark_is_another_thing(tau2: Path) -> None:
+def test_another_version_of_the_benchmark_does_not_match(tau2: Path) -> None:
     spec = tau2 / "results/spec.yaml"
     spec.write_text(spec.read_text().replace("0.2.1-dev", '"1.0"'))
     assert not table(tau2)["ours"].notna().to_numpy().any()
 
 
-def test_the_printed_tables_say_what_was_not_run_here(tau2: Path) -> None:
+def test_the_printed_table_says_not_run_here(tau2: Path) -> None:
     console = Console(width=160, record=True, file=StringIO())
     for part in published_tables(tau2):
         console.print(part)
     text = console.export_text()
-    assert NOT_RUN in text and "airline 40.0 (20 tasks)" in text and "arXiv 2604.05336" in text
+    assert NOT_RUN in text and "40.0 (20 tasks)" in text and "arXiv 2604.05336" in text
 
 
-def test_what_does_not_agree_is_so_by_the_printed_numbers() -> None:
+def test_disagreements_follow_from_the_printed_numbers() -> None:
     publication = read_published()
     tau2, curve = publication.tables["tau2"], publication.curves["tau2_rollouts"].lines
     printed = {row.value for row in publication.disagreements}

@@ -23,7 +23,7 @@ from captrain.comparison.tables import EvaluationTables
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.planning import Node
-from captrain.planning.estimate import Estimate
+from captrain.planning.estimate import RunEstimate
 from captrain.projects.pipeline import shipped_stages
 from captrain.records import publish_text
 from captrain.reporting.figures import training
@@ -79,7 +79,7 @@ def evaluated(toy_rollouts: int) -> EvaluationTables:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_new_row_is_in_the_table_with_its_charges_and_its_comparisons() -> None:
+def test_a_new_row_is_in_the_table_with_charges_and_comparisons() -> None:
     evaluation = evaluated(toy_rollouts=60)
     [row] = [row for row in evaluation.main.to_dict("records") if row["method"] == "toy"]
     assert (row["label"], row["pass_rate"], row["rollouts_spent"]) == ("a toy", 1.0, 100)
@@ -87,7 +87,7 @@ def test_a_new_row_is_in_the_table_with_its_charges_and_its_comparisons() -> Non
     assert spent["stages"] == "rollouts toy"
     pairs = {(row["first"], row["second"]) for row in evaluation.differences.to_dict("records")}
     assert {("toy", "base"), ("trace", "toy"), ("toy", "grpo_target")} < pairs
-    assert "toy" in evaluation.metrics["pass_rate"] and "toy" in headline_methods()
+    assert "toy" in evaluation.metrics.pass_rate and "toy" in headline_methods()
     with pytest.raises(UserError, match="TRACE spent 100 rollouts and toy 101: not comparable"):
         evaluated(toy_rollouts=61)
 
@@ -102,7 +102,7 @@ def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
     legends = [axes.get_legend() for axes in training(tmp_path / "results").axes]
     assert "a toy" in [text.get_text() for legend in legends if legend for text in legend.get_texts()]
 
-    estimate = Estimate(with_toy(compose_spec("default", 0, [], ROOT / "conf")), Node(), 1)
+    estimate = RunEstimate(with_toy(compose_spec("default", 0, [], ROOT / "conf")), Node(), 1)
     [cost] = [cost for cost in estimate.costs() if cost.stage == "toy"]
     assert cost.rollouts == estimate.trace - estimate.diagnosis
 
@@ -123,7 +123,7 @@ def test_every_row_has_a_section_a_stage_and_a_name_of_its_own() -> None:
             assert {ledger, ledger.rpartition("/")[0]} & {*PIPELINE[name]["deps"]}
 
 
-def test_the_pipeline_evaluates_what_acts_and_draws_what_was_trained() -> None:
+def test_the_pipeline_evaluates_all_arms_and_draws_all_trainings() -> None:
     evaluation, figures = set(PIPELINE["evaluation"]["deps"]), set(PIPELINE["figures"]["deps"])
     assert {f"results/{stage}" for stage in acting_stages()} <= evaluation
     assert {f"artifacts/{stage}" for stage in acting_stages() if stage != "gepa"} <= evaluation
@@ -131,12 +131,12 @@ def test_the_pipeline_evaluates_what_acts_and_draws_what_was_trained() -> None:
     assert set(spending_stages()) <= set(PIPELINE)
 
 
-def test_two_rows_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_row_names_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_text(tmp_path / "second_adp.py", TOY.replace('"toy"', '"adp"'))
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
     row_modules.cache_clear()
     baselines.cache_clear()
-    with pytest.raises(ValueError, match="declares row adp, which is there already"):
+    with pytest.raises(ValueError, match="declares row adp, which another module declares, too"):
         baselines()
     sys.modules.pop("captrain.comparison.baselines.second_adp", None)
     delattr(room, "second_adp")

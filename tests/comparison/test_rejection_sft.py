@@ -54,7 +54,7 @@ def test_rounds_play_fresh_tasks_and_spend_exactly_the_total(
     assert adapter.demonstrations == sum(passed) > 0
 
 
-def test_what_is_taught_are_the_tokens_that_were_sampled(
+def test_training_uses_the_sampled_tokens(
     target: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled, taught = list[Any](), list[Any]()
@@ -75,7 +75,7 @@ def test_what_is_taught_are_the_tokens_that_were_sampled(
     assert taught[-1] == sampled and taught[0] == sampled[: len(taught[0])]
 
 
-def test_what_was_cut_off_goes_on_to_the_identical_adapter_and_plays_nothing_again(
+def test_an_interrupted_row_resumes_to_the_identical_adapter_without_replaying(
     target: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[Task]
 ) -> None:
     whole = refined(tmp_path / "whole", tiny)
@@ -96,7 +96,7 @@ def test_what_was_cut_off_goes_on_to_the_identical_adapter_and_plays_nothing_aga
     assert [task.id for task in opened] == [f"letters/training/{number}" for number in range(16, 25)]
 
 
-def test_a_target_of_few_tasks_has_them_played_alike(
+def test_a_target_with_few_tasks_repeats_them_evenly(
     target: Path, tiny: Path, tmp_path: Path, opened: list[Task]
 ) -> None:
     known = "class Environment:\n    def size(self, split):\n        return 5\n"
@@ -106,7 +106,7 @@ def test_a_target_of_few_tasks_has_them_played_alike(
     assert sum(counts.values()) == 25 and len(counts) == 5 and max(counts.values()) - min(counts.values()) <= 2
 
 
-def test_where_nothing_passes_there_is_nothing_to_learn_from(target: Path, tiny: Path, tmp_path: Path) -> None:
+def test_no_passed_rollouts_give_nothing_to_train_on(target: Path, tiny: Path, tmp_path: Path) -> None:
     target.write_text(target.read_text().replace('"success": reward > 0.5', '"success": False'))
     with pytest.raises(UserError, match="rejection_sft: none of 8 rollouts passed"):
         refined(tmp_path, tiny)

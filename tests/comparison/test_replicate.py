@@ -67,7 +67,7 @@ def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequ
     publish_json(results / "capabilities/selection.json", account(candidates))
 
 
-def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, tmp_path: Path) -> None:
+def test_a_point_gives_one_row_per_method(replicate: ModuleType, tmp_path: Path) -> None:
     point = SweepPoint(Choice(experiment="rare", seed=3, overrides=[]))
     results = point.workspace(tmp_path) / "results"
     make_results(results, 2, 6, 9, [*FAMILIES[:3], "premature_stop"])
@@ -99,7 +99,7 @@ def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, t
     assert trace["selected"] == "missing_lookup missing_write premature_stop wrong_record"
 
 
-def test_cpu_seconds_are_those_of_stages_that_all_ran_there(replicate: ModuleType, tmp_path: Path) -> None:
+def test_cpu_seconds_need_all_stages_to_have_run_here(replicate: ModuleType, tmp_path: Path) -> None:
     point = SweepPoint(Choice(experiment="rare", seed=3, overrides=[]))
     results = point.workspace(tmp_path) / "results"
     make_results(results, 2, 6, 9, FAMILIES)
@@ -119,7 +119,7 @@ def points_of(rates: Mapping[str, Sequence[float]], experiment: str = "single") 
     ]
 
 
-def test_differences_are_paired_by_seed_and_intervals_are_students() -> None:
+def test_differences_are_paired_by_seed_with_t_intervals() -> None:
     points = points_of({"base": [0.2, 0.4, 0.3], "grpo_target": [0.5, 0.7, 0.65], "trace": [0.6, 0.8, 0.7]})
     rates = {row["method"]: row for row in rates_over_seeds(points)}
     assert list(rates) == ["base", "grpo_target", "trace"] and {row["seeds"] for row in rates.values()} == {3}
@@ -135,7 +135,7 @@ def test_differences_are_paired_by_seed_and_intervals_are_students() -> None:
     assert versus(differences.values(), "trace")["grpo_target"].low == pytest.approx(-paired["high"])
 
 
-def test_what_the_interval_or_the_correction_does_not_tell_apart_is_said_not_to_be_distinguishable() -> None:
+def test_interval_and_correction_decide_what_is_distinguishable() -> None:
     points = points_of(
         {
             "base": [0.2, 0.4, 0.3],
@@ -153,7 +153,7 @@ def test_what_the_interval_or_the_correction_does_not_tell_apart_is_said_not_to_
     assert ("gepa", "grpo_target") in said  # each baseline is held against GRPO on the target
 
 
-def test_a_disk_that_takes_no_more_is_one_message(
+def test_a_full_disk_is_one_message(
     replicate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:
@@ -168,7 +168,7 @@ def test_a_disk_that_takes_no_more_is_one_message(
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", ".hidden"])
-def test_tables_go_into_a_folder_of_results_and_nowhere_else(
+def test_tables_are_only_written_below_results(
     name: str, replicate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["replicate.py", "--seeds", "0", "--experiments", "smoke", "--name", name]

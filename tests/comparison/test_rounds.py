@@ -68,7 +68,7 @@ def account(spec: Spec, labels: Sequence[RolloutLabels]) -> SelectionAccount:
     return select(labels, [capability("a"), capability("b")], spec.selection, 4, 0).report
 
 
-def test_demonstrations_are_shared_evenly_and_what_is_lacking_again_counts_once_more() -> None:
+def test_demonstrations_are_divided_evenly_with_more_for_lacking_capabilities() -> None:
     plain = evidence([], "a", "b", "a+b")
     assert [count for _, count in plain.doses(10)] == [4, 3, 3]
     again = evidence([], "a", "b", "c", "a+b", a=1)
@@ -81,7 +81,7 @@ def test_demonstrations_are_shared_evenly_and_what_is_lacking_again_counts_once_
     assert sum(count for _, count in again.doses(8000)) == 8000
 
 
-def test_a_candidate_that_nobody_who_passed_exercised_is_undecided_and_one_without_contrast_is_not(spec: Spec) -> None:
+def test_a_candidate_without_passed_occasions_is_undecided(spec: Spec) -> None:
     # Nobody who passed met `a`; `b` is lacking among passed rollouts as often as among failed ones.
     labels = rows("x", f=("LL", 10), g=("--", 1), f2=("LP", 10), p=("-L", 10), p2=("-P", 10))
     assert undecided(account(spec, labels)) == ["a"]
@@ -89,7 +89,7 @@ def test_a_candidate_that_nobody_who_passed_exercised_is_undecided_and_one_witho
     assert undecided(account(spec, decided)) == []
 
 
-def test_what_both_diagnoses_select_together_is_new_though_neither_alone_would_have(spec: Spec) -> None:
+def test_pooled_labels_may_select_what_neither_diagnosis_selects_alone(spec: Spec) -> None:
     first = rows("x", f=("LL", 12), p=("-P", 12))
     assert undecided(account(spec, first)) == ["a"]
     # The agent that was taught `b` passes where `a` is met, and fails elsewhere.
@@ -99,10 +99,10 @@ def test_what_both_diagnoses_select_together_is_new_though_neither_alone_would_h
     diagnosis = contrast(spec, 1, rollouts, candidates, fresh, evidence(first, "b"))
     assert [item.id for item in diagnosis.new] == ["a"] and diagnosis.lacking == [] and diagnosis.undecided == []
     assert [item.id for item in select(fresh, candidates, spec.selection, 4, 0).capabilities] == []
-    assert len(diagnosis.evidence.labels) == len(first) + len(fresh)
+    assert len(diagnosis.state.labels) == len(first) + len(fresh)
 
 
-def test_what_only_differs_between_two_agents_is_not_selected_by_their_pooled_labels(spec: Spec) -> None:
+def test_differences_between_agents_are_not_selected_by_pooled_labels(spec: Spec) -> None:
     # The base always lacked `a`, passing or not; the taught agent never does, and passes: no failure is explained.
     first = rows("x", f=("LL", 16), p=("LP", 8))
     fresh = rows("y", f=("PP", 2), p=("PP", 22))
@@ -111,14 +111,14 @@ def test_what_only_differs_between_two_agents_is_not_selected_by_their_pooled_la
     assert "a" in [item.id for item in pooled.capabilities] and diagnosis.new == []
 
 
-def test_a_capability_that_was_taught_and_is_selected_again_is_lacking_and_not_new(spec: Spec) -> None:
+def test_a_taught_capability_selected_again_is_lacking_not_new(spec: Spec) -> None:
     fresh = rows("y", f=("LP", 12), p=("PP", 12))
     known = evidence(rows("x", f=("LL", 12), p=("PP", 12)), "a", "b")
     diagnosis = contrast(spec, 1, [], [capability("a"), capability("b")], fresh, known)
     assert (diagnosis.new, diagnosis.lacking) == ([], ["a"])
 
 
-def test_an_agent_that_seldom_fails_is_not_taught_again_what_a_rollout_or_two_lack(spec: Spec) -> None:
+def test_few_failures_of_a_good_agent_do_not_start_a_round(spec: Spec) -> None:
     known = evidence(rows("x", f=("LL", 12), p=("PP", 12)), "a", "b")
     candidates = [capability("a"), capability("b")]
     # All failures lack `a`; a tenth of half of all rollouts would be 5 of 100.
@@ -127,7 +127,7 @@ def test_an_agent_that_seldom_fails_is_not_taught_again_what_a_rollout_or_two_la
         assert contrast(spec, 1, [], candidates, fresh, known).lacking == lacking
 
 
-def test_rediscovery_sets_each_capability_before_and_after_beside_each_other(spec: Spec) -> None:
+def test_rediscovery_lists_each_capability_before_and_after(spec: Spec) -> None:
     first = rows("x", f=("LL", 12), p=("PP", 12))
     before, known = account(spec, first), evidence(first, "a", "b")
     fresh = rows("y", f=("PL", 4), p=("PP", 20))
@@ -147,7 +147,7 @@ def test_more_rounds_share_the_same_tasks_evenly_and_play_each_once(count: int) 
     assert bounds[0] == 0 and sum(shares) == 100 and max(shares) - min(shares) <= 1
 
 
-def test_a_project_without_environments_is_taught_nothing(tmp_path: Path) -> None:
+def test_a_project_without_environments_trains_nothing(tmp_path: Path) -> None:
     from captrain.comparison import teach_in_rounds
 
     assert teach_in_rounds(compose_spec("smoke", 0, [], ROOT / "conf"), tmp_path) is None

@@ -23,7 +23,7 @@ def settings(splits: str) -> EvaluationSettings:
     return EvaluationSettings.model_validate(chosen)
 
 
-def test_all_splits_are_played_as_test_tasks_and_known_to_overlap(letters: Callable[..., Path]) -> None:
+def test_all_splits_are_played_and_marked_as_overlapping(letters: Callable[..., Path]) -> None:
     path = letters("sized")
     path.write_text(path.read_text().replace("class Environment:\n", SIZED))
     target = load_file(path)
@@ -33,13 +33,13 @@ def test_all_splits_are_played_as_test_tasks_and_known_to_overlap(letters: Calla
     assert [task.id for task in overlapping_tasks(target)] == [task.id for task in whole[4:]]
 
 
-def test_a_benchmark_without_end_has_no_evaluation_on_all_tasks() -> None:
+def test_an_endless_benchmark_cannot_be_evaluated_on_all_splits() -> None:
     desk = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": "mixed"})
     with pytest.raises(UserError, match="split discovery of .* has no end"):
         evaluation_tasks(load_benchmark(desk), settings("all"))
 
 
-def test_every_row_says_that_its_tasks_were_not_held_out() -> None:
+def test_every_row_says_that_tasks_are_not_held_out() -> None:
     plain = run(outcomes_of(SMALL), routes_of(["base"] * 4))
     marked = mark_overlap(plain, 3, 4)
     assert all(label.endswith(" (3 of 4 tasks not held out)") for label in marked.main["label"])

@@ -34,7 +34,7 @@ def test_holm_multiplies_the_least_p_by_all_and_the_next_by_one_less() -> None:
     assert holm([0.9, 0.9]) == pytest.approx([1.0, 1.0])
 
 
-def test_an_undefined_p_is_no_member_of_the_family() -> None:
+def test_an_undefined_p_does_not_count_as_a_test() -> None:
     adjusted = holm([NAN, 0.02, NAN, 0.04])
     assert adjusted[1::2] == pytest.approx([0.04, 0.04])
     assert np.isnan(adjusted[0]) and np.isnan(adjusted[2])
@@ -57,7 +57,7 @@ def p_of_library(table: list[list[int]]) -> float:
     return float(np.asarray(fisher_exact(table))[1])
 
 
-def test_fishers_test_equals_the_librarys_and_knows_the_least_p_of_its_margins() -> None:
+def test_fishers_test_equals_scipys_and_gives_the_least_p() -> None:
     for a, b in product((1, 8, 10, 40), repeat=2):
         for x, y in product(range(0, a + 1, max(3, a // 5)), range(0, b + 1, max(3, b // 5))):
             p, least = fisher((x, a), (y, b))
@@ -89,7 +89,7 @@ def test_task_means_leave_errors_out_and_are_the_rates_of_a_summary() -> None:
     assert summarise(values.round()).rates == pytest.approx(task_means(values.round()), nan_ok=True)
 
 
-def test_the_interval_of_a_mean_similarity_holds_it_about_as_often_as_it_says() -> None:
+def test_intervals_of_mean_similarity_have_their_nominal_coverage() -> None:
     held, worlds = 0, 120
     for seed in range(worlds):
         random = np.random.default_rng(seed)

@@ -136,7 +136,7 @@ def points(project: Path, name: str) -> set[str]:
     return set(pd.read_csv(project / f"results/sweeps/{name}.csv")["point"])
 
 
-def test_a_study_names_its_table_shares_points_and_yields_to_what_is_given(project: Path) -> None:
+def test_a_study_names_its_table_shares_points_and_can_be_overridden(project: Path) -> None:
     status, said, ran = sweep(
         project, "-m", "+study=thresholds", "selection.delta=0.1,0.4", "seed=0", "machine.workers=1"
     )  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_study_names_its_table_shares_points_and_yields_to_what_is_given(proje
     assert (status, ran, points(project, "sweep")) == (0, [], points(project, "thresholds")), said
 
 
-def test_points_share_what_did_not_change_fail_alone_and_rerun_alone(project: Path) -> None:
+def test_points_share_stages_and_fail_and_rerun_independently(project: Path) -> None:
     grid = ["-m", "selection.delta=0.1,0.9", "seed=0,1", "hydra.job.name=thresholds"]
     status, said, ran = sweep(project, *grid)
     assert status == 1, said
@@ -191,9 +191,7 @@ SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=1", "hydra.laun
 
 
 @pytest.mark.needs("slurm")
-def test_a_grid_of_slurm_jobs_runs_what_its_points_share_once_and_goes_on_where_one_failed(
-    project: Path, cluster: Cluster
-) -> None:
+def test_a_grid_of_slurm_jobs_shares_stages_and_resumes_after_a_failure(project: Path, cluster: Cluster) -> None:
     grid = ["-m", "selection.delta=0.1,0.9", "seed=0,1", "hydra.job.name=grid", *SLURM]
     status, said, ran = sweep(project, *grid)
     # Which point comes first to a stage that others share, nobody knows.
@@ -210,7 +208,7 @@ def test_a_grid_of_slurm_jobs_runs_what_its_points_share_once_and_goes_on_where_
 
 
 @pytest.mark.needs("slurm")
-def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_table(
+def test_a_point_with_a_dead_slurm_job_is_named_and_finished_points_are_gathered(
     project: Path, cluster: Cluster
 ) -> None:
     stage = project / "stages/fake.py"
@@ -223,25 +221,25 @@ def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_tab
     grid = ["-m", "selection.delta=0.1,0.8", *SLURM]
     status, said, _ = sweep(project, *grid)
     point = point_of(Choice(experiment="default", seed=0, overrides=["selection.count=3"]), ["selection.delta=0.8"])
-    assert status == 1 and f"point {point.name} did not come to its end" in said and "1 of 2 points failed" in said
+    assert status == 1 and f"point {point.name} did not finish" in said and "1 of 2 points failed" in said
     assert len(points(project, "sweep")) == 1
     publish_text(project / ".cache/mended", "")
     status, said, ran = sweep(project, *grid)
     assert (status, ran) == (0, ["evaluation 0 0.8 3"]), said
 
 
-def test_a_setting_that_does_not_exist_ends_before_anything_runs(project: Path) -> None:
+def test_an_unknown_setting_fails_before_anything_runs(project: Path) -> None:
     status, said, ran = sweep(project, "-m", "selection.detla=0.1,0.2")
     assert status == 2 and ran == [] and "error: the configuration in conf/ does not compose" in said
     assert "selection.detla" in said and "Error" not in said and "Traceback" not in said
 
 
-def test_a_study_that_does_not_exist_is_named_beside_those_that_do(project: Path) -> None:
+def test_an_unknown_study_is_named_with_the_known_ones(project: Path) -> None:
     status, said, ran = sweep(project, "-m", "+study=treshold")
     assert status == 2 and ran == [] and "there is no study 'treshold'" in said and "thresholds" in said
 
 
-def test_every_study_composes_and_varies_what_its_figure_asks_for() -> None:
+def test_every_study_composes_and_varies_the_settings_of_its_figure() -> None:
     from hydra import compose, initialize_config_dir
 
     found = {}
@@ -257,7 +255,7 @@ def test_every_study_composes_and_varies_what_its_figure_asks_for() -> None:
     assert not found
 
 
-def test_without_m_or_outside_of_a_repository_it_says_what_to_do(project: Path, tmp_path: Path) -> None:
+def test_a_missing_m_or_repository_has_a_remedy(project: Path, tmp_path: Path) -> None:
     status, said, _ = sweep(project, "selection.delta=0.1")
     assert status == 2 and "give -m" in said
     (project / "dvc.yaml").unlink()
@@ -276,7 +274,7 @@ def test_a_points_settings_win_over_those_of_params_yaml() -> None:
 @pytest.mark.parametrize(
     "override", ["machine.workers=1", "machine=slurm", "+machine.accelerate.rows=1", "++machine.workers=1"]
 )
-def test_where_a_point_runs_is_no_part_of_its_name(override: str) -> None:
+def test_machine_settings_are_not_part_of_a_points_name(override: str) -> None:
     def name(*overrides: str) -> str:
         return SweepPoint(Choice(experiment="default", seed=0, overrides=[*overrides])).name
 
@@ -284,13 +282,15 @@ def test_where_a_point_runs_is_no_part_of_its_name(override: str) -> None:
     assert name("machines=1") != name() != name("selection.delta=0.1") == name("selection.delta=0.1", override)
 
 
-def test_a_second_sweep_of_a_name_is_refused_while_the_first_runs(project: Path) -> None:
+def test_a_second_sweep_of_the_same_name_is_rejected_while_the_first_runs(project: Path) -> None:
     with exclusive(project / LOCKS / "sweep-grid"):
         status, said, ran = sweep(project, "-m", "selection.delta=0.1", "hydra.job.name=grid")
-    assert (status, ran) == (2, []) and "a sweep named grid runs here already" in said and "hydra.job.name=" in said
+    assert (
+        (status, ran) == (2, []) and "a sweep named grid is already running here" in said and "hydra.job.name=" in said
+    )
 
 
-def test_two_selections_of_one_point_compose_into_its_workspace_one_after_the_other(
+def test_two_processes_use_a_points_workspace_one_after_the_other(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = project / ".cache/ran.txt"

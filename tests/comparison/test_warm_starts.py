@@ -30,7 +30,7 @@ def leave(project: Path, row: str) -> Adapter:
     return Adapter(str(project / f"artifacts/{row}/abcd"), "abcd")
 
 
-def test_a_generic_warm_start_trains_with_all_that_trace_spends(tmp_path: Path) -> None:
+def test_a_generic_warm_start_trains_with_traces_total(tmp_path: Path) -> None:
     start, spec = leave(tmp_path, "adp"), composed()
     [job] = WARM_GRPO.jobs(spec, tmp_path, TRACE)
     assert (job.start, job.rollouts, job.name, job.seed) == (start, 120, "warm_grpo", 3)
@@ -38,7 +38,7 @@ def test_a_generic_warm_start_trains_with_all_that_trace_spends(tmp_path: Path) 
     assert job.trainer.settings() == {**spec.trainer.settings(), **settings} and settings["schedule"] == "linear"
 
 
-def test_a_targeted_start_trains_with_what_is_left_after_all_that_it_has_cost(tmp_path: Path) -> None:
+def test_a_targeted_start_trains_with_the_rest_of_the_total(tmp_path: Path) -> None:
     start = leave(tmp_path, "solutions")
     more = LedgerEntry(stage="solutions", purpose="diagnosis", method="solutions", rollouts=10)
     publish(tmp_path / "results/solutions/ledger.jsonl", [more])
@@ -52,7 +52,7 @@ def test_a_targeted_start_trains_with_what_is_left_after_all_that_it_has_cost(tm
     assert sum(entry.rollouts for entry in charged) == 120
 
 
-def test_without_an_adapter_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_a_row_without_a_start_adapter_has_no_job(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="index.json is missing"):
         WARM_GRPO.jobs(composed(), tmp_path, TRACE)
     publish(tmp_path / "results/solutions/ledger.jsonl", list[LedgerEntry]())
@@ -61,13 +61,13 @@ def test_without_an_adapter_there_is_nothing_to_go_on_from(tmp_path: Path) -> No
         assert list(jobs(composed(), tmp_path, TRACE)) == []
 
 
-def test_a_start_that_does_not_run_is_refused_before_anything_runs() -> None:
+def test_a_disabled_start_row_is_rejected_before_anything_runs() -> None:
     with pytest.raises(UserError, match="baselines.warm_grpo.run needs baselines.adp.run"):
         composed("baselines.warm_grpo.run=true")
     assert composed("baselines.warm_grpo.run=true", "baselines.adp.run=true").baselines.warm_grpo.run
 
 
-def test_rows_of_rewards_alone_are_told_from_rows_of_demonstrations() -> None:
+def test_rows_say_whether_they_learn_from_rewards_or_demonstrations() -> None:
     assert {name: supervision(name) for name in (*baselines(), "base", "trace", "router:sets", "bound:oracle")} == {
         **dict.fromkeys(("grpo_target", "grpo_untuned", "rejection_sft", "awm", "single", "mixed"), "rewards"),
         **dict.fromkeys(("adp", "awm_sft", "solutions", "failures_sft"), "demonstrations"),

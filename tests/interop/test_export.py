@@ -191,6 +191,6 @@ def test_an_export_does_not_replace_its_own_input_nor_any_file_that_is_not_captr
         export_rollouts([file], "inspect", tmp_path / "logs")
     log = next((tmp_path / "logs").glob("*.eval"))
     log.write_bytes(b"a log of mine")
-    with pytest.raises(UserError, match="captrain did not write it so"):
+    with pytest.raises(UserError, match="captrain did not write it"):
         export_rollouts([file], "inspect", tmp_path / "logs")
     assert log.read_bytes() == b"a log of mine"

@@ -21,9 +21,7 @@ BLOCKS = 100 << 20
 @pytest.mark.parametrize(
     ("settings", "is_kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "65536"}, False)], ids=["default", "asked"]
 )
-def test_freed_memory_is_kept_unless_the_environment_asks_glibc_to_give_it_back(
-    settings: dict[str, str], is_kept: bool
-) -> None:
+def test_freed_memory_is_kept_unless_the_user_configures_glibc(settings: dict[str, str], is_kept: bool) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=env | settings, capture_output=True, text=True, check=True

@@ -21,7 +21,7 @@ from captrain.run.boundary import BUG, disk_fault, ending
 SRC = Path(__file__).parents[2] / "src"
 
 
-def test_what_a_user_can_cause_is_one_message_without_the_name_of_an_error() -> None:
+def test_user_errors_are_one_message_without_exception_names() -> None:
     for error in (
         UserError("a", "b"), InfrastructureError("a"), PermissionError(errno.EACCES, "Permission denied", "results"),
         IsADirectoryError(errno.EISDIR, "Is a directory", "out"), OSError(errno.ENOSPC, "No space left", "results/x"),
@@ -32,7 +32,7 @@ def test_what_a_user_can_cause_is_one_message_without_the_name_of_an_error() -> 
     assert ending(BrokenPipeError(errno.EPIPE, "Broken pipe")) == (0, "")
 
 
-def test_a_bug_is_one_block_that_says_where_to_send_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_is_one_block_with_the_lines_to_send(capsys: pytest.CaptureFixture[str]) -> None:
     @entry_point
     def main() -> None:
         raise ZeroDivisionError("of ours")
@@ -40,11 +40,11 @@ def test_a_bug_is_one_block_that_says_where_to_send_it(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as end:
         main()
     text = capsys.readouterr().err
-    assert end.value.code == BUG and text.startswith("error: this is a bug in captrain and no mistake of yours\n")
+    assert end.value.code == BUG and text.startswith("error: this is a bug in captrain, not your mistake\n")
     assert "ZeroDivisionError: of ours" in text and "Python 3." in text and "open an issue" in text
 
 
-def test_a_fault_of_the_disk_is_known_however_it_is_wrapped() -> None:
+def test_disk_faults_are_recognised_in_wrapped_exceptions() -> None:
     try:
         try:
             raise OSError(errno.EROFS, "Read-only file system", "artifacts/x")
@@ -67,7 +67,7 @@ def limited(code: str, size: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_limit_of_files_is_one_message_and_no_temporary_file_stays(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_one_message_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from captrain.run import entry_point, user_outputs
@@ -84,7 +84,7 @@ main()
     assert "Traceback" not in done.stderr and not [*tmp_path.iterdir()]
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_text(tmp_path / "a.txt", "before")
 
     def full(self: Path, content: bytes) -> int:
@@ -98,7 +98,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.needs("no-root")
-def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_one_message(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError):
         publish_text(tmp_path / "a.txt", "a")
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sign", ["\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\rb", "\x9b2J", "\u202egnp.exe", "\x08\x08"]
 )
-def test_text_of_others_moves_nothing_on_a_terminal(sign: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_untrusted_text_cannot_control_the_terminal(sign: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_all(f"before {sign} after", Text(sign))
     text = capsys.readouterr().out
     assert "before" in text and all(character.isprintable() or character == "\n" for character in text)
@@ -117,7 +117,7 @@ def test_text_of_others_moves_nothing_on_a_terminal(sign: str, capsys: pytest.Ca
 
 @pytest.mark.parametrize("form", [str, lambda key: quote(key, safe=""), lambda key: key.encode().hex(),
                                   lambda key: base64.b64encode(key.encode()).decode()])  # fmt: skip
-def test_keys_are_taken_out_of_every_message_also_where_they_are_encoded(form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_redacted_in_messages_also_when_encoded(form, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "very/secret+value=42"
     monkeypatch.setenv("OPENAI_API_KEY", key)
     _, message = ending(InfrastructureError(f"401: {{'echo': '{form(key)}'}}"))
@@ -128,7 +128,7 @@ def test_keys_are_taken_out_of_every_message_also_where_they_are_encoded(form, m
     ("model", "before", "during"),
     [("null", None, "1"), ("null", "0", "0"), ("some/model", None, None), ("some/model", "1", "1")],
 )
-def test_a_hub_is_asked_for_nothing_unless_a_model_is_named(
+def test_the_hub_stays_offline_unless_a_model_is_named(
     model: str, before: str | None, during: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ def make(text: str) -> None:
         publish_text(Path("results/routes/routes.csv"), text)
 
 
-def test_a_time_is_shown_for_the_results_that_it_belongs_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_belong_to_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make("one")
     first = times(Path())["routes"]
@@ -25,7 +25,7 @@ def test_a_time_is_shown_for_the_results_that_it_belongs_to(tmp_path: Path, monk
     assert times(Path()) == {"routes": first}
 
 
-def test_a_stage_that_fails_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_stage_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="broke"), timed("routes"):
         publish_text(Path("results/routes/routes.csv"), "half")
@@ -33,7 +33,7 @@ def test_a_stage_that_fails_has_no_time(tmp_path: Path, monkeypatch: pytest.Monk
     assert times(Path()) == {}
 
 
-def test_a_stage_that_leaves_one_file_is_timed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_with_one_output_file_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with timed("base"):
         publish_text(Path("results/base.json"), "{}")

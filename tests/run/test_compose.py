@@ -15,7 +15,7 @@ def compose(*overrides: str) -> Spec:
 
 
 @pytest.mark.parametrize("override", ["delta=0.1", "selektion.delta=0.1"])
-def test_a_setting_without_its_section_is_told_by_its_whole_name(override: str) -> None:
+def test_a_setting_without_its_section_gets_its_full_name(override: str) -> None:
     with pytest.raises(UserError, match="there is no setting") as refused:
         compose(override)
     assert refused.value.remedy == "did you mean selection.delta?"
@@ -29,7 +29,7 @@ def test_a_setting_without_its_section_is_told_by_its_whole_name(override: str) 
         ("baselines.grpo_targt.groups_per_step", "baselines.grpo_target.groups_per_step"),
     ],
 )
-def test_of_a_misspelt_section_the_nearest_is_named_and_how_one_is_begun(key: str, meant: str) -> None:
+def test_a_misspelt_section_gets_the_nearest_name_and_a_hint(key: str, meant: str) -> None:
     with pytest.raises(UserError) as refused:
         compose(f"{key}=2")
     assert refused.value.remedy.startswith(f"did you mean {meant}?")
@@ -44,17 +44,17 @@ def test_of_a_misspelt_section_the_nearest_is_named_and_how_one_is_begun(key: st
         ("baselines.grpo_target.group_per_step=2", "groups_per_step"),
     ],
 )
-def test_a_misspelt_setting_of_any_section_is_told_by_the_nearest(override: str, meant: str) -> None:
+def test_a_misspelt_setting_gets_the_nearest_name(override: str, meant: str) -> None:
     with pytest.raises(UserError, match="there is no setting") as refused:
         compose("machine=slurm", override)
     assert refused.value.remedy.startswith(f"did you mean {meant}?")
 
 
-def test_a_section_that_is_added_is_begun() -> None:
+def test_a_plus_adds_a_section() -> None:
     assert compose("+machine.benchmarks.new.python=/x").machine.benchmarks["new"].python == "/x"
 
 
-def test_settings_that_conf_does_not_list_need_no_sign() -> None:
+def test_unlisted_settings_of_components_need_no_plus() -> None:
     composed = compose("machine.launcher=local", "policy.chat_template_kwargs.enable_thinking=false", "policy.top_k=5")
     assert composed.policy.settings()["chat_template_kwargs"] == {"enable_thinking": False}
     assert composed.policy.settings()["top_k"] == 5

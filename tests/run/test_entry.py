@@ -36,13 +36,13 @@ def ended(folder: Path, said: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_stage_ends_in_one_line_with_its_seconds_and_what_it_made(tmp_path: Path) -> None:
+def test_a_stage_ends_in_one_line_with_seconds_and_outputs(tmp_path: Path) -> None:
     words = ended(tmp_path, "'four of five'").stdout.split()
     assert words[0] == "small" and float(words[1]) >= 0 and words[2:] == ["s", "four", "of", "five"]
     assert ended(tmp_path, "None").stdout.endswith(" s   results/small.json\n")
 
 
-def test_warnings_of_libraries_stay_off_the_screen_and_are_in_the_stages_log(tmp_path: Path) -> None:
+def test_library_warnings_go_to_the_stages_log(tmp_path: Path) -> None:
     done = ended(tmp_path, "None")
     assert done.returncode == 0 and done.stderr == "" and done.stdout.count("\n") == 1
     log = (tmp_path / ".cache/logs/small.log").read_text()

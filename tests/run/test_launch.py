@@ -41,14 +41,14 @@ def threads_of(_: int) -> tuple[str | None, str | None]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_results_come_in_the_order_of_the_items_from_so_many_workers(workers: int) -> None:
+def test_results_have_the_order_of_the_items(workers: int) -> None:
     results = launch.run(slow_square, range(6), machine(workers), "squares")
     assert [square for square, _ in results] == [0, 1, 4, 9, 16, 25]
     processes = {process for _, process in results}
     assert processes == {os.getpid()} if workers == 1 else os.getpid() not in processes and len(processes) <= 2
 
 
-def test_nothing_to_do_is_done() -> None:
+def test_no_items_give_no_results() -> None:
     assert launch.run(slow_square, [], machine(2), "squares") == []
 
 
@@ -62,7 +62,7 @@ def test_a_worker_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     ("items", "kind", "problem", "remedy"),
     [([0, 1, 2], UserError, "one is out of stock", "take two"), ([0, 2], EnvironmentFault, "two raised", "mend it")],
 )
-def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
+def test_exceptions_of_workers_reach_the_caller_unchanged(
     workers: int, items: list[int], kind: type[UserError], problem: str, remedy: str
 ) -> None:
     with pytest.raises(UserError) as error:
@@ -81,16 +81,14 @@ def die_once(item: tuple[Path, int]) -> int:
     return number * number
 
 
-def test_a_worker_that_is_killed_ends_no_other_work_and_its_own_is_begun_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_workers_items_start_again_and_others_go_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert launch.run(die_once, [(tmp_path / "died", number) for number in range(6)], machine(2), "squares") == [
         0, 1, 4, 9, 16, 25,
     ]  # fmt: skip
-    assert "a worker process of squares died; what it held is begun again" in capfd.readouterr().err
+    assert "a worker process of squares died; its items start again" in capfd.readouterr().err
 
 
-def test_workers_that_die_again_and_again_are_one_message(tmp_path: Path) -> None:
+def test_repeatedly_dying_workers_are_one_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a worker process of squares died 3 times"):
         launch.run(die_once, [(tmp_path, number) for number in range(3)], machine(2), "squares")
 
@@ -111,7 +109,7 @@ if __name__ == "__main__":
 """
 
 
-def test_only_a_job_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_cluster_jobs_print_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     launch.report_progress(1, 3)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
     launch.report_progress(2, 3)

@@ -24,7 +24,7 @@ def light(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_what_the_extras_bring_is_what_the_light_installation_is_known_to_lack() -> None:
+def test_the_table_of_extras_matches_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     def modules(requirements: list[str]) -> set[str]:
@@ -36,16 +36,14 @@ def test_what_the_extras_bring_is_what_the_light_installation_is_known_to_lack()
     assert not modules(project["dependencies"]) & set(EXTRAS)
 
 
-def test_logs_are_diagnosed_without_what_it_leaves_out(tmp_path: Path) -> None:
+def test_logs_are_diagnosed_in_the_light_installation(tmp_path: Path) -> None:
     done = light(tmp_path, "diagnose", str(ROOT / "docs/examples/servicedesk.jsonl"), "--out", "out")
     assert done.returncode == 0, done.stderr
     assert "missing_write" in done.stdout
     assert (tmp_path / "out/report.html").exists()
 
 
-def test_results_are_read_and_projects_begun_without_it_and_a_missing_package_is_one_message(
-    tmp_path: Path, committed: Path
-) -> None:
+def test_the_light_installation_reads_results_and_names_missing_packages(tmp_path: Path, committed: Path) -> None:
     done = light(committed, "results")
     assert done.returncode == 0 and "pass rate" in done.stdout, done.stderr
     assert light(tmp_path, "init", "mine").returncode == 0

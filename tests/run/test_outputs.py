@@ -21,7 +21,7 @@ def chats(folder: Path) -> Path:
     return path
 
 
-def test_outputs_come_into_place_together_and_again_over_themselves(tmp_path: Path) -> None:
+def test_outputs_are_moved_together_and_replace_earlier_ones(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     for text in ("first", "second"):
         with user_outputs(out, ["report.md"]) as aside:
@@ -32,18 +32,18 @@ def test_outputs_come_into_place_together_and_again_over_themselves(tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["report.md", "figures/a.txt"])
-def test_a_file_of_the_user_is_never_replaced_and_nothing_else_is_put_in_place(tmp_path: Path, place: str) -> None:
+def test_a_users_file_is_never_replaced_and_nothing_is_moved(tmp_path: Path, place: str) -> None:
     mine = tmp_path / place
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
-    refusal = pytest.raises(UserError, match="is there already, and captrain did not write it so")
+    refusal = pytest.raises(UserError, match="exists, and captrain did not write it")
     with refusal, user_outputs(tmp_path) as aside:
         publish_text(aside / "report.md", "captrain's")
         publish_text(aside / "figures/a.txt", "captrain's")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine] and mine.read_text() == "mine"
 
 
-def test_what_the_user_changed_since_is_the_user_s(tmp_path: Path) -> None:
+def test_a_changed_output_belongs_to_the_user(tmp_path: Path) -> None:
     with user_outputs(tmp_path) as aside:
         publish_text(aside / "report.md", "captrain's")
     (tmp_path / "report.md").write_text("captrain's, with my notes")
@@ -51,14 +51,14 @@ def test_what_the_user_changed_since_is_the_user_s(tmp_path: Path) -> None:
         raise AssertionError("no work is done for what cannot be put in place")
 
 
-def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_command_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ValueError), user_outputs(tmp_path / "out") as aside:
         publish_text(aside / "half.txt", "half")
         raise ValueError
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_current_folder_that_was_deleted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_current_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # As some file systems answer in it.
     monkeypatch.setattr(Path, "exists", lambda _: False)
     monkeypatch.setattr(Path, "is_dir", lambda _: False)
@@ -66,7 +66,7 @@ def test_a_current_folder_that_was_deleted_is_named(monkeypatch: pytest.MonkeyPa
         require_folder(Path("out"))
 
 
-def test_a_diagnosis_does_not_replace_a_report_that_is_not_captrains(tmp_path: Path, captrain) -> None:
+def test_a_diagnosis_does_not_replace_a_users_report(tmp_path: Path, captrain) -> None:
     (tmp_path / "report.md").write_text("my notes")
     status, _, err = captrain(tmp_path, "diagnose", str(chats(tmp_path)), "--out", ".")
     assert status == 2 and "report.md is there already" in err and (tmp_path / "report.md").read_text() == "my notes"

@@ -130,7 +130,7 @@ def row(job: str) -> list[str]:
 
 
 @pytest.mark.needs("slurm")
-def test_items_go_out_as_one_array_come_back_in_order_and_are_never_run_twice(home: Cluster) -> None:
+def test_items_run_once_as_one_array_and_return_in_order(home: Cluster) -> None:
     items = [Chore(name) for name in ("a", "b", "c")]
     begun = time.monotonic()
     assert launch.run(chore, items, MACHINE, "chores") == [("A", "1"), ("B", "1"), ("C", "1")]
@@ -156,7 +156,7 @@ def test_items_go_out_as_one_array_come_back_in_order_and_are_never_run_twice(ho
         ("before publishing", 1),
     ],
 )  # fmt: skip
-def test_a_pipeline_killed_at_any_moment_finds_its_jobs_again(home: Cluster, moment: str, submissions: int) -> None:
+def test_a_killed_pipeline_finds_its_jobs_again(home: Cluster, moment: str, submissions: int) -> None:
     if moment == "before publishing":
         Path("go").touch()
     assert pipeline("a", "b", moment=moment).wait(PATIENCE) == -signal.SIGKILL
@@ -174,7 +174,7 @@ def test_a_pipeline_killed_at_any_moment_finds_its_jobs_again(home: Cluster, mom
     listed = home.say("squeue", "--noheader", "--array", "--states=all", "--format=%j").split()
     # One without work ends by itself.
     assert sum(name in ours for name in listed) == (4 if moment.startswith("after") else 2)
-    assert ("waiting for jobs that are out already" in said) == (submissions == 1 and moment != "before publishing")
+    assert ("waiting for earlier jobs" in said) == (submissions == 1 and moment != "before publishing")
 
 
 @pytest.mark.needs("slurm")
@@ -185,12 +185,12 @@ def test_two_pipelines_at_once_share_their_jobs(home: Cluster) -> None:
     assert [one.wait(PATIENCE) for one in both] == [0, 0]
     said = [one.communicate()[0] for one in both]
     assert sorted("submitted a, b, c as job" in text for text in said) == [False, True]
-    assert sorted("waiting for jobs that are out already" in text for text in said) == [False, True]
+    assert sorted("waiting for earlier jobs" in text for text in said) == [False, True]
     assert runs() == ["a", "b", "c"] and len(sent()) == 3
 
 
 @pytest.mark.needs("slurm")
-def test_a_job_that_is_killed_is_submitted_again_and_the_others_are_not(home: Cluster) -> None:
+def test_only_the_killed_job_is_submitted_again(home: Cluster) -> None:
     waiting = Background(chore, [Chore("a", "go"), Chore("b", "go"), Chore("c", "go"), Chore("d", "go")], MACHINE, "x")
     until(lambda: runs() == ["a", "b", "c", "d"])
     first = sent()
@@ -205,7 +205,7 @@ def test_a_job_that_is_killed_is_submitted_again_and_the_others_are_not(home: Cl
 
 
 @pytest.mark.needs("slurm")
-def test_an_item_whose_jobs_keep_dying_is_given_up_and_the_others_come_to_their_ends(home: Cluster) -> None:
+def test_an_item_with_dying_jobs_fails_and_the_others_finish(home: Cluster) -> None:
     assert MACHINE.slurm is not None
     never = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"resubmissions": 0})})
     waiting = Background(chore, [Chore("a", "never"), Chore("b", "go")], never, "chores")
@@ -215,14 +215,14 @@ def test_an_item_whose_jobs_keep_dying_is_given_up_and_the_others_come_to_their_
     Path("go").touch()
     with pytest.raises(UserError) as error:
         waiting.result()
-    said = rf"chores a: job {sent()[0]} is over without a result \(failed on n\d\), and said last: 1 of 5: at a; "
-    assert re.fullmatch(f"{said}machine.slurm.resubmissions = 0 allows no further one", error.value.problem)
+    said = rf"chores a: job {sent()[0]} ended without a result \(failed on n\d\), and its last line is: 1 of 5: at a; "
+    assert re.fullmatch(f"{said}machine.slurm.resubmissions = 0 allows no further job", error.value.problem)
     assert f"captrain jobs {sent()[0]}" in error.value.remedy
     assert launch.run(chore, [Chore("b", "go")], never, "chores") == [("B", "1")] and runs() == ["a", "b"]
 
 
 @pytest.mark.needs("slurm")
-def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goes_on(home: Cluster) -> None:
+def test_preempted_and_timed_out_jobs_are_requeued_and_resume(home: Cluster) -> None:
     names = ("told", "requeued", "late")
     waiting = Background(chore, [Chore(name, "never", once=True) for name in names], MACHINE, "chores")
     until(lambda: runs() == sorted(names))
@@ -240,7 +240,7 @@ def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goe
 
 
 @pytest.mark.needs("slurm")
-def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Cluster) -> None:
+def test_exceptions_of_jobs_reach_the_pipeline_unchanged(home: Cluster) -> None:
     Path("go").touch()
     failing = pipeline("good", "scarce", "fine")
     _, problem = failing.communicate(timeout=PATIENCE)
@@ -262,7 +262,7 @@ def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Clus
 
 
 @pytest.mark.needs("slurm")
-def test_jobs_are_shown_with_what_they_do_say_and_wait_for(home: Cluster) -> None:
+def test_jobs_are_shown_with_state_last_line_and_reason(home: Cluster) -> None:
     assert MACHINE.slurm is not None
     all_gpus = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"gpus": 2})})
     waiting = Background(chore, [Chore(name, "go") for name in ("a", "b", "c")], all_gpus, "chores")
@@ -280,7 +280,7 @@ def test_jobs_are_shown_with_what_they_do_say_and_wait_for(home: Cluster) -> Non
 
 
 @pytest.mark.needs("slurm")
-def test_a_job_that_slurm_refuses_ends_in_one_message(home: Cluster) -> None:
+def test_a_rejected_job_is_one_message(home: Cluster) -> None:
     assert MACHINE.slurm is not None
     wrong = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"partition": "nowhere"})})
     with pytest.raises(UserError, match="sbatch refused chores: .*invalid partition") as error:
@@ -327,9 +327,7 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
 
 
 @pytest.mark.needs("slurm")
-def test_two_nodes_train_one_adapter_to_the_bytes_that_one_node_comes_to(
-    home: Cluster, tiny: Path, tmp_path: Path
-) -> None:
+def test_two_nodes_train_an_adapter_with_the_bytes_of_one_node(home: Cluster, tiny: Path, tmp_path: Path) -> None:
     from support.training import job
 
     from captrain.training.jobs import TrainingEnvironment
@@ -359,9 +357,7 @@ def test_two_nodes_train_one_adapter_to_the_bytes_that_one_node_comes_to(
 
 
 @pytest.mark.needs("slurm")
-def test_two_nodes_that_are_killed_go_on_from_the_checkpoint_to_the_same_bytes(
-    home: Cluster, tiny: Path, tmp_path: Path
-) -> None:
+def test_killed_nodes_resume_from_the_checkpoint_to_the_same_bytes(home: Cluster, tiny: Path, tmp_path: Path) -> None:
     from support.training import job
 
     from captrain.training.jobs import TrainingEnvironment
@@ -441,7 +437,7 @@ def test_diagnosis_and_the_adapters_of_smoke_are_byte_for_byte_the_same_from_job
 
 
 @pytest.mark.needs("slurm")
-def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(home: Cluster, smoke: Path) -> None:
+def test_an_environment_calibrated_by_jobs_gets_the_same_passport(home: Cluster, smoke: Path) -> None:
     from captrain.benchmarks.loading import load_benchmark
     from captrain.environments.evidence import make_standard
     from captrain.environments.synthesis import SynthesisResult, synthesize
@@ -467,7 +463,7 @@ def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(h
 
 
 @pytest.mark.needs("slurm")
-def test_what_the_controller_does_not_say_is_no_death(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_controller_is_not_a_dead_job(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_: Any) -> Any:
         Path("asked").touch()
         raise InfrastructureError("connection refused")
@@ -486,15 +482,15 @@ def test_what_the_controller_does_not_say_is_no_death(home: Cluster, monkeypatch
     assert found[job].node in ("n1", "n2") and found[unheard].name == "GONE"
 
 
-def test_without_slurm_the_message_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_slurm_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
-    with pytest.raises(UserError, match="there is no sbatch here") as error:
+    with pytest.raises(UserError, match="sbatch is not installed here") as error:
         launch.run(chore, [Chore("a")], MACHINE, "chores")
     assert "machine=local" in error.value.remedy
     assert jobs.jobs_table(here).row_count == 0
 
 
-def test_what_lies_on_disk_is_shown_without_slurm_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_on_disk_are_shown_without_slurm(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     JOBS.mkdir(parents=True)
     both = jobs.Submission(name="sub", label="chores", keys=["x", "y"], items=["a", "b"], at="2020-01-01T00:00:00")
@@ -509,7 +505,7 @@ def test_what_lies_on_disk_is_shown_without_slurm_too(here: Path, monkeypatch: p
     assert "Slurm does not answer" in shown()
 
 
-def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -> None:
+def test_a_key_depends_on_content_not_on_machine_or_path(here: Path) -> None:
     from captrain.training.jobs import Job, TrainingEnvironment
     from captrain.training.runs import train
 
@@ -553,7 +549,7 @@ def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -
         assert (fingerprint(play_batch, replace(batch, spec=other)) == fingerprint(play_batch, batch)) == same, override
 
 
-def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_depends_only_on_the_code_that_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from captrain.run import fingerprint
 
     package = shutil.copytree(fingerprint.PACKAGE, here / "captrain", ignore=shutil.ignore_patterns("__pycache__"))
@@ -579,7 +575,7 @@ def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch:
     assert digest("comparison/baselines/rounds.py") != before
 
 
-def test_a_result_is_made_once_and_is_none_when_its_files_were_altered(here: Path) -> None:
+def test_a_result_is_invalid_after_its_files_change(here: Path) -> None:
     (here / "adapter").mkdir()
     (here / "adapter/weights").write_text("fine")
     work = slurm.Work(_folder, Chore("a"), "key", JOBS / "sub", requeues=1)
@@ -607,7 +603,7 @@ def _stubborn(_: Any) -> str:
 
 
 @pytest.mark.parametrize(("minutes", "countdown", "queued"), [(5, 2, [1]), (5, 1, [0]), (5, 0, []), (60, 0, [0])])
-def test_a_job_is_queued_again_only_so_often(
+def test_requeues_are_limited(
     here: Path, monkeypatch: pytest.MonkeyPatch, minutes: int, countdown: int, queued: list[int]
 ) -> None:
     # A job of 60 minutes that is told in its first has not met its limit: it is preempted, and always queued again.
@@ -628,11 +624,11 @@ def test_a_job_is_queued_again_only_so_often(
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
     assert again == queued and slurm.stored_result("key") is None
-    said = "not queued again: this has happened 2 times (machine.slurm.requeues)"
+    said = "not queued again: 2 times are the limit (machine.slurm.requeues)"
     assert (said == ended.value.code) == (not queued)
 
 
-def test_a_failure_that_was_cut_off_is_none(here: Path) -> None:
+def test_a_truncated_failure_is_ignored(here: Path) -> None:
     attempt = jobs.JobAttempt(here, "1", "key")
     whole = pickle.dumps(UserError("one is out of stock", "take two"))
     for content in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1]):
@@ -642,9 +638,7 @@ def test_a_failure_that_was_cut_off_is_none(here: Path) -> None:
     assert isinstance(attempt.failure(), UserError)
 
 
-def test_what_a_successor_goes_on_from_is_on_the_disk_before_it_counts(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_is_flushed_to_disk_before_it_counts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed = list[str]()
     monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.readlink(f"/proc/self/fd/{file}")))
     slurm.Work(chore, Chore("a"), "whole", JOBS / "sub", requeues=1)()
@@ -656,9 +650,7 @@ def test_what_a_successor_goes_on_from_is_on_the_disk_before_it_counts(
         assert name in Path(path).name != name  # aside still
 
 
-def test_submissions_are_in_the_order_of_their_times_wherever_the_clocks_stand(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submissions_are_ordered_by_time_across_time_zones(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, zone in (("first", "UTC-14"), ("second", "UTC+12"), ("third", "UTC-14")):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
@@ -678,7 +670,7 @@ def submitted(here: Path, monkeypatch: pytest.MonkeyPatch, item: Chore) -> None:
     slurm.Dispatch(chore, [item], MACHINE.slurm, "chores")._send()
 
 
-def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
+def test_exceptions_during_a_requeue_are_no_failures(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slurm, "ENDING", threading.Event())

@@ -76,7 +76,7 @@ def test_the_fixed_task_mixes_are_experiments() -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_derived_spec_reads_back_as_it_was(experiment: str, tmp_path: Path) -> None:
+def test_a_composed_spec_round_trips(experiment: str, tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     composed = compose(experiment, "policy.guidance=['check, then write: always']", "base.learning_rate=1e-5")
     publish_spec(composed, path)
@@ -86,7 +86,7 @@ def test_a_derived_spec_reads_back_as_it_was(experiment: str, tmp_path: Path) ->
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_threads_that_compose_at_once_each_get_their_own_selection() -> None:
+def test_parallel_threads_compose_their_own_selections() -> None:
     def select(seed: int) -> tuple[int, int]:
         composed = compose_spec("smoke" if seed % 2 else "default", seed, [f"evaluation.tasks={8 + seed}"], CONF)
         return composed.seed, composed.evaluation.tasks
@@ -95,7 +95,7 @@ def test_threads_that_compose_at_once_each_get_their_own_selection() -> None:
         assert list(pool.map(select, range(4))) == [(seed, 8 + seed) for seed in range(4)]
 
 
-def test_reading_a_derived_spec_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:
+def test_reading_a_spec_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:
     publish_spec(compose(), tmp_path / "results/spec.yaml")
     code = (
         "import sys; from captrain.run import load_spec; load_spec(); "
@@ -111,7 +111,7 @@ def test_composing_imports_no_torch(workspace: Path) -> None:
     assert re.fullmatch(r"compose +\d+\.\d s   experiment default, seed 0\nFalse\n", done.stdout), done.stderr
 
 
-def test_what_params_select_lands_in_the_derived_spec(workspace: Path) -> None:
+def test_params_are_in_the_composed_spec(workspace: Path) -> None:
     write_params(workspace, experiment="rare", seed=7, overrides=["selection.delta=0.15", "router=classifier"])
     assert run_stage(workspace) == 0
     derived = load_spec(workspace / "results/spec.yaml")
@@ -121,7 +121,7 @@ def test_what_params_select_lands_in_the_derived_spec(workspace: Path) -> None:
     assert derived.router.target.endswith("ClassifierRouter")
 
 
-def test_two_processes_derive_the_same_bytes(workspace: Path) -> None:
+def test_two_processes_compose_the_same_bytes(workspace: Path) -> None:
     python(workspace, "stages/compose.py")
     first = (workspace / "results/spec.yaml").read_bytes()
     python(workspace, "stages/compose.py")
@@ -145,13 +145,13 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
     [
         (
             {"experiment": "nothing-like-it"},
-            "known are all_methods, compound, default, paper_tau2, paper_toolsandbox, rare, single, smoke, smollm",
+            "choose one of all_methods, compound, default, paper_tau2, paper_toolsandbox, rare, single, smoke, smollm",
         ),
         ({"seed": "seven"}, "seed = 'seven'"),
         ({"seed": -1}, "seed = -1"),
         ({"overrides": ["selection.dleta=0.1"]}, "no setting selection.dleta\n  remedy: did you mean delta?"),
         ({"overrides": ["delta=0.1"]}, "there is no setting delta\n  remedy: did you mean selection.delta?"),
-        ({"overrides": ["base.zzzz=1"]}, "known are model, hidden"),
+        ({"overrides": ["base.zzzz=1"]}, "choose one of model, hidden"),
         ({"overrides": ["policy.temprature=1.0"]}, "did you mean temperature?"),
         ({"overrides": ["router=clasifier"]}, "did you mean classifier?"),
         ({"overrides": ["hydra.job.name=x"]}, "there is no setting hydra.job.name"),
@@ -189,7 +189,7 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"overrides": ["base.model='a b'"]}, "base.model = 'a b'"),
         ({"overrides": ["policy=openai"]}, "policy.name = None"),
         ({"overrides": ["policy=openai", "policy.name='a b'"]}, "base.model = 'a b'"),
-        ({"overrides": ["base.pretrained=a@0123456789abcdef", "base.model=b"]}, "one of them is the base"),
+        ({"overrides": ["base.pretrained=a@0123456789abcdef", "base.model=b"]}, "set only one of them"),
         ({"overrides": ["base.pretrained=a"]}, "base.pretrained = 'a'"),
         ({"override": []}, "did you mean overrides?"),
     ],
@@ -230,7 +230,7 @@ def test_a_misspelt_key_in_conf_is_found(workspace: Path, capsys: pytest.Capture
     assert "there is no setting selection.dleta" in told and "did you mean delta?" in told
 
 
-def test_a_damaged_derived_spec_names_the_file_and_the_remedy(tmp_path: Path) -> None:
+def test_a_damaged_spec_names_file_and_remedy(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     with pytest.raises(UserError, match=r"spec\.yaml is missing(.|\n)*dvc repro compose"):
         load_spec(path)
@@ -243,7 +243,7 @@ def test_a_damaged_derived_spec_names_the_file_and_the_remedy(tmp_path: Path) ->
         load_spec(path)
 
 
-def test_a_component_is_built_from_its_settings_and_what_the_caller_adds() -> None:
+def test_a_component_is_built_from_settings_and_runtime_arguments() -> None:
     component = Component.model_validate({"_target_": "builtins.dict", "a": 1, "b": [2]})
     assert build(component, dict, b=3, run="x") == {"a": 1, "b": 3, "run": "x"}
 
@@ -270,7 +270,7 @@ def inner(name: str = "Inner", **settings: Any) -> dict[str, Any]:
     return {"_target_": f"{__name__}.{name}", **settings}
 
 
-def test_a_setting_may_be_a_component_which_is_checked_and_built_with_its_own_settings() -> None:
+def test_a_component_may_be_a_setting_of_another() -> None:
     component = outer(user=inner(heat=0.5))
     check("benchmark", component)
     built = build(component, Outer, machine="here")
@@ -296,7 +296,7 @@ class Lazy:
         raise AssertionError("it was read")
 
 
-def test_what_was_built_is_of_the_kind_that_was_asked_for_or_the_setting_is_named() -> None:
+def test_a_component_of_the_wrong_kind_is_rejected_by_its_key() -> None:
     lazy = Component.model_validate({"_target_": f"{__name__}.Lazy"})
     assert isinstance(build(lazy, Served), Lazy)
     with pytest.raises(UserError, match=rf"_target_ = {__name__}.Outer is no Served: it has no answer"):
@@ -325,26 +325,26 @@ def test_a_mistake_in_a_component_within_a_component_names_its_key(settings: dic
         check("benchmark", outer(**settings))
 
 
-def test_what_a_constructor_takes_is_known_without_building() -> None:
+def test_parameters_are_known_without_building() -> None:
     assert takes(outer(), "machine") and not takes(outer(), "model")
     with pytest.raises(UserError, match="no module captrain.nothing"):
         takes(Component.model_validate({"_target_": "captrain.nothing.Outer"}), "machine")
 
 
 @pytest.mark.parametrize("key", ["policy.key", "benchmark.user.key", "benchmark.user.endpoint"])
-def test_a_key_where_the_name_of_a_variable_belongs_is_refused_and_not_shown(key: str) -> None:
+def test_an_api_key_instead_of_a_variable_name_is_rejected_and_hidden(key: str) -> None:
     with pytest.raises(UserError, match=f"{key}: not the name of an environment variable") as refused:
         compose("paper_tau2", f"{key}=sk-secret")
     assert "sk-secret" not in str(refused.value)
 
 
-def test_where_a_benchmark_is_installed_is_an_override_of_machine_alone() -> None:
+def test_a_benchmarks_installation_is_only_a_machine_setting() -> None:
     here = compose("default", "machine.benchmarks.tau2.python=/somewhere/python")
     assert here.machine.benchmarks["tau2"].python == "/somewhere/python"
     assert here.model_copy(update={"machine": compose().machine}) == compose()
 
 
-def test_a_model_behind_an_endpoint_is_the_base_and_no_other_is_trained(workspace: Path) -> None:
+def test_a_model_behind_an_endpoint_is_the_base(workspace: Path) -> None:
     named = compose("default", "policy=openai", "policy.name=some/model@main")
     assert named.base.model == "some/model@main" == named.policy.settings()["name"]
     assert compose("default", "policy=openai", "base.model=other", "policy.name=alias").base.model == "other"
@@ -367,7 +367,7 @@ PAPER = {
 
 
 @pytest.mark.parametrize("name", ["local", "openai", "vllm"])
-def test_training_draws_from_the_whole_distribution_whatever_the_policy_acts_by(name: str) -> None:
+def test_training_samples_from_the_whole_distribution(name: str) -> None:
     chosen = [f"policy={name}", "base.model=some-model", "policy.chat_template_kwargs.enable_thinking=false"]
     plain = compose("default", *chosen)
     cut = compose("default", *chosen, "policy.top_p=0.9", "policy.top_k=20")
@@ -410,11 +410,11 @@ def test_a_paper_experiment_states_the_numbers_of_the_paper(experiment: str) -> 
 
 @pytest.mark.parametrize("rollouts", [160, 320, 640, 960, 1280])
 @pytest.mark.parametrize("experiment", PAPER)
-def test_every_point_of_the_published_curves_is_a_budget_that_runs(experiment: str, rollouts: int) -> None:
+def test_every_published_budget_runs(experiment: str, rollouts: int) -> None:
     assert compose(experiment, f"adapters.rollouts={rollouts}", seed=42).adapters.rollouts == rollouts
 
 
-def test_machine_is_a_param_of_no_stage_and_every_other_section_of_some_stage() -> None:
+def test_every_section_but_machine_is_a_param_of_a_stage() -> None:
     listed = {key.partition(".")[0] for stage in STAGES for key in params_of(stage)}
     assert "machine" not in listed
     assert listed == set(Spec.model_fields) - {"machine"}
@@ -450,7 +450,7 @@ def test_a_stage_depends_on_the_code_that_it_runs(stage: str) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_component_is_in_a_room_that_counts_as_a_whole(experiment: str) -> None:
+def test_component_packages_count_as_a_whole(experiment: str) -> None:
     composed = compose(experiment)
     sections = [section for _, section in composed if isinstance(section, Component)]
     for target in [name for section in sections for name in targets_of(section)]:
@@ -469,7 +469,7 @@ def targets_of(component: Component) -> Iterator[str]:
     ("argument", "setting"),
     [("--dtype=auto", "policy.dtype"), ("--max-model-len=2048", "policy.max_length"), ("-q", "policy.arguments")],
 )
-def test_what_decides_a_server_s_answers_is_no_matter_of_the_machine(argument: str, setting: str) -> None:
+def test_server_arguments_that_change_answers_are_rejected(argument: str, setting: str) -> None:
     with pytest.raises(UserError, match=f"no matter of the machine: set {setting}"):
         compose_spec("default", 0, ["policy=vllm", f"machine.vllm.arguments=['{argument}']"], CONF)
     spec = compose_spec("default", 0, ["machine=vllm_cpu", "policy=vllm", f"policy.arguments=['{argument}']"], CONF)

@@ -1,18 +1,21 @@
-"""Causal test of capabilities: does repairing one alone repair the failures labelled with it, and not others?
+"""Causal test of capabilities: does an adapter repair the failures labelled with its capability, and only those?
 
-A diagnosis claims: so many failures lack this capability. The claim is tested where its adapter acts on every test task
-and nothing else is changed. The base's failed rollouts of the test split are labelled by the analyst of the diagnosis;
-what an adapter changes is its pass rate minus the base's on the tasks of these failures, by stratum: failures that lack
-the capability, among them those that lack no other selected one, failures without that label, and passed rollouts.
+A diagnosis claims that a number of failures lack a capability. To test this, the capability's adapter plays every test
+task. The analyst labels the base's failed rollouts of the test split. The effect of an adapter is its pass rate minus
+the base's on the tasks of these failures, by stratum: failures that lack the capability, those that lack no other
+selected one, failures without the label, and passed rollouts.
 
-Three things would make the answer too good. A task is in a stratum for a trial that failed, and a failed trial is
-followed by a better one whatever is done (regression to the mean): so labels come from one trial, and both pass rates
-from all others, each in turn. Any adapter may help a little everywhere: so the change is held against that on failures
-without the label (difference in differences). Any training may help those tasks: so it is held against the placebo, the
-adapters of the other selected capabilities, on failures that lack this capability and not theirs. These were trained
-alike and claim nothing there; what a rejected candidate's label says is no placebo, because it may well be true.
+Three controls keep the answer honest:
 
-Labels of test rollouts are for this table alone. Nothing is trained, tuned or routed by them.
+- Regression to the mean: a failed trial is followed by better ones anyway. So labels come from one trial and both pass
+  rates from all others, each in turn.
+- An adapter may help a little everywhere. So the change is compared with that on failures without the label (difference
+  in differences).
+- Any training may help. So the change is compared with a placebo: the adapters of the other selected capabilities, on
+  failures that lack this capability and not theirs. Rejected candidates are no placebo, because their labels may be
+  true.
+
+Only this table uses labels of test rollouts. Nothing is trained, tuned or routed by them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,12 +35,12 @@ from captrain.run import Spec
 from captrain.statistics import Bootstrap, Floats, Ratio
 
 LACKING, SOLE, REMAINDER, PASSED = STRATA = ("lacking", "sole", "other", "passed")
-"""Rollouts of the base: failed and labelled with the capability; among them those with no other selected one; failed
-without the label; passed."""
+"""Rollouts of the base: failed with the label; failed with no other label of a selected capability; failed without the
+label; passed."""
 EFFECT_COLUMNS = ["capability", "stratum", "arm", "stage", "tasks", "base", "rate", "change", "low", "high"]
 QUANTITIES = ("claimed", "efficacy", "sole_efficacy", "repaired", "difference", "placebo", "specificity")
 FAMILIES = ((ADAPTERS, str, "{}"), (SOLUTIONS_ADAPTER, specialist_name, "{} (solutions)"))
-"""Adapters of one capability each: the stage that made them, the arm of a capability, and what its row is called."""
+"""Families of adapters of one capability each: the stage, the arm of a capability, and the name of its row."""
 CAPABILITY_COLUMNS = [
     *("capability", "adapter", "name", "failures", "lacking", "sole", "tasks"),
     *(column for name in QUANTITIES for column in (name, f"{name}_low", f"{name}_high")),
@@ -46,20 +49,22 @@ CAPABILITY_COLUMNS = [
 
 @dataclass(frozen=True)
 class Causality:
-    """Tables of the test, with percentile intervals of a bootstrap over tasks (columns `*_low`, `*_high`).
+    """Tables of the test, with bootstrap intervals over tasks in the columns `*_low` and `*_high`. Undefined: NaN.
 
-    capabilities: one row a capability and adapter of its own, first those trained by rewards, then those taught by
-    solutions: capability, adapter (its arm), name; failures, lacking and sole, the base's failed rollouts, those
-    labelled with it, and those labelled with no other selected one; tasks, with a failure that lacks it; claimed,
-    lacking / failures; efficacy, the share of the labelled failures, as they come again in other trials, that the
-    adapter repairs; sole_efficacy, that of failures with no other label; repaired, the same as a share of all failures;
-    difference in differences, the change on labelled failures minus that on others; placebo, the mean change by the
-    adapters of other selected capabilities on failures that lack this one and not theirs; specificity, this adapter's
-    change minus theirs on the same failures.
-    effects: one row a capability, stratum and arm that was played on all tasks: capability ("" for what all have in
-    common), stratum, arm, stage, tasks, base and rate (pass rates), change, low, high.
+    `capabilities` has one row per capability and adapter of its own, those trained by rewards first:
 
-    What no rollout says anything of is NaN.
+    - capability, adapter (its arm), name.
+    - failures: failed rollouts of the base. lacking: those with the label. sole: those with no other selected label.
+      tasks: tasks with a labelled failure.
+    - claimed: lacking / failures.
+    - efficacy: share of the labelled failures, as they recur in other trials, that the adapter repairs.
+      sole_efficacy: the same for failures with no other label. repaired: the same as a share of all failures.
+    - difference: change on labelled failures minus change on other failures.
+    - placebo: mean change by adapters of other capabilities on failures that lack this one and not theirs.
+      specificity: this adapter's change minus the placebo, on the same failures.
+
+    `effects` has one row per capability, stratum and arm that played all tasks: capability ("" for passed rollouts),
+    stratum, arm, stage, tasks, base and rate (pass rates), change, low, high.
     """
 
     capabilities: pd.DataFrame
@@ -67,8 +72,13 @@ class Causality:
 
 
 class Outcomes(NamedTuple):
-    """Outcomes on the test split: `passes` by arm, (tasks, trials), 1.0 passed, 0.0 failed, NaN error; `lacks`, by task
-    and trial of the base's labelled failures, the capabilities that each lacks; `stages` by arm."""
+    """Outcomes on the test split.
+
+    Args:
+        passes: arm -> (tasks, trials): 1.0 passed, 0.0 failed, NaN error.
+        lacks: (task, trial) of each labelled failure of the base -> the capabilities that it lacks.
+        stages: arm -> stage.
+    """
 
     passes: Mapping[str, Floats]
     lacks: Mapping[tuple[int, int], frozenset[str]]
@@ -78,7 +88,7 @@ class Outcomes(NamedTuple):
 def measure_causality(
     analyst: Analyst, tools: list[JsonObject], spec: Spec, project: Path = Path()
 ) -> tuple[list[RolloutLabels], Causality]:
-    """Label the base's failed rollouts of the test split, and hold what the adapters change against the labels.
+    """Label the base's failed rollouts of the test split, and compare the labels with the effects of the adapters.
 
     Args:
         analyst: of the diagnosis.
@@ -87,8 +97,8 @@ def measure_causality(
         project: folder of artifacts/ and results/.
 
     Returns:
-        The labels, and the tables; none where nothing was selected, `causality.run` is off, or there is one trial: a
-        rollout is labelled in one and held against another.
+        The labels and the tables. They are empty if nothing was selected, `causality.run` is off, or there is one
+        trial: the test needs at least two.
 
     Raises:
         UserError: a file is missing or corrupt, or a rollout is of another split.
@@ -123,7 +133,7 @@ def _arranged(
     labels: Sequence[RolloutLabels],
     stages: Mapping[str, str],
 ) -> Outcomes:
-    """Arrange the outcomes of the base and of every adapter that was played wherever the base was."""
+    """Arrange the outcomes of the base and of every adapter that played all of the base's tasks."""
     base = places[BASE]
     tasks = {task: row for row, task in enumerate(sorted({task for task, _ in base}))}
     trials = {trial: column for column, trial in enumerate(sorted({trial for _, trial in base}))}
@@ -142,11 +152,10 @@ def _arranged(
 
 
 def causal_tables(outcomes: Outcomes, capabilities: Sequence[Capability], intervals: Bootstrap) -> Causality:
-    """Compute the tables of outcomes and labels alone.
+    """Compute the tables from outcomes and labels.
 
     Args:
-        outcomes: of the base and of adapters; those of a capability are the arm of its name among TRACE's adapters, and
-            its specialist among those taught by solutions.
+        outcomes: of the base and of adapters.
         capabilities: the selected ones, best first.
         intervals: over the tasks of `outcomes`.
     """
@@ -167,8 +176,11 @@ def causal_tables(outcomes: Outcomes, capabilities: Sequence[Capability], interv
 
 
 class _Contrasts:
-    """Sums over pairs of trials of a task, of which the first places the task in a stratum and the second, another,
-    tells what an arm does there; so nothing is selected by what it is measured on."""
+    """Sums over pairs of different trials of a task.
+
+    The first trial places the task in a stratum, and the second one measures the arm. So no outcome is both selected by
+    and measured.
+    """
 
     def __init__(self, outcomes: Outcomes, slugs: Sequence[str]) -> None:
         self.passes, self.stages = outcomes.passes, outcomes.stages
@@ -181,14 +193,14 @@ class _Contrasts:
                 self.lacking[slug][place] = 1.0
 
     def stratum(self, name: str, slug: str) -> Floats:
-        """Select the rollouts of the base that are in a stratum of a capability, (tasks, trials)."""
+        """Return the mask (tasks, trials) of the base's rollouts in a stratum of a capability."""
         lacking = self.lacking.get(slug, np.zeros(self.base.shape))
         alone = sum(self.lacking.values(), np.zeros(self.base.shape)) == 1
         strata = {LACKING: lacking, SOLE: lacking * alone, REMAINDER: self.failed * (1 - lacking)}
         return strata[name] if name in strata else (self.base == 1.0).astype(float)
 
     def mean(self, stratum: Floats, arm: str, values: Floats) -> Ratio:
-        """Average values of other trials over the rollouts of a stratum, where base and arm were both scored."""
+        """Average values of other trials over the rollouts of a stratum, if base and arm were both scored."""
         valid = ~np.isnan(self.base) & ~np.isnan(self.passes[arm])
         return Ratio(_paired(stratum, np.where(valid, values, 0.0)), _paired(stratum, valid.astype(float)))
 
@@ -197,13 +209,13 @@ class _Contrasts:
         return self.mean(stratum, arm, self.passes[arm] - self.base)
 
     def repair(self, stratum: Floats, whole: Floats, arm: str) -> Ratio:
-        """Count the passes that an arm adds in a stratum, by the failures of the base in a whole that holds it."""
+        """Divide the passes that an arm adds in a stratum by the base's failures in `whole`."""
         failures = self.mean(whole, arm, 1.0 - self.base).numerators
         return Ratio(self.change(stratum, arm).numerators, failures)
 
     def placebo(self, slug: str, arms: Mapping[str, str]) -> tuple[Ratio, Ratio]:
-        """Estimate the change by other capabilities' adapters on failures that lack this one and not theirs, and this
-        one's own change on the same failures, as often. `arms`: capability -> its adapter."""
+        """Estimate the change by other capabilities' adapters on failures that lack this one and not theirs, and the
+        change by this one's adapter on the same failures. `arms` is capability -> adapter."""
         strata = {arm: self.lacking[slug] * (1 - self.lacking[name]) for name, arm in arms.items() if name != slug}
         return (
             _pooled([self.change(stratum, arm) for arm, stratum in strata.items()], len(self.base)),
@@ -212,7 +224,7 @@ class _Contrasts:
 
 
 def _paired(first: Floats, second: Floats) -> Floats:
-    """Sum over pairs of different trials of first x second, (tasks, trials) -> (tasks,)."""
+    """Sum first x second over pairs of different trials, (tasks, trials) -> (tasks,)."""
     return first.sum(axis=1) * second.sum(axis=1) - (first * second).sum(axis=1)
 
 

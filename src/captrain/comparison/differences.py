@@ -1,8 +1,7 @@
-"""Comparison of methods with one of them, in one run and over the seeds of several.
+"""Differences between methods, in one run and over seeds.
 
-A seed is one draw of everything, the base model included: over seeds the unit is the seed, and differences are paired
-by it. How a difference reads is said in the words of the table (`interpret_difference`), here as there. Tables are
-lists of rows, as they are read from CSV: an empty cell is NaN.
+A seed draws everything, including the base model. Over seeds the unit is the seed, and differences are paired by seed.
+Tables are lists of rows as read from CSV; an empty cell is NaN.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +17,11 @@ from captrain.statistics import holm
 CONFIDENCE = 0.95
 """Level of intervals over seeds."""
 ComparisonRow = Mapping[Any, Any]
-"""Row of a table as pandas gives it, which types neither keys nor cells."""
+"""Row of a table as pandas returns it; pandas types neither keys nor cells."""
 
 
 class Difference(NamedTuple):
-    """Difference of a method to the one that it is compared with: mean, interval, and how that reads; without an
-    interval it reads ""."""
+    """Mean difference to another method, its interval, and its reading in words ("" without an interval)."""
 
     mean: float
     low: float
@@ -32,12 +30,11 @@ class Difference(NamedTuple):
 
 
 def versus(differences: Iterable[ComparisonRow], against: str) -> dict[str, Difference]:
-    """Return the difference of each method to `against`, whichever way round the pair was compared.
+    """Return the difference of each method to `against`, in whichever order the pair was compared.
 
     Args:
-        differences: rows of first, second, difference, low, high, distinguishable and p_holm, as the evaluation and
-            `differences_over_seeds` have them.
-        against: the method that is subtracted.
+        differences: rows of first, second, difference, low, high, distinguishable and p_holm.
+        against: the method to subtract.
     """
     by_method = {}
     for row in differences:
@@ -53,14 +50,14 @@ def versus(differences: Iterable[ComparisonRow], against: str) -> dict[str, Diff
 
 
 def compared(names: Sequence[str]) -> list[tuple[str, str]]:
-    """List the pairs that are compared over seeds: those of the table, and every baseline with GRPO on the target."""
+    """List the pairs compared over seeds: those of the table, and every baseline with GRPO on the target."""
     table = [pair for pair in compared_pairs(names) if {*pair} <= {*names}]
     further = [(name, GRPO) for name in baselines() if name != GRPO and {name, GRPO} <= {*names}]
     return [*table, *(pair for pair in further if pair not in table)]
 
 
 def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Any, list[ComparisonRow]]:
-    """Group rows by the value of a column, in the order of their first ones."""
+    """Group rows by the value of a column, in order of first occurrence."""
     groups: dict[Any, list[ComparisonRow]] = {}
     for row in rows:
         groups.setdefault(row[by], []).append(row)
@@ -68,15 +65,14 @@ def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Any, list[Comparison
 
 
 def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[ComparisonRow]:
-    """Average the pass rate of each method over seeds, with a t interval, for each group of points.
+    """Average the pass rate of each method over seeds, with a t interval, in each group.
 
     Args:
-        points: rows of seed, method, label, pass_rate, rollouts_spent and `by`, one for each group, seed and method.
+        points: rows of seed, method, label, pass_rate, rollouts_spent and `by`.
         by: the column that names a group.
 
     Returns:
-        Rows of `by`, method, label, learns_from, seeds, pass_rate, low, high (NaN with one seed) and rollouts_spent,
-        their mean.
+        Rows of `by`, method, label, learns_from, seeds, pass_rate, low, high (NaN with one seed), mean rollouts_spent.
     """
     table: list[ComparisonRow] = []
     for group, group_rows in grouped(points, by).items():
@@ -93,7 +89,7 @@ def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") ->
 
 
 def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[ComparisonRow]:
-    """Average the difference of every compared pair over seeds, paired by seed, for each group of points.
+    """Average the difference of every compared pair over seeds, paired by seed, in each group.
 
     Args:
         points: as for `rates_over_seeds`.
@@ -101,8 +97,7 @@ def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experimen
 
     Returns:
         Rows of `by`, first, second, seeds, difference, low, high (t interval, NaN with one seed), p (paired t test; NaN
-        for bounds, which are no single policy), distinguishable (the interval leaves out zero), p_holm, corrected for
-        the comparisons of the group, and reading.
+        for bounds), distinguishable (the interval excludes zero), p_holm (corrected within the group), reading.
     """
     table: list[ComparisonRow] = []
     for group, group_rows in grouped(points, by).items():
@@ -127,14 +122,14 @@ def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experimen
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """Compute mean, t interval, and p of the t test that the mean is zero."""
-    from scipy.stats import ttest_1samp  # most readers of a table need no interval over seeds
+    """Return mean, t interval, and p of the t test that the mean is zero."""
+    from scipy.stats import ttest_1samp  # slow to import, and rarely needed
 
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, np.nan, np.nan, np.nan
     if np.ptp(values) == 0:
-        # The same in every seed, as the difference of routers that agree everywhere, is certain and not undefined.
+        # Equal values in every seed, for example of routers that agree everywhere, have a certain mean.
         return mean, mean, mean, float(mean == 0)
     test: Any = ttest_1samp(values, popmean=0.0)
     interval = test.confidence_interval(CONFIDENCE)

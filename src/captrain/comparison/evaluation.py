@@ -1,14 +1,12 @@
-"""The evaluation of a project: plays what its stages have left, and compares what came of it with what was spent.
+"""The evaluation of a project: plays all arms and compares the methods. Also plays the curves of the trainings.
 
-The curve of one training is what its adapters were worth on the test split at points before its end. A training to the
-end passes through all smaller budgets, so one of each is a curve of pass rate over rollouts (as the paper's figure 4
-has it, which trains anew at every budget). A point is what the adapters were then, under the routes of the end: routes
-rest on environments and not on adapters. A schedule of the learning rate that falls to zero is, before the end, that of
-the longer training, and such a point is not what a training of that budget alone would come to; where the rate is
-constant it is.
+A curve is the pass rate of one training's checkpoints on the test split. A training passes through all smaller budgets,
+so its checkpoints give pass rate over rollouts. (The paper's figure 4 trains anew at every budget.) Each point uses the
+final routes, because routes depend on environments and not on adapters. With a constant learning rate a checkpoint
+equals a training of that budget; with a schedule that falls to zero it does not.
 
-TRACE and the baseline that recipes are held against have a curve. Rollouts spent are all: diagnosis, calibration, and
-what was trained with up to the point. The last point is the evaluation's own row. Nothing is chosen by a curve.
+TRACE and GRPO on the target have a curve. Its rollouts include diagnosis, calibration, and training up to the point.
+The last point is the evaluation's own row. Nothing is chosen by a curve.
 """
 
 from collections.abc import Iterator
@@ -28,17 +26,17 @@ from captrain.comparison.tables import OUTCOMES, EvaluationTables, evaluate, mar
 from captrain.environments import read_passports
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
-from captrain.records import Capability, IndexEntry, JsonObject, Rollout, load, read_index
+from captrain.records import Capability, IndexEntry, Rollout, load, read_index
 from captrain.run import Spec, launch
 from captrain.statistics import Bootstrap, mean, summarise
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
 ROUTE = "chosen"
-"""The column of the routes that is TRACE."""
+"""Column of TRACE's routes."""
 
 
 def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout], EvaluationTables]:
-    """Play the test split with the base and all that can act, and compare.
+    """Play the test split with all arms, and compare the methods.
 
     Args:
         spec: the whole specification.
@@ -48,7 +46,7 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
         Every rollout of the test split, and the tables.
 
     Raises:
-        UserError: a file is missing or corrupt, or rows that must have one total have not.
+        UserError: a file is missing or corrupt, or the totals of rollouts differ.
     """
     results = project / "results"
     rollouts, outcomes, entries = play_arms(spec, project / "artifacts/base", results)
@@ -68,7 +66,7 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
         alternatives=spec.evaluation.alternatives,
     )
     if len(curve):
-        # The end of each curve is the evaluation's own row.
+        # Each curve ends with the evaluation's own row.
         last = evaluation.main[evaluation.main["method"].isin(curve["method"].tolist())].assign(point=spec.curve.points)
         points = [*curve.to_dict("records"), *last.filter(COLUMNS).to_dict("records")]
         points.sort(key=lambda row: (row["method"] != TRACE, row["point"]))
@@ -80,7 +78,7 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
 
 
 class CurvePoint(NamedTuple):
-    """A point of a method's curve: its number, from 1, the rollouts spent by then, and what acts."""
+    """A point of a method's curve: its number from 1 on, the rollouts spent by then, and the arms that act."""
 
     method: str
     number: int
@@ -89,22 +87,17 @@ class CurvePoint(NamedTuple):
 
 
 def play_curve(spec: Spec, project: Path = Path()) -> tuple[pd.DataFrame, list[LedgerEntry]]:
-    """Play the test split with what the adapters were at each point of their training but the end.
-
-    Args:
-        spec: the whole specification; `curve.points` is how many points there are.
-        project: folder of artifacts/ and results/.
+    """Play the test split with the checkpoints at each point before the end (`curve.points` counts the end).
 
     Returns:
-        One row a method and point, see `COLUMNS`; none where there is no point before the end, or nothing was trained.
-        What playing has cost.
+        A table of `COLUMNS` with one row per method and point, and ledger entries.
 
     Raises:
-        UserError: a file is missing or corrupt, or an adapter is not the one that its index names.
+        UserError: a file is missing or corrupt, or an adapter differs from its index.
     """
     points = [*_points(spec, project)] if spec.curve.points > 1 else []
     batches = [ArmBatch(point.arms, project / "artifacts/base", spec) for point in points]
-    rows, ledger, settings = list[JsonObject](), list[LedgerEntry](), spec.evaluation
+    rows, ledger, settings = [], list[LedgerEntry](), spec.evaluation
     for point, pairs in zip(points, launch.run(play_batch, batches, spec.machine, "curve", LIBRARIES), strict=True):
         rollouts = [rollout for _, part in pairs for rollout in part]
         outcomes = [(rollout.task.id, rollout.trial, OUTCOMES[rollout.outcome]) for rollout in rollouts]
@@ -112,15 +105,14 @@ def play_curve(spec: Spec, project: Path = Path()) -> tuple[pd.DataFrame, list[L
         passes = summarise(frame.pivot(index="task", columns="trial", values="passed").to_numpy(dtype=float))
         intervals = Bootstrap(len(passes.rates), settings.resamples, settings.confidence, spec.seed)
         numbers = (point.rollouts, mean(passes.rates), *intervals.interval(passes.rates))
-        values = (point.method, label(point.method), point.number, *numbers, len(passes.rates), passes.errors)
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
+        rows.append((point.method, label(point.method), point.number, *numbers, len(passes.rates), passes.errors))
         item = f"{point.method} {point.number}"
         ledger.append(ledger_entry(rollouts, stage="curve", method="evaluation", item=item))
     return pd.DataFrame(rows, columns=COLUMNS), ledger
 
 
 def _points(spec: Spec, project: Path) -> Iterator[CurvePoint]:
-    """Yield the points before the end, of each method that has an adapter."""
+    """Yield the points before the end of each method that has an adapter."""
     results = project / "results"
     routes = all_routes(results).filter(["task", "kind", ROUTE])
     paths = [results / stage / "ledger.jsonl" for stage in (DIAGNOSIS, CALIBRATION)]
@@ -144,7 +136,7 @@ def _points(spec: Spec, project: Path) -> Iterator[CurvePoint]:
 
 
 def _checkpoint(row: IndexEntry, stage: str, number: int, points: int, project: Path) -> tuple[int, Adapter]:
-    """Return the adapter as it was at a point of its training, after the rollouts that it had then."""
+    """Return the rollouts and the adapter of a checkpoint."""
     mark = checkpoint_marks(row.rollouts, points)[number - 1]
     counts = [int(count) for count in row.checkpoints if int(count) >= mark]
     if not counts:  # within the last step

@@ -1,14 +1,13 @@
-"""Points: the pipeline under another selection, each in a workspace of its own, sharing what did not change.
+"""Points of a sweep: the pipeline with other settings, each in its own workspace.
 
-A workspace holds the files that git keeps, as they lie here, a params.yaml of its own, and the DVC cache of this
-repository, so that a stage which ran for another point is restored and not run. Points may run at the same time, on one
-machine or on several that share the file system: each stage runs under a lock that is named by all that decides its
-outputs, so that of two points that need the same cold stage one runs it and the other takes it from the cache. A point
-that failed or was cut off goes on from its last whole stage when it is run again.
+A workspace holds the files under git as they are here, its own params.yaml, and the DVC cache of this repository, so a
+stage that ran for one point is restored for another. Points may run at the same time, on one machine or on several with
+a shared file system. Each stage runs under a lock named by everything that decides its outputs, so two points never run
+the same stage twice. A failed or interrupted point resumes after its last finished stage.
 
-A finished point is a table with a row for each method, small enough for git. Sweeps and replicates write such tables,
-and figures of several runs are drawn from them alone (`captrain.reporting`). A table is read off each point's own
-results, so that gathering again costs seconds and changes nothing.
+A finished point is a table with one row per method, small enough for git. Sweeps and replicates write such tables, and
+figures over several runs use them alone (`captrain.reporting`). The table is read from the point's results, so it takes
+seconds to gather again.
 """
 
 import os
@@ -42,41 +41,40 @@ TableRow = dict[str, object]
 
 
 def is_execution(override: str) -> bool:
-    """Return whether an override says only where and how fast, so that it names no other point."""
+    """Return whether an override only sets where and how fast to run, and so is not part of a point's name."""
     return override.lstrip("+").startswith(("machine=", "machine."))
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A selection: what its params.yaml says."""
+    """One run of a sweep: the content of its params.yaml."""
 
     choice: Choice
 
     @property
     def name(self) -> str:
-        """Names the workspace: the experiment, the seed, and a digest where settings are overridden."""
+        """Name of the workspace: experiment, seed, and a digest of overridden settings."""
         settings = [override for override in self.choice.overrides if not is_execution(override)]
         return "-".join([self.choice.experiment, str(self.choice.seed), *([digest(settings)[:8]] if settings else [])])
 
     def workspace(self, root: Path) -> Path:
-        """Return the folder in which the point runs."""
+        """Return the folder where the point runs."""
         return root / WORKSPACES / self.name
 
     def lock(self, root: Path) -> Path:
-        """Return the lock held by whoever changes or reads the workspace, so that no two selections compose into it at
-        once."""
+        """Return the lock to hold while changing or reading the workspace."""
         return root / LOCKS / f"point-{self.name}"
 
 
 def prepare(point: SweepPoint, root: Path) -> Path:
-    """Make the workspace, or bring its code up to date; what ran there stays. The caller holds the point's lock."""
+    """Make the workspace or update its code; keep its results. The caller holds the point's lock."""
     workspace = point.workspace(root)
-    for name in ("conf", "src", "stages", "components"):  # a file that is gone here must not stay there
+    for name in ("conf", "src", "stages", "components"):  # files deleted here must not stay there
         shutil.rmtree(workspace / name, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listing.split("\0")):
-        # Results are the point's own: with those of another run it would look as if it had run.
+        # The point has its own results. With copied ones it would look finished.
         if name.startswith(("results/", ".cache/")) or name == "dvc.lock" or not (root / name).is_file():
             continue
         (workspace / name).parent.mkdir(parents=True, exist_ok=True)
@@ -88,50 +86,48 @@ def prepare(point: SweepPoint, root: Path) -> Path:
 
 
 def run(point: SweepPoint, root: Path) -> Path:
-    """Bring a point up to date; what its stages say goes into log.txt of its workspace.
+    """Run the stale stages of a point; output goes to log.txt of its workspace.
 
-    Where it is being run already, perhaps by a job of an earlier sweep, that is waited for.
+    Waits if another process runs the point.
 
     Returns:
-        Its workspace.
+        The workspace.
 
     Raises:
-        UserError: a stage failed; says with which message.
+        UserError: a stage failed; has the stage's message.
     """
     with exclusive(point.lock(root)) as lock:
         workspace = prepare(point, root)
-        # Left by a run that was killed: it names processes by numbers that other nodes give to other processes.
+        # A killed run leaves this lock of DVC, and its process ids mean other processes on other nodes.
         (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1"}
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
         if (workspace / "src/captrain").is_dir():
-            # The code that runs is the code that DVC hashes: the workspace's, not the one that is installed. A project
-            # of a user's has none, and hashes the installed one by its digests.
+            # Run the workspace's code, which DVC hashes, not the installed code. A user's project has no src/.
             env["PYTHONPATH"] = str(workspace / "src")
         log = workspace / LOG
         command = [sys.executable, "-m", "captrain.comparison.points", str(root / LOCKS)]
         with log.open("w") as file:
-            # The child has the lock, too: killed is only who waits for it, and it goes on in the workspace.
+            # The child inherits the lock, because it goes on if this process is killed.
             status = subprocess.run(
                 command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,)
             ).returncode
         if status:
             lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
             errors = [line for line in lines if line.startswith("error: ")]
-            reason = (errors or lines or ["it said nothing"])[-1]
+            reason = (errors or lines or ["it printed nothing"])[-1]
             remedy = f"see {log.relative_to(root)}; run the same again to go on"
             raise UserError(f"point {point.name} failed: {reason}", remedy)
         return workspace
 
 
 def point_rows(point: SweepPoint, root: Path) -> list[TableRow]:
-    """Tabulate a finished point while nobody changes its workspace: one row for each method of its evaluation.
+    """Tabulate a finished point under its lock, one row per method of its evaluation.
 
     Returns:
         Rows of experiment, seed, method, label, learns_from, pass_rate, low, high (over tasks), rollouts_spent, cpu_s
-        (of the stages that the method rests on, None unless all of them ran in this point), over_grpo, over_low,
-        over_high, reading (the paired difference to GRPO on the target, None where the evaluation compares no such
-        pair), selected (capabilities, joined by spaces).
+        (of the method's stages; None unless all of them ran in this point), over_grpo, over_low, over_high, reading
+        (the paired difference to GRPO on the target; None if not compared), selected (capabilities, joined by spaces).
 
     Raises:
         UserError: the evaluation's tables are missing.
@@ -162,28 +158,28 @@ def point_rows(point: SweepPoint, root: Path) -> list[TableRow]:
 
 
 def write_table(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Publish a table as CSV, numbers rounded, so that equal results give equal bytes."""
+    """Publish a table as CSV. Numbers are rounded, so equal results give equal bytes."""
     publish_text(path, pd.DataFrame(rows).to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
 
 def read_rows(path: Path) -> list[TableRow]:
-    """Read the rows of points that `write_table` wrote; an empty cell is None.
+    """Read a table of `write_table`; an empty cell is None.
 
     Raises:
-        UserError: the table is missing, or not whole.
+        UserError: the table is missing or damaged.
     """
     frame = read_table(path, "name the folder of an earlier replication", columns=("experiment", "seed", "method"))
     return [{name: None if pd.isna(cell) else cell for name, cell in row.items()} for row in frame.to_dict("records")]  # pyright: ignore[reportReturnType]
 
 
 def reproduce(locks: Path) -> None:
-    """Run what is stale of the pipeline in the current folder, stage by stage, each under its lock."""
+    """Run the stale stages of the pipeline in the current folder, each under its own lock."""
     import networkx
     from dvc.exceptions import ReproductionError
     from dvc.repo import Repo
 
     with Repo() as repo:
-        # Edges lead from a stage to what it needs.
+        # Edges point from a stage to its dependencies.
         for stage in networkx.dfs_postorder_nodes(repo.index.graph):
             with exclusive(locks / f"{stage.name}-{needs(stage)}"):
                 try:
@@ -193,7 +189,7 @@ def reproduce(locks: Path) -> None:
 
 
 def needs(stage: "PipelineStage") -> str:
-    """Hash all that decides a stage's outputs: its command, its params, and the content of what it reads."""
+    """Hash everything that decides a stage's outputs: command, params, and content of its dependencies."""
     stage.save_deps()
     contents = [[str(dep.def_path), digest(dep.hash_info.value if dep.hash_info else None)] for dep in stage.deps]
     return digest(stage.cmd, sorted(contents))

@@ -1,96 +1,111 @@
-"""`captrain power`: the difference that a comparison can detect, and what a wanted one takes, before anything is spent.
+"""`captrain power`: the difference that a planned comparison can detect, and what a wanted difference takes.
 
-The model is that of `captrain.statistics`; here are the difficulty of an evaluation's tasks, from its tables, and the
-tables that are printed. What differs between training seeds is not part of this: a comparison of two trained adapters
-says nothing of the next two.
+`captrain.statistics` has the formulas. This module reads the difficulty of tasks from an evaluation, and prints the
+answer. Variation between training seeds is not included: two trained adapters say nothing about the next two.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
 from captrain.comparison.rows import BASE, TRACE
 from captrain.comparison.tables import evaluation_metrics, evaluation_table
 from captrain.errors import UserError
-from captrain.records import JsonObject
-from captrain.statistics import MAX_TASKS, MAX_TRIALS, Design, detectable, simulated_power, tasks_needed, trials_needed
+from captrain.statistics import (
+    MAX_TASKS,
+    MAX_TRIALS,
+    NORMAL,
+    Design,
+    detectable,
+    power_of,
+    tasks_needed,
+    trials_needed,
+)
 
 RATES = ("method", "pass_rate", "low", "high", "tasks", "trials")
 DIFFERENCES = ("first", "second", "low", "high")
-"""Columns that are read of an evaluation."""
+"""Columns that are read from an evaluation."""
 
 
-def read_difficulty(folder: Path) -> tuple[JsonObject, str]:
-    """Estimate the difficulty of an evaluation's tasks from its tables alone.
+class Difficulty(NamedTuple):
+    """Difficulty of an evaluation's tasks: fields of `Design`."""
 
-    The interval of a pass rate holds the variance of task rates, which is p (1 - p) (icc + (1 - icc) / trials); the
-    interval of the difference between TRACE and the base holds, with those of both, what they share.
+    base: float
+    tasks: int
+    trials: int
+    icc: float
+    shared: float
+
+
+def read_difficulty(folder: Path) -> Difficulty:
+    """Estimate the difficulty of an evaluation's tasks from its tables.
+
+    The interval of a pass rate holds the variance of task rates, p (1 - p) (icc + (1 - icc) / trials). The interval of
+    the difference between TRACE and the base also holds what the two have in common.
 
     Args:
         folder: with main.csv, differences.csv and metrics.json.
 
-    Returns:
-        The fields of `Design` base, tasks, trials, icc and shared; and where they come from.
-
     Raises:
-        UserError: a table is missing, or each task was played once, which tells nothing of icc.
+        UserError: a table is missing, or each task was played once, which says nothing about icc.
     """
-    from scipy.special import ndtri
-
     main = {row["method"]: row for row in evaluation_table(folder, "main", RATES).to_dict("records")}
     pairs = evaluation_table(folder, "differences", DIFFERENCES).to_dict("records")
     differences = [row for row in pairs if (row["first"], row["second"]) == (TRACE, BASE)]
     if not {TRACE, BASE} <= {*main} or not differences:
         remedy = "give --base, --tasks, --trials, --icc and --shared, or run `dvc repro evaluation`"
         raise UserError(f"{folder} does not compare TRACE with the base", remedy)
-    z = float(ndtri((1 + evaluation_metrics(folder).confidence) / 2))
     tasks = int(main[BASE]["tasks"])
     trials = round(main[BASE]["trials"] / tasks)
     if trials < 2:
         raise UserError(f"{folder} played each task once", "give --icc and --shared, or play 2 trials or more")
-    # The variance of a task's contribution to a mean, from the mean's interval.
+    # From the interval of a mean to the variance of one task.
+    width = 2 * NORMAL.inv_cdf((1 + evaluation_metrics(folder).confidence) / 2)
     rows = [main[TRACE], main[BASE], differences[0]]
-    trace, base, gap = (tasks * ((row["high"] - row["low"]) / (2 * z)) ** 2 for row in rows)
-    outcomes = [row["pass_rate"] * (1 - row["pass_rate"]) for row in rows[:2]]
-    icc = [
-        (trials * rates / whole - 1) / (trials - 1) if whole else 0.0
-        for rates, whole in zip((trace, base), outcomes, strict=True)
-    ]
-    between = [max(0.0, share) * whole for share, whole in zip(icc, outcomes, strict=True)]
-    product = float(np.sqrt(between[0] * between[1]))
-    shared = min(max((trace + base - gap) / 2 / product, 0.0), 1.0) if product > 0 else 0.0
-    numbers = {"base": float(main[BASE]["pass_rate"]), "tasks": tasks, "trials": trials}
-    numbers |= {"icc": round(min(max(float(np.mean(icc)), 0.0), 0.99), 3), "shared": round(shared, 3)}
-    return numbers, f"{folder}: TRACE and the base on {tasks} tasks x {trials} trials"
+    trace, base, gap = (tasks * ((row["high"] - row["low"]) / width) ** 2 for row in rows)
+    between, icc = 1.0, 0.0
+    for rates, row in zip((trace, base), rows[:2], strict=True):
+        outcomes = row["pass_rate"] * (1 - row["pass_rate"])
+        share = (trials * rates / outcomes - 1) / (trials - 1) if outcomes else 0.0
+        icc += share / 2
+        between *= max(0.0, share) * outcomes
+    shared = min(max((trace + base - gap) / 2 / sqrt(between), 0.0), 1.0) if between else 0.0
+    icc = round(min(max(icc, 0.0), 0.99), 3)
+    return Difficulty(float(main[BASE]["pass_rate"]), tasks, trials, icc, round(shared, 3))
 
 
 def complete_design(
     fields: Mapping[str, float | int | None], folder: Path, *, level: float, power: float
 ) -> tuple[Design, str]:
-    """Complete a design by numbers as they were in an evaluation; and say where icc and shared come from.
+    """Complete a design with the numbers of an evaluation, and say where icc and shared come from.
 
     Args:
-        fields: base, tasks, trials, icc and shared, as far as they are known.
-        folder: of the evaluation; it is read only where something is None.
+        fields: base, tasks, trials, icc and shared; None for each unknown number.
+        folder: of the evaluation, which is read only if a number is unknown.
         level: see `Design`.
-        power: likewise.
+        power: see `Design`.
 
     Raises:
-        UserError: something is None and the evaluation does not tell it, or the numbers are no design.
+        UserError: the evaluation does not tell an unknown number, or a number is out of range.
     """
-    numbers, source = read_difficulty(folder) if None in fields.values() else (JsonObject(), "as given")
-    if None not in (fields["icc"], fields["shared"]):
-        source = "as given"
-    numbers |= {name: value for name, value in fields.items() if value is not None}
-    return Design(**numbers, level=level, power=power), source
+    known = {name: value for name, value in fields.items() if value is not None}
+    if len(known) == len(fields):
+        difficulty, source = Difficulty._make(known[name] for name in Difficulty._fields), "as given"
+    else:
+        played = read_difficulty(folder)
+        difficulty, source = played._replace(**known), "as given"
+        if not {"icc", "shared"} <= {*known}:
+            source = f"{folder}: TRACE and the base on {played.tasks} tasks x {played.trials} trials"
+    return Design(*difficulty, level=level, power=power), source
 
 
 def design_tables(design: Design, difference: float | None, source: str) -> list[RenderableType]:
-    """Render a design: what is detectable with other numbers of trials and tasks, and what `difference` takes."""
+    """Render what a design detects with other numbers of trials and tasks, and what `difference` takes."""
     table = Table()
     counts = [number for number in (design.tasks // 2, design.tasks, 2 * design.tasks) if 2 <= number <= MAX_TASKS]
     table.add_column("trials")
@@ -100,16 +115,15 @@ def design_tables(design: Design, difference: float | None, source: str) -> list
         gains = [detectable(replace(design, tasks=tasks, trials=trials)) for tasks in counts]
         cells = ["none" if gain is None else f"{gain:.3f}" for gain in gains]
         table.add_row(str(trials), *cells, style="bold" if trials == design.trials else None)
-    title = f"Least gain over {design.base:.3f} found with power {design.power:g} at level {design.level:g}"
+    title = f"Least gain over {design.base:.3f} detected with power {design.power:g} at level {design.level:g}"
     parts: list[RenderableType] = [title, table]
     if difference is not None:
-        trials, tasks = trials_needed(design, difference), tasks_needed(design, difference)
-        times = "once" if design.trials == 1 else f"{design.trials} times"
-        chance, tasks_each = simulated_power(design, difference), f"tasks, each played {times}"
+        trials = trials_needed(design, difference) or f"more than {MAX_TRIALS}"
+        tasks = tasks_needed(design, difference) or f"more than {MAX_TASKS:,}"
+        each = f"tasks, each played {'once' if design.trials == 1 else f'{design.trials} times'}"
         parts.append(
-            f"A difference of {difference:.3f} is found with power {chance:.2f} on "
-            f"{design.tasks} {tasks_each}.\nIt takes {trials or f'more than {MAX_TRIALS}'} trials on these tasks, or "
-            f"{tasks or f'more than {MAX_TASKS:,}'} {tasks_each}."
+            f"A difference of {difference:.3f} is detected with power {power_of(design, difference):.2f} on "
+            f"{design.tasks} {each}.\nIt takes {trials} trials on these tasks, or {tasks} {each}."
         )
     icc, shared = f"{design.icc:g} of the variance of outcomes lies between tasks", f"{design.shared:g} of it shared"
     return [*parts, f"Assumed: {icc}, {shared} ({source})."]

@@ -1,12 +1,12 @@
-"""The rows of the table: which arm acts for each method on each task, and which rollouts a method is charged for.
+"""Rows of the table: the arm of each method on each task, and the rollouts that each method is charged for.
 
-An arm is what was played (the base, an adapter, a prompt, a composition of adapters); a method is a rule that names an
-arm for each task. So routers, controls and bounds cost no rollout beyond the arms', and what a method spent is read off
-the ledger entries of the stages that it rests on: diagnosis and calibration count as much as training. Methods are
-compared at equal totals; those that cannot be say so in the table.
+An arm is a played agent: the base, an adapter, a prompt, or a composition of adapters. A method is a rule that names an
+arm for each task. So routers, controls and bounds cost no rollouts beyond those of the arms. The cost of a method is
+the sum of the ledger entries of its stages; diagnosis and calibration count as much as training. Methods are compared
+at equal totals, and the table says which ones are not.
 
-Rollouts record what acted, as digests of policy and adapter; what an arm is called stands in the index of the stage
-that left it. Whoever reads the rollouts of the evaluation again, as a report or the test of a capability, asks here.
+Rollouts record digests of policy and adapter. `Arms` maps these back to the names in the stages' indices, for reports
+and the causal test.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ IDLE = "idle"
 BASE = "base"
 TRACE = "trace"
 GRPO = "grpo_target"
-"""The baseline that recipes are held against: GRPO on the target itself."""
+"""The reference baseline: GRPO on the target itself."""
 SINGLE = "single"
-"""The baseline that has all of TRACE's budget on the first capability."""
+"""The baseline that spends all of TRACE's budget on the first capability."""
 SINGLE_SHARE = "single_share"
 """TRACE's adapter of the first capability on every task: the paper's row of that name, with one adapter's share of the
-budget. It is played wherever adapters are, and shown beside the baseline of all the budget."""
+budget."""
 ORACLE = "bound:oracle"
 RANDOM = "bound:random"
 BEST_SINGLE = "bound:best_single"
@@ -48,7 +48,7 @@ UNEQUAL = {
     "merged:distillation": "samples beside the adapters that it learns from",
     "control:": "may need other environments, calibrated more or less often",
 }
-"""Methods that are no baselines, by name or its beginning, that may spend another total than TRACE, and why."""
+"""Methods beside the baselines whose total may differ from TRACE's, by the beginning of their names, and why."""
 LABELS = {
     IDLE: "doing nothing",
     BASE: "base",
@@ -59,12 +59,12 @@ LABELS = {
     RANDOM: "bound: random router",
     BEST_SINGLE: "bound: best single adapter",
 }
-"""Labels of methods that are no baselines."""
+"""Labels of methods beside the baselines."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row: the `arm` that acts on every task, or the column of the routes, `route`, that names it."""
+    """One row: acts with one `arm` on every task, or with the arm in the column `route` of the routes."""
 
     name: str
     arm: str = ""
@@ -79,8 +79,7 @@ def label(name: str) -> str:
 
 
 def supervision(name: str) -> Supervision | None:
-    """Return the supervision that a method learns from: a baseline as it declares it, all that rests on TRACE's
-    adapters from rewards; None for what learns nothing."""
+    """Return the supervision of a method; None for a method that learns nothing."""
     if name in (IDLE, BASE):
         return None
     baseline = baselines().get(_supervised(name))
@@ -88,26 +87,25 @@ def supervision(name: str) -> Supervision | None:
 
 
 def is_supervised(name: str) -> bool:
-    """Return whether a method learns from demonstrations, in whatever part, and not from rewards alone."""
+    """Return whether a method learns from demonstrations, at least in part."""
     return "demonstrations" in (supervision(name) or "")
 
 
 def headline_methods() -> tuple[str, ...]:
-    """Return the base, all baselines, and TRACE as this project and as the paper have it."""
+    """Return the base, all baselines, the routed solutions and TRACE."""
     return (BASE, *baselines(), ROUTED, TRACE)
 
 
 def controls_of(folder: Path) -> dict[str, list[str]]:
-    """Read the capabilities of each control that has adapters of its own, as the controls stage left them."""
+    """Read the capabilities of each control from the outputs of the stage `controls`."""
     path = folder / "choices.json"
     return read_json(path, dict[str, list[str]]) if path.exists() else {}
 
 
 def partial_stages(alternatives: bool) -> tuple[str, ...]:
-    """List the stages of whose arms those that are not the stage's row play only the tasks that are routed to them.
+    """List the stages whose arms play only tasks routed to them, except the arm with the stage's own name.
 
-    Args:
-        alternatives: to the configured router are rows of the table, too: see `captrain.run.EvaluationSettings`.
+    With `alternatives` (see `captrain.run.EvaluationSettings`), adapters of one capability play every task.
     """
     return ("compositions", "controls") if alternatives else ("compositions", "controls", "adapters", SOLUTIONS_ADAPTER)
 
@@ -115,13 +113,13 @@ def partial_stages(alternatives: bool) -> tuple[str, ...]:
 def methods(
     arms: Mapping[str, str], routes: Sequence[str], ranked: Sequence[str], alternatives: bool = True
 ) -> list[Method]:
-    """List all rows that were played, in the order of the table; bounds are no methods.
+    """List all played rows in table order, without bounds.
 
     Args:
-        arms: name -> stage that it comes from; "" for the base and for doing nothing.
-        routes: columns of the routes; `chosen` is the configured router's, and TRACE itself.
+        arms: name -> stage that trained it; "" for the base and for the idle agent.
+        routes: columns of the routes; `chosen` is the configured router: TRACE itself.
         ranked: capabilities with an environment, best first.
-        alternatives: an adapter of one capability has played every task.
+        alternatives: adapters of one capability played every task.
     """
     single = [Method(name, arm=name) for name in (IDLE, BASE)]
     single += [Method(arm, arm=arm) for stage in baselines() for arm in arms if arms[arm] == arm == stage]
@@ -144,9 +142,9 @@ def charged(entry: LedgerEntry, name: str, ranked: Sequence[str], controls: Mapp
 
     Args:
         entry: of any stage.
-        name: of the method; routers, merged adapters, bounds and controls of routing use TRACE's adapters.
+        name: of the method. Routers, merged adapters and bounds use TRACE's adapters.
         ranked: capabilities with an environment, best first.
-        controls: control -> its capabilities, for controls that have adapters of their own.
+        controls: control -> its capabilities.
     """
     if name in (IDLE, BASE):
         return False
@@ -163,17 +161,17 @@ def charged(entry: LedgerEntry, name: str, ranked: Sequence[str], controls: Mapp
 
 
 def _supervised(name: str) -> str:
-    """Return the row whose adapters a method routes among; else the method itself."""
+    """Return the row whose adapters a method uses, or the method itself."""
     return SOLUTIONS_ADAPTER if name == ROUTED else name
 
 
 def spending(
     names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
 ) -> dict[str, int]:
-    """Sum up the rollouts that each method has spent; evaluation rollouts are nobody's.
+    """Sum the rollouts that each method spent; evaluation rollouts are charged to none.
 
     Raises:
-        UserError: a method has spent another total than TRACE, and is none of those that the table says so of.
+        UserError: the total of a method differs from TRACE's without a declared reason.
     """
     entries = [entry for entry in ledger if entry.purpose != "evaluation"]
     totals = {
@@ -183,23 +181,27 @@ def spending(
         if name not in (IDLE, BASE) and totals[name] != totals[TRACE] and not unequal_total(name):
             raise UserError(
                 f"TRACE spent {totals[TRACE]} rollouts and {name} {totals[name]}: not comparable",
-                "give both the same total (diagnosis and calibration count for TRACE) and run "
+                "give both the same total (TRACE's includes diagnosis and calibration) and run "
                 f"`{repro(name if name in baselines() else 'adapters')}`",
             )
     return totals
 
 
 def unequal_total(name: str) -> str:
-    """Say why a method may spend another total than TRACE; "" where it may not."""
+    """Return why a method's total may differ from TRACE's; "" if it may not."""
     if baseline := baselines().get(_supervised(name)):
         return baseline.unequal
     return next((reason for beginning, reason in UNEQUAL.items() if name.startswith(beginning)), "")
 
 
 def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """List the comparisons of the table: TRACE and each baseline with the base and with each other, other ways of
-    routing and merging with TRACE, TRACE with its controls, what claims to repair two lacks with GRPO on the target,
-    and what else a baseline says that it is compared with."""
+    """List the compared pairs of the table.
+
+    - TRACE and each baseline with the base, and TRACE with each baseline.
+    - Routers, merged adapters, bounds and controls with TRACE.
+    - The routed solutions with the base, TRACE and each baseline.
+    - Each baseline with its `compared_with`, and the router of sets with GRPO on the target.
+    """
     rows = [row for name, row in baselines().items() if name in names]
     pairs = [(TRACE, BASE), *((row.name, BASE) for row in rows), *((TRACE, row.name) for row in rows)]
     pairs += [*[(ORACLE, TRACE)] * (ORACLE in names), *[(TRACE, RANDOM)] * (RANDOM in names)]
@@ -207,17 +209,16 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     if ROUTED in names:
         pairs += [(ROUTED, name) for name in (BASE, TRACE, *(row.name for row in rows))]
     pairs += [(TRACE, name) for name in names if name == SINGLE_SHARE]
-    # Sets of adapters claim to repair two lacks, as GRPO on the target does.
     further = [("router:sets", GRPO)] + [(row.name, name) for row in rows for name in row.compared_with]
     pairs += [pair for pair in further if {*pair} <= {*names}]
     return pairs + [(TRACE, name) for name in names if name.startswith("control:")]
 
 
 def arm_indices(root: Path) -> dict[str, list[tuple[str, IndexEntry]]]:
-    """Read the indices of the stages: stage -> what it has left to act with, by name, in the order of the stages.
+    """Read the index of each stage: its arms by name, in the order of the stages.
 
     Raises:
-        UserError: TRACE's adapters have no index, or an index is not whole.
+        UserError: TRACE's adapters have no index, or an index is damaged.
     """
     paths = {stage: root / "results" / stage / "index.json" for stage in acting_stages()}
     return {
@@ -228,12 +229,13 @@ def arm_indices(root: Path) -> dict[str, list[tuple[str, IndexEntry]]]:
 
 
 class Arms:
-    """Names of arms, for the rollouts of the evaluation in the order in which they were played.
+    """Names the arms of the evaluation's rollouts, which must come in the order they were played.
 
     Args:
         root: of the project.
 
-    `stages` is the stage of each arm that is an adapter, by name.
+    Attributes:
+        stages: adapter arm -> its stage.
     """
 
     def __init__(self, root: Path) -> None:
@@ -241,7 +243,7 @@ class Arms:
         entries = [(name, row) for index in indices.values() for name, row in index]
         self._adapters = {row.digest: name for name, row in reversed(entries) if row.path}
         self.stages = {name: stage for stage, index in indices.items() for name, row in index if row.path}
-        # The base is played first, then the prompts in the order of their stages.
+        # The base plays first, then the prompts in the order of their stages.
         self._guided = [BASE, *(name for name, row in entries if row.guidance)]
         self._policies: dict[str, str] = {}
 

@@ -1,9 +1,8 @@
-"""Tables of the methods on the test split: pass rates, intervals, paired differences, router bounds.
+"""Tables of the evaluation: pass rates, intervals, paired differences, router bounds, costs.
 
-Every arm (the base, each adapter, each baseline) has been played on the same tasks and trials, so every router and
-every bound is read off the same outcomes and costs no further rollouts. An outcome `error` is counted, left out of
-every rate, and never taken for a failure. Methods are compared only at equal totals of rollouts spent. The rows are in
-`captrain.comparison.rows`, the statistics in `captrain.statistics`; here are the tables and the files.
+All arms play the same tasks and trials, so every router and every bound is computed from the same outcomes without
+further rollouts. The outcome `error` is counted but left out of every rate; it is not a failure. Methods are compared
+only at equal totals of rollouts. `captrain.comparison.rows` has the rows, `captrain.statistics` the statistics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,7 @@ from captrain.comparison.rows import (
 )
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.records import JsonObject, Purpose, publish_json, publish_text, read_json, read_table
+from captrain.records import Purpose, publish_json, publish_text, read_json, read_table
 from captrain.statistics import (
     Bootstrap,
     MethodOutcomes,
@@ -56,27 +55,43 @@ from captrain.statistics import (
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 EVALUATION_REMEDY = "run `dvc repro evaluation` to make it"
 WORDS = {"method", "label", "kind", "first", "second", "purpose", "stages", "distinguishable"}
-"""Columns that hold no numbers."""
+"""Columns of words."""
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
+
+
+class Metrics(BaseModel):
+    """Content of metrics.json, for `dvc metrics show`. Undefined numbers are left out.
+
+    Pass rates and intervals are by method, differences by "first-second". The errors are those of headline methods.
+    """
+
+    pass_rate: dict[str, float | None] = {}
+    interval: dict[str, dict[str, float]] = {}
+    difference: dict[str, dict[str, float]] = {}
+    rollouts: dict[str, int] = {}
+    errors: int = 0
+    confidence: Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True)
 class EvaluationTables:
     """Tables of one evaluation.
 
-    main: one row a method: method, label, learns_from, pass_rate, low, high, pass_hat_k, mean_reward (empty for
-    bounds), tasks (with at least one trial without error), excluded (tasks without), trials (without error), errors,
-    rollouts_spent. The first row is the floor: an agent that does nothing. Where all
-    splits were played also overlapping, how many tasks were for discovery or training.
-    differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable,
-    effect, and p_holm, p corrected for the number of comparisons that have one.
-    kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks;
-        none of tasks without a kind.
-    ledger: rollouts and tokens by who spent them first, stage and purpose.
-    costs: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
-    stages that it rests on, joined by spaces; what methods share is charged to each.
-    metrics: nested dict for `dvc metrics show`.
-    curve: one row a method and point of its training, see `captrain.comparison.evaluation`; None for the end alone.
+    Args:
+        main: one row per method: method, label, learns_from, pass_rate, low, high, pass_hat_k, mean_reward (empty for
+            bounds), tasks (with at least one scored trial), excluded (the other tasks), trials (scored), errors,
+            rollouts_spent. The first row is an agent that does nothing. If all splits were played, also overlapping:
+            the number of tasks for discovery or training.
+        differences: one row per pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable,
+            effect, p_holm (p corrected for all tests of the table).
+        kinds: one row per task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward,
+            tasks. Tasks without a kind are left out.
+        ledger: rollouts and tokens by method, stage and purpose.
+        costs: one row per method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and
+            the stages it is charged for, joined by spaces. Shared costs are charged to each method.
+        metrics: for metrics.json.
+        curve: one row per method and point of its training, see `captrain.comparison.evaluation`; None without points
+            before the end.
     """
 
     main: pd.DataFrame
@@ -84,7 +99,7 @@ class EvaluationTables:
     kinds: pd.DataFrame
     ledger: pd.DataFrame
     costs: pd.DataFrame
-    metrics: JsonObject
+    metrics: Metrics
     curve: pd.DataFrame | None = None
 
 
@@ -100,26 +115,23 @@ def evaluate(
     seed: int,
     alternatives: bool = True,
 ) -> EvaluationTables:
-    """Compare the base, the baselines, TRACE, other routers, merged adapters, controls and bounds on one set of
-    outcomes.
+    """Compare all methods on one set of outcomes.
 
     Args:
-        outcomes: task, kind, arm, stage, trial, outcome (passed | failed | error), reward; arms are "idle", "base" and
-            what the stages named by `stage` have left, all played on the same trials and, compositions and controls
-            apart, on the same tasks.
-        routes: task, kind, and one column a router or control with the arm it chooses; `chosen` is the configured
-            router's.
+        outcomes: task, kind, arm, stage, trial, outcome (passed | failed | error), reward. Arms are "idle", "base" and
+            those of the stages. All play the same trials and, except compositions and controls, the same tasks.
+        routes: task, kind, and one column of arms per router or control; `chosen` is the configured router.
         ledger: every rollout spent; entries of purpose "evaluation" are reported, not compared.
-        ranked: capabilities with an environment, in the order of their ranks.
+        ranked: capabilities with an environment, best first.
         controls: control -> its capabilities.
         resamples: bootstrap resamples of the tasks.
         confidence: of the percentile intervals, in (0, 1).
         seed: of the bootstrap.
-        alternatives: adapters of one capability have played every task, so that there are bounds of routers.
+        alternatives: adapters of one capability played every task, so there are bounds of routers.
 
     Raises:
-        UserError: the outcomes are not one per task, arm and trial; a route is missing or leads to an arm that was
-            not played; TRACE and a baseline spent unequal totals.
+        UserError: the outcomes are not one per task, arm and trial; a route is missing or leads to an arm that was not
+            played; a method and TRACE spent unequal totals.
     """
     stages = {str(arm): str(stage) for arm, stage in outcomes.groupby("arm", sort=False)["stage"].first().items()}
     partial = partial_stages(alternatives)
@@ -132,10 +144,10 @@ def evaluate(
     rewards = _method_outcomes(rows, _by_arm(outcomes, stages, "reward", partial), routes)
     summaries = {name: summarise(array) for name, array in passes_by_method.items()}
     if alternatives:
-        # What routers among the base, which is first, and TRACE's adapters can reach.
+        # Bounds of routers among the base, which comes first, and TRACE's adapters.
         arms = [BASE, *sorted(arm for arm, stage in stages.items() if stage == ADAPTERS)]
         choices = {arm: passes[arm].to_numpy(float) for arm in arms}
-        if choices[BASE].shape[1] > 1:  # the oracle is chosen on one trial, scored on another
+        if choices[BASE].shape[1] > 1:  # the oracle chooses on one trial and scores on another
             summaries[ORACLE] = oracle([*choices.values()])
         summaries[RANDOM] = random_choice([*choices.values()])
         del choices[BASE]
@@ -156,13 +168,12 @@ def evaluate(
 
 
 def mark_overlap(evaluation: EvaluationTables, overlapping: int, tasks: int) -> EvaluationTables:
-    """Mark every row of the evaluation as one over tasks that were diagnosed or trained on: by its label, and in the
-    tables of rates and differences by the column `overlapping`, how many there are of these.
+    """Mark every row as one over tasks that are not held out, in its label and in the column `overlapping`.
 
     Args:
         evaluation: over the tasks of all splits.
-        overlapping: tasks of discovery and training among them.
-        tasks: all of them.
+        overlapping: number of tasks for discovery or training.
+        tasks: number of all tasks.
     """
     note = f" ({overlapping} of {tasks} tasks not held out)"
     main = evaluation.main.assign(label=evaluation.main["label"] + note, overlapping=overlapping)
@@ -175,8 +186,10 @@ def mark_overlap(evaluation: EvaluationTables, overlapping: int, tasks: int) -> 
 def _by_arm(
     outcomes: pd.DataFrame, stages: Mapping[str, str], column: str, partial: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
-    """Pivot outcomes to a frame tasks x trials of `column` per arm: the reward, or `passed` as 1.0 passed, 0.0 failed;
-    NaN for an error, and where an arm that acts on some tasks alone was not played."""
+    """Pivot outcomes to one frame (tasks, trials) per arm, of the reward or of `passed` (1.0 or 0.0).
+
+    Errors are NaN, and so are the tasks that an arm of a `partial` stage did not play.
+    """
     unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
     if unknown:
         raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
@@ -205,7 +218,7 @@ def _by_arm(
 
 
 def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Index routes by task in the order of the outcomes, with the columns of routers and controls only."""
+    """Index routes by task in the order of the outcomes, without the column kind."""
     tasks = passes[BASE].index
     absent = set(tasks) - set(routes["task"])
     if absent or routes["task"].duplicated().any():
@@ -225,7 +238,7 @@ def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mappin
 def _method_outcomes(
     rows: Sequence[Method], frames: Mapping[str, pd.DataFrame], routes: pd.DataFrame
 ) -> dict[str, NDArray[np.float64]]:
-    """Collect each method's outcomes from those of its arms, (tasks, trials)."""
+    """Collect each method's outcomes (tasks, trials) from those of its arms."""
     arms = {arm: frame.to_numpy(dtype=float) for arm, frame in frames.items()}
     return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
 
@@ -236,7 +249,7 @@ def _main_table(
     intervals: Bootstrap,
     totals: Mapping[str, int],
 ) -> pd.DataFrame:
-    """See `EvaluationTables.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
+    """See `EvaluationTables.main`."""
     rows = []
     whole = np.full(intervals.tasks, True)
     for (method, outcome), numbers in zip(outcomes.items(), _numbers(outcomes, rewards, intervals, whole), strict=True):
@@ -267,7 +280,7 @@ def _numbers(
     intervals: Bootstrap,
     part: NDArray[np.bool_],
 ) -> list[dict[str, float]]:
-    """Compute the rates of each method over a part of the tasks, (tasks,) bool, with their intervals."""
+    """Compute the rates of each method, with intervals, over the tasks in the mask `part`."""
     rates = {method: np.where(part, outcome.rates, np.nan) for method, outcome in outcomes.items()}
     bounds = intervals.intervals([*rates.values()])
     return [
@@ -286,11 +299,10 @@ def _numbers(
 def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap) -> pd.DataFrame:
     """See `EvaluationTables.differences`.
 
-    The interval is of the mean difference over tasks defined for both; `distinguishable` says that it leaves out
-    zero. `effect` is Cohen's h of the two rates over those tasks. `p` is the exact two-sided sign test on tasks (more
-    passes with the first against more with the second, ties left out): trial-level pairs of one task are not
-    independent and would overstate the evidence. It is empty where one side is a bound, whose task rates are
-    cross-fitted or expectations and not outcomes of one policy.
+    Difference, interval and `effect` (Cohen's h) are over the tasks that both methods played. `distinguishable`: the
+    interval excludes zero. `p` is the exact two-sided sign test over tasks without ties. Trials of one task are not
+    independent, so a test over trials would overstate the evidence. `p` is empty for bounds, which are not outcomes of
+    one policy.
     """
     rows, pairs = [], compared_pairs(list(outcomes))
     gaps = [outcomes[first].rates - outcomes[second].rates for first, second in pairs]
@@ -317,7 +329,7 @@ def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap)
 
 
 def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
-    """Sum the ledger by method, stage and purpose, in the order of the pipeline."""
+    """Sum the ledger by method, stage and purpose, in the order of purposes."""
     order = get_args(Purpose)
     keys = ("method", "stage", "purpose")
     totals: dict[tuple[str, ...], list[int]] = {}
@@ -338,7 +350,7 @@ def _cost_table(
         spent_on = (entry for entry in ledger if entry.purpose != "evaluation")
         entries = [entry for entry in spent_on if charged(entry, name, ranked, controls)]
         sums = {column: sum(getattr(entry, column) for entry in entries) for column in SUMS}
-        # What trains on demonstrations has no entry of its own, but takes its time.
+        # A row that trains on demonstrations has no ledger entry, but takes time.
         stages = " ".join(dict.fromkeys([*(entry.stage for entry in entries), *({name} & {*baselines()})]))
         rows.append({"method": name, "label": label(name), **sums, "stages": stages})
     return pd.DataFrame(rows)
@@ -350,88 +362,67 @@ def _metrics(
     totals: Mapping[str, int],
     ledger: Sequence[LedgerEntry],
     confidence: float,
-) -> JsonObject:
-    """Collect the metrics, small and nested; undefined numbers are left out."""
-    rows, compared = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
+) -> Metrics:
+    """See `Metrics`."""
+    rates = main.dropna(subset=["pass_rate"]).to_dict("records")
+    compared = differences.dropna(subset=["difference"]).to_dict("records")
     rollouts = {name: total for name, total in totals.items() if name in (TRACE, *baselines())}
-    evaluation = sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")
-    return {
-        "pass_rate": {row["method"]: round(row["pass_rate"], 6) for row in rows.to_dict("records")},
-        "interval": {
-            row["method"]: _rounded(row, "low", "high")
-            for row in rows.to_dict("records")
-            if row["method"] in headline_methods()
-        },
-        "difference": {
-            f"{row['first']}-{row['second']}": _rounded(row, "difference", "low", "high")
-            for row in compared.to_dict("records")
-        },
-        "rollouts": {**rollouts, "evaluation": evaluation},
-        "errors": sum(row["errors"] for row in main.to_dict("records") if row["method"] in headline_methods()),
-        "confidence": confidence,
-    }
+    headline = main["method"].isin(headline_methods())
+    return Metrics(
+        pass_rate={row["method"]: round(row["pass_rate"], 6) for row in rates},
+        interval={row["method"]: _rounded(row, "low", "high") for row in rates if row["method"] in headline_methods()},
+        difference={f"{row['first']}-{row['second']}": _rounded(row, "difference", "low", "high") for row in compared},
+        rollouts=rollouts | {"evaluation": sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")},
+        errors=int(main.loc[headline, "errors"].sum()),
+        confidence=confidence,
+    )
 
 
-def _rounded(row: Mapping[str, float], *names: str) -> dict[str, float]:
+def _rounded(row: Mapping[Any, float], *names: str) -> dict[str, float]:
     return {name: round(row[name], 6) for name in names}
 
 
 def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
-    """Word a row of `EvaluationTables.differences`.
+    """Say in words whether a row of `EvaluationTables.differences` is distinguishable from zero.
 
-    An interval that excludes 0 is not enough where the test, corrected for
-    all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
+    Both the interval and the corrected test must say so. Without a test the interval decides.
 
     Args:
-        row: at least `distinguishable`, and `p_holm` where there is one; None and NaN are none.
-        level: of the test, 1 - confidence of the intervals.
+        row: `distinguishable`, and `p_holm` if there was a test; None and NaN mean no test.
+        level: of the test: 1 - confidence of the intervals.
     """
     corrected = row.get("p_holm")
     if not row["distinguishable"]:
         return "not distinguishable"
-    if corrected is not None and corrected >= level:  # NaN is no number that reaches it
+    if corrected is not None and corrected >= level:  # False for NaN
         return "not distinguishable after correction"
     return "distinguishable"
 
 
 def publish_evaluation(evaluation: EvaluationTables, folder: Path) -> None:
-    """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv, metrics.json; curve.csv if there is one."""
-    frames = {
-        "main": evaluation.main,
-        "differences": evaluation.differences,
-        "kinds": evaluation.kinds,
-        "ledger": evaluation.ledger,
-        "spent": evaluation.costs,
-        "curve": evaluation.curve,
-    }
-    for name, frame in frames.items():
-        if frame is None:
-            continue
-        publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
-    publish_json(folder / "metrics.json", evaluation.metrics)
-
-
-class Metrics(BaseModel):
-    """Fields that are read of metrics.json: the level of the intervals, and the pass rates, by method."""
-
-    confidence: Annotated[float, Field(gt=0, lt=1)]
-    pass_rate: dict[str, float | None] = {}
+    """Write the tables as CSV (the costs as spent.csv, the curve if there is one) and metrics.json."""
+    for name in ("main", "differences", "kinds", "ledger", "costs", "curve"):
+        frame: pd.DataFrame | None = getattr(evaluation, name)
+        if frame is not None:
+            path = folder / f"{'spent' if name == 'costs' else name}.csv"
+            publish_text(path, frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
+    publish_json(folder / "metrics.json", evaluation.metrics.model_dump())
 
 
 def evaluation_metrics(folder: Path) -> Metrics:
-    """Read the metrics.json that `publish_evaluation` wrote.
+    """Read metrics.json.
 
     Raises:
-        UserError: it is missing, or not whole.
+        UserError: the file is missing or damaged.
     """
     return read_json(folder / "metrics.json", Metrics, EVALUATION_REMEDY)
 
 
 def evaluation_table(folder: Path, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """Read one table that `publish_evaluation` wrote, by its name without `.csv`, and the columns that it must have.
+    """Read a table of `publish_evaluation` by its name without `.csv`; `columns` are required.
 
     Raises:
-        UserError: it is missing, or not whole: it lacks a column, or a number is none.
+        UserError: the file is missing, lacks a column, or has a word where a number belongs.
     """
     numbers = [column for column in columns if column not in WORDS]
     return read_table(folder / f"{name}.csv", EVALUATION_REMEDY, columns=columns, numbers=numbers)

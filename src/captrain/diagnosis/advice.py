@@ -14,7 +14,6 @@ from captrain.capabilities import KINDS, LEVEL, Association, CandidateAccount, n
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.synthesis import Writer, possible_writers
-from captrain.run import COMPUTING, has_package
 from captrain.statistics import Design, tasks_needed
 
 MARGIN = 0.02
@@ -113,8 +112,6 @@ def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: Mappin
         return f"no passed rollout had occasion to show it: bring passed rollouts of such tasks{reminder}"
     if gap <= 0:
         return "leave it: passed rollouts show it as often as failed ones"
-    if not has_package(COMPUTING):
-        return f"collect more passed and failed rollouts to conclude: captrain[train] says how many{reminder}"
     # So many rollouts of each outcome tell this gap from none, on 8 in 10 occasions.
     base = min(max(passed, MARGIN), 1 - MARGIN)
     gap, count = min(gap, 1 - MARGIN - base), max(2, min(diagnosis.account.passed, diagnosis.account.failed))

@@ -1,4 +1,4 @@
-"""A run: its configuration, its machine, its processes and jobs, and the identity of its code."""
+"""Configuration, machine, processes, jobs, and fingerprints of code."""
 
 import lazy_loader
 

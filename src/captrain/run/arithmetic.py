@@ -1,4 +1,4 @@
-"""A process that computes with torch on a CPU: one thread, and memory that it keeps."""
+"""Settings for a process that computes with torch on a CPU: one thread, and no returned memory."""
 
 import ctypes
 import os
@@ -8,16 +8,15 @@ TRIM_THRESHOLD, MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt(3)."""
 NEVER = 2**31 - 1
 GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
-"""Variables by which a user asks glibc to give memory back; they go before what is set here."""
+"""Environment variables of glibc. If the user sets one, the settings here do not apply."""
 
 
 def prepare_torch() -> None:
-    """Make this process fit for many small products of matrices.
+    """Tune this process for many small matrix products.
 
-    One thread: threads wait for each other by spinning, and other processes use the other cores better
-    (`captrain.models.passes`). And the C library
-    keeps what is freed: glibc gives every block above 128 KiB back to the system at once, and to get its pages again
-    for the next activation took half of the time of training. What a process has once used it keeps until its end.
+    It gets one thread, because threads spin while they wait, and other processes use the cores better
+    (`captrain.models.passes`). And glibc keeps freed memory: by default it returns blocks above 128 KiB to the system
+    at once, and getting the pages back took half of the training time.
     """
     import torch
 

@@ -1,11 +1,12 @@
-"""Messages for errors at the end of a stage or a command. A user who can mend the cause sees one message without a
-traceback; anything else is one block that says it is a bug, what to send, and where.
+"""Messages for errors that end a stage or a command.
 
-Text of others may stand in any message: it is shown plain, and what looks like a key is taken out.
+If the user can fix the cause, the message has the problem and the remedy, without a traceback. Any other error is
+reported as a bug, with the lines to send. Messages may quote untrusted text, so control characters and keys are
+removed.
 
-`pip install captrain` is a light installation: logs are diagnosed, results read and runs planned without torch, and the
-packages that only training, drawing and DVC need are ten times as large as the rest. Where something of the kind is
-missing, the message names the extra; what is a complement of an answer, such as a figure, is left out and said so.
+`pip install captrain` is a light installation: it diagnoses logs, reads results and plans runs without torch. Packages
+for training, drawing and DVC are ten times as large as the rest. If one of them is missing, the message names the
+extra.
 """
 
 import errno
@@ -24,7 +25,7 @@ from captrain.run import find_project
 
 PACKAGE = Path(__file__).resolve().parents[1]
 USER, BUG, INTERRUPTED = 2, 70, 130
-"""Exit statuses: of what the user can mend, of a bug (EX_SOFTWARE), of an interruption."""
+"""Exit statuses: an error that the user can fix, a bug (EX_SOFTWARE), an interruption."""
 DISK = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota of this disk is used up",
@@ -40,10 +41,10 @@ DISK_WORDS = {
     "No usable temporary directory": "no folder takes temporary files: the disk is full or read-only, or a file would "
     "be larger than a limit allows (ulimit -f)",
 }
-"""Words of libraries for faults of the disk without an error number, Python's `tempfile` and SQLite among them."""
+"""Messages of libraries, such as `tempfile` and SQLite, for disk errors without an error number."""
 FREE = (
-    "free space or lift the limit, and run again: what is whole is kept, and nothing half-written stays. What may go "
-    "first: .cache/ but for answers and jobs (`make clean`), old versions in DVC's cache (`dvc gc --workspace`)"
+    "free space or lift the limit, and run again. Finished work is kept, and no partial file stays. You can delete "
+    ".cache/ except answers and jobs (`make clean`), and old versions in DVC's cache (`dvc gc --workspace`)"
 )
 
 EXTRAS = {
@@ -57,8 +58,7 @@ EXTRAS = {
     "sqlalchemy": "awm",
     "zstandard": "inspect",
 }
-"""Modules that the light installation lacks, each with the extra that it comes with."""
-COMPUTING = "scipy"
+"""Modules that the light installation lacks, with their extra."""
 
 
 def has_package(module: str) -> bool:
@@ -67,37 +67,37 @@ def has_package(module: str) -> bool:
 
 
 def ending(error: BaseException) -> tuple[int, str]:
-    """Choose the exit status for an error, and word what is printed of it; "" for nothing."""
+    """Return the exit status for an error, and the text to print ("" for none)."""
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED, "interrupted; what is whole is kept, and the same command goes on from it"
+        return INTERRUPTED, "interrupted; finished work is kept, and the same command resumes"
     if isinstance(error, BrokenPipeError):
         return 0, ""
     status, package = USER, str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if isinstance(error, UserError):
         problem, remedy = error.problem, error.remedy
     elif package in EXTRAS:
-        problem = f"this needs {package}, which the light installation leaves out"
+        problem = f"this needs {package}, which the light installation does not include"
         remedy = f"pip install 'captrain[{EXTRAS[package]}]'"
     elif problem := disk_fault(error):
         remedy = FREE
     elif isinstance(error, InfrastructureError):
-        problem, remedy = f"infrastructure: {error}", "mend it and run again; what is whole is kept"
+        problem, remedy = f"infrastructure: {error}", "fix it and run again; finished work is kept"
     elif isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # what Path.resolve raises
         problem = f"{str(error).removeprefix('Symlink loop from ')} is a link that leads to itself"
-        remedy = "remove it, or name another place"
+        remedy = "remove it, or choose another path"
     elif isinstance(error, MemoryError):
-        problem, remedy = "memory ran out", "a smaller machine.batch or machine.workers, or a smaller input"
+        problem, remedy = "out of memory", "lower machine.batch or machine.workers, or use a smaller input"
     elif isinstance(error, OSError) and error.filename is not None:
         problem = f"{error.filename}: {(error.strerror or 'it cannot be used').lower()}"
-        remedy = "see that it is there, is of that kind, and may be used"
+        remedy = "check that it exists, is the right kind of file, and is accessible"
     elif place := _own_place(error):
         problem = f"{place} raised {''.join(traceback.format_exception_only(error)).strip()}"
-        remedy = "mend it there: that is code of this project"
+        remedy = "fix it there: this is code of your project"
     else:
-        status, problem = BUG, "this is a bug in captrain and no mistake of yours"
+        status, problem = BUG, "this is a bug in captrain, not your mistake"
         frames = textwrap.indent("".join(traceback.format_exception(error)).rstrip(), "  ")
         remedy = (
-            "open an issue where you have captrain from, with these lines and the command:\n"
+            "open an issue in captrain's repository with these lines:\n"
             f"  captrain {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
             f"  command: {' '.join(sys.argv)}\n{frames}"
         )
@@ -105,7 +105,7 @@ def ending(error: BaseException) -> tuple[int, str]:
 
 
 def _own_place(error: BaseException) -> str:
-    """Name the innermost line of the project's own, where no code of captrain was called from there; "" otherwise."""
+    """Return the innermost line of the project's own code, if it called no code of captrain; else ""."""
     project = find_project(Path.cwd())
     if project is None or project.resolve() / "src/captrain" == PACKAGE:
         return ""
@@ -119,7 +119,7 @@ def _own_place(error: BaseException) -> str:
 
 
 def disk_fault(error: BaseException) -> str:
-    """Say what is wrong with the disk where that raised an error, whoever wrapped it; "" where it did not."""
+    """Return the fault of the disk behind an error, however wrapped; "" if there is none."""
     link: BaseException | None = error
     while link is not None:
         number = link.errno if isinstance(link, OSError) else None

@@ -1,14 +1,13 @@
-"""Components: replaceable parts, named by import path and described by their constructors alone.
+"""Components: replaceable parts, named by import path and described by their constructors.
 
-An import path is module.Class or module:Class; modules of the project count (`captrain.run.entry_point`).
-Runtime arguments of a constructor come first; settings are keyword-only, after `*`. The names, types and ranges of
-the settings are those that the constructor declares, for example
-`def __init__(self, base: Path, *, clip: Annotated[float, Field(gt=0)] = 0.2)`. `check` holds a section of the
-configuration against that without constructing anything, so that a misspelt or impossible setting ends before the
-first stage runs; modules of components therefore import heavy packages inside functions.
+An import path is module.Class or module:Class, also in the project's own modules (`captrain.run.entry_point`). A
+constructor takes runtime arguments first, then keyword-only settings after `*`. It declares the settings' names, types
+and ranges, for example `def __init__(self, base: Path, *, clip: Annotated[float, Field(gt=0)] = 0.2)`. `check`
+validates a section of the configuration against the constructor without calling it, so a wrong setting fails before the
+first stage runs. Therefore modules of components import heavy packages inside functions.
 
-A setting may itself be a component, a mapping with `_target_` (the simulated user of a benchmark is a policy): it is
-checked and built with it, from its own settings alone.
+A setting may itself be a component, a mapping with `_target_`; for example the simulated user of a benchmark is a
+policy. It is checked and built from its own settings.
 """
 
 import difflib
@@ -27,7 +26,7 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, plain
 
 LONGEST = 300
-"""Characters of what a user wrote, in a message."""
+"""Most characters of the user's text in a message."""
 REMEDY = "correct it in params.yaml (overrides) or in conf/"
 
 Kind = TypeVar("Kind")
@@ -40,10 +39,10 @@ def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
 
 
 def variable(name: str) -> str:
-    """Check the name of an environment variable, which is all that a configuration may hold of a secret.
+    """Check the name of an environment variable. A configuration holds such a name instead of a secret.
 
     Raises:
-        PydanticCustomError: a ValueError that does not show what stands there: it may be the secret itself.
+        PydanticCustomError: hides the value, because it may be the secret itself.
     """
     if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
         raise PydanticCustomError("hidden", "not the name of an environment variable, such as OPENAI_API_KEY")
@@ -59,32 +58,32 @@ Interval = Annotated[tuple[Share, Share], AfterValidator(_ordered)]
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, unknown keys and silent conversions refused."""
+    """Base of all sections: immutable, without unknown keys or silent conversions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Component(Section):
-    """A replaceable part: the import path of its class or function, and the settings that it is built with."""
+    """A replaceable part: the import path of its class or function, and its settings."""
 
     model_config = ConfigDict(extra="allow")
     target: str = Field(alias="_target_")
 
     def settings(self) -> JsonObject:
-        """Return everything but the target, as plain JSON values."""
+        """Return everything except the target, as plain JSON values."""
         return self.model_dump(mode="json", exclude={"target"})
 
 
 def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
-    """Build a component, the components among its settings first.
+    """Build a component; components among its settings are built first.
 
     Args:
-        component: what to build, from its settings.
-        kind: the class or the protocol that it must be of.
-        **runtime: further arguments of its constructor, which win over settings.
+        component: to build.
+        kind: the class or protocol that the result must have.
+        **runtime: further arguments of the constructor, which win over settings.
 
     Raises:
-        UserError: an import path does not exist, or what it names makes something of another kind.
+        UserError: an import path does not exist, or the result has another kind.
     """
     settings = component.settings()
     inner = {name: build(part, object) for name, value in settings.items() if (part := nested(name, value)) is not None}
@@ -97,14 +96,14 @@ def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
 
 
 def fulfils(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a value is of a class, or has all members of a protocol. Their types are not checked."""
+    """Return whether a value is an instance of a class, or has all members of a protocol (types are not checked)."""
     return not _lacking(value, kind) if Protocol in kind.__bases__ else isinstance(value, kind)
 
 
 def _lacking(value: object, kind: type) -> list[str]:
-    """List the public members of a protocol, and of those that it extends, that a value lacks; of other classes none.
+    """List the public members of a protocol and its bases that a value lacks; none for other classes.
 
-    Members are looked up and not evaluated, as `isinstance` would in Python 3.11: a property may start a server.
+    Properties are not evaluated, because one may start a server. (`isinstance` evaluates them in Python 3.11.)
     """
     bases = [base for base in kind.__mro__ if Protocol in base.__bases__] if Protocol in kind.__bases__ else []
     names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {})) if name[0] != "_"}
@@ -113,7 +112,7 @@ def _lacking(value: object, kind: type) -> list[str]:
 
 
 def nested(key: str, value: object) -> Component | None:
-    """Return the component that a setting is, or None where it is a plain value.
+    """Return the component in a setting, or None for a plain value.
 
     Raises:
         UserError: its `_target_` is no import path.
@@ -130,16 +129,16 @@ def takes(component: Component, name: str) -> bool:
     """Return whether the constructor of a component has a parameter of this name.
 
     Raises:
-        UserError: the import path does not exist or is nothing to call.
+        UserError: the import path does not exist or is not callable.
     """
     return name in _parameters(component, "_target_")
 
 
 def component_class(component: Component, key: str = "_target_") -> Callable[..., Any]:
-    """Import the class or function of a component, without building it.
+    """Import the class or function of a component.
 
     Args:
-        component: that names it.
+        component: names it.
         key: of its `_target_`, for messages.
 
     Raises:
@@ -149,7 +148,7 @@ def component_class(component: Component, key: str = "_target_") -> Callable[...
     label = f"{key} = {excerpt(target)}"
     module_name, _, name = target.partition(":") if ":" in target else target.rpartition(".")
     if not all(part.isidentifier() for part in target.replace(":", ".").split(".")):
-        raise UserError(f"{label}: it is not an import path", "write package.module.Class, or package.module:Class")
+        raise UserError(f"{label}: this is not an import path", "write package.module.Class or package.module:Class")
     try:
         module = importlib.import_module(module_name or target)
     except ModuleNotFoundError as error:
@@ -172,12 +171,11 @@ def _parameters(component: Component, key: str) -> Mapping[str, inspect.Paramete
 
 
 def check(section: str, component: Component, *, is_inner: bool = False) -> None:
-    """Hold the settings of a component, and of the components among them, against its constructor, without calling
-    it. An inner one must be built from its settings alone.
+    """Check the settings of a component, also of inner ones, against its constructor, without calling it.
 
     Raises:
-        UserError: the import path does not exist or is nothing to call, a setting is unknown, missing, of the wrong
-            type or out of range, or is a component that cannot be built from settings alone.
+        UserError: the import path does not exist or is not callable; a setting is unknown, missing, of the wrong type
+            or out of range; an inner component needs more than its settings.
     """
     parameters, settings = _parameters(component, f"{section}._target_"), component.settings()
     settable = {name: entry.annotation for name, entry in parameters.items() if entry.kind is entry.KEYWORD_ONLY}
@@ -199,13 +197,13 @@ def check(section: str, component: Component, *, is_inner: bool = False) -> None
 
 
 def _check_value(key: str, value: object, annotation: Any) -> None:
-    """Check type and range of one setting; an annotation that is absent or only a string promises nothing to check."""
+    """Check type and range of one setting. A missing annotation or one in a string is not checked."""
     inner = nested(key, value)
     if annotation is not inspect.Parameter.empty and not isinstance(annotation, str):
         try:
             TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
         except PydanticSchemaGenerationError:
-            # Of a class that JSON cannot hold: only a component can be that, or nothing at all.
+            # JSON cannot hold this class, so the value must be a component or null.
             optional = type(None) in get_args(annotation)
             if inner is None and not (optional and value is None):
                 kinds = "null or a component" if optional else "a component"
@@ -219,23 +217,23 @@ def _check_value(key: str, value: object, annotation: Any) -> None:
 
 
 def alternatives(name: str, names: Iterable[str]) -> str:
-    """List the nearest to a misspelt name, and the others of its kind."""
+    """Suggest the name nearest to a misspelt one, and list the others."""
     names = list(names)
     near = difflib.get_close_matches(name, names, n=1)
     further = ", ".join(candidate for candidate in names if candidate not in near)
     if not near:
-        return f"known are {further}" if further else "there is none to choose from"
+        return f"choose one of {further}" if further else "there is none to choose from"
     return f"did you mean {near[0]}?" + (f" Others: {further}" if further else "")
 
 
 def _first_problem(key: str, error: ValidationError) -> str:
-    """Word the first problem of the setting with this key."""
+    """Return the first problem of the setting with this key, in words."""
     problem = error.errors(include_url=False)[0]
     return problem_text({**problem, "loc": (key, *problem["loc"])})
 
 
 def problem_text(problem: ErrorDetails) -> str:
-    """Word a validation problem in one sentence that begins with the key."""
+    """Return a validation problem in words, beginning with the key."""
     key = ".".join(str(part) for part in problem["loc"])
     texts = {
         "extra_forbidden": f"there is no setting {key}",
@@ -249,5 +247,5 @@ def problem_text(problem: ErrorDetails) -> str:
 
 
 def excerpt(text: str) -> str:
-    """Shorten text that a user wrote to fit into a message."""
+    """Shorten the user's text for a message."""
     return plain(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")

@@ -1,14 +1,13 @@
-"""The folder conf/: what an experiment, a seed and overrides select in it, as plain data.
+"""Composition of conf/ with an experiment, a seed and overrides, as plain data.
 
-A project's conf/ holds what the project changes; what it lacks is in the one that captrain brings along.
-
-Hydra composes; what it would say of a misspelt option or section is said here first, with what there is to choose from.
-Nothing is known of settings, their types and ranges: they are the schema's (`captrain.run.spec`).
+A project's conf/ holds its changes; everything else comes from captrain's own conf/. Hydra composes. This module
+reports misspelt options and sections first, with the choices. The schema (`captrain.run.spec`) checks settings, types
+and ranges.
 """
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -20,19 +19,21 @@ from captrain.run.components import REMEDY, alternatives, excerpt, nested, takes
 from captrain.run.shipped import conf_layers, searched_conf
 
 _HYDRA = threading.Lock()
-"""Hydra has one folder of configuration in a process: threads that compose wait for each other."""
+"""Hydra has one configuration folder per process, so only one thread composes at a time."""
 
 
 def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> JsonObject:
-    """Compose the configuration as plain data, unchecked but for the names of options.
+    """Compose the configuration as plain data. Only the names of options are checked.
 
     Args:
         experiment: one of conf/experiment/.
+        seed: of the run.
         overrides: see `captrain.run.compose_spec`.
-        conf_dir: of the project; captrain's own comes after it.
+        conf_dir: of the project; captrain's own conf/ is searched after it.
 
     Raises:
-        UserError: an unknown experiment, option or section, a line that is no key=value, or files that do not compose.
+        UserError: the experiment, an option or a section is unknown, an override is not key=value, or the files do not
+            compose.
     """
     groups: dict[str, set[str]] = {}
     for layer in conf_layers(conf_dir):
@@ -40,52 +41,23 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
             groups.setdefault(file.parent.name, set()).add(file.stem)
     if experiment not in groups["experiment"]:
         raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, sorted(groups["experiment"])))
-    texts, options, keys = [f"experiment={experiment}", f"seed={seed}"], set[str](), set[str]()
-    settings = list[str]()
+    texts, settings, options, keys = [f"experiment={experiment}", f"seed={seed}"], list[str](), set[str](), set[str]()
     for override in overrides:
-        form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
-        if form is None:
-            raise UserError(
-                f"override {excerpt(override)!r} is not of the form key=value",
-                "write, for example, selection.delta=0.1",
-            )
-        key, value = form[2], form[3]
-        if key in ("experiment", "seed"):
-            raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
-        if key.startswith("hydra."):
-            raise UserError(f"there is no setting {excerpt(key)}", f"take it out: {REMEDY}")
-        if key not in groups:
-            settings.append(f"{'++' * bool(form[1])}{key}={value}")
-            keys.add(key)
-        elif value in groups[key]:
+        plus, key, value = _parsed(override, groups)
+        if key in groups:
             texts.append(override.strip())
             options.add(key)
         else:
-            raise UserError(
-                f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}",
-                alternatives(value, sorted(groups[key])),
-            )
+            settings.append(f"{'++' * bool(plus)}{key}={value}")
+            keys.add(key)
     try:
         data = _merged(conf_dir, [*texts, *settings])
     except UserError:
-        # conf/ may not list it: in a section that is there the schema knows whether there is such a setting.
-        defaults = _merged(conf_dir, texts)
-        names = [*_dotted(defaults)]
-        for text in settings:
-            key = text.partition("=")[0]
-            group, section = key.partition(".")[0], key.rpartition(".")[0] or key
-            near = [name for name in names if name.endswith(f".{key.rpartition('.')[2]}")]
-            if near and not (key[0] == "+" or section in names or nested(group, defaults.get(group))):
-                best = max(near, key=lambda name: SequenceMatcher(None, name, key).ratio())
-                raise UserError(
-                    f"override {excerpt(text)!r}: there is no setting {excerpt(key)}",
-                    alternatives(best, near)
-                    + (f" (to begin a section, write +{excerpt(key)}=...)" if group in defaults else ""),
-                ) from None
+        # conf/ may not list the setting. The schema decides whether an existing section has it.
+        _require_sections(settings, _merged(conf_dir, texts))
         data = _merged(conf_dir, [*texts, *(f"++{text.lstrip('+')}" for text in settings)])
-    # Settings that conf/ gives to a class which an override replaces are dropped. Where benchmark._target_=mine:Desk
-    # names another class, only settings that are overridden, too, stay. Where router=retrieval chooses another option
-    # than the experiment, what the experiment sets of its own goes with that: all that the new class does not take.
+    # Drop settings of a replaced class. If benchmark._target_=mine:Desk names another class, only overridden settings
+    # stay. If router=retrieval replaces the experiment's option, settings that the new class does not take are dropped.
     classes = {key.removesuffix("._target_") for key in keys if re.fullmatch(r"\w+\._target_", key)}
     for group in {*options, *classes} & data.keys():
         part = None if group in classes else nested(group, data[group])
@@ -98,8 +70,43 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     return data
 
 
-def _dotted(data: JsonObject, prefix: str = "") -> Iterator[str]:
-    """Yield all keys of a nested mapping, inner ones too, as a.b.c."""
+def _parsed(override: str, groups: Mapping[str, set[str]]) -> tuple[str, str, str]:
+    """Split an override into its `+`, key and value, and check the option of a group."""
+    form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
+    if form is None:
+        raise UserError(
+            f"override {excerpt(override)!r} is not of the form key=value", "write, for example, selection.delta=0.1"
+        )
+    plus, key, value = form.groups()
+    if key in ("experiment", "seed"):
+        raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
+    if key.startswith("hydra."):
+        raise UserError(f"there is no setting {excerpt(key)}", f"take it out: {REMEDY}")
+    if key in groups and value not in groups[key]:
+        raise UserError(
+            f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}",
+            alternatives(value, sorted(groups[key])),
+        )
+    return plus, key, value
+
+
+def _require_sections(settings: Sequence[str], defaults: JsonObject) -> None:
+    """Check that each setting is in an existing section, begins a new one with `+`, or belongs to a component."""
+    names = [*_dotted(defaults)]
+    for text in settings:
+        key = text.partition("=")[0]
+        group, section = key.partition(".")[0], key.rpartition(".")[0] or key
+        near = [name for name in names if name.endswith(f".{key.rpartition('.')[2]}")]
+        if near and not (key[0] == "+" or section in names or nested(group, defaults.get(group))):
+            best = max(near, key=lambda name: SequenceMatcher(None, name, key).ratio())
+            hint = f" (to begin a section, write +{excerpt(key)}=...)" if group in defaults else ""
+            raise UserError(
+                f"override {excerpt(text)!r}: there is no setting {excerpt(key)}", alternatives(best, near) + hint
+            ) from None
+
+
+def _dotted(data: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """Yield all keys of a nested mapping as a.b.c."""
     for key, value in data.items():
         yield f"{prefix}{key}"
         if isinstance(value, dict):
@@ -107,7 +114,7 @@ def _dotted(data: JsonObject, prefix: str = "") -> Iterator[str]:
 
 
 def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
-    # Needed by the compose stage only; every other stage imports this module with the schema.
+    # Imported here, because only the compose stage needs Hydra.
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -126,10 +133,9 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
 
 
 def not_composed(conf_dir: Path, error: Exception) -> UserError:
-    """Word the error of Hydra, or a library behind it, that does not compose a configuration: one line of some length,
-    without the names of its exceptions."""
+    """Return a failure of Hydra or OmegaConf as one line without names of exceptions."""
     message = re.sub(r"\b\w+(?:Exception|Error)\b(?: raised while)?:? ?", "", " ".join(str(error).split()))
-    reason = excerpt(message) or "a name in it is null, where settings have names"
+    reason = excerpt(message) or "a name of a setting is null"
     if isinstance(error, RecursionError):
         reason = "it is nested too deeply"
     return UserError(f"the configuration in {conf_dir}/ does not compose: {reason}", REMEDY)

@@ -1,12 +1,11 @@
-"""The frame of every program: a stage, a command or a server.
+"""Entry point of every program: stage, command or server.
 
-What goes wrong ends in one message (`captrain.run.boundary`). A stage ends in one line that says what it took and
-what it made; warnings of libraries, about which its user can do nothing, go to its log and not to the screen.
+An error ends in one message (`captrain.run.boundary`). A stage ends with one line: its name, its time and its outputs.
+Warnings of libraries go to the stage's log and not to the terminal.
 
-Wall-clock and CPU seconds of a stage differ from run to run, so they are no part of any result and no output of any
-stage: they lie in the cache of this checkout, each named by the digest of the results that it belongs to. A stage that
-was restored from the cache keeps the time of the run that made it, if that was here; one that went on from a journal or
-checkpoint counts its last part. CPU seconds include worker processes that have ended, and not the jobs of a cluster.
+Seconds differ from run to run, so they are not results. They are stored in the cache of this checkout, named by the
+digest of the stage's results. A stage restored from the cache keeps the time of the run that made it, if that was here.
+A resumed stage counts its last part. CPU seconds include finished worker processes, but no cluster jobs.
 """
 
 import gc
@@ -26,29 +25,29 @@ from captrain.run import find_project, load_spec
 from captrain.run.boundary import ending
 
 LOGS = Path(".cache/logs")
-"""The folder of the stages' logs, one of each name, which hold what libraries warn of."""
+"""Folder of the stages' logs, which hold warnings of libraries."""
 TIMES = Path(".cache/times")
 
 
 def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str = "") -> Callable[[], None]:
-    """Wrap a program's main so that whatever it raises ends in one message, and what the user can mend with exit status
-    2 and without a traceback. The modules of the project that it is started in can be imported: a benchmark of the
-    user's own is one.
+    """Wrap a program's main: an error ends in one message and an exit status, see `captrain.run.boundary`.
+
+    Modules of the current project, such as a user's own benchmark, become importable.
 
     Args:
-        main: to be wrapped. What it returns is what its line says that it made; None names its outputs.
-        stage: whether it is a stage's: what it took is noted and printed and, where the specification names no model,
-            libraries of models ask no hub for anything. What starts stages leaves that to each of them.
+        main: to wrap. It returns the text of its last line; None lists its outputs.
+        stage: it is a stage: store and print its time and, if the specification names no model, keep libraries
+            offline.
         name: of the stage; "" for that of the file.
     """
     name = name or Path(main.__code__.co_filename).stem
 
     @wraps(main)
     def run() -> None:
-        # Libraries make millions of objects that stay: looking through them as often as by default takes a fifth of the
-        # time in which they are imported.
+        # Libraries make millions of permanent objects. With the default threshold, garbage collection takes a fifth of
+        # the import time.
         gc.set_threshold(100_000, 20, 100)
-        # The project comes first among the places of modules, for further processes, too.
+        # The project is first on the import path, also in child processes.
         project = find_project(Path.cwd())
         if project is not None and str(project) not in sys.path:
             sys.path.insert(0, str(project))
@@ -63,7 +62,7 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
             if text:
                 print(text, file=sys.stderr)
             if isinstance(error, BrokenPipeError):
-                # Whoever read has gone: the interpreter must not write what is left, either.
+                # The reader is gone, so the interpreter must not flush the rest, either.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(status) from None
 
@@ -72,13 +71,13 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
 
 def _run_stage(main: Callable[[], str | None], name: str) -> None:
     """Run a stage, and print its line."""
-    # A model of the hub, which may be downloaded; where the specification cannot be read, the stage itself will say so.
+    # A model of the hub may be downloaded. If the specification cannot be read, the stage itself reports it.
     names_model = False
     with suppress(UserError):
         names_model = load_spec(Path("results/spec.yaml")).base.model is not None
     if not names_model:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # Warnings of this process and of those forked from it go to a log, which is made with the first of them.
+    # Warnings of this process and its forks go to a log, created on the first warning.
     LOGS.mkdir(parents=True, exist_ok=True)
     logging.captureWarnings(True)
     handler = logging.FileHandler(LOGS / f"{name}.log", delay=True)
@@ -100,8 +99,8 @@ class Time:
 
 @contextmanager
 def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> Iterator[Callable[[], float]]:
-    """Write down what the block takes, if it ends well and leaves results of that stage; the block is given what tells
-    the seconds since it began."""
+    """Store the time of the block if it succeeds and writes results of the stage. Yields a function that returns the
+    seconds so far."""
     wall, cpu = time.perf_counter(), sum(os.times()[:4])
     yield lambda: time.perf_counter() - wall
     if outputs := _outputs_digest(results, stage):
@@ -110,14 +109,14 @@ def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> 
 
 
 def times(root: Path) -> dict[str, Time]:
-    """Read the time of each stage whose results here were made here."""
+    """Read the time of each stage whose current results were made here."""
     stages = [folder.name for folder in sorted((root / TIMES).glob("*"))]
     paths = {stage: root / TIMES / stage / f"{_outputs_digest(root / 'results', stage)}.json" for stage in stages}
     return {stage: read_json(path, Time, f"remove {path}") for stage, path in paths.items() if path.exists()}
 
 
 def _outputs_digest(results: Path, stage: str) -> str:
-    """Hash what the stage has left in `results`, "" for nothing."""
+    """Hash the stage's files in `results`; "" without files."""
     alone = results / f"{stage}.json"
     files = sorted(path for path in (results / stage).rglob("*") if path.is_file())
     files += [alone] if alone.is_file() else []

@@ -1,11 +1,10 @@
-"""The fingerprint of a piece of work: a digest of the code that does it and of the identity of what it is done on.
+"""Fingerprints of work: a digest of its code and of its input.
 
-Identity is what decides a result, as JSON; a digest is a hash of bytes or of JSON, whatever it stands for.
+`code_closure` lists the code that decides a result. Stages list it in dvc.yaml, and everything that can be resumed
+(journals, workspaces, cluster jobs) is named by its digest, so changed code never resumes the work of other code.
 
-The one answer to which code decides a result is `code_closure`: stages list it in dvc.yaml, and whatever can be gone on
-from (journals, workspaces, jobs of a cluster) is named by its digest, so that changed code never goes on from what
-other code began. Where and how wide work runs decides nothing: neither the rooms `config` and `execution`, whose values
-are params, nor the machine, nor where files lie.
+The package `run`, the machine and the paths of files do not count: they decide where work runs and not its result.
+(Values of the configuration are params of the stages.)
 """
 
 import ast
@@ -22,7 +21,7 @@ from captrain.run import Machine
 
 PACKAGE = Path(__file__).parents[1]
 PLAIN = ("run", "errors.py")
-"""Rooms and modules that never change what a function computes."""
+"""Packages and modules that never change a result."""
 PROTOCOLS = {
     "agents": "agents/policy.py",
     "benchmarks": "benchmarks/loading.py",
@@ -31,35 +30,36 @@ PROTOCOLS = {
     "routing": "routing/router.py",
     "training": "training/recipe.py",
 }
-"""Rooms of components, each with the module that says what its components are. Components are named by import path and
-not imported: whoever reaches that module may run any of them, so that the room counts as a whole."""
+"""Packages of components, each with the module that defines its protocol. Components are named by import path in the
+configuration, so code that imports the protocol may run any of them: the whole package counts."""
 REGISTRIES = {"comparison/baselines": "comparison/baselines/registry.py"}
-"""Rooms whose modules declare entries, each with the module that collects these: whoever reaches it reads what the
-room's modules declare, and runs nothing else of them, so that their files count and what they import does not."""
+"""Packages whose modules declare entries, each with the module that collects them. Code that imports a registry only
+reads the declarations: registry imports count as files, not as transitive code."""
 
 
 def fingerprint(function: Callable[..., object], item: object) -> str:
-    """Fingerprint the application of a module-level function to an item."""
+    """Return the fingerprint of a module-level function applied to an item."""
     return digest(function.__qualname__, code_digest(function), identity_of(item))
 
 
 @cache
 def code_digest(function: Callable[..., object]) -> str:
-    """Hash the code that a function or class runs, as `code_closure` has it."""
+    """Hash the code of a function or class, see `code_closure`."""
     start = Path(inspect.getfile(function))
     return file_digest(start, *code_closure(start))
 
 
 def code_closure(start: Path) -> list[Path]:
-    """List the files of captrain that a script or module runs: what it imports at its top or within functions, and the
-    data of the package that it names; rooms of components as a whole (see `PROTOCOLS`), and the modules that registries
-    read (see `REGISTRIES`).
+    """List the files of captrain that a script or module depends on.
+
+    These are its transitive imports, at the top and within functions, the data files that it names, whole packages of
+    components (see `PROTOCOLS`), and the modules of registries (see `REGISTRIES`).
 
     Args:
-        start: a Python file. It is in the closure itself if it is part of the package.
+        start: a Python file. It is included if it is part of captrain.
 
     Returns:
-        Paths in order, without the `__init__` files, which compute nothing.
+        Sorted paths without `__init__` files.
     """
     queue, closure, declaring = [start.resolve()], set[Path](), set[Path]()
     while queue:
@@ -70,19 +70,18 @@ def code_closure(start: Path) -> list[Path]:
         closure.add(path)
         if path.suffix == ".py":
             queue += _references(path, path.read_bytes())
-        for room, protocol in PROTOCOLS.items():
+        for package, protocol in PROTOCOLS.items():
             if path == PACKAGE / protocol:
-                queue += files_below(PACKAGE / room)
-        for room, registry in REGISTRIES.items():
+                queue += files_below(PACKAGE / package)
+        for package, registry in REGISTRIES.items():
             if path == PACKAGE / registry:
-                declaring.update(PACKAGE.joinpath(room).glob("*.py"))
+                declaring.update(PACKAGE.joinpath(package).glob("*.py"))
     return sorted(path for path in closure | declaring if path.is_relative_to(PACKAGE) and path.stem != "__init__")
 
 
 @cache
 def _references(path: Path, text: bytes) -> list[Path]:
-    """List the files of this package that a module of this text imports, and those that a string in it names as path or
-    as beginning of one, which are not code."""
+    """List the files of captrain that a module imports, and the data files or folders that its strings name."""
     references = list[Path]()
     for node in ast.walk(ast.parse(text, str(path))):
         if isinstance(node, ast.Import):
@@ -98,7 +97,7 @@ def _references(path: Path, text: bytes) -> list[Path]:
 
 
 def _imported(module: str, name: str) -> list[Path]:
-    """List the file that `from module import name` runs; of a room, the one that it exports the name from."""
+    """Return the file behind `from module import name`; for a package, the module that it exports the name from."""
     package, *parts = module.split(".")
     place = PACKAGE.joinpath(*parts)
     if package != PACKAGE.name:
@@ -111,23 +110,26 @@ def _imported(module: str, name: str) -> list[Path]:
 
 
 @cache
-def _exports(room: Path) -> dict[str, str]:
-    """Read the names that a room exports, each with the path below the room of the module that defines it."""
-    listing = room / "__init__.pyi"
+def _exports(package: Path) -> dict[str, str]:
+    """Map each exported name of a package to the path of its module, relative to the package."""
+    listing = package / "__init__.pyi"
     tree = ast.parse(listing.read_bytes()) if listing.exists() else ast.Module([], [])
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
     return {alias.asname or alias.name: str(node.module).replace(".", "/") for node in imports for alias in node.names}
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List all files below a folder that are somebody's work, in order."""
+    """List all files below a folder in order, without hidden files and `__pycache__`."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [path for path in paths if not any(part == "__pycache__" or part[0] == "." for part in path.parts[-3:])]
 
 
 def identity_of(value: object) -> object:
-    """Reduce a value to what decides a result, as JSON: of a path the content of the file or folder, of a machine
-    nothing, of an object with `identity()` what this returns, of any other all its fields."""
+    """Reduce a value to the JSON that decides a result.
+
+    A path becomes the digest of its content, a machine becomes None, an object with `identity()` its return value, and
+    any other object its fields.
+    """
     if isinstance(value, Machine):
         return None
     if callable(identity := getattr(value, "identity", None)):

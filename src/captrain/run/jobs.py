@@ -1,6 +1,6 @@
-"""The jobs of this repository: what was submitted, what Slurm says of it, and `captrain jobs`.
+"""Slurm jobs of this repository: submissions, states, and `captrain jobs`.
 
-Where Slurm does not answer, what lies on disk is shown all the same.
+If Slurm does not answer, the information on disk is still shown.
 """
 
 import pickle
@@ -18,19 +18,19 @@ from captrain.records import Record, read_json
 JOBS = Path(".cache/jobs")
 RECORD = "submission.json"
 SUBMITTED = "_submitted.pkl"
-"""End of the name of a file that submitit writes for each job that Slurm took; it begins with the job's id."""
+"""Suffix of the file that submitit writes for each accepted job, after the job id."""
 ALIVE = {
     *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT", "COMPLETING"),
     *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"),
 }
-"""States of a job that may yet come to its end by itself."""
+"""States of a job that may still finish."""
 LAUNCHERS = ("submitit ", "srun: ")
-"""Beginnings of lines in a job's log that its function has not printed."""
+"""Prefixes of lines in a job's log that its function did not print."""
 COLOURS = {"finished": "green", "running": "green", "pending": "yellow", "configuring": "yellow", "completing": "green"}
 
 
 class Submission(Record):
-    """One call of sbatch: a single job, or an array with one task for each key. `at` is the time in UTC."""
+    """One call of sbatch: a single job, or an array with one task per key. `at` is the time in UTC."""
 
     name: str
     label: str
@@ -39,14 +39,14 @@ class Submission(Record):
     at: str
 
     def attempts(self, folder: Path = JOBS) -> list["JobAttempt"]:
-        """List one attempt for each key whose job Slurm took."""
+        """List one attempt for each key whose job Slurm accepted."""
         names = [path.name.removesuffix(SUBMITTED) for path in (folder / self.name).glob(f"*{SUBMITTED}")]
         by_index = {int(job.partition("_")[2] or 0): job for job in names}
         return [JobAttempt(folder / self.name, by_index[index], self.keys[index]) for index in sorted(by_index)]
 
 
 class JobAttempt(NamedTuple):
-    """Slurm job for one item."""
+    """One Slurm job for one item."""
 
     folder: Path
     job: str
@@ -54,11 +54,11 @@ class JobAttempt(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """File that the job prints to, over all its restarts."""
+        """File of the job's output, over all restarts."""
         return self.folder / f"{self.job}_0_log.out"
 
     def failure(self) -> Exception | None:
-        """Read the exception that the job's function raised, if it did."""
+        """Read the exception that the job's function raised, if any."""
         path = self.folder / f"{self.key}.failure"
         try:
             return pickle.loads(path.read_bytes()) if path.exists() else None
@@ -66,7 +66,7 @@ class JobAttempt(NamedTuple):
             return None
 
     def last_line(self) -> str:
-        """Read the last line that its function printed; a progress bar's states are lines, too."""
+        """Read the last line that its function printed, progress bars included."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
@@ -91,7 +91,7 @@ def submissions(jobs: Path = JOBS) -> list[Submission]:
 
 
 def states(jobs: Collection[str]) -> dict[str, State]:
-    """Ask Slurm for the state of each of these jobs; the name is "GONE" of one that it has forgotten, which is over.
+    """Ask Slurm for the state of each job; "GONE" for a finished job that Slurm has forgotten.
 
     Raises:
         InfrastructureError: the controller does not answer.
@@ -111,12 +111,12 @@ def states(jobs: Collection[str]) -> dict[str, State]:
 
 
 def jobs_table(root: Path, limit: int = 40) -> Table:
-    """Tabulate the last attempt at each item, oldest first: job, item, state, node, elapsed, last line, reason."""
+    """Tabulate the last attempt of each item, oldest first."""
     attempts: dict[str, list[tuple[str, JobAttempt]]] = {}
     for submission in submissions(root / JOBS):
         items = dict(zip(submission.keys, submission.items, strict=True))
         for attempt in submission.attempts(root / JOBS):
-            # The newest last, whenever the item was first tried.
+            # Reinsert the item, so the newest attempt comes last.
             earlier = attempts.pop(attempt.key, [])
             attempts[attempt.key] = [*earlier, (f"{submission.label} {items[attempt.key]}", attempt)]
     last = [rows[-1] for rows in attempts.values()][-limit:]
@@ -130,7 +130,7 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
     table.add_column("last line", max_width=50)
     table.add_column("reason")
     for item, attempt in last:
-        # One word for the state, and a reason: why it waits, what it failed with, how it died.
+        # One word for the state, and the reason why the job waits or failed.
         state, failure, count = by_job.get(attempt.job, State("UNKNOWN")), attempt.failure(), len(attempts[attempt.key])
         word, reasons = state.name.lower(), [] if state.reason in ("", "None") else [state.reason]
         if (root / JOBS / "results" / f"{attempt.key}.pkl").exists():
@@ -152,13 +152,13 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
 
 
 def job_log(root: Path, job: str) -> str:
-    """Read all that a job has printed, over its restarts.
+    """Read the output of a job, over all restarts.
 
     Raises:
-        UserError: there is no such job, or it has printed nothing yet.
+        UserError: the job does not exist, or has no output yet.
     """
     attempts = [attempt for submission in submissions(root / JOBS) for attempt in submission.attempts(root / JOBS)]
-    # An array's own id stands for its first task.
+    # The id of an array stands for its first task.
     attempt = next((attempt for attempt in attempts if job in (attempt.job, attempt.job.split("_")[0])), None)
     if attempt is None:
         last_jobs = ", ".join(attempt.job for attempt in attempts[-5:])
@@ -167,5 +167,5 @@ def job_log(root: Path, job: str) -> str:
             f"the last ones are {last_jobs}" if last_jobs else "choose machine=slurm in params.yaml (overrides)",
         )
     if not attempt.log.exists():
-        raise UserError(f"job {attempt.job} has said nothing yet", "see `captrain jobs` for its state")
+        raise UserError(f"job {attempt.job} has no output yet", "see `captrain jobs` for its state")
     return attempt.log.read_text(errors="replace")

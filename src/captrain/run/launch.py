@@ -1,10 +1,9 @@
-"""Launch of independent items of work over worker processes on this machine, or as jobs of a cluster.
+"""Runs independent items of work in worker processes of this machine, or as jobs of a cluster.
 
-Each worker is a process with one thread (two threads with a busy neighbour are many times slower than one), and ends
-when its parent does, so that a killed pipeline leaves nothing behind; a job goes on, and the next pipeline finds it
-(`captrain.run`). Workers are forked once the libraries that they need are there, since to import them takes
-longer than many an item; on a machine with GPUs, whose driver survives no fork, they start afresh. Where and how wide
-work runs is no part of its identity: results are the same either way.
+A worker has one thread, because two threads beside a busy neighbour are many times slower. It ends with its parent, so
+a killed pipeline leaves nothing behind. A cluster job goes on, and the next pipeline finds it (`captrain.run.slurm`).
+Workers are forked after the imports of libraries, which take longer than many items. On GPUs they are spawned, because
+the driver does not survive a fork. Results are the same wherever the work runs.
 """
 
 import importlib
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 WORKER = "CAPTRAIN_WORKER"
-"""Set in the environment of workers, to the places that each has (see `places`)."""
+"""Environment variable of workers: the number of their places (see `places`)."""
 
 POOLS = 3
-"""A worker that dies takes its pool with it; so many pools are made for what is not whole."""
+"""Most pools of workers. A worker that dies breaks its pool, and a new one takes the unfinished items."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -46,19 +45,19 @@ def run(
     label: str,
     libraries: Sequence[str] = (),
 ) -> list[Result]:
-    """Apply a module-level function to every item; results in the order of the items.
+    """Apply a module-level function to every item; return the results in the order of the items.
 
     Args:
-        function: importable, as are its arguments and results picklable.
+        function: importable, with picklable arguments and results.
         items: independent of each other.
-        machine: where they run. Locally `workers` processes at the same time, of which 1 works in this process; on
-            Slurm one job for each item, an array where there are several.
-        label: name on the progress bar, and of the jobs.
-        libraries: modules that the function imports and that take long.
+        machine: where they run: locally in `workers` processes (in this process if that is 1), on Slurm in one job per
+            item.
+        label: name of the progress bar and of the jobs.
+        libraries: slow imports of the function, done before workers are forked.
 
     Raises:
-        UserError: workers died again and again, a job died, or Slurm does not take jobs.
-        Whatever the function raises for the first item that fails, after the others have come to their ends.
+        UserError: workers died repeatedly, a job died, or Slurm accepts no jobs.
+        Any exception of the function for the first failed item, after all other items have finished.
     """
     if machine.launcher == "slurm":
         from captrain.run import slurm
@@ -68,7 +67,7 @@ def run(
     # Servers belong to one process: items that may use them run here, one after another.
     if cores(machine) == 1 or machine.vllm.python or min(machine.workers, len(items)) <= 1:
         return [function(item) for item in tqdm(items, desc=label, unit="item", leave=False, disable=None)]
-    # Workers share what this process has read before they are forked.
+    # Forked workers share these imports.
     for library in libraries:
         importlib.import_module(library)
     forks = "torch" in sys.modules and not sys.modules["torch"].cuda.is_available()
@@ -88,16 +87,15 @@ def run(
                     ends[number] = future
         if len(ends) == len(items):
             return [ends[number].result() for number in range(len(items))]
-        print(f"captrain: a worker process of {label} died; what it held is begun again", file=sys.stderr)
+        print(f"captrain: a worker process of {label} died; its items start again", file=sys.stderr)
     raise UserError(
         f"a worker process of {label} died {POOLS} times: it was killed, or memory ran out",
-        "run again, with a smaller machine.workers or machine.batch if it was memory; what is whole is kept",
+        "run again, with a lower machine.workers or machine.batch if it was memory; finished work is kept",
     )
 
 
 def cores(machine: Machine) -> int:
-    """Count the processes that what runs here may share its work with, itself among them: those of the machine, or one
-    where it shares the machine with others."""
+    """Return the number of worker processes available here: those of the machine, or 1 in a worker."""
     if machine.launcher == "slurm":
         assert machine.slurm is not None
         return machine.slurm.cpus
@@ -105,16 +103,17 @@ def cores(machine: Machine) -> int:
 
 
 def places(machine: Machine) -> int:
-    """Count the places for a training on this machine's GPUs that the one in this process has: several where there are
-    fewer items of work than `machine.workers`."""
+    """Return how many trainings' worth of GPUs this process has: several if there are fewer items than workers."""
     if machine.launcher == "slurm" or not machine.gpus:
         return 1
     return int(os.environ.get(WORKER, machine.places(1)))
 
 
 def room(machine: Machine) -> int:
-    """Return the bytes that what one process of this machine computes may take beside its weights: half of the memory
-    that there is, or that this process's group may use, over all that share it."""
+    """Return the bytes that one process may use beside its weights.
+
+    This is half of the memory of the machine or of the control group, divided among all processes.
+    """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     group = Path("/sys/fs/cgroup/memory.max")
     if group.exists() and (limit := group.read_text().strip()).isdigit():
@@ -124,12 +123,12 @@ def room(machine: Machine) -> int:
 
 
 def dispatched() -> bool:
-    """Return whether this process is a job of a cluster, whose log is its own."""
+    """Return whether this process is a cluster job."""
     return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
 
 
 def report_progress(count: int, total: int, detail: str = "") -> None:
-    """Say in the log of a job how far it is, for `captrain jobs`; on this machine there are bars for that."""
+    """Print the progress of a cluster job to its log, for `captrain jobs`. Local work has progress bars."""
     if dispatched():
         print(f"{count} of {total}{f': {detail}' if detail else ''}", flush=True)
 
@@ -148,13 +147,13 @@ def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, o
 
 
 def become_worker(parent: int) -> None:
-    """Make this process a worker: one thread, and over when its parent, by process id, is."""
+    """Make this process a worker: one thread, and an end when its parent ends."""
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1"}
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        print("captrain: the pipeline that started this worker is gone; ending", file=sys.stderr)
+        print("captrain: the pipeline that started this worker has ended; the worker ends, too", file=sys.stderr)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,8 +1,8 @@
-"""Output of a command into a user's folder: never over a file that captrain did not write there.
+"""Output of commands into a user's folder, without overwriting the user's files.
 
-Files are written aside, within the folder, and put in place together when all are whole; a list beside them says which
-are captrain's, with their digests. A file of that name that is not on the list, or was changed since, is the user's,
-and nothing is put in place then. Nothing stays aside, however the writing ends.
+Files are written to a temporary folder and moved into place together. A list beside them has the names and digests of
+captrain's files. A file that is not on the list, or was changed, belongs to the user; then nothing is moved. The
+temporary folder is always removed.
 """
 
 import os
@@ -22,19 +22,19 @@ FOLDERS = (
     *(".cache", ".dvc", ".git", ".github", ".venv", "artifacts", "components", "conf", "results", "scripts", "src"),
     *("stages", "tests"),
 )
-"""Folders of a project whose files stages, git or its author write."""
+"""Folders of a project that belong to its stages, git or its author."""
 
 
 @contextmanager
 def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
-    """Yield a folder to write into, whose files come into `folder` when the block ends well.
+    """Yield a temporary folder whose files move to `folder` if the block succeeds.
 
     Args:
-        folder: the user's; made where there is none.
-        names: of files that will be written, where they are known before any work is done.
+        folder: of the user; created if missing.
+        names: of files that will be written, if known in advance, to fail before any work.
 
     Raises:
-        UserError: `folder` is a file, or a file in it that would be replaced is not captrain's.
+        UserError: `folder` is a file, or a file that would be replaced is not captrain's.
     """
     require_folder(folder)
     _written_before(folder, names)
@@ -54,44 +54,44 @@ def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
         if is_new:
             with suppress(OSError):
-                folder.rmdir()  # One in which something lies stays.
+                folder.rmdir()  # only if it is empty
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse a folder for outputs that cannot be one, before anything is computed for it.
+    """Check that a folder can take outputs, before any work.
 
     Raises:
-        UserError: it, or what should be a folder above it, is a file, or may not be written to.
+        UserError: the folder or a parent is a file, or is not writable.
     """
-    # Some file systems deny that the current folder is there once it was deleted.
+    # Some file systems report a deleted current folder as missing.
     place = next((path for path in (folder, *folder.parents) if path.exists() or path.is_symlink()), Path())
     if not place.is_dir():
         raise UserError(f"{place} is not a folder", "name another folder with --out")
     if not os.access(place, os.W_OK | os.X_OK):
         raise UserError(
             f"{place} cannot be written to",
-            "see that the disk is not read-only and that you may write there, or name another folder with --out",
+            "make it writable, or name another folder with --out",
         )
 
 
 def require_apart(folder: Path) -> None:
-    """Refuse a folder for outputs in which a project keeps its own: stages, or git, would take them for theirs.
+    """Check that a folder for outputs is outside the project's own folders.
 
     Raises:
-        UserError: it is in one of these.
+        UserError: it is in one of `FOLDERS`.
     """
-    # By its path, and by where links in it lead.
+    # Check the path itself, and where its links point.
     for place in (Path(os.path.abspath(folder)), folder.resolve()):
         project = find_project(place)
         names = place.relative_to(project).parts[:1] if project else ()
         if names and names[0] in FOLDERS:
             raise UserError(
-                f"{folder} is in {names[0]}/ of the project, which it keeps for its own", "name another --out"
+                f"{folder} is in {names[0]}/, which the project uses itself", "name another folder with --out"
             )
 
 
 def _written_before(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Read which files captrain wrote into a folder, with their digests; refuse to replace others of these names."""
+    """Read the digests of captrain's files in a folder; fail if another file has one of these names."""
     listing = folder / LISTING
     remedy = "remove it, and what captrain wrote beside it"
     digests = read_json(listing, dict[str, str], remedy) if listing.exists() else {}
@@ -99,7 +99,7 @@ def _written_before(folder: Path, names: Iterable[str]) -> dict[str, str]:
         path = folder / name
         if path.is_symlink() or (path.exists() and not (path.is_file() and digests.get(name) == file_digest(path))):
             raise UserError(
-                f"{path} is there already, and captrain did not write it so",
-                "move it away, or name another place with --out",
+                f"{path} exists, and captrain did not write it",
+                "move it away, or name another folder with --out",
             )
     return digests

@@ -1,7 +1,7 @@
-"""The sections of the rows that TRACE is compared with: one for each below `baselines` in conf/config.yaml.
+"""Schema of the section `baselines` in conf/config.yaml: one section per row that TRACE is compared with.
 
-Apart from the rest of the schema (`captrain.run.spec`), because rows come and go. A row that trains by GRPO needs
-nothing here.
+It is separate from the rest of the schema (`captrain.run.spec`), because rows come and go. A row that trains by GRPO
+needs no class here.
 """
 
 from typing import Annotated, Literal
@@ -14,14 +14,13 @@ from captrain.run.shipped import read_stages, shipped
 
 
 class Switch(Section):
-    """Row without a setting but whether it runs."""
+    """A row whose only setting is whether it runs."""
 
     run: bool
 
 
 class GrpoSettings(Switch):
-    """A row that trains by GRPO with settings of its own: what differs from the trainer of the adapters. Null: what the
-    trainer has."""
+    """A row that trains by GRPO. Settings that are not null replace those of the section `trainer`."""
 
     group_size: Annotated[int, Field(ge=2)] | None = None
     groups_per_step: Count | None = None
@@ -36,29 +35,33 @@ class GrpoSettings(Switch):
 
 
 class RejectionSftSettings(Switch):
-    """Rejection fine-tuning on the target: rounds of rollouts, of which the passed ones are fine-tuned on."""
+    """Rejection fine-tuning on the target: rounds of rollouts, and fine-tuning on passed ones."""
 
     rounds: Count
     rows: Count
-    """Rows that a fine-tuning sees, about: passes over what has been kept are as many as come nearest to it."""
+    """Approximate number of rows that a fine-tuning sees; decides the epochs."""
     learning_rate: Rate
 
 
 class GepaSettings(Switch):
-    """Optimisation of the system prompt by GEPA, with rollouts on the training split. `model` names the one that
-    reflects, asked as `machine.asking` says; null: a programmatic proposer over the lines that the base knows."""
+    """Optimisation of the system prompt by GEPA, on the training split.
+
+    `model` reflects, see `machine.asking`; null uses a programmatic proposer over lines that the base knows.
+    """
 
     model: str | None = None
     minibatch: Count
     validation: Count
     """Training tasks set aside to choose among prompts."""
     prompts: Count | None = None
-    """Accepted by the search at most, beside the prompt of the base; null: as many as the budget has room for."""
+    """Most accepted prompts beside the base's; null for no limit but the budget."""
 
 
 class AdpSettings(Switch):
-    """Supervised fine-tuning on trajectories in the schema of the Agent Data Protocol. `source` is a JSONL file of
-    them; "": generic demonstrations of our own, written in that schema."""
+    """Supervised fine-tuning on trajectories in the schema of the Agent Data Protocol.
+
+    `source` is a JSONL file of trajectories; "" writes generic demonstrations of our own.
+    """
 
     source: str = ""
     demonstrations: Count
@@ -67,18 +70,20 @@ class AdpSettings(Switch):
 
 
 class AwmSettings(Switch):
-    """GRPO in synthetic environments that no diagnosis asked for. `source` is a folder in the layout of the Agent World
-    Model; "": environments of our own, generated without regard to the diagnosis."""
+    """GRPO in untargeted synthetic environments.
+
+    `source` is a folder in the layout of the Agent World Model; "" draws environments of our own.
+    """
 
     source: str = ""
     environments: Count
 
 
 class AwmSftSettings(AwmSettings):
-    """Supervised fine-tuning on the solutions that such environments know of their own tasks."""
+    """Supervised fine-tuning on the solutions of untargeted environments."""
 
     demonstrations: Count
-    """Demonstrations of all environments together."""
+    """Total of all environments."""
     epochs: Count
     learning_rate: Rate
 
@@ -87,7 +92,7 @@ SolutionSource = Literal["reference", "rollouts"]
 
 
 class FaultSettings(Section):
-    """Faults of a known rate in solutions (see `captrain.training.solutions`)."""
+    """Faults of a known rate in solutions, see `captrain.training.solutions`."""
 
     rate: Share
     kind: Literal["random", "systematic"]
@@ -95,57 +100,59 @@ class FaultSettings(Section):
 
 
 class RoundSettings(Section):
-    """Diagnoses of the trained agent, at most `count`, among which `tasks` of the discovery split are shared evenly.
-    `condition` says whether there is a further one always, or only where the last left a candidate undecided."""
+    """Diagnoses of the trained agent.
+
+    There are at most `count`, which share `tasks` of the discovery split evenly. `condition` decides whether a further
+    one follows always, or only if the last one left a candidate undecided.
+    """
 
     count: Annotated[int, Field(ge=0)]
     tasks: Count
     condition: Literal["always", "undecided"]
 
     def tasks_before(self, number: int) -> int:
-        """Count the tasks of earlier rounds; `number` counts from 1 on."""
+        """Return the number of tasks before round `number`, from 1 on."""
         return self.tasks * (number - 1) // self.count
 
 
 class SolutionsSettings(Switch):
-    """TRACE without rewards: fine-tuning on the solutions that the synthesized environments know of their own tasks,
-    of one adapter over all environments and of one for each, in rounds of diagnosis."""
+    """TRACE from solutions: in rounds of diagnosis, fine-tune one adapter on the solutions of all environments, and one
+    specialist per environment."""
 
     demonstrations: Count
     """Demonstrations of the adapter over all environments."""
     specialist: Count
-    """Demonstrations of the adapter of one environment."""
+    """Demonstrations of a specialist."""
     epochs: Count
     learning_rate: Rate
     source: SolutionSource
     rollouts: Count
-    """Played in all environments where the source is the agent's own passed rollouts."""
+    """Rollouts in all environments if the source is the agent's own passed rollouts."""
     faults: FaultSettings
     rounds: RoundSettings
 
 
 class FailuresSftSettings(Switch):
-    """Supervised fine-tuning on the target's own solutions of the tasks that failed in the diagnosis."""
+    """Supervised fine-tuning on the target's own solutions of tasks that failed in the diagnosis."""
 
     demonstrations: Count
-    """Demonstrations in all: each solution is repeated."""
+    """Total; each solution is repeated."""
     epochs: Count
     learning_rate: Rate
 
 
 CONTINUED = {"warm_grpo": "adp", "solutions_grpo": "solutions"}
-"""Rows that go on from the adapter of another row."""
+"""Rows that start from the adapter of another row."""
 
 
 def row_names() -> set[str]:
-    """List the names that rows have: those that the pipeline has a stage for."""
+    """Return the names of rows that have a stage in the pipeline."""
     stages = read_stages(shipped("dvc.yaml"), "install captrain anew").values()
     return {name for stage in stages if (name := stage["cmd"].partition("stages/row.py ")[2])}
 
 
 class BaselineSettings(Section):
-    """Rows that TRACE is compared with, one stage each. A row that is not declared here is trained by GRPO, and has the
-    settings of those that are."""
+    """Rows that TRACE is compared with. Rows without a field here are trained by GRPO and have `GrpoSettings`."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, GrpoSettings]  # pyright: ignore[reportIncompatibleVariableOverride]: as pydantic asks

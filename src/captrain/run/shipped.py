@@ -1,8 +1,7 @@
-"""Files that captrain brings along for projects: the folder conf/, the scripts of the stages, the pipeline and its
-plots.
+"""Files that captrain ships for projects: conf/, stages/, dvc.yaml and the plots.
 
-In a checkout these lie where everybody expects them, at the top of the repository; a wheel has them inside of the
-package. Whatever a project has under the same name comes first.
+A checkout has them at the top of the repository, a wheel inside the package. A project's own file of the same name
+wins.
 """
 
 import json
@@ -24,26 +23,25 @@ WHEEL = PACKAGE / "pipeline"
 PROJECT_FILE = "dvc.yaml"
 """File that makes a folder a project."""
 _searched_first: list[Path] = []
-"""Layers that come before what Hydra was told."""
+"""Configuration folders that Hydra searches first."""
 
 
 def shipped(name: str) -> Path:
-    """Return the path of a file or folder that captrain brings along: conf, stages/NAME.py, dvc.yaml, .dvc/plots."""
+    """Return the path of a shipped file or folder: conf, stages/NAME.py, dvc.yaml, .dvc/plots."""
     return (WHEEL if WHEEL.is_dir() else PACKAGE.parents[1]) / name
 
 
 def find_project(folder: Path) -> Path | None:
-    """Find the project that a folder is in: the nearest one upwards that holds dvc.yaml; None where there is none."""
+    """Return the nearest folder upwards with a dvc.yaml, or None."""
     return next((place for place in (folder, *folder.parents) if (place / PROJECT_FILE).exists()), None)
 
 
 def read_stages(path: Path, remedy: str) -> dict[str, JsonObject]:
-    """Read the stages of a pipeline by the names that DVC has for them: one with `foreach` stands for several, named
-    row@NAME.
+    """Read the stages of a dvc.yaml by DVC's names; a stage with `foreach` becomes several, named row@NAME.
 
     Args:
-        path: a dvc.yaml.
-        remedy: what to do if the file is missing or damaged.
+        path: of the dvc.yaml.
+        remedy: for the message if the file is missing or damaged.
 
     Raises:
         UserError: it is not a pipeline.
@@ -61,28 +59,29 @@ def read_stages(path: Path, remedy: str) -> dict[str, JsonObject]:
 
 
 def row_of(stage: str) -> str:
-    """Return the name of a stage as its script has it: grpo_target of row@grpo_target."""
+    """Return the short name of a stage: grpo_target for row@grpo_target."""
     return stage.rpartition("@")[2]
 
 
 def repro(stage: str, root: Path = Path()) -> str:
-    """Return the command that brings a stage of a project up to date: `dvc repro`, with its name for DVC."""
+    """Return the command `dvc repro` with DVC's name of a stage."""
     pipeline = root / PROJECT_FILE
     names = read_stages(pipeline, "restore it from git") if pipeline.exists() and pipeline.stat().st_size else {}
     return f"dvc repro {next((name for name in names if row_of(name) == stage), stage)}"
 
 
 def conf_layers(conf_dir: Path) -> list[Path]:
-    """List the folders that a configuration is composed from, what is searched first first: a project's own, and
-    captrain's. One where they are the same."""
+    """List the configuration folders in search order: the project's and captrain's, without duplicates."""
     layers = [folder.resolve() for folder in (conf_dir, shipped("conf")) if folder.is_dir()]
     return [*dict.fromkeys(layers)]
 
 
 @contextmanager
 def searched_conf(conf_dir: Path) -> Iterator[Path]:
-    """Have Hydra search all layers in their order while the block lasts; gives the folder that it is to be told, in
-    which it wants its first file. Nothing is copied, so that nothing stays of a process that is killed."""
+    """Make Hydra search all configuration folders in order within the block. Yields the folder to pass to Hydra.
+
+    Nothing is copied, so a killed process leaves nothing behind.
+    """
     *_searched_first[:], last = conf_layers(conf_dir)
     _make_searched_first()
     try:
@@ -93,7 +92,7 @@ def searched_conf(conf_dir: Path) -> Iterator[Path]:
 
 @cache
 def _make_searched_first() -> None:
-    """Make Hydra put these folders before the others that it searches."""
+    """Register a plugin of Hydra that searches `_searched_first` first."""
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 

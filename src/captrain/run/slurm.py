@@ -1,19 +1,20 @@
-"""Independent items of work as Slurm jobs: each is sent out once, found again by any later process, and kept.
+"""Runs independent items of work as Slurm jobs. Each item is submitted once, and later processes find and reuse it.
 
-An item's key is its fingerprint: the digest of everything that decides its result, never of the machine.
-All state lies in `.cache/jobs`, on a file system that every node sees under the same path:
+An item's key is its fingerprint: a digest of everything that decides its result, which excludes the machine. All state
+is in `.cache/jobs`, on a file system that every node sees under the same path:
 
-    lock                held while something is sent, so that two pipelines never send the same item
-    results/<key>.pkl   what a finished job came to; whoever has this key next takes it from here
-    <submission>/       what was about to be sent; submitit's files: script, pickles, logs; and what a job failed with
+    lock                held during a submission, so two pipelines never submit the same item
+    results/<key>.pkl   result of a finished job, reused by every process with this key
+    <submission>/       record of the submission, submitit's script, pickles and logs, and failures of jobs
 
-A process that is killed at any moment leaves either nothing sent, or jobs that its successor finds by submitit's files,
-which name them; one that is killed within sbatch itself leaves a job without work, which ends by itself. Two jobs of
-one key, should they ever meet, wait for each other, and the second finds the result. A job that is preempted or meets
-its time limit is queued again and calls its function again: functions go on from what they keep themselves
-(`captrain.training`, `captrain.agents`). A job that dies otherwise (killed, cancelled, out of memory, its node lost)
-is submitted again, a limited number of times: whoever wants jobs to stop ends the pipeline first. What a function
-raises is no death: it reaches the caller as if it had run here.
+- A process may be killed at any moment. Then nothing was submitted, or its successor finds the jobs by submitit's
+  files. If it is killed within sbatch, the job finds no work and ends.
+- Two jobs of one key wait for each other, and the second finds the result.
+- A job that is preempted or reaches its time limit is queued again and calls its function again. Functions resume from
+  their own state (`captrain.training`, `captrain.agents`).
+- A job that dies otherwise (killed, cancelled, out of memory, lost node) is submitted again, a limited number of times.
+  To stop the jobs, stop the pipeline first.
+- An exception of the function reaches the caller as if the function had run here.
 """
 
 import os
@@ -47,18 +48,18 @@ if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 GRACE = 5.0
-"""Seconds that a job may be over before its result is seen, on a file system that is slow to say so."""
+"""Seconds to wait for the result of a finished job on a slow file system."""
 ENDING = threading.Event()
-"""Set in a job that Slurm ends, to queue it again or for good: it ends the steps of a job in any order, so that what is
-raised around that moment says nothing of the work."""
+"""Set in a job that Slurm is ending. Slurm ends the steps of a job in any order, so exceptions around that moment say
+nothing about the work."""
 NOTICE = 2.0
-"""Seconds within which all steps of a job have been told that it ends."""
+"""Seconds until all steps of a job know that it ends."""
 THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
 
 @contextmanager
 def _told_of_the_end(requeues: int) -> Iterator[None]:
-    """Note that Slurm ends this job, beside what submitit does when it is told."""
+    """Set `ENDING` when Slurm ends this job, in addition to submitit's own handlers."""
     from submitit.core.job_environment import JobEnvironment
     from submitit.core.utils import UncompletedJobError
 
@@ -71,8 +72,8 @@ def _told_of_the_end(requeues: int) -> Iterator[None]:
             if callable(handler := previous[number]):
                 handler(number, frame)
         except UncompletedJobError:
-            # SystemExit, because the function that is interrupted may take any other exception for its own.
-            raise SystemExit(f"not queued again: this has happened {requeues} times (machine.slurm.requeues)") from None
+            # SystemExit, because the interrupted function may catch any other exception.
+            raise SystemExit(f"not queued again: {requeues} times are the limit (machine.slurm.requeues)") from None
 
     for number in previous:
         signal.signal(number, note)
@@ -85,7 +86,7 @@ def _told_of_the_end(requeues: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Work:
-    """Callable of a job; submitit calls it, and `checkpoint` when the job is preempted or its time is nearly up."""
+    """Callable of a job. submitit calls `checkpoint` when the job is preempted or its time is nearly up."""
 
     function: Callable[[Any], object]
     item: object
@@ -94,10 +95,10 @@ class Work:
     requeues: int
 
     def __call__(self) -> None:
-        """Work, unless the result is there already; leave the result, or what the function raised."""
+        """Compute and store the result, or the exception, unless the result exists."""
         with exclusive(JOBS / "results" / f"{self.key}.lock"), _told_of_the_end(self.requeues):
             if stored_result(self.key) is not None:
-                print("the result is there already", flush=True)
+                print("the result exists already", flush=True)
                 return
             try:
                 result = self.function(self.item)
@@ -105,7 +106,7 @@ class Work:
                 account = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
                 print(account, flush=True)
                 if not ENDING.wait(NOTICE):
-                    # The traceback comes along where it is not for the reader to mend.
+                    # Keep the traceback of errors that the user cannot fix.
                     if not isinstance(error, UserError | InfrastructureError):
                         error.add_note(account)
                     try:
@@ -114,13 +115,13 @@ class Work:
                     except Exception:
                         failure = pickle.dumps(RuntimeError(account))
                     publish_bytes(self.folder / f"{self.key}.failure", failure, flush=True)
-                # No exception: that would be submitit's to record. Slurm is to know that this job failed.
+                # submitit would record another exception. With SystemExit Slurm sees a failed job.
                 raise SystemExit(1) from None
             content = pickle.dumps((digest(identity_of(result)), result))
             publish_bytes(JOBS / "results" / f"{self.key}.pkl", content, flush=True)
 
     def checkpoint(self) -> "DelayedSubmission":
-        """Submit the same work again, in the same job."""
+        """Return the same work, to run again in the same job."""
         from submitit.helpers import DelayedSubmission
 
         ENDING.set()
@@ -128,22 +129,22 @@ class Work:
 
 
 class Dispatch:
-    """Application of a module-level function to every item, each in a job of its own: which items are still out, and
-    what became of the others.
+    """Applies a module-level function to every item, each in its own job.
 
     Args:
-        function: importable, its arguments and results picklable; a second call goes on where a first was cut off.
-        items: independent of each other; dataclasses, models and paths whose content says what they are.
-        slurm: what a job gets.
-        label: name on the progress bar and of the jobs.
+        function: importable, with picklable arguments and results; a second call resumes the first.
+        items: independent of each other: dataclasses, models or paths.
+        slurm: resources of a job.
+        label: name of the progress bar and of the jobs.
 
     Raises:
-        UserError: Slurm is not here.
+        UserError: sbatch is not installed here.
     """
 
     def __init__(self, function: Callable[[Any], Any], items: Sequence[Any], slurm: Slurm, label: str) -> None:
         if shutil.which("sbatch") is None:
-            raise UserError("there is no sbatch here", "run this on a machine of the cluster, or choose machine=local")
+            remedy = "run this on a machine of the cluster, or choose machine=local"
+            raise UserError("sbatch is not installed here", remedy)
         self.function, self.slurm, self.label = function, slurm, label
         self.order = [fingerprint(function, item) for item in items]
         self.items = dict(zip(self.order, items, strict=True))
@@ -154,11 +155,11 @@ class Dispatch:
         self.over: dict[JobAttempt, float] = {}
 
     def wait(self) -> list[Any]:
-        """Return the results in the order of the items, when all jobs have come to their ends.
+        """Wait for all jobs, and return the results in the order of the items.
 
         Raises:
-            UserError: Slurm refuses, or an item's jobs have died too often.
-            Whatever the function raises for the first item that fails, after the others have come to their ends.
+            UserError: Slurm refuses a submission, or an item's jobs died too often.
+            Any exception of the function for the first failed item, after all other items have finished.
         """
         with tqdm(total=len(self.items), desc=self.label, unit="job", leave=False, disable=None) as bar:
             last_look, pause = 0.0, 1.0
@@ -178,7 +179,7 @@ class Dispatch:
         return [self.results[key] for key in self.order]
 
     def _collect(self) -> list[str]:
-        """Take up what has come back; return the items of which neither a result nor a failure is known."""
+        """Collect results and failures; return the unfinished items."""
         pending = [key for key in self.items if key not in self.results and key not in self.failures]
         for key in pending:
             if (stored := stored_result(key)) is not None:
@@ -188,11 +189,11 @@ class Dispatch:
         return [key for key in pending if key not in self.results and key not in self.failures]
 
     def _look(self, pending: Sequence[str]) -> str:
-        """Ask Slurm after the jobs that are out, and give up those that are dead; what to say on the bar."""
+        """Ask Slurm for the states of running jobs and drop dead ones; return the text of the progress bar."""
         try:
             by_job = states([self.out[key].job for key in pending])
         except InfrastructureError as error:
-            # The jobs do not mind, and their results are files: a controller that restarts is no reason to end.
+            # The controller may be restarting. Jobs go on, and their results are files.
             return f"Slurm does not answer: {error}"
         for key in pending:
             attempt = self.out[key]
@@ -200,26 +201,26 @@ class Dispatch:
             if state.name in ALIVE:
                 self.over.pop(attempt, None)
                 continue
-            os.listdir(attempt.folder)  # On NFS, opening a folder is what brings news of it.
+            os.listdir(attempt.folder)  # On NFS, listing a folder refreshes it.
             os.listdir(JOBS / "results")
             if time.monotonic() - self.over.setdefault(attempt, time.monotonic()) <= GRACE:
                 continue
             del self.out[key]
             self.deaths[key] += 1
-            death = f"{self.label} {name_of(self.items[key])}: job {attempt.job} is over without a result "
-            death += f"({state.name.lower()}{f' on {state.node}' if state.node else ''}), and said last: "
-            death += attempt.last_line() or "nothing"
+            death = f"{self.label} {name_of(self.items[key])}: job {attempt.job} ended without a result "
+            death += f"({state.name.lower()}{f' on {state.node}' if state.node else ''}), and its last line is: "
+            death += attempt.last_line() or "none"
             if self.deaths[key] <= self.slurm.resubmissions:
                 tqdm.write(f"{death}; it is submitted again")
                 continue
-            limit = f"machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further one"
+            limit = f"machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further job"
             remedy = f"see `captrain jobs {attempt.job}`; change machine.slurm if memory or time was too short, and "
             self.failures[key] = UserError(f"{death}; {limit}", f"{remedy}run again")
         counts = Counter(state.name.lower() for state in by_job.values())
         return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
     def _send(self) -> None:
-        """Attach to the job of every item that is not out, or submit it."""
+        """Attach to existing jobs of the unsent items, and submit the others."""
         with exclusive(JOBS / "lock"):
             unsent = [key for key in self._collect() if key not in self.out]
             last: dict[str, JobAttempt] = {}
@@ -229,12 +230,12 @@ class Dispatch:
             try:
                 by_job = states([last[key].job for key in unsent if key in last])
             except InfrastructureError as error:
-                raise UserError(f"Slurm does not answer: {error}", "see that it runs, and run again") from None
+                raise UserError(f"Slurm does not answer: {error}", "check that it runs, and run again") from None
             for key in unsent:
                 if key in last and by_job[last[key].job].name in ALIVE and last[key].failure() is None:
                     self.out[key] = last[key]
             if attached := [self.out[key].job for key in unsent if key in self.out]:
-                tqdm.write(f"{self.label}: waiting for jobs that are out already: {shorten(', '.join(attached), 80)}")
+                tqdm.write(f"{self.label}: waiting for earlier jobs: {shorten(', '.join(attached), 80)}")
             if new := [key for key in unsent if key not in self.out]:
                 self._submit(new)
 
@@ -263,8 +264,8 @@ class Dispatch:
             partition=self.slurm.partition or None,
             setup=[THREADS, *self.slurm.setup],
             stderr_to_stdout=True,
-            # Since 22.05 srun does not take this over from sbatch.
-            # The work is done on the first node, from where a training starts its processes on all.
+            # srun does not inherit these options from sbatch since 22.05. The work runs on the first node, and a
+            # training starts its processes on all nodes from there.
             srun_args=[
                 *(f"--cpus-per-task={self.slurm.cpus}", "--open-mode=append"),
                 *("--nodes=1", "--ntasks=1", "--relative=0"),
@@ -282,12 +283,11 @@ class Dispatch:
         message = (
             f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {jobs[0].job_id.split('_')[0]}"
         )
-        tqdm.write(f"{message}; it goes on when this process ends, and `captrain jobs` shows it")
+        tqdm.write(f"{message}; it continues if this process ends, and `captrain jobs` shows it")
 
 
 def stored_result(key: str) -> tuple[object] | None:
-    """Read the result of an item, which may be None itself, if it is there, and the files that it names are what they
-    were."""
+    """Return the result of an item in a tuple; None without a result, or if files named in it have changed."""
     path = JOBS / "results" / f"{key}.pkl"
     if not path.exists():
         return None
@@ -299,5 +299,5 @@ def stored_result(key: str) -> tuple[object] | None:
 
 
 def name_of(item: object) -> str:
-    """Return the name of an item for readers, or else the item itself as text."""
+    """Return the name of an item, or the item as text."""
     return str(getattr(item, "name", item))[:60]

@@ -1,9 +1,8 @@
-"""The configuration: one typed schema, composed once, read by every later stage.
+"""Schema of the configuration, which is composed once and read by every later stage.
 
-`params.yaml` selects, `conf/` defines, and the first stage derives `results/spec.yaml` from the two; every later
-stage reads that file with `load_spec` and never composes. Because the whole configuration passes through this schema
-before anything runs, a mistake ends here, in one message that names the key and the remedy, and not in the middle
-of a training run.
+`params.yaml` selects and `conf/` defines. The first stage composes `results/spec.yaml` from them; later stages only
+read that file with `load_spec`. The schema checks the whole configuration before anything runs, so a mistake ends in
+one message with key and remedy, and not in the middle of a training.
 """
 
 import json
@@ -38,18 +37,20 @@ from captrain.run.rows import CONTINUED, BaselineSettings, GrpoSettings, Switch,
 
 
 class TrainerSettings(Component):
-    """A trainer, of which the exact rollout budget needs to know the size of an update."""
+    """A trainer. The rollout budget depends on the size of its updates."""
 
     group_size: Annotated[int, Field(ge=2)]
     groups_per_step: Count
 
 
 class BaseModelSettings(Section):
-    """The tiny base model and its supervised training; or a `pretrained` one, name@digest of a folder below
-    `machine.pretrained`, whose weights the training starts from; or a `model` that is served elsewhere, name or
-    name@revision, in whose place nothing is trained. `demonstrations`: those of a benchmark of the user's own, a
-    component. `products`: the type in which the weights of a pretrained one are multiplied while they are trained; all
-    else is in float32."""
+    """The base model.
+
+    It is a tiny model trained from scratch by default. `pretrained`, name@digest of a folder below
+    `machine.pretrained`, gives initial weights. `model`, name or name@revision, is served elsewhere and not trained.
+    `demonstrations` is a component with those of a user's own benchmark. `products` is the type of matrix products
+    while a pretrained model is trained; everything else is float32.
+    """
 
     model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
     hidden: Count
@@ -65,7 +66,7 @@ class BaseModelSettings(Section):
 
 
 class RolloutSettings(Section):
-    """Diagnostic rollouts of the base on the discovery split."""
+    """Rollouts of the base on the discovery split, for the diagnosis."""
 
     tasks: Count
     trials: Count
@@ -73,21 +74,23 @@ class RolloutSettings(Section):
 
 
 class LabelSettings(Section):
-    """Labelling runs over the same rollouts, each on a bootstrap resample of their tasks, or on all of them."""
+    """Labelling runs over the same rollouts, each on a bootstrap resample of the tasks or on all tasks."""
 
     runs: Count
     resample: bool = True
 
 
 Ranking = Literal["product", "gap", "mean_gap", "coverage"]
-"""Orders of the candidates that meet the rule, largest first: pooled coverage x gap, pooled gap, mean over runs of the
-gap, pooled coverage."""
+"""Order of the selected candidates, largest first: pooled coverage x gap, pooled gap, mean gap over runs, pooled
+coverage."""
 
 
 class SelectionSettings(Section):
-    """Thresholds that a candidate capability must reach to be selected, and the order in which these are kept. `proof`:
-    least share of failures, by its lower bound, that in a replay do not pass without a candidate's repair, which
-    selects it where the contrast does not; null: the contrast alone does, as in the paper."""
+    """Thresholds that select a candidate capability, and the order of the selected ones.
+
+    `proof` also selects a candidate if replay proves that a share of failures, by its lower bound, needs its repair.
+    null uses the contrast alone, as in the paper.
+    """
 
     delta: Share
     coverage: Share
@@ -100,14 +103,17 @@ class SelectionSettings(Section):
 
 
 class CapabilitySettings(Section):
-    """Number of selected capabilities that are kept."""
+    """Most selected capabilities."""
 
     count: Count
 
 
 class EnvironmentSettings(Section):
-    """Synthesized environments and the bounds that their passport checks on the base. `temperature` is the policy's
-    while it calibrates and trains; null: its own. Groups sampled at 0 are constant and teach nothing."""
+    """Synthesized environments and the bounds of their passport.
+
+    `temperature` is that of the policy in calibration and training; null keeps the policy's own. Groups sampled at 0
+    are constant and teach nothing.
+    """
 
     seeds: Count
     groups: Count
@@ -124,7 +130,7 @@ class EnvironmentSettings(Section):
     transfer: Share
     temperature: Annotated[float, Field(gt=0)] | None = None
     seconds: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds that the examination of a file may take which is not our own text."""
+    """Most seconds for the examination of an untrusted file."""
 
 
 class AdapterSettings(Section):
@@ -134,36 +140,38 @@ class AdapterSettings(Section):
 
 
 class PairSettings(Section):
-    """Environments that demand two capabilities at once, of those that failed rollouts lack together most often; they
-    cost no rollout. 0: none."""
+    """Number of environments that need two capabilities at once: those that failed rollouts most often lack together.
+
+    They cost no rollouts.
+    """
 
     count: Annotated[int, Field(ge=0)]
 
 
 class MergingSettings(Section):
-    """One adapter made of TRACE's adapters, by each of the methods."""
+    """Methods that merge TRACE's adapters into one."""
 
     methods: list[Literal["sum", "mean", "ties", "dare", "svd", "core", "distillation"]]
     density: Annotated[float, Field(gt=0, le=1)]
     """Share of the weights that TIES and DARE keep."""
     rollouts: Count
-    """Rollouts of the student in on-policy distillation, beyond those that the adapters have cost."""
+    """Rollouts of the student in on-policy distillation, in addition to those of the adapters."""
     learning_rate: Rate
     """Learning rate of on-policy distillation."""
 
 
 class CurveSettings(Section):
-    """Points of one training at which its adapter is evaluated, the end among them; 0: at none but the end."""
+    """Number of checkpoints of a training to evaluate, including the end; 0 evaluates only the end."""
 
     points: Annotated[int, Field(ge=0)]
 
 
 class EvaluationSettings(Section):
-    """The comparison on the test split; or, as the paper has it, on the tasks of all splits, those that were diagnosed
-    and trained on among them, which every row of the table then says.
+    """The comparison on the test split, or as in the paper on all splits.
 
-    `alternatives`: rows of the routers beside `router` and bounds of any, for which every adapter plays every task;
-    without them an adapter of one capability plays the tasks that are routed to it.
+    With all splits, every row of the table says that tasks are not held out. `alternatives` adds rows of routers beside
+    `router`, and bounds; for them every adapter plays every task. Without them an adapter of one capability plays only
+    tasks routed to it.
     """
 
     tasks: Count
@@ -175,7 +183,7 @@ class EvaluationSettings(Section):
 
 
 class Spec(Section):
-    """The whole configuration of one run."""
+    """The whole configuration of a run."""
 
     seed: Annotated[int, Field(ge=0, lt=1 << 32)]
     benchmark: Component
@@ -201,7 +209,7 @@ class Spec(Section):
     machine: Machine
 
     def exploring(self) -> Component:
-        """Return the policy as it calibrates and trains: from the whole distribution, which is what is trained."""
+        """Return the policy for calibration and training, which samples from the whole distribution."""
         changes: dict[str, float | None] = {name: None for name in ("top_p", "top_k") if name in self.policy.settings()}
         if self.environments.temperature is not None:
             changes["temperature"] = self.environments.temperature
@@ -221,7 +229,7 @@ class Spec(Section):
             if groups and groups % processes
         ]
         broken += [
-            f"baselines.{name}.run needs baselines.{start}.run, from whose adapter it goes on"
+            f"baselines.{name}.run needs baselines.{start}.run, because it starts from that adapter"
             for name, start in CONTINUED.items()
             if rows[name].run and not rows[start].run
         ]
@@ -238,10 +246,10 @@ class Spec(Section):
             f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {width}": (
                 self.base.hidden % width > 0
             ),
-            "base.pretrained is trained further and base.model is not trained: one of them is the base": (
+            "base.pretrained is trained further and base.model is not trained: set only one of them": (
                 self.base.pretrained is not None and self.base.model is not None
             ),
-            "causality.run needs evaluation.alternatives: each adapter on every task": (
+            "causality.run needs evaluation.alternatives, because every adapter must play every task": (
                 self.causality.run and not self.evaluation.alternatives
             ),
         }
@@ -252,7 +260,7 @@ class Spec(Section):
 
 
 class Choice(Section):
-    """Selection of params.yaml."""
+    """Content of params.yaml."""
 
     experiment: str
     seed: int
@@ -266,7 +274,7 @@ def load_choice(path: Path) -> Choice:
     """Read params.yaml.
 
     Raises:
-        UserError: the file is missing or not of the form {experiment, seed, overrides}, or an override holds a key.
+        UserError: the file is missing or malformed, or an override contains an API key.
     """
     data = read_yaml(path, object, "restore it from git")
     choice = _validated(Choice, data, f"{path}: ", "see the comments in params.yaml")
@@ -275,18 +283,19 @@ def load_choice(path: Path) -> Choice:
 
 
 def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> Spec:
-    """Compose the configuration of an experiment from `conf_dir` and check all of it.
+    """Compose the configuration of an experiment from `conf_dir`, and check all of it.
 
     Args:
         experiment: one of conf/experiment/.
-        overrides: key=value lines; a key is a setting (selection.delta=0.1), also one of a component that conf/ does
-            not list, or a group (router=classifier). A `+` before it begins a section that is
-            not there (+machine.benchmarks.new.python=PATH).
+        seed: of the run.
+        overrides: key=value lines. A key is a setting (selection.delta=0.1), also an unlisted one of a component, or a
+            group (router=classifier). A leading `+` adds a new section (+machine.benchmarks.new.python=PATH).
+        conf_dir: of the project.
 
     Raises:
-        UserError: an unknown experiment, option or key, a line that is no key=value, a value of the wrong type or
-            out of range, settings that do not go together, one that holds a key, or a component that does not exist
-            or does not take its settings, or a tracker that is not installed.
+        UserError: an experiment, option or key is unknown; an override is not key=value; a value has the wrong type or
+            is out of range; settings conflict; a value contains an API key; a component does not exist or does not take
+            its settings; a tracker is not installed.
     """
     refuse_keys(overrides)
     data = compose_data(experiment, seed, overrides, conf_dir)
@@ -301,39 +310,39 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
         if package is None or package.origin is None:  # a folder of that name
             raise UserError(
                 f"machine.report_to names {tracker}, which is not installed",
-                f"pip install 'captrain[{tracker}]', or leave it out of machine.report_to",
+                f"pip install 'captrain[{tracker}]', or remove it from machine.report_to",
             )
     if spec.base.model is not None or not takes(spec.policy, "endpoint"):
         return spec
-    # The model that a policy asks at an endpoint is the base: nothing reads another, and none is trained.
+    # A model behind an endpoint is the base, and is not trained.
     data = spec.model_dump(by_alias=True)
     data["base"] |= {"model": spec.policy.settings()["name"], "pretrained": None}
     return _validated(Spec, data, "policy.name: ", REMEDY)
 
 
 def load_spec(path: Path = Path("results/spec.yaml")) -> Spec:
-    """Read the derived configuration, without composing and without importing any component.
+    """Read the composed configuration, without importing any component.
 
     Raises:
-        UserError: the file is missing, corrupt, or not of the schema.
+        UserError: the file is missing, corrupt, or does not match the schema.
     """
     remedy = "run `dvc repro compose` to derive it again"
     return _validated(Spec, read_yaml(path, object, remedy), f"{path}: ", remedy)
 
 
 def publish_spec(spec: Spec, path: Path) -> None:
-    """Publish the configuration as YAML, keys in the order of the schema."""
+    """Publish the configuration as YAML, with keys in the order of the schema."""
     text = yaml.safe_dump(spec.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
     publish_text(path, f"# Derived from params.yaml and conf/; change those, not this.\n{text}")
 
 
 def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
-    # Through JSON text, because only there does strict validation take a list for a tuple.
+    # Via JSON, because strict validation accepts a list for a tuple only there.
     try:
         text = json.dumps(data, default=str, ensure_ascii=False)
         text.encode()
     except (ValueError, TypeError, RecursionError):
-        # A YAML anchor that holds itself, a key that is a list, half a character.
+        # A recursive YAML anchor, a list as a key, or a lone surrogate.
         raise UserError(f"{source}a value in it contains itself, or cannot be written as JSON", remedy) from None
     try:
         return kind.model_validate_json(text)
@@ -353,14 +362,14 @@ def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
 
 
 def compose_configuration(settings: Sequence[str], root: Path) -> tuple[Spec, str]:
-    """Compose the configuration that params.yaml selects, with settings on top, and name it.
+    """Compose the configuration of params.yaml with further settings; return it with a title.
 
     Args:
-        settings: key=value, as in `overrides` of params.yaml; experiment=NAME and seed=NUMBER choose others.
+        settings: key=value, as in `overrides` of params.yaml; also experiment=NAME and seed=NUMBER.
         root: of the project.
 
     Raises:
-        UserError: it does not compose.
+        UserError: the configuration does not compose.
     """
     selection = load_choice(root / "params.yaml")
     pairs = ((key, value) for key, _, value in (setting.partition("=") for setting in settings))

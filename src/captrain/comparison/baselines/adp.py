@@ -1,14 +1,14 @@
-"""Baseline: supervised fine-tuning on generic agent trajectories, which costs no rollout.
+"""Row `adp`: supervised fine-tuning on generic agent trajectories, without rollouts.
 
-Trajectories are read in the schemas of the Agent Data Protocol (`captrain.interop`), told as tool-native messages,
-and trained on as `captrain.training` does. The first `demonstrations` of the file that can be told and fit into the
-model are used; what is left out is counted by reason in the model card.
+`captrain.interop` reads trajectories in the schemas of the Agent Data Protocol and converts them to tool-native
+messages. The row trains on the first `demonstrations` of the file that convert and fit into the model. The model card
+counts the others by reason.
 
-Without a file, demonstrations of our own are written in that schema first and then read like any other. They are
-generic: requests of every kind that the base's own corpus has, in that corpus's shares and not the target's, none of
-the benchmark's tasks, by a demonstrator that takes each of the base's shortcuts half as often (`CARE`), whatever the
-diagnosis found. So they are neither an expert's nor the target's. How far such data help is decided by that factor
-alone: of what the protocol's real data do for a real model, the embedded row says nothing.
+Without a file, the row first writes demonstrations of our own in that schema and then reads them like any other file.
+They are generic: requests of every kind of the base's own corpus, in the shares of that corpus and not of the target,
+and no task of the benchmark. The demonstrator takes each of the base's shortcuts half as often (`CARE`), whatever the
+diagnosis found. So they are neither expert nor from the target, and `CARE` alone decides how much they help. The
+embedded row says nothing about the protocol's real data for a real model.
 """
 
 import json
@@ -19,36 +19,32 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks import servicedesk as desk
-from captrain.comparison.baselines.sft import Lesson, SFTBaseline
+from captrain.comparison.baselines.sft import Demonstrated, Lesson, SFTBaseline, teach
 from captrain.errors import UserError
 from captrain.interop import Inexpressible, atif_document, messages_of, read_trajectories, tools_of
 from captrain.models import Chat
 from captrain.records import JsonObject, digest, file_digest, publish_text
-from captrain.run import Spec, code_digest
+from captrain.run import Spec
 from captrain.training import (
     KINDS,
     SHORTCUTS,
     TOO_LONG,
     Demonstration,
     FineTuned,
-    FineTuning,
     Learner,
     demonstration_of,
-    fine_tune,
-    fine_tuning_settings,
-    learner,
     take_shortcuts,
 )
 
 WORKSPACES = Path(".cache/adp")
 CARE = 0.5
-"""Factor on the probability of each shortcut in demonstrations of our own."""
+"""Factor on the probability of each shortcut in our own demonstrations."""
 ELIGIBLE = 0.3
-"""Share of cancellations and returns in them that the desk's policy allows, as in the base's corpus."""
+"""Share of cancellations and returns that the desk's policy allows, as in the base's corpus."""
 
 
 def write_generic(path: Path, count: int, seed: int) -> None:
-    """Write generic demonstrations of the service desk, one trajectory in ATIF a line."""
+    """Write generic demonstrations of the service desk, one ATIF trajectory per line."""
     rng = random.Random(f"generic-{seed}")
     lines = []
     for index in range(count):
@@ -60,25 +56,24 @@ def write_generic(path: Path, count: int, seed: int) -> None:
         for action in take_shortcuts(data, shortcuts, rng):
             replies, _ = episode.step(action)
             messages += [action, *replies]
-        lines.append(
-            json.dumps(atif_document(messages, name=f"generic-{seed}-{index}", agent="demonstrator", extra={})) + "\n"
-        )
+        document = atif_document(messages, name=f"generic-{seed}-{index}", agent="demonstrator", extra={})
+        lines.append(json.dumps(document) + "\n")
     publish_text(path, "".join(lines))
 
 
 def demonstrations(
     path: Path, count: int, policy: Learner, tools: Sequence[JsonObject]
 ) -> tuple[list[Demonstration], int, dict[str, int]]:
-    """Read the first `count` demonstrations of a file that can be told and fit into the model.
+    """Read the first `count` demonstrations of a file that convert to messages and fit into the model.
 
     Args:
-        path: trajectories in ATIF, one a line.
-        count: at most so many.
-        policy: its tokenizer, and how much it reads.
+        path: ATIF trajectories, one per line.
+        count: the most demonstrations.
+        policy: gives the tokenizer and the context length.
         tools: schemas of the target.
 
     Returns:
-        Demonstrations, the number of trajectories read, and why others were left out, by reason.
+        Demonstrations, the number of trajectories read, and the number left out by reason.
 
     Raises:
         UserError: the file is missing, has a line that is no trajectory, or none that can be used.
@@ -111,31 +106,32 @@ def demonstrations(
     return rows, trajectories, dict(sorted(left_out.items()))
 
 
+def generic_trajectories(lesson: Lesson, policy: Learner) -> Demonstrated:
+    """Demonstrate the trajectories of the lesson's file, or write our own first.
+
+    Raises:
+        UserError: no trajectory can be used.
+    """
+    spec, count, source = lesson.spec, lesson.spec.baselines.adp.demonstrations, lesson.source
+    if source is None:
+        source = WORKSPACES / f"generic-{spec.seed}-{count}.jsonl"
+        write_generic(source, count, spec.seed)
+    tools = load_benchmark(spec.benchmark, spec.machine).tools
+    rows, trajectories, left_out = demonstrations(source, count, policy, tools)
+    key = file_digest(source)
+    card = f"| trajectories from | {source.name}, SHA-256 {key} |\n| trajectories read | {trajectories} |\n"
+    return Demonstrated(rows, left_out, card, key)
+
+
 def trajectory_lessons(spec: Spec, project: Path = Path()) -> list[Lesson]:
-    """Make the one lesson of the row."""
+    """Make the job of the row."""
     source = spec.baselines.adp.source
     return [Lesson("adp", spec, project / "artifacts/base", Path(source) if source else None)]
 
 
 def teach_trajectories(lesson: Lesson) -> FineTuned:
-    """Train the adapter, or return it from its workspace when it is there already.
-
-    Raises:
-        UserError: the base cannot be trained, or the trajectories cannot be used.
-    """
-    spec, base, settings = lesson.spec, lesson.base, lesson.spec.baselines.adp
-    policy = learner(spec.policy, base, spec.machine, "adp", "set baselines.adp.run to false")
-    source = lesson.source
-    if source is None:
-        source = WORKSPACES / f"generic-{spec.seed}-{settings.demonstrations}.jsonl"
-        write_generic(source, settings.demonstrations, spec.seed)
-    tools = load_benchmark(spec.benchmark, spec.machine).tools
-    rows, trajectories, left_out = demonstrations(source, settings.demonstrations, policy, tools)
-    hashed = file_digest(source)
-    card = f"| trajectories from | {source.name}, SHA-256 {hashed} |\n| trajectories read | {trajectories} |\n"
-    recipe = fine_tuning_settings(spec, settings.epochs, settings.learning_rate)
-    key = [code_digest(teach_trajectories), hashed]
-    return fine_tune(FineTuning("adp", base, recipe, rows, left_out, card, spec.machine, key), policy)
+    """Train the adapter of the row."""
+    return teach(lesson, generic_trajectories)
 
 
 BASELINE = SFTBaseline(

@@ -1,8 +1,8 @@
-"""Entry of a row of the main table, as the modules beside this one declare it.
+"""`Baseline`: the entry of one row of the main table.
 
-All that is asked about a row anywhere is in this entry: how it is called and where it stands, which rollouts it is
-charged for, with what it is compared, how it trains and what its stage does. `captrain.comparison.baselines.registry`
-collects the entries; evaluation, figures and plans ask it and know no row by name.
+The entry holds everything about a row: label and order, the rollouts it is charged for, its comparisons, how it trains
+and what its stage does. Each module beside this one declares its rows. `captrain.comparison.baselines.registry`
+collects them. Evaluation, figures and plans use the entries and know no row by name.
 """
 
 from collections.abc import Sequence
@@ -15,34 +15,33 @@ from captrain.records import load
 from captrain.run import Spec
 
 DIAGNOSIS, CALIBRATION = "rollouts", "environments"
-"""Stages of TRACE that a baseline may rest on."""
+"""Stages of TRACE whose rollouts a baseline may be charged for."""
 TRACE_STAGES = (DIAGNOSIS, CALIBRATION, "adapters")
-"""Stages that spend TRACE's budget, which each baseline is given as a whole."""
+"""Stages that spend TRACE's budget. Each baseline gets the same total."""
 SOLUTIONS_ADAPTER = "solutions"
-"""The arm of the adapter over all environments, which is the row's, and the stage that leaves all that are taught in
-rounds."""
+"""Name of the adapter trained on the solutions of all environments, of its row and of its stage."""
 ROUTED = "solutions_routed"
-"""The column of routes among base, specialists and generalist."""
+"""Column of the routes among the base, the specialists and the adapter over all environments."""
 
 Supervision = Literal["rewards", "reflection", "demonstrations", "demonstrations and rewards"]
-"""Supervision that a row learns from. Rows of rewards alone do not have demonstrations."""
+"""What a row learns from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """A row of the main table. Subclasses say how its stage computes.
+    """A row of the main table. Subclasses implement `compute` and `publish_nothing`.
 
     Args:
         name: of the row, its stage, its section in `baselines` and its folders in artifacts/ and results/.
-        label: how it is called in tables and figures.
-        order: its place among the rows, from small to large.
-        rests_on: stages of TRACE, or of other rows, that it is charged for beside its own.
-        first_capability: whether it is charged for the calibration of the first capability's environment alone.
-        unequal: why it may spend another total than TRACE; "" where it may not.
-        compared_with: further rows that it is compared with, beside the base and TRACE.
-        on_target: whether it plays its rollouts on the target itself, and not in synthesized environments.
-        learns_from: the supervision that it has; with demonstrations alone it spends no rollout.
-        trains_by_grpo: whether its history is one of GRPO.
+        label: name in tables and figures.
+        order: place among the rows, smallest first.
+        rests_on: stages of TRACE or of other rows that it is charged for, beside its own.
+        first_capability: charge only the calibration of the first capability's environment.
+        unequal: why its total may differ from TRACE's; "" if it may not.
+        compared_with: rows to compare it with, beside the base and TRACE.
+        on_target: it plays its rollouts on the target itself, not in synthesized environments.
+        learns_from: its supervision. With demonstrations alone it spends no rollouts.
+        trains_by_grpo: its history is a history of GRPO.
     """
 
     name: str
@@ -57,32 +56,30 @@ class Baseline:
     trains_by_grpo: bool = False
 
     def section(self, spec: Spec) -> Any:
-        """Return the row's settings: the section of `baselines` in the configuration that has its name."""
+        """Return the row's section of `baselines` in the configuration."""
         return getattr(spec.baselines, self.name)
 
     def target_share(self, spec: Spec) -> float:
-        """Return the share of its rollouts that it plays on the target itself, in [0, 1]."""
+        """Return the share of its rollouts played on the target itself, in [0, 1]."""
         return float(self.on_target)
 
     def charged(self, entry: LedgerEntry, ranked: Sequence[str]) -> bool:
-        """Return whether a ledger entry is on this row's account.
+        """Return whether this row is charged for a ledger entry of any stage.
 
-        Args:
-            entry: of any stage.
-            ranked: capabilities with an environment, best first.
+        `ranked` lists the capabilities with an environment, best first.
         """
         if entry.stage == CALIBRATION and self.first_capability:
             return CALIBRATION in self.rests_on and entry.item in ranked[:1]
         return entry.stage in (*self.rests_on, self.name)
 
     def planned_rollouts(self, diagnosis: float, calibration: float, training: float, capabilities: int) -> float:
-        """Estimate the rollouts that its own stage plays when TRACE spends as given: what makes their totals equal.
+        """Estimate the rollouts of its own stage that make its total equal to TRACE's.
 
         Args:
-            diagnosis: of TRACE.
-            calibration: of all of TRACE's environments.
-            training: of all of TRACE's adapters.
-            capabilities: that TRACE trains.
+            diagnosis: rollouts of TRACE's diagnosis.
+            calibration: rollouts in all of TRACE's environments.
+            training: rollouts of all of TRACE's adapters.
+            capabilities: number of capabilities that TRACE trains.
         """
         if self.learns_from == "demonstrations":
             return 0
@@ -91,40 +88,39 @@ class Baseline:
         return diagnosis + calibration + training - sum(costs.get(stage, 0) for stage in self.rests_on)
 
     def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
-        """Estimate the rollouts of further diagnoses that its stage plays, where each environment takes so many
-        attempts."""
+        """Estimate the rollouts of its further diagnoses, if each environment takes so many attempts."""
         return 0
 
     def arms(self, capabilities: int) -> int:
-        """Count the arms that the row leaves to be evaluated, where TRACE trains so many capabilities."""
+        """Count its arms in the evaluation, if TRACE trains so many capabilities."""
         return 1
 
     def demonstrations(self, spec: Spec) -> tuple[int, int]:
-        """Count the demonstrations that the row is trained on, and the passes over each; (0, 0) where there is none."""
+        """Return the number of demonstrations and of epochs over them; (0, 0) without demonstrations."""
         return 0, 0
 
     def run(self, spec: Spec) -> str:
-        """Compute the row and publish it, or publish that there is nothing; return which, in a line."""
+        """Compute and publish the row if its section says `run`; return a line for the terminal."""
         if self.section(spec).run:
             return self.compute(spec)
         self.publish_nothing()
         return f"not run: baselines.{self.name}.run is false"
 
     def compute(self, spec: Spec) -> str:
-        """Compute the row and publish what it acts with; says in a line what came of it."""
+        """Compute and publish the row; return a line for the terminal."""
         raise NotImplementedError
 
     def publish_nothing(self) -> None:
-        """Write the files of a row that is not run."""
+        """Write the files of a row that does not run."""
         raise NotImplementedError
 
 
 def trace_ledger(results: Path = Path("results")) -> list[LedgerEntry]:
-    """Read every ledger entry on TRACE's side: diagnosis and calibration count as much as training."""
+    """Read TRACE's ledger entries: diagnosis, calibration and training."""
     paths = [results / stage / "ledger.jsonl" for stage in TRACE_STAGES]
     return [entry for path in paths for entry in load(path, LedgerEntry)]
 
 
 def specialist_name(capability: str) -> str:
-    """Name the arm of a capability's specialist, as rows, routes and tables use it."""
+    """Return the arm name of a capability's specialist in rows, routes and tables."""
     return f"{SOLUTIONS_ADAPTER}:{capability}"

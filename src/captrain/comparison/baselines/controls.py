@@ -1,11 +1,13 @@
-"""Controls: TRACE with its choice of capabilities changed, and nothing else.
+"""Controls: TRACE with other capabilities, and everything else the same.
 
-`random` draws the capabilities, `failures` ranks them by failed rollouts alone (coverage, without the contrast to
-passed ones), `lowest` takes those of the smallest gap. Each control has as many capabilities as TRACE has adapters, and
-goes down its own ranking past those that have no environment. What TRACE trained is used again; the rest gets an
-environment, as many calibration rollouts, an adapter of the same budget and the same router. Their passports hold all
-checks, but the spread of rewards on the base is measured without a bound: the base may well be good at what the
-diagnosis rejected, which is what a control is to show.
+- `random` draws the capabilities.
+- `failures` ranks them by coverage, that is by failed rollouts without the contrast to passed ones.
+- `lowest` takes those with the smallest gap.
+
+Each control has as many capabilities as TRACE has adapters. It goes down its ranking and skips capabilities without an
+environment. It reuses TRACE's adapters; other capabilities get an environment, the same calibration, an adapter of the
+same budget and the same router. Passports of controls have all checks, but no bounds on the base's rewards: the base
+may be good at a rejected capability, and a control should show that.
 """
 
 import random
@@ -61,11 +63,11 @@ NAMES = ("random", "failures", "lowest")
 
 
 def rankings(report: SelectionAccount, seed: int) -> dict[str, list[str]]:
-    """Rank all candidates in the order in which each control would take them, ties by id; undefined numbers come last.
+    """Rank all candidates for each control. Ties are in order of ids, undefined numbers come last.
 
     Args:
         report: of `captrain.capabilities.selection.select`.
-        seed: run seed, which names the draw.
+        seed: of the run; decides the random ranking.
     """
     rows = {row["id"]: row for row in report["candidates"]}
     shuffled = sorted(rows)
@@ -78,14 +80,15 @@ def rankings(report: SelectionAccount, seed: int) -> dict[str, list[str]]:
 
 
 def choices(report: SelectionAccount, candidates: Callable[[str], bool], count: int, seed: int) -> dict[str, list[str]]:
-    """Choose the capabilities of each control, in the order of TRACE's ranking, so that equal choices are routed
-    equally.
+    """Choose the capabilities of each control.
+
+    They are in the order of TRACE's ranking, so equal choices are routed equally.
 
     Args:
         report: of `captrain.capabilities.selection.select`.
-        candidates: whether a capability has an environment; asked about as few as are needed.
-        count: of capabilities, as many as TRACE has adapters.
-        seed: run seed.
+        candidates: returns whether a capability has an environment; called only as often as needed.
+        count: of capabilities: the number of TRACE's adapters.
+        seed: of the run.
     """
     place = {row["id"]: rank for rank, row in enumerate(report["candidates"])}
     return {
@@ -96,18 +99,20 @@ def choices(report: SelectionAccount, candidates: Callable[[str], bool], count: 
 
 @dataclass(frozen=True)
 class Workshop:
-    """Environments for what TRACE has none for, written and played on the base when first asked about.
+    """Environments for capabilities without an adapter of TRACE, synthesized on first demand.
 
     Args:
-        trained: capabilities that TRACE has an adapter for.
+        trained: capabilities with an adapter of TRACE.
         pool: all candidates, by id.
-        rollouts: the diagnostic rollouts.
-        synthesizer: who writes.
+        rollouts: of the diagnosis.
+        synthesizer: writes the environments.
         policy: the base.
-        against: the target, its test tasks, the bounds, of which those on the base are lifted.
-        machine: how well what a synthesizer of others wrote must be confined.
-        seed: run seed.
-        benchmark: of the target, where an environment may be derived from it.
+        against: the target, its test tasks and the bounds. The bounds on the base's rewards are lifted.
+        machine: sets the sandbox for text of other synthesizers.
+        seed: of the run.
+        benchmark: the target's component, from which environments may be derived.
+        syntheses: results so far.
+        lacking: capabilities without an environment, and why.
     """
 
     trained: Collection[str]
@@ -121,13 +126,12 @@ class Workshop:
     benchmark: Component | None = None
     syntheses: dict[str, SynthesisResult] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
-    """Capabilities without an environment, and why."""
 
     def has(self, name: str) -> bool:
-        """Return whether there is an environment to train the capability in, synthesizing it if it has not been tried.
+        """Return whether the capability has an environment. The first call synthesizes it.
 
         Raises:
-            UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
+            UserError: the synthesizer cannot be asked, or the sandbox is weaker than the setting demands.
         """
         if name not in self.trained and name not in self.syntheses and name not in self.lacking:
             brief = make_brief(self.pool[name], self.against.tools, self.rollouts, self.benchmark)
@@ -144,25 +148,25 @@ class Workshop:
 
     @property
     def ledger(self) -> list[LedgerEntry]:
-        """Enter the calibration rollouts on the controls' account."""
+        """The calibration rollouts, charged to the controls."""
         entries = [entry for name in sorted(self.syntheses) for entry in self.syntheses[name].ledger]
         return [entry.model_copy(update={"stage": STAGE, "method": STAGE}) for entry in entries]
 
 
 def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list[str]:
-    """Choose, make environments and adapters for what TRACE has none for, route; write all of it.
+    """Choose capabilities, make the missing environments and adapters, route, and publish.
 
     Args:
         spec: the whole specification.
         base: folder of the base model.
-        results: the folder with TRACE's results; what is new goes to its folder `controls`.
-        artifacts: the folder with TRACE's rollouts; likewise.
+        results: folder of TRACE's results; controls are written to its folder `controls`.
+        artifacts: folder of TRACE's rollouts; likewise.
 
     Returns:
-        What there is to say: candidates that a control passed over, and why; or why there are no controls.
+        Lines to print: skipped candidates and why, or why there are no controls.
 
     Raises:
-        UserError: something that the stages before have left is missing, or an environment cannot be asked for.
+        UserError: an output of an earlier stage is missing, or the synthesizer cannot be asked.
     """
     folder, index = results / STAGE, read_index(results / "adapters/index.json")
     passports = {name: passport for name, passport in read_passports(results / "environments").items() if name in index}
@@ -211,7 +215,7 @@ def _routing_evidence(
     rollouts: Sequence[Rollout],
     machine: Machine,
 ) -> RoutingEvidence:
-    """Gather the evidence for routers over all adapters, TRACE's and the controls', in the order of TRACE's ranking."""
+    """Gather the routers' evidence on all adapters of TRACE and the controls, in the order of TRACE's ranking."""
     ranked = [row["id"] for row in report["candidates"] if row["id"] in places]
     targets = {name: load_environment(*places[name], machine) for name in ranked}
     pairs = read_passports(results / "pairs")
@@ -236,7 +240,7 @@ def publish_controls(
     trained: Sequence[Trained],
     folder: Path,
 ) -> None:
-    """Write the adapters that TRACE does not have, the ledger of calibration and training, and the choices."""
+    """Write the new adapters, the ledger of calibration and training, and the choices."""
     publish_adapters(trained, STAGE, STAGE, calibration=calibration)
     publish_json(folder / "choices.json", selections)
 
@@ -250,19 +254,19 @@ def control_routes(
     benchmark: CheckedEnvironment,
     tasks: Sequence[Task],
 ) -> pd.DataFrame:
-    """Route every task among each control's capabilities, by the configured router as TRACE uses it.
+    """Route every task to one of each control's capabilities, with TRACE's router.
 
     Args:
         component: the router.
         model: the base.
-        evidence: what routers may know of all adapters.
-        gains: what they gained (see `captrain.routing.gains.adapter_gains`).
+        evidence: on all adapters.
+        gains: of the adapters (see `captrain.routing.gains.adapter_gains`).
         selections: control -> its capabilities.
-        benchmark: where the tasks are from.
-        tasks: to be routed.
+        benchmark: of the tasks.
+        tasks: to route.
 
     Returns:
-        Columns task and "control:<name>" for each control, with names of arms; one row a task.
+        task, and one column "control:<name>" of arms per control; one row per task.
     """
     router = build(component, Router, model=model)
     texts = openings(benchmark, tasks)
@@ -274,7 +278,7 @@ def control_routes(
 
 
 def publish_routes(table: pd.DataFrame, gains: pd.DataFrame, folder: Path) -> None:
-    """Write routes.csv, compositions.json and gains.csv, as `captrain.routing.routes` does for TRACE."""
+    """Write routes.csv, compositions.json and gains.csv, in the form of `captrain.routing.routes`."""
     publish_text(folder / "routes.csv", table.to_csv(index=False))
     publish_json(
         folder / "compositions.json", composition_weights(map(str, table.drop(columns="task").to_numpy().ravel()))

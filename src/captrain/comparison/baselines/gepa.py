@@ -1,21 +1,21 @@
-"""Baseline: GEPA, which evolves the system prompt by reflection on rollouts (Agrawal et al., 2025).
+"""Row `gepa`: GEPA, which evolves the system prompt by reflection on rollouts (Agrawal et al., 2025).
 
-The `gepa` library searches; rollouts, feedback, proposals and the count of what is spent are ours. A candidate is one
-text, "guidance": lines at the end of the system prompt, after those that the policy has anyway; at first there is none.
-Tasks are of the training split: the first `validation` of them are set aside to choose among candidates, and about as
-many after them, a multiple of the minibatch, are learnt from.
+The `gepa` library searches. Rollouts, feedback, proposals and the ledger are ours. A candidate is one text, "guidance":
+lines at the end of the system prompt, after the policy's own. The first candidate has no lines. Tasks are of the
+training split: the first `validation` tasks choose among candidates, and about as many after them, a multiple of the
+minibatch, are learnt from.
 
-The total is exactly the budget. The search ends when it has spent all but the share `CHOICE`, or earlier where another
-step, with every rollout in it played again after errors, could exceed the whole. What is left is spent on choosing: the
-best candidates play the validation tasks again, task by task in turns and each attempt once, until nothing is left. The
-one with the best pass rate over all its validation rollouts is taken. An error counts as spent and is no score: in
-GEPA's lists of numbers it stands at the mean of its batch, so that it moves none.
+The search spends exactly the budget:
 
-Nothing is counted that was not played. In each step of the search, parent and child play the minibatch in a draw of
-that step, the same for both, so that their difference is paired; a candidate is validated once, in draw 0, as all
-others are; draws from 1 on belong to the choice. Lines that are validated are not proposed again, rejected ones may
-be. Every batch has a journal (`captrain.agents`): a run that was cut off starts again, finds what it has played, and
-ends in the same result. The library's own way to resume does not.
+- It ends after all but the share `CHOICE`, or earlier if another step with all its retries could exceed the budget.
+- The rest is spent on the choice. The best candidates replay the validation tasks in turns, without retries, until
+  nothing is left. The best pass rate over all validation rollouts of a candidate wins.
+- An error is spent but has no score. In GEPA's lists it has the mean of its batch, which changes no mean.
+
+Comparisons are fair: parent and child play a minibatch with the same draw, so their difference is paired. Each
+candidate is validated once, in draw 0. Draws from 1 on belong to the choice. Validated lines are not proposed again;
+rejected lines may be. Every batch has a journal (`captrain.agents`), so an interrupted run starts again, reuses what it
+played, and gives the same result. The library's own way to resume does not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,17 +46,16 @@ NAME = "gepa"
 GUIDANCE = "guidance"
 """The component of a candidate, and the setting of a policy."""
 CHOICE = 0.25
-"""Share of the budget that is kept for the choice: among dozens of candidates, the best of one validation each is
-mostly the luckiest."""
+"""Share of the budget kept for the choice. After one validation each, the best of dozens is mostly the luckiest."""
 FINALISTS = 4
-"""Candidates among which is chosen."""
+"""Number of candidates in the choice."""
 
 ReflectiveDataset = Mapping[str, Sequence[Mapping[str, Rollout]]]
-"""Records of the library by component of a candidate: the rollouts that a proposal is made from."""
+"""The library's records by component of a candidate: rollouts to reflect on."""
 
 
 class GepaExample(NamedTuple):
-    """A task, and what it is played for."""
+    """A task and the purpose of its rollouts."""
 
     purpose: Purpose
     task: Task
@@ -64,8 +63,13 @@ class GepaExample(NamedTuple):
 
 @dataclass
 class Candidate:
-    """Lines that were proposed in a step, and what came of them: the means of its minibatch for its parent and for
-    itself, and if it was accepted all its validation rollouts but those that ended in an error."""
+    """Lines proposed in one step, and their scores.
+
+    Args:
+        minibatch: pass rates of the parent and of the candidate.
+        search: passed or failed, for each validation rollout of the search without an error.
+        choice: likewise, of the choice.
+    """
 
     number: int
     parent: int | None
@@ -79,17 +83,17 @@ class Candidate:
 
     @property
     def validation(self) -> float | None:
-        """Pass rate of the candidate in the search."""
+        """Validation pass rate in the search."""
         return sum(self.search) / len(self.search) if self.search else None
 
     @property
     def pass_rate(self) -> float:
-        """Pass rate of the candidate over all its validation rollouts."""
+        """Pass rate over all validation rollouts."""
         rollouts = self.search + self.choice
         return sum(rollouts) / len(rollouts)
 
     def row(self, selected: bool) -> JsonObject:
-        """Format a candidate as a row of the table of the search."""
+        """Format the candidate as a line of candidates.jsonl."""
         return {
             "candidate": self.number,
             "parent": self.parent,
@@ -106,8 +110,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class GEPAResult:
-    """The candidate that was taken, every candidate in the order of proposal, and what all of it has spent. `usage`:
-    what the reflecting model's answers took; {} without one."""
+    """The chosen candidate, all candidates in the order of proposal, the ledger, and the usage of the reflecting model
+    ({} without one)."""
 
     best: Candidate
     candidates: list[Candidate]
@@ -116,18 +120,18 @@ class GEPAResult:
 
 
 def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
-    """Search for lines of guidance, with exactly `budget` rollouts.
+    """Search for lines of guidance with exactly `budget` rollouts.
 
     Args:
-        spec: the whole specification. The policy acts as it does in the evaluation.
+        spec: the whole specification. The policy acts as in the evaluation.
         base: folder of the base model.
-        budget: rollouts in all, errors among them.
+        budget: total of rollouts, errors included.
 
     Raises:
-        UserError: the policy takes no guidance, the budget does not cover one validation, the benchmark has too few
+        UserError: the policy takes no guidance, the budget is smaller than one validation, the benchmark has too few
             training tasks, or the reflecting model cannot be asked.
         InfrastructureError: all rollouts of a batch ended in errors, or the reflecting model's server failed.
-        EnvironmentFault: the environment broke its contract; what is whole is kept.
+        EnvironmentFault: the environment broke its contract; finished rollouts are kept.
     """
     from gepa.api import optimize
 
@@ -150,7 +154,7 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
     proposer = Walk([*KNOWN], spec.seed) if model is None else Model(spec.machine.asking, model, target.tools)
     search = Search(spec, base, budget, target, proposer, validation)
     with tqdm(total=budget, desc=NAME, unit="rollout", leave=False, disable=None, mininterval=1.0) as search.bar:
-        # They have of the library's wide protocols what is called; its own logger says more than anyone reads.
+        # `Search` has only the called members of the library's protocols. The library's own logger is too verbose.
         adapter: Any = search
         silent: Any = SimpleNamespace(log=lambda message: None)
         optimize(
@@ -165,7 +169,7 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
             seed=spec.seed,
             track_best_outputs=False,
         )
-        # The library swallows what proposers raise, and goes on.
+        # The library swallows a proposer's exception and goes on.
         if search.fault is not None:
             raise search.fault
         best = search.choose()
@@ -174,15 +178,15 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
 
 
 class Search:
-    """The library's adapter and callback: plays batches, counts, and keeps the candidates.
+    """The library's adapter and callback: plays batches, counts rollouts, and keeps the candidates.
 
     Args:
         spec: the whole specification.
         base: folder of the base model.
-        budget: rollouts in all.
+        budget: total of rollouts.
         target: the benchmark.
-        proposer: who reflects.
-        validation: the cases set aside.
+        proposer: reflects and proposes lines.
+        validation: the tasks set aside.
     """
 
     bar: "tqdm[NoReturn]"
@@ -208,8 +212,7 @@ class Search:
 
     @property
     def over(self) -> bool:
-        """True if another step of the search could exceed its budget, the pool has as many prompts as it may, or the
-        proposer has failed."""
+        """True if another step could exceed the budget, the pool is full, or the proposer failed."""
         step = (2 * self.spec.baselines.gepa.minibatch + len(self.validation)) * (1 + self.spec.rollouts.retries)
         prompts = self.spec.baselines.gepa.prompts
         if prompts is not None and len(self._pool) > prompts:
@@ -219,11 +222,11 @@ class Search:
     def play(
         self, lines: Lines, cases: Sequence[GepaExample], draw: int, retries: int, trials: int = 1
     ) -> list[Rollout]:
-        """Play cases of one purpose, with the randomness of a draw, and count what it took."""
+        """Play cases of one purpose with the randomness of a draw, and add them to the ledger."""
         configured = self.spec.policy.settings().get(GUIDANCE, [])
         guided = self.spec.policy.model_copy(update={GUIDANCE: [*configured, *lines]})
         policy = load_policy(guided, self.base, self.spec.machine, batch=self.spec.machine.batch)
-        # Trials of a call are counted from 0 on: a later draw has a seed of its own.
+        # Each call counts trials from 0, so a later draw needs its own seed.
         seed = int(digest(self.spec.seed, draw)[:8], 16) if draw else self.spec.seed
         rollouts = collect(
             policy,
@@ -243,16 +246,16 @@ class Search:
     def evaluate(
         self, batch: list[GepaExample], candidate: dict[str, str], capture_traces: bool = False
     ) -> "EvaluationBatch[Rollout, None]":
-        """See `gepa.core.adapter.GEPAAdapter`: scores are 1 for a pass and 0 for a failure.
+        """See `gepa.core.adapter.GEPAAdapter`. A pass scores 1 and a failure 0.
 
         Raises:
-            InfrastructureError: all rollouts ended in errors: there is nothing to go by.
+            InfrastructureError: all rollouts ended in errors.
         """
         from gepa.core.adapter import EvaluationBatch
 
         lines = _lines(candidate)
         validating = batch[0].purpose == "validation"
-        # Of these the first validation alone may find less than `over` sees to.
+        # `over` keeps enough budget for all retries, except those of the first validation.
         retries = min(self.spec.rollouts.retries, (self.budget - self.total) // len(batch) - 1)
         rollouts = self.play(lines, batch, 0 if validating else self._step, retries)
         passed = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
@@ -273,7 +276,7 @@ class Search:
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: "EvaluationBatch[Rollout, None]", components_to_update: list[str]
     ) -> ReflectiveDataset:
-        """See `gepa.core.adapter.GEPAAdapter`: the rollouts themselves; a proposer shows of them what it needs."""
+        """See `gepa.core.adapter.GEPAAdapter`: the rollouts without errors."""
         whole = [rollout for rollout in eval_batch.trajectories or [] if rollout.outcome != "error"]
         return {GUIDANCE: [{"rollout": rollout} for rollout in whole]}
 
@@ -283,8 +286,8 @@ class Search:
         reflective_dataset: ReflectiveDataset,
         components_to_update: list[str],
     ) -> dict[str, str]:
-        """See `gepa.core.adapter.GEPAAdapter`. What the proposer raises is kept: the library would go on without."""
-        if self.fault is not None:  # it asks a second time
+        """See `gepa.core.adapter.GEPAAdapter`. Keeps the proposer's exception, because the library swallows it."""
+        if self.fault is not None:  # the library asks a second time
             raise self.fault
         parent = self._pool[_lines(candidate)]
         rollouts = [example["rollout"] for example in reflective_dataset[GUIDANCE]]
@@ -303,18 +306,20 @@ class Search:
         self._step, self._minibatch = event["iteration"], []
 
     def on_candidate_rejected(self, event: "CandidateRejectedEvent") -> None:
-        """Note a candidate that was no better than its parent."""
+        """Record a candidate that is not better than its parent."""
         candidate = self.candidates[-1]
         candidate.minibatch, candidate.rollouts = self._minibatch, self.total
 
     def on_candidate_accepted(self, event: "CandidateAcceptedEvent") -> None:
-        """Note a candidate that was better than its parent, and has been validated."""
+        """Record a candidate that is better than its parent and was validated."""
         candidate = self.candidates[-1]
         candidate.minibatch, candidate.rollouts, candidate.accepted = self._minibatch, self.total, True
 
     def choose(self) -> Candidate:
-        """Spend what is left on the best candidates, and take the best of them; of equals that with fewer lines, and
-        of these the earlier."""
+        """Spend the rest of the budget on the best candidates, and return the best one.
+
+        Of equal ones the one with fewer lines wins, then the earlier one.
+        """
         ranked = sorted(self._pool.values(), key=lambda candidate: (-(candidate.validation or 0.0), candidate.number))
         finalists = ranked[:FINALISTS]
         turns = [(case, candidate) for case in self.validation for candidate in finalists]
@@ -329,7 +334,7 @@ class Search:
         return min(finalists, key=lambda candidate: (-candidate.pass_rate, len(candidate.lines), candidate.number))
 
     def ledger(self) -> list[LedgerEntry]:
-        """Sum up the rollouts spent, one entry a purpose."""
+        """Sum the rollouts spent, one entry per purpose."""
         counts = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
         summed: list[LedgerEntry] = []
         for purpose in sorted({entry.purpose for entry in self._entries}):
@@ -377,7 +382,7 @@ def publish_gepa(result: GEPAResult | None, results: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GEPABaseline(Baseline):
-    """The row: it acts with lines of guidance and has no adapter."""
+    """The row `gepa`. It acts with lines of guidance and without an adapter."""
 
     learns_from: Supervision = "reflection"
 

@@ -1,6 +1,7 @@
-"""Rows that train one adapter by GRPO, with TRACE's trainer and what TRACE's rollouts leave after what they rest on.
+"""Rows that train one adapter by GRPO, with TRACE's trainer and TRACE's total of rollouts.
 
-A row is an entry; what differs is where it trains, from which adapter it goes on, and what it is charged for.
+Each row is one entry. Rows differ in where they train, which adapter they start from, and which stages they are charged
+for.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,10 +31,10 @@ class GRPOBaseline(Baseline):
     """A row that trains one adapter with rewards.
 
     Args:
-        environments: where it trains, from the specification and the folder of artifacts/ and results/; none where
-            there is nothing to train in. By default the target itself.
-        continues: the row whose adapter it trains on, which has learnt from demonstrations; "" for none.
-        curve: whether its adapter is evaluated as it was on the way, too (`curve.points`).
+        environments: returns the training environments, from the specification and the project's folder. None: the
+            target itself.
+        continues: the row whose adapter it starts from; "" for a new adapter.
+        curve: its checkpoints are evaluated, too (`curve.points`).
     """
 
     environments: Callable[[Spec, Path], Sequence[TrainingEnvironment]] | None = None
@@ -42,16 +43,17 @@ class GRPOBaseline(Baseline):
     trains_by_grpo: bool = True
 
     def jobs(self, spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-        """Make the one job; none without a place to train in, or without an adapter to go on from. After errors on
-        TRACE's side its last step may be smaller (see `captrain.training`).
+        """Make the one job; none without environments, or without the adapter to start from.
+
+        After errors on TRACE's side the last step may be smaller (see `captrain.training`).
 
         Args:
             spec: the whole specification.
             project: folder of artifacts/ and results/.
-            trace: every ledger entry on TRACE's side: diagnosis and calibration count as much as training.
+            trace: TRACE's ledger entries, which give the total.
 
         Raises:
-            UserError: nothing is left to train with, or the stage of the row that it continues has not run.
+            UserError: no rollouts are left to train with, or the stage of the continued row has not run.
         """
         environments: Sequence[TrainingEnvironment] = [TrainingEnvironment("target", spec.benchmark)]
         if self.environments is not None:
@@ -94,21 +96,20 @@ def baseline_job(
     start: Adapter | None = None,
     points: int = 0,
 ) -> Job:
-    """Make the job of one adapter by GRPO as TRACE trains its own; only where, and how long, differs, and what the row
-    says itself.
+    """Make the job of one adapter by GRPO, with TRACE's trainer.
 
     Args:
         name: of the row.
         spec: the whole specification.
         project: folder of artifacts/ and results/.
         environments: where to train.
-        rollouts: what is left to train with.
-        settings: of the trainer, where the row has its own.
-        start: the adapter that is trained on; None: a new one.
+        rollouts: left to train with.
+        settings: of the trainer, if the row has its own.
+        start: the adapter to start from; None for a new one.
         points: see `Job`.
 
     Raises:
-        UserError: nothing is left.
+        UserError: no rollouts are left.
     """
     if rollouts < 1:
         raise UserError(
@@ -130,17 +131,17 @@ def baseline_job(
 
 
 def first_environment(spec: Spec, project: Path) -> Sequence[TrainingEnvironment]:
-    """Find the environment of the first capability that has one; none where no capability has."""
+    """Return the environment of the highest-ranked capability that has one, or none."""
     environments = {place.name: place for place in training_environments(project / "results/environments")}
     ranked = load(project / "results/capabilities/capabilities.jsonl", Capability)
     return [environments[capability.id] for capability in ranked if capability.id in environments][:1]
 
 
 GRPO_TARGET = GRPOBaseline(name="grpo_target", label="GRPO on target", order=1, curve=True, on_target=True)
-"""GRPO on the target itself, with as many rollouts as TRACE spends in all.
+"""GRPO on the target itself, with TRACE's total.
 
-A baseline is as strong as its settings, so these are its own and not the adapters': `scripts/tune_grpo.py` has searched
-them. What the trainer's settings give is the row `grpo_untuned`.
+A baseline is only as strong as its settings, so this row has its own, found by `scripts/tune_grpo.py`. The row
+`grpo_untuned` has the trainer's settings.
 """
 GRPO_UNTUNED = GRPOBaseline(
     name="grpo_untuned",
@@ -149,7 +150,7 @@ GRPO_UNTUNED = GRPOBaseline(
     compared_with=("grpo_target",),
     on_target=True,
 )
-"""The same with the trainer's settings: what the search for `grpo_target`'s was worth."""
+"""The same with the trainer's settings: shows what tuning `grpo_target` was worth."""
 WARM_GRPO = GRPOBaseline(
     name="warm_grpo",
     label="ADP, then GRPO on target",
@@ -159,16 +160,16 @@ WARM_GRPO = GRPOBaseline(
     on_target=True,
     learns_from="demonstrations and rewards",
 )
-"""The adapter of the row `adp`, fine-tuned on demonstrations that no diagnosis asked for, trained on by GRPO on the
-target with TRACE's total: what demonstrations are worth before rewards when they are not targeted."""
+"""The adapter of the row `adp`, trained further by GRPO on the target: shows what untargeted demonstrations are worth
+before rewards."""
 AWM = GRPOBaseline(
     name="awm",
     label="AWM",
     order=4,
     environments=lambda spec, project: untargeted_environments(spec, spec.baselines.awm, project / "results/awm"),
 )
-"""GRPO in synthetic environments that no diagnosis asked for: nothing is diagnosed or calibrated, and all of TRACE's
-total is training."""
+"""GRPO in untargeted synthetic environments. It needs no diagnosis and no calibration, so it trains with TRACE's whole
+total."""
 SINGLE = GRPOBaseline(
     name="single",
     label="single capability",
@@ -177,7 +178,7 @@ SINGLE = GRPOBaseline(
     rests_on=(DIAGNOSIS, CALIBRATION),
     first_capability=True,
 )
-"""All of TRACE's budget on the first capability, which shows what that alone is worth."""
+"""TRACE's whole budget on the first capability: shows what this capability alone is worth."""
 MIXED = GRPOBaseline(
     name="mixed",
     label="mixed environments",
@@ -185,7 +186,7 @@ MIXED = GRPOBaseline(
     environments=lambda spec, project: training_environments(project / "results/environments"),
     rests_on=(DIAGNOSIS, CALIBRATION),
 )
-"""One adapter over all of TRACE's environments: what an adapter for each capability adds to them."""
+"""One adapter over all of TRACE's environments: shows what one adapter per capability adds."""
 SOLUTIONS_GRPO = GRPOBaseline(
     name="solutions_grpo",
     label="TRACE, solutions, then GRPO on target",
@@ -196,6 +197,5 @@ SOLUTIONS_GRPO = GRPOBaseline(
     on_target=True,
     learns_from="demonstrations and rewards",
 )
-"""The adapter that the environments' solutions have taught, trained on by GRPO on the target with every rollout that
-TRACE has left after what that row has cost. Beside `solutions` it shows what reinforcement adds; beside `warm_grpo`,
-what targeting does."""
+"""The adapter of the row `solutions`, trained further by GRPO on the target with the rest of TRACE's total. Beside
+`solutions` it shows what reinforcement adds; beside `warm_grpo`, what targeting adds."""

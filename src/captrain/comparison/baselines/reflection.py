@@ -1,8 +1,8 @@
-"""Proposers of lines of guidance from rollouts: a language model, or a walk over lines that are known.
+"""Proposers of lines of guidance: a language model, or a random walk over known lines.
 
-Both are shown a parent's lines and what the agent did with them on a minibatch, and answer with all lines of a child.
-The walk needs no model. It knows texts that may stand in the prompt, those that the embedded base has read in its
-training, but not what they are good for: it goes by the words that they share with failed rollouts alone.
+Both see a parent's lines and its rollouts on a minibatch, and return all lines of a child. The walk needs no model. It
+knows the lines that the embedded base read in training, but not their effect: it prefers lines that share words with
+failed rollouts.
 """
 
 import random
@@ -25,21 +25,27 @@ Lines = tuple[str, ...]
 
 TEMPERATURE = 1.0
 MAX_TOKENS = 4096
-"""Tokens in one answer of a reflecting model."""
+"""Most tokens in one answer of a reflecting model."""
 CHARACTERS = 48000
-"""Characters of all rollouts in one question, beyond which long texts are shortened."""
+"""Most characters of all rollouts in one question; longer texts are shortened."""
 MOST = 12
-"""Lines that a model may write."""
+"""Most lines that a model may write."""
 LONGEST = 400
-"""Characters of a line that a model writes."""
+"""Most characters of such a line."""
 QUOTED = 400
-"""Characters of an error or of a call that feedback repeats."""
+"""Most characters that feedback quotes from an error or a call."""
 
 
 @dataclass(frozen=True)
 class Reflection:
-    """Material of a proposal: the parent's lines, its rollouts (no errors among them), the lines that are in the pool
-    already, and the step of the search, which names the randomness."""
+    """Input of a proposal.
+
+    Args:
+        lines: of the parent.
+        rollouts: of the parent on a minibatch, without errors.
+        pool: lines of validated candidates.
+        step: of the search; seeds the randomness.
+    """
 
     lines: Lines
     rollouts: Sequence[Rollout]
@@ -48,16 +54,15 @@ class Reflection:
 
 
 class Walk:
-    """A walk over sets of known lines, one line at a time.
+    """A random walk over sets of known lines.
 
-    A neighbour of the parent has one line more, one fewer, or another one in its place; known lines stand in the order
-    in which they are known, after any others. One neighbour that is not in the pool is drawn, with probability in
-    proportion to relevance(line added) / relevance(line dropped), where relevance is 1 + the sum, over the words of the
-    line, of by how much the word is more frequent among failed rollouts than among passed ones (share of rollouts that
-    hold it in what the user asked for or in the feedback; nothing where it is less frequent).
+    A neighbour of the parent adds, drops or replaces one line. Known lines keep their order and follow all others. One
+    neighbour outside the pool is drawn, with a weight of relevance(added) / relevance(dropped). The relevance of a line
+    is 1 + the sum over its words of the excess of their frequency in failed rollouts over that in passed ones, at least
+    0. A rollout holds a word if it occurs in the user's request or in the feedback.
 
     Args:
-        vocabulary: the lines.
+        vocabulary: the known lines.
         seed: of the run.
     """
 
@@ -67,7 +72,7 @@ class Walk:
         self.vocabulary, self.seed = vocabulary, seed
 
     def propose(self, reflection: Reflection) -> Lines | None:
-        """Propose all lines of a child; None where there is nothing to propose."""
+        """Return all lines of a child, or None if no neighbour is left."""
         relevance = self._relevance(reflection.rollouts)
         present = [line for line in self.vocabulary if line in reflection.lines]
         foreign = [line for line in reflection.lines if line not in self.vocabulary]
@@ -81,7 +86,7 @@ class Walk:
         return rng.choices(fresh, [weights[lines] for lines in fresh])[0] if fresh else None
 
     def _relevance(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        # Of failed rollouts and of the others, the words that the user's request or the feedback holds.
+        # Words of the user's request and of the feedback, by whether the rollout failed.
         words: dict[bool, list[set[str]]] = {True: [], False: []}
         for rollout in rollouts:
             requests = (str(message["content"]) for message in rollout.messages if message["role"] == "user")
@@ -97,14 +102,14 @@ class Walk:
 
 
 def _words(text: str) -> set[str]:
-    """Split a text into words of three letters or more; names such as get_order are several."""
+    """Return the words of three letters or more; get_order has two."""
     return set(re.findall("[a-z]{3,}", text.lower()))
 
 
 class WrittenGuidance(BaseModel):
     """A model's answer."""
 
-    # The title is part of the key under which answers are stored: it stays what it was when they were asked for.
+    # Stored answers are keyed by this title and docstring, so both must stay.
     model_config = ConfigDict(extra="forbid", title="Written")
     reasoning: Annotated[str, Field(description="The causes of the failures, and what each line does about them.")]
     lines: Annotated[list[str], Field(description="All lines of guidance, in order.")]
@@ -114,7 +119,7 @@ class Model:
     """Proposer that asks a language model.
 
     Args:
-        access: how, and at what cost.
+        access: endpoint and budget.
         name: of the model, name or name@revision.
         tools: schemas of the agent's tools.
     """
@@ -127,17 +132,17 @@ class Model:
 
     @property
     def usage(self) -> JsonObject:
-        """The model that was asked, and what its answers took, the same when a run is replayed."""
+        """The model, and the number and tokens of its answers. Cached answers count, too."""
         totals = self._answers.usage
         counts = {name: getattr(totals, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
         return {"model": self._answers.name, **counts}
 
     def propose(self, reflection: Reflection) -> Lines | None:
-        """Propose all lines of a child; None where there is nothing to propose.
+        """Return all lines of a child, or None without rollouts.
 
         Raises:
-            UserError: a budget is reached, or the model's answers are not of the form.
-            InfrastructureError: a fault of the server did not pass.
+            UserError: a budget is used up, or the model's answers are malformed.
+            InfrastructureError: the server kept failing.
         """
         if not reflection.rollouts:
             return None
@@ -168,7 +173,7 @@ def _bare(lines: Sequence[str]) -> Lines:
 
 
 def complaint(lines: Sequence[str], now: Lines) -> str | None:
-    """Say what is wrong with a model's lines; None when nothing is."""
+    """Return the fault of a model's lines, or None."""
     bare = _bare(lines)
     if len(bare) > MOST:
         return f"lines holds {len(bare)} lines, at most {MOST} are allowed"
@@ -185,8 +190,8 @@ def complaint(lines: Sequence[str], now: Lines) -> str | None:
 
 
 def feedback(rollout: Rollout) -> str:
-    """Describe the outcome of a rollout: passed or failed, the named parts of its score, what tools called an error,
-    and where it left the path of the reference solution, if there is one."""
+    """Describe a rollout: its outcome, the parts of its score, tool errors, and the first difference from the reference
+    solution if there is one."""
     score = rollout.score
     remarks = [rollout.outcome + (f" with reward {score.reward:g}" if score else "")]
     if score and score.parts:
@@ -201,7 +206,7 @@ def feedback(rollout: Rollout) -> str:
 
 
 def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> str:
-    """Find the first call in which a rollout differs from the reference solution; what is said is not compared."""
+    """Describe the first call that differs from the reference solution. Messages are not compared."""
     calls, expected = (
         [call for message in dialogue if message["role"] == "assistant" for call in calls_of(message)]
         for dialogue in (messages, reference)

@@ -1,11 +1,14 @@
-"""Baseline: rejection fine-tuning on the target alone, from rewards, with TRACE's total.
+"""Row `rejection_sft`: rejection fine-tuning on the target, from rewards, with TRACE's total.
 
-In rounds, each of an even share of the total: play fresh training tasks of the target with the adapter so far (at first
-the base), keep the rollouts that passed, token by token as they were sampled, beside those of the rounds before, and
-fine-tune a new adapter from the base on all of them. It is the simplest way to learn from rewards (STaR, arXiv
-2203.14465; RAFT, arXiv 2304.06767), and a bar that GRPO and TRACE must pass before anything is called ahead.
+Each round has an even share of the total:
 
-Every rollout is in a journal, and each fine-tuning in a workspace of its own: what was cut off goes on where it was.
+1. Play fresh training tasks of the target with the last adapter (in round 1 with the base).
+2. Keep the sampled tokens of passed rollouts, together with those of earlier rounds.
+3. Fine-tune a new adapter from the base on all of them.
+
+This is the simplest way to learn from rewards (STaR, arXiv 2203.14465; RAFT, arXiv 2304.06767). GRPO and TRACE must
+beat it before anything is called ahead. Rollouts are journaled and each fine-tuning has its own workspace, so an
+interrupted run resumes.
 """
 
 from collections.abc import Sequence
@@ -36,12 +39,12 @@ from captrain.training import (
 
 NAME = "rejection_sft"
 COLUMNS = ("adapter", "round", "rollouts", "success", "demonstrations", "epochs", "first_loss", "last_loss")
-"""Columns of history.csv: rollouts and demonstrations are those of all rounds so far."""
+"""Columns of history.csv; rollouts and demonstrations are cumulative."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round, as a row of history.csv."""
+    """One round: a row of history.csv."""
 
     round: int
     rollouts: int
@@ -54,7 +57,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Refined(Trained):
-    """The adapter of the last round, and all rounds."""
+    """The adapter of the last round, and the record of all rounds."""
 
     rounds: Sequence[Round] = ()
 
@@ -65,10 +68,10 @@ class Refined(Trained):
 
 
 def refine(lesson: Lesson) -> Refined:
-    """Play and fine-tune in rounds, with the lesson's exact number of rollouts; the adapter is that of the last.
+    """Play and fine-tune in rounds, with exactly `lesson.rollouts` rollouts; return the last adapter.
 
     Raises:
-        UserError: the base cannot be trained, or no rollout of a first round passed.
+        UserError: the base cannot be trained, or no rollout of the first round passed.
     """
     spec, settings = lesson.spec, lesson.spec.baselines.rejection_sft
     policy = learner(spec.exploring(), lesson.base, spec.machine, NAME, f"set baselines.{NAME}.run to false")
@@ -121,16 +124,17 @@ def refine(lesson: Lesson) -> Refined:
 def play_round(
     spec: Spec, policy: Learner, target: CheckedEnvironment, before: int, count: int, adapter: FineTuned | None
 ) -> list[Rollout]:
-    """Play exactly `count` rollouts on training tasks of the target: one each on tasks that no round before has played;
-    where the target has too few, on each of its tasks as often as any other or once more.
+    """Play exactly `count` rollouts on training tasks of the target, one per fresh task.
+
+    A target with too few tasks repeats them evenly.
 
     Args:
         spec: the whole specification.
-        policy: who acts.
-        target: where.
-        before: rollouts of the rounds before.
-        count: of this one.
-        adapter: to act with; None: the base.
+        policy: plays.
+        target: the benchmark.
+        before: rollouts of earlier rounds.
+        count: rollouts of this round.
+        adapter: to act with; None for the base.
     """
     size = target.size("training")
     if size is None:
@@ -159,10 +163,10 @@ def play_round(
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionBaseline(Baseline):
-    """Row of rejection fine-tuning, in rounds of play and fine-tuning."""
+    """The row of rejection fine-tuning."""
 
     def demonstrations(self, spec: Spec) -> tuple[int, int]:
-        """See `Baseline.demonstrations`: rows that it has sampled itself."""
+        """See `Baseline.demonstrations`: rollouts that it sampled itself."""
         section = self.section(spec)
         return (section.rows, section.rounds) if section.run else (0, 0)
 

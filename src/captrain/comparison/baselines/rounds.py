@@ -1,16 +1,14 @@
-"""Further diagnoses in TRACE from solutions: the trained agent on discovery tasks that nobody has seen.
+"""Further diagnoses of the row `solutions`: the trained agent on fresh discovery tasks.
 
-What the fresh rollouts alone select is lacking now: new where it has no environment, and lacking again where the agent
-was taught it. Its coverage is held against as many failures as the base had: of an agent that seldom fails, a tenth of
-the failures is a rollout or two, and no reason for another round.
+- A capability that the fresh rollouts select is new if it has no environment, and lacking again if the agent was taught
+  it. Its coverage is compared with the base's number of failures: for an agent that seldom fails, a tenth of the
+  failures is a rollout or two and no reason for another round.
+- Labels of all diagnoses are pooled, by labelling run, only for candidates that were undecided before because too few
+  rollouts exercised them. Two agents differ in several things at once, so a contrast over the rollouts of both would
+  also select whatever else the training changed.
+- Environments for new capabilities are calibrated on the trained agent.
 
-Labels of all diagnoses are pooled, by labelling run, for those candidates alone that were undecided
-before, because too few rollouts exercised them: agents differ in more than one thing, so that a contrast over rollouts
-of two of them would select whatever else has changed with what was taught. Environments for what is new are calibrated
-on the trained agent: at its present edge.
-
-The evidence begins with what the stages before have left of the base, and grows by a round at a time. Nothing in it is
-of the test split.
+`RoundState` starts with the base's diagnosis and grows with each round. It holds nothing of the test split.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +33,7 @@ from captrain.environments import (
 )
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter
-from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load
+from captrain.records import Capability, Rollout, RolloutLabels, load
 from captrain.run import Spec, build
 from captrain.training import TrainingEnvironment, training_environments
 
@@ -46,16 +44,16 @@ REDISCOVERY_COLUMNS = [
 
 @dataclass(frozen=True)
 class RoundState:
-    """Findings of all diagnoses so far.
+    """Results of all diagnoses so far.
 
     Args:
-        rollouts: of the discovery split, by every agent that was diagnosed.
-        labels: of these, in every labelling run.
-        candidates: what labels were asked for, by id.
-        capabilities: what has been selected, in the order of its selection.
-        environments: single and pair, with a passport.
-        failing: share of the base's rollouts that failed, of those that count.
-        lacking: capability -> in how many diagnoses of an agent that was taught it, it was selected again.
+        rollouts: discovery rollouts of every diagnosed agent.
+        labels: of these rollouts, in every labelling run.
+        candidates: labelled candidates, by id.
+        capabilities: selected capabilities, in the order of their selection.
+        environments: single and pair environments that have a passport.
+        failing: share of the base's scored rollouts that failed.
+        lacking: capability -> number of diagnoses that selected it again after it was taught.
     """
 
     rollouts: Sequence[Rollout]
@@ -68,7 +66,7 @@ class RoundState:
 
     @classmethod
     def of_project(cls, project: Path) -> "RoundState":
-        """Load what the stages from `rollouts` to `pairs` left of the base.
+        """Load the base's diagnosis from the outputs of the stages `rollouts` to `pairs`.
 
         Raises:
             UserError: a file is missing or corrupt.
@@ -97,15 +95,17 @@ class RoundState:
         return [environment.name for environment in self.specialised]
 
     def doses(self, demonstrations: int) -> tuple[tuple[TrainingEnvironment, int], ...]:
-        """Share so many demonstrations among all environments: evenly, but for those of a capability that was found
-        lacking again, which count once more each time."""
+        """Divide demonstrations among all environments.
+
+        Shares are even, but a capability that was found lacking again counts once more each time.
+        """
         weights = [
             1 + max(self.lacking.get(name, 0) for name in environment.name.split("+"))
             for environment in self.environments
         ]
         total, before, doses = sum(weights), 0, list[int]()
         for weight in weights:
-            # Rounded up, so that what does not divide goes to the first.
+            # Rounded up, so the remainder goes to the first environments.
             doses.append(-(-demonstrations * (before + weight) // total) - -(-demonstrations * before // total))
             before += weight
         return tuple(zip(self.environments, doses, strict=True))
@@ -113,56 +113,61 @@ class RoundState:
 
 @dataclass(frozen=True)
 class Rediagnosis:
-    """Findings of one diagnosis of the trained agent.
+    """One diagnosis of the trained agent.
 
     Args:
-        number: of the round, from 1 on; 0 is the base's.
+        number: of the round, from 1 on; 0 is the base's diagnosis.
+        agent: digest of the adapter that acted.
         rollouts: of the agent on fresh tasks.
-        account: of the selection by these rollouts alone; None where all passed or all failed.
-        new: capabilities without an environment that these rollouts select or, of those that were undecided before,
-            the labels of all diagnoses.
-        lacking: capabilities that were taught and are selected again.
+        account: of the selection by these rollouts alone; None if all passed or all failed.
+        new: selected capabilities without an environment, by these rollouts or, for candidates that were undecided
+            before, by the labels of all diagnoses.
+        lacking: taught capabilities that are selected again.
         undecided: candidates that the labels of all diagnoses leave undecided.
-        evidence: with these rollouts and labels.
+        state: includes these rollouts and labels.
+        without_environment: new capabilities that got no environment, and why; None if none was attempted.
     """
 
     number: int
+    agent: str
     rollouts: Sequence[Rollout]
     account: SelectionAccount | None
     new: Sequence[Capability]
     lacking: Sequence[str]
     undecided: Sequence[str]
-    evidence: RoundState
+    state: RoundState
+    without_environment: Mapping[str, str] | None = None
 
-    def row(self, agent: str) -> JsonObject:
+    def row(self) -> dict[str, object]:
         """Format the diagnosis as its row of results/solutions/rounds.json."""
-        passed = sum(rollout.outcome == "passed" for rollout in self.rollouts)
-        return {
+        row: dict[str, object] = {
             "round": self.number,
-            "agent": agent,
+            "agent": self.agent,
             "rollouts": len(self.rollouts),
-            "passed": passed,
+            "passed": sum(rollout.outcome == "passed" for rollout in self.rollouts),
             "new": [capability.id for capability in self.new],
             "lacking": [*self.lacking],
             "undecided": [*self.undecided],
         }
+        if self.without_environment is not None:
+            row["without_environment"] = dict(self.without_environment)
+        return row
 
     @property
     def ledger(self) -> LedgerEntry:
-        """Enter the rollouts that the diagnosis spent."""
-        return ledger_entry(
-            self.rollouts, stage=SOLUTIONS_ADAPTER, method=SOLUTIONS_ADAPTER, item=f"diagnosis {self.number}"
-        )
+        """The rollouts that the diagnosis spent."""
+        method = SOLUTIONS_ADAPTER
+        return ledger_entry(self.rollouts, stage=method, method=method, item=f"diagnosis {self.number}")
 
 
-def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: RoundState, number: int) -> Rediagnosis | None:
-    """Diagnose the trained agent; None where the discovery split has no fresh tasks.
+def diagnose_agent(spec: Spec, base: Path, agent: Adapter, state: RoundState, number: int) -> Rediagnosis | None:
+    """Diagnose the trained agent; None if the discovery split has no fresh tasks.
 
     Args:
         spec: the whole specification.
         base: folder of the base model.
         agent: the adapter that acts.
-        evidence: of the diagnoses before.
+        state: results of earlier diagnoses.
         number: of the round, from 1 on.
 
     Raises:
@@ -181,13 +186,13 @@ def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: RoundState,
     )
     rollouts = collect_batch(batch, target, "solutions")
     if len({rollout.outcome for rollout in rollouts if fault_of(rollout) is None}) < 2:
-        return Rediagnosis(number, rollouts, None, [], [], [], evidence)
+        return Rediagnosis(number, agent.digest, rollouts, None, [], [], [], state)
     analyst = build(spec.analyst, Analyst, access=spec.machine.asking)
     with open_worlds(target=target, machine=spec.machine) as worlds:
         candidates, labels = label_runs(
             analyst, rollouts, target.declared_tools, spec.labels.runs, spec.seed, worlds=worlds
         )
-    return contrast(spec, number, rollouts, candidates, labels, evidence)
+    return replace(contrast(spec, number, rollouts, candidates, labels, state), agent=agent.digest)
 
 
 def contrast(
@@ -196,14 +201,14 @@ def contrast(
     rollouts: Sequence[Rollout],
     candidates: Sequence[Capability],
     labels: Sequence[RolloutLabels],
-    evidence: RoundState,
+    state: RoundState,
 ) -> Rediagnosis:
-    """Contrast fresh rollouts by their labels, alone and pooled with those of the diagnoses before."""
-    pool = pooled([candidates, [*evidence.candidates.values()]])
-    labels_of_all = [*evidence.labels, *labels]
+    """Select capabilities by the labels of fresh rollouts, alone and pooled with those of earlier diagnoses."""
+    pool = pooled([candidates, [*state.candidates.values()]])
+    labels_of_all = [*state.labels, *labels]
     alone = select(labels, candidates, spec.selection, len(pool), spec.seed)
-    # Lacking are those in as large a share of rollouts as the threshold asks of the base's.
-    counts, least = alone.report["rollouts"], spec.selection.coverage * evidence.failing
+    # The threshold of coverage applies to the base's share of failures.
+    counts, least = alone.report["rollouts"], spec.selection.coverage * state.failing
     coverage = {row["id"]: row["coverage"] or 0.0 for row in alone.report["candidates"]}
     lacking = [
         item
@@ -211,41 +216,41 @@ def contrast(
         if coverage[item.id] * counts["failed"] / (counts["passed"] + counts["failed"]) >= least
     ]
     together = select(labels_of_all, [*pool.values()], spec.selection, len(pool), spec.seed)
-    before = select(evidence.labels, [*evidence.candidates.values()], spec.selection, len(pool), spec.seed)
-    trained, open_before = {*evidence.trained}, {*undecided(before.report)}
-    decided = [item for item in together.capabilities if item.id in open_before]
+    before = select(state.labels, [*state.candidates.values()], spec.selection, len(pool), spec.seed)
+    decided = [item for item in together.capabilities if item.id in undecided(before.report)]
     selected = {item.id: item for item in (*lacking, *decided)}
     return Rediagnosis(
         number,
+        "",
         rollouts,
         alone.report,
-        [pool[name] for name in selected if name not in trained][: spec.capabilities.count],
-        [item.id for item in lacking if item.id in trained],
-        [name for name in undecided(together.report) if name not in trained],
-        replace(evidence, rollouts=[*evidence.rollouts, *rollouts], labels=labels_of_all, candidates=pool),
+        [pool[name] for name in selected if name not in state.trained][: spec.capabilities.count],
+        [item.id for item in lacking if item.id in state.trained],
+        [name for name in undecided(together.report) if name not in state.trained],
+        replace(state, rollouts=[*state.rollouts, *rollouts], labels=labels_of_all, candidates=pool),
     )
 
 
 def extend_environments(
     spec: Spec, base: Path, agent: Adapter, diagnosis: Rediagnosis, results: Path, artifacts: Path
 ) -> tuple[RoundState, Sequence[LedgerEntry], Mapping[str, str]]:
-    """Synthesize environments for the new capabilities and for the pairs that now fail together most often.
+    """Synthesize environments for new capabilities, and for the pairs that now fail together most often.
 
     Args:
         spec: the whole specification.
         base: folder of the base model.
         agent: the adapter that environments are calibrated with.
-        diagnosis: what is new.
+        diagnosis: names the new capabilities.
         results: folder of the stage's small outputs.
-        artifacts: folder of its large ones.
+        artifacts: folder of its large outputs.
 
     Returns:
-        Evidence that has them, what calibration has cost, and why some have none.
+        The state with the new environments, the cost of calibration, and why a capability got no environment.
 
     Raises:
-        UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
+        UserError: the synthesizer cannot be asked, or the sandbox is weaker than the setting demands.
     """
-    evidence, machine, seed = diagnosis.evidence, spec.machine, spec.seed
+    state, machine, seed = diagnosis.state, spec.machine, spec.seed
     target = load_benchmark(spec.benchmark, machine)
     standard = make_standard(target, spec.evaluation.tasks, spec.environments)
     synthesizer = build(spec.synthesizer, Synthesizer, access=machine.asking)
@@ -253,7 +258,7 @@ def extend_environments(
     # 1. An environment for each new capability.
     syntheses, without = list[SynthesisResult](), dict[str, str]()
     for capability in diagnosis.new:
-        brief = make_brief(capability, target.tools, evidence.rollouts, spec.benchmark)
+        brief = make_brief(capability, target.tools, state.rollouts, spec.benchmark)
         try:
             syntheses.append(synthesize(brief, synthesizer, policy, standard, machine, seed, agent))
             if not syntheses[-1].passed:
@@ -262,17 +267,17 @@ def extend_environments(
             without[capability.id] = lack.problem
     folder = Path("rounds") / str(diagnosis.number)
     publish_environments(syntheses, results / folder, artifacts / folder, required=False)
-    capabilities = {item.id: item for item in (*evidence.capabilities, *diagnosis.new) if item.id not in without}
+    capabilities = {item.id: item for item in (*state.capabilities, *diagnosis.new) if item.id not in without}
     extended = replace(
-        evidence,
+        state,
         capabilities=[*capabilities.values()],
-        environments=(*evidence.environments, *training_environments(results / folder)),
-        lacking={name: evidence.lacking.get(name, 0) + (name in diagnosis.lacking) for name in evidence.trained},
+        environments=(*state.environments, *training_environments(results / folder)),
+        lacking={name: state.lacking.get(name, 0) + (name in diagnosis.lacking) for name in state.trained},
     )
-    ledger = [entry for result in syntheses for entry in result.ledger]
-    charged = [entry.model_copy(update={"stage": SOLUTIONS_ADAPTER, "method": SOLUTIONS_ADAPTER}) for entry in ledger]
+    owner = {"stage": SOLUTIONS_ADAPTER, "method": SOLUTIONS_ADAPTER}
+    ledger = [entry.model_copy(update=owner) for result in syntheses for entry in result.ledger]
     if not diagnosis.new:
-        return extended, charged, without
+        return extended, ledger, without
     # 2. Environments for the most frequent pairs of all labels that have none yet.
     observed = extended.labels, extended.capabilities, extended.rollouts
     pairs = synthesize_pairs(*observed, spec.pairs.count, synthesizer, standard, machine, seed)
@@ -280,19 +285,18 @@ def extend_environments(
     further = [result for result in pairs.results if result.capability.id not in names]
     publish_environments(further, results / folder / "pairs", artifacts / folder / "pairs", required=False)
     environments = (*extended.environments, *training_environments(results / folder / "pairs"))
-    return replace(extended, environments=environments), charged, without
+    return replace(extended, environments=environments), ledger, without
 
 
 def rediscovery_table(base: SelectionAccount, diagnoses: Sequence[Rediagnosis]) -> pd.DataFrame:
-    """Tabulate gap and coverage of every capability before and after teaching, always on tasks that neither the agent
-    nor an earlier diagnosis has seen.
+    """Tabulate the gap and the coverage of every capability before and after teaching, always on fresh tasks.
 
-    A capability is repaired where its coverage and the share of rollouts that lack it fall; gap and coverage are shares
-    of failures, which become few, so that the share of all rollouts stands beside them.
+    A capability is repaired if its coverage and the share of rollouts that lack it both fall. Gap and coverage are
+    shares of the failures, which become few, so the table also has the share of all rollouts.
 
     Returns:
-        Columns round (0: the base), capability, selected, gap, gap_low, gap_high, coverage (of the failed rollouts),
-        lacking (share of all rollouts that failed and lack it), passed, failed (rollouts). Empty where undefined.
+        round (0: the base), capability, selected, gap, gap_low, gap_high, coverage (of the failed rollouts), lacking
+        (share of all rollouts that failed and lack it), passed, failed (rollouts). Undefined numbers are empty.
     """
     rows = []
     for number, account in [(0, base), *((diagnosis.number, diagnosis.account) for diagnosis in diagnoses)]:

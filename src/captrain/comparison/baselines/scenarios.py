@@ -1,16 +1,19 @@
-"""Environments in the published layout of the Agent World Model, as environments of ours.
+"""Convert environments in the published layout of the Agent World Model.
 
-A folder holds JSONL files that are joined on `scenario`: gen_tasks (what is asked for), gen_db (tables), gen_sample
-(rows), gen_spec (operations), gen_envs (source of an ASGI application over the tables) and gen_verifier.pure_code (for
-each task a function that compares the database before and after). gen_scenario describes scenarios and is not needed;
-gen_verifier without `pure_code` asks a language model, and is not read.
+A folder holds JSONL files, joined on `scenario`:
 
-Each scenario becomes one self-contained file: our driver, and the published texts as data. The application is run as
-what it says it is, an ASGI application: the driver speaks that protocol to it, and every database that it opens lies in
-memory. So nothing stands in for FastAPI or SQLAlchemy, and what an application imports must be there where it runs: in
-the sandbox, since nobody has vouched for it: FastAPI, Pydantic and SQLAlchemy, if they are installed beside this
-package. A scenario that lacks something is refused, by name. Tasks that their verifier finds done on the untouched
-database, or where it raises, are left out, and the passport counts them.
+- gen_tasks: the requests.
+- gen_db: tables. gen_sample: rows.
+- gen_spec: operations. gen_envs: source of an ASGI application over the tables.
+- gen_verifier.pure_code: for each task a function that compares the database before and after.
+
+gen_scenario is not needed. gen_verifier without `pure_code` asks a language model and is not read.
+
+Each scenario becomes one self-contained file: our driver, and the published texts as data. The driver speaks ASGI to
+the application, whose databases are in memory. The application is untrusted, so it runs in the sandbox, with the real
+FastAPI, Pydantic and SQLAlchemy, which must be installed beside this package. A scenario with a missing package is
+skipped by name. A task is left out if its verifier passes or raises on the untouched database; the passport counts
+them.
 """
 
 import ast
@@ -52,13 +55,13 @@ AnyRow = TypeVar("AnyRow", bound=_Row)
 
 
 class Tasks(_Row):
-    """Requests of a scenario."""
+    """Line of gen_tasks."""
 
     tasks: list[str]
 
 
 class Table(BaseModel):
-    """A table, and what belongs to it."""
+    """A table with its indexes and example rows."""
 
     ddl: str
     indexes: list[str] = []
@@ -66,25 +69,25 @@ class Table(BaseModel):
 
 
 class Database(_Row):
-    """The tables of a scenario."""
+    """Line of gen_db."""
 
     tables: Annotated[list[Table], Field(validation_alias=AliasPath("db_schema", "tables"))]
 
 
 class Inserts(BaseModel):
-    """The rows of one table."""
+    """Rows of one table."""
 
     insert_statements: list[str]
 
 
 class Sample(_Row):
-    """The rows of a scenario."""
+    """Line of gen_sample."""
 
     tables: Annotated[list[Inserts], Field(validation_alias=AliasPath("sample_data", "tables"))]
 
 
 class Parameter(BaseModel):
-    """A parameter of an operation."""
+    """Parameter of an operation."""
 
     type: str = "string"
     param_type: str = "query"
@@ -93,7 +96,7 @@ class Parameter(BaseModel):
 
 
 class Operation(BaseModel):
-    """An operation."""
+    """Operation of a scenario."""
 
     path: str
     method: str
@@ -104,25 +107,25 @@ class Operation(BaseModel):
 
 
 class OperationGroup(BaseModel):
-    """Operations."""
+    """Group of operations."""
 
     endpoints: list[Operation]
 
 
 class Api(_Row):
-    """The operations of a scenario, as they were specified."""
+    """Line of gen_spec."""
 
     groups: Annotated[list[OperationGroup], Field(validation_alias=AliasPath("api_spec", "api_groups"))]
 
 
 class Application(_Row):
-    """The application of a scenario."""
+    """Line of gen_envs."""
 
     full_code: str
 
 
 class Verifier(_Row):
-    """The verifier of one task."""
+    """Line of gen_verifier.pure_code: the verifier of one task."""
 
     task_idx: int
     code: Annotated[str, Field(validation_alias=AliasPath("verification", "code"))]
@@ -134,8 +137,15 @@ TYPES |= {"int": "integer", "float": "number", "bool": "boolean", "list": "array
 
 @dataclass(frozen=True)
 class Scenario:
-    """One scenario, joined: its name, what makes its database, the source of its application, its operations by name,
-    and its tasks, each with its verifier."""
+    """One scenario, joined over all files.
+
+    Args:
+        name: of the scenario.
+        statements: SQL that makes the database.
+        code: source of the application.
+        routes: operations by name, in the driver's form.
+        tasks: each with its request and its verifier.
+    """
 
     name: str
     statements: list[str]
@@ -145,10 +155,10 @@ class Scenario:
 
 
 def scenarios(folder: Path) -> list[Scenario]:
-    """Read all scenarios that every file of a folder knows, in the order of their tasks' file.
+    """Read the scenarios that are in every file of a folder, in the order of gen_tasks.
 
     Raises:
-        UserError: a file is missing, a line is not a row of it, or no scenario is in all files.
+        UserError: a file is missing, a line is malformed, or no scenario is in all files.
     """
     requests = _by_scenario(folder / "gen_tasks.jsonl", Tasks)
     databases = _by_scenario(folder / "gen_db.jsonl", Database)
@@ -163,7 +173,7 @@ def scenarios(folder: Path) -> list[Scenario]:
         if not all(name in rows for rows in (databases, samples, apis, sources, checks)):
             continue
         tables, groups = databases[name].tables, apis[name].groups
-        # Tables, then their rows, whose references are checked.
+        # Tables first, then rows with foreign keys checked.
         statements = [statement for table in tables for statement in (table.ddl, *table.indexes, *table.examples)]
         statements.append("PRAGMA foreign_keys = ON")
         statements += [statement for table in samples[name].tables for statement in table.insert_statements]
@@ -177,8 +187,7 @@ def scenarios(folder: Path) -> list[Scenario]:
 
 
 def _slug(name: str) -> str:
-    """Reduce a scenario's name to that on which files are joined: lower case, one underscore for what is no letter or
-    digit."""
+    """Return the join key of a scenario's name: lower case, with underscores."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
@@ -187,7 +196,7 @@ def _by_scenario(path: Path, kind: type[AnyRow]) -> dict[str, AnyRow]:
 
 
 def _route(endpoint: Operation) -> JsonObject:
-    """Convert an operation's specification to what the driver takes."""
+    """Convert an operation to the driver's form."""
     parameters = endpoint.request_params
     properties = {
         name: {"type": TYPES.get(parameter.type, "string"), "description": parameter.description}
@@ -205,7 +214,7 @@ def _route(endpoint: Operation) -> JsonObject:
 
 
 def text_of(scenario: Scenario) -> str:
-    """Write the self-contained environment file of a scenario."""
+    """Return the text of a scenario's environment file."""
     driver = files("captrain").joinpath("comparison/baselines/templates/scenario.py.txt").read_text()
     header = f'"""The scenario {scenario.name} of the Agent World Model, with a driver of ours.\n\nDo not edit.\n"""\n'
     packages = f"PACKAGES = {imported(scenario.code)!r}\n"
@@ -213,12 +222,12 @@ def text_of(scenario: Scenario) -> str:
 
 
 def imported(code: str) -> list[str]:
-    """List the packages that a source imports beyond the modules that the sandbox has."""
+    """List the packages that a source imports and the sandbox does not always have."""
     try:
         nodes = [*ast.walk(ast.parse(code))]
     except (SyntaxError, ValueError, RecursionError):
         return []
-    # What runs the server is imported where the source is a program of its own, which it is not here.
+    # Imports below `if` start the server, which does not happen here.
     main = {inner for node in nodes if isinstance(node, ast.If) for inner in ast.walk(node)}
     names = [alias.name for node in nodes if isinstance(node, ast.Import) and node not in main for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node not in main]
@@ -227,12 +236,11 @@ def imported(code: str) -> list[str]:
 
 
 def published_scenarios(source: Path, count: int, spec: Spec, folder: Path) -> list[Passport]:
-    """Take the first `count` scenarios of a folder that can be played; write them to `folder` with
-    their passports, and say the findings on others.
+    """Write the first `count` playable scenarios to `folder` with their passports, and print why others fail.
 
     Raises:
-        UserError: the folder is not of the layout, the sandbox is weaker than asked for, or fewer scenarios than asked
-            for can be played: it says what the first of the others lacks.
+        UserError: the folder has another layout, the sandbox is weaker than the setting demands, or fewer than `count`
+            scenarios are playable.
     """
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     tests = make_standard(benchmark, spec.evaluation.tasks, spec.environments).tests
@@ -255,25 +263,24 @@ def published_scenarios(source: Path, count: int, spec: Spec, folder: Path) -> l
         print(complaint)
     if len(passed) < count:
         raise UserError(
-            f"{len(passed)} scenarios of {source} can be played, and {count} are asked for "
+            f"{len(passed)} scenarios of {source} can be played, but {count} are needed "
             f"({complaints[0] if complaints else 'there are no more'})",
-            "ask for fewer by the row's environments, or leave its source empty: environments of our own",
+            "lower the row's `environments`, or leave its `source` empty to draw environments of our own",
         )
     return passed
 
 
 def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldOutTasks) -> tuple[Passport, str]:
-    """Write a scenario without the tasks whose verifier is wrong, and check what can be checked where no reference
-    solution is known.
+    """Write a scenario without the tasks whose verifier is wrong, and check what needs no reference solution.
 
     Raises:
-        UserError: the sandbox is weaker than asked for.
+        UserError: the sandbox is weaker than the setting demands.
     """
     path = folder / f"{scenario.name}.py"
     text, checks, fingerprint = text_of(scenario), list[CheckResult](), ""
     publish_text(path, text)
     try:
-        # 1. Tasks that are not done before anything is done, and whose verifier does not raise there.
+        # 1. Keep tasks whose verifier neither passes nor raises on the untouched database.
         target, sound = load_confined(path, spec.machine.sandbox), list[dict[str, str]]()
         tasks = target.tasks("training", len(scenario.tasks)) if scenario.tasks else []
         for task, source in zip(tasks, scenario.tasks, strict=True):
@@ -307,7 +314,7 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
 
 
 def inspected(target: CheckedEnvironment, path: Path, against: Standard, count: int) -> list[CheckResult]:
-    """Check a playable scenario: the same calls meet the same observations, and no test task is in it."""
+    """Check a playable scenario: equal calls give equal observations, and no test task is quoted."""
     subject = Evidence(target, path, against, ())
     tasks = target.tasks("training", count)
 

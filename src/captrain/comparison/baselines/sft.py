@@ -1,4 +1,4 @@
-"""Rows that are fine-tuned on demonstrations, without a rollout of training."""
+"""Rows that are fine-tuned on demonstrations, without training rollouts."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,8 +17,10 @@ from captrain.training import (
     LIBRARIES,
     NO_FAULTS,
     SFT_COLUMNS,
+    Demonstration,
     FineTuned,
     FineTuning,
+    Learner,
     SolutionLesson,
     fine_tune,
     fine_tuning_settings,
@@ -31,8 +33,15 @@ from captrain.training import (
 
 @dataclass(frozen=True)
 class Lesson:
-    """Job of a row that is taught on the target: its name, the specification, the folder of the base model, the file
-    that it learns from (None where it makes its own), and the rollouts that it plays."""
+    """Job that trains the adapter of a row.
+
+    Args:
+        name: of the row.
+        spec: the whole specification.
+        base: folder of the base model.
+        source: file of demonstrations; None if the job makes its own.
+        rollouts: that the job plays.
+    """
 
     name: str
     spec: Spec
@@ -46,10 +55,46 @@ class Lesson:
         return spec.seed, spec.benchmark, spec.policy, spec.trainer, section, self.base, self.source, self.rollouts
 
 
+@dataclass(frozen=True)
+class Demonstrated:
+    """Demonstrations of a lesson.
+
+    Args:
+        rows: to train on.
+        left_out: number of unusable demonstrations, by reason.
+        card: lines of the model card on where the rows come from.
+        key: identity of the source of the rows.
+    """
+
+    rows: Sequence[Demonstration]
+    left_out: dict[str, int]
+    card: str
+    key: str
+
+
+def teach(lesson: Lesson, demonstrate: Callable[[Lesson, Learner], Demonstrated]) -> FineTuned:
+    """Train the adapter of a lesson, or return it from its workspace.
+
+    Raises:
+        UserError: the base cannot be trained, or `demonstrate` finds no usable demonstration.
+    """
+    spec, section = lesson.spec, getattr(lesson.spec.baselines, lesson.name)
+    policy = learner(spec.policy, lesson.base, spec.machine, lesson.name, f"set baselines.{lesson.name}.run to false")
+    shown = demonstrate(lesson, policy)
+    recipe = fine_tuning_settings(spec, section.epochs, section.learning_rate)
+    key = [code_digest(demonstrate), shown.key]
+    job = FineTuning(lesson.name, lesson.base, recipe, shown.rows, shown.left_out, shown.card, spec.machine, key)
+    return fine_tune(job, policy)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SFTBaseline(Baseline):
-    """A row that is fine-tuned on demonstrations. `lessons` says on which, in the project's folder; `teach` trains on
-    one of them."""
+    """A row that is fine-tuned on demonstrations.
+
+    Args:
+        lessons: makes the jobs, from the specification and the project's folder.
+        teach: trains one job.
+    """
 
     lessons: Callable[[Spec, Path], Sequence[object]]
     teach: Callable[..., FineTuned]
@@ -76,11 +121,7 @@ class SFTBaseline(Baseline):
 
 
 def untargeted_lessons(spec: Spec, project: Path) -> Sequence[SolutionLesson]:
-    """Make the one lesson of the row `awm_sft`, in environments that are written to the row's results.
-
-    Args:
-        spec: the whole specification.
-        project: folder of artifacts/ and results/.
+    """Make the job of the row `awm_sft`, and write its environments to the row's results.
 
     Raises:
         UserError: the source cannot be used, or too few environments earn a passport.
@@ -113,22 +154,18 @@ AWM_SFT = SFTBaseline(
     unequal="trains on demonstrations",
     compared_with=("solutions",),
 )
-"""The solutions of environments that no diagnosis asked for, those of the row `awm`; what is taught, how and in which
-dose is as in the row `solutions`. So beside that it shows what the targeting is worth: the supervision is of one kind,
-and only what the environments are about differs."""
+"""The solutions of the untargeted environments of the row `awm`. Method and dose are those of the row `solutions`: the
+difference between the two rows is the value of targeting."""
 
 
-def teach_failures(lesson: Lesson) -> FineTuned:
-    """Train the adapter of the row `failures_sft`, or return it from its workspace when it is there already.
+def failed_tasks(lesson: Lesson, policy: Learner) -> Demonstrated:
+    """Demonstrate the target's own solutions of the tasks that failed in the diagnosis.
 
     Raises:
-        UserError: the base cannot be trained, or no failed task has a solution that can be used.
+        UserError: no failed task has a usable solution.
         EnvironmentFault: the benchmark broke its contract.
     """
-    spec, settings = lesson.spec, lesson.spec.baselines.failures_sft
-    remedy = f"set baselines.{lesson.name}.run to false"
-    policy = learner(spec.policy, lesson.base, spec.machine, lesson.name, remedy)
-    target = load_benchmark(spec.benchmark, spec.machine)
+    target = load_benchmark(lesson.spec.benchmark, lesson.spec.machine)
     assert lesson.source is not None
     failed = [rollout.task for rollout in load(lesson.source, Rollout) if rollout.outcome == "failed"]
     guard_split(failed, "diagnosis")
@@ -136,37 +173,39 @@ def teach_failures(lesson: Lesson) -> FineTuned:
     rows = solution_rows(target, tasks, policy, left_out, NO_FAULTS, "no whole solution is known")
     if not rows:
         reasons = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "no rollout failed"
-        raise UserError(f"no solution of a failed task can be trained on ({reasons})", remedy)
-    demonstrations = [*islice(cycle(rows), settings.demonstrations)]
-    job = FineTuning(
-        lesson.name,
-        lesson.base,
-        fine_tuning_settings(spec, settings.epochs, settings.learning_rate),
-        demonstrations,
-        dict(sorted(left_out.items())),
-        f"| of these distinct, each of a failed task of {target.name} | {min(len(rows), len(demonstrations))} |\n",
-        spec.machine,
-        [code_digest(teach_failures), target.fingerprint],
-    )
-    return fine_tune(job, policy)
+        raise UserError(
+            f"no solution of a failed task can be trained on ({reasons})", f"set baselines.{lesson.name}.run to false"
+        )
+    demonstrations = [*islice(cycle(rows), lesson.spec.baselines.failures_sft.demonstrations)]
+    count = min(len(rows), len(demonstrations))
+    card = f"| of these distinct, each of a failed task of {target.name} | {count} |\n"
+    return Demonstrated(demonstrations, dict(sorted(left_out.items())), card, target.fingerprint)
+
+
+def failure_lessons(spec: Spec, project: Path) -> Sequence[Lesson]:
+    """Make the job of the row `failures_sft`."""
+    rollouts = project / "artifacts/rollouts/discovery.jsonl"
+    return [Lesson("failures_sft", spec, project / "artifacts/base", rollouts)]
+
+
+def teach_failures(lesson: Lesson) -> FineTuned:
+    """Train the adapter of the row `failures_sft`."""
+    return teach(lesson, failed_tasks)
 
 
 FAILURES_SFT = SFTBaseline(
     name="failures_sft",
     label="references of failures",
     order=9,
-    lessons=lambda spec, project: [
-        Lesson("failures_sft", spec, project / "artifacts/base", project / "artifacts/rollouts/discovery.jsonl")
-    ],
+    lessons=failure_lessons,
     teach=teach_failures,
     rests_on=(DIAGNOSIS,),
     unequal="trains on the target's own solutions of diagnosed tasks",
     compared_with=("solutions",),
 )
-"""One adapter taught by the target's own solutions of the tasks that failed in the diagnosis: no environment.
+"""One adapter trained on the target's own solutions of the tasks that failed in the diagnosis, without environments.
 
-What is left out is synthesis: the failures are the same, their capabilities are not practised on tasks made for them,
-but the failed tasks themselves are learnt by heart, from the benchmark's reference solutions. Each is repeated, evenly,
-up to as many demonstrations as the row `solutions` has, so that the two differ in what is demonstrated and not in how
-much. It has a supervision that no other row has, solutions of the target; the table says so.
+This row leaves out synthesis: it learns the failed tasks by heart. Each solution is repeated, evenly, up to the number
+of demonstrations of the row `solutions`, so the two rows have the same dose. No other row has solutions of the target,
+and the table says so.
 """

@@ -1,19 +1,23 @@
-"""TRACE from solutions: what captrain recommends, beside the paper's own method, which learns from rewards.
+"""Row `solutions`: TRACE from solutions, which captrain recommends. The paper's own method learns from rewards.
 
-The rounds: teach, diagnose the trained agent, make environments for what it lacks, teach again; then route. TRACE gives
-the steps; that the solutions of its environments are taught in place of their rewards is captrain's own, and so are the
-rounds. The generalist is one adapter, fine-tuned from the base on the solutions of all environments, single and pair,
-in every round anew; a specialist is fine-tuned on those of one environment. A task is routed among base, specialists
-and, for what looks like a pair, the generalist. Fine-tuning costs no rollout; those of every diagnosis and calibration
-are counted. The row is the generalist; its routes are the row `solutions_routed` (`captrain.comparison.rows`).
+Each round teaches, diagnoses the trained agent, and makes environments for what it lacks. Routing comes last. TRACE
+gives the steps. Training on the environments' solutions and the rounds are captrain's own additions.
 
-Beside methods that learn from rewards this has a supervision that they have not: every table says so. How good it is
-rests on who wrote the environments. The embedded templates' solutions are without a fault; `faults` says what others
-would be worth.
+- One adapter is fine-tuned from the base on the solutions of all environments, single and pair, anew in every round.
+  It is the row's arm.
+- A specialist is fine-tuned on the solutions of one environment.
+- The row `solutions_routed` (`captrain.comparison.rows`) routes each task to the base, a specialist or, if it looks
+  like a pair, to the adapter over all environments.
+
+Fine-tuning costs no rollouts. The rollouts of every diagnosis and calibration are counted.
+
+The comparison with methods that learn from rewards is unequal: this row sees solutions. Every table says so. The value
+of the solutions depends on the author of the environments. The embedded templates have faultless solutions; the setting
+`faults` shows the value of others.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -39,7 +43,7 @@ from captrain.comparison.baselines.rounds import (
 )
 from captrain.ledger import LedgerEntry
 from captrain.models import Adapter
-from captrain.records import JsonObject, publish, publish_json, publish_text
+from captrain.records import publish, publish_json, publish_text
 from captrain.routing import BASE, OPENINGS, AskedModel, Example, Router, examples, openings
 from captrain.run import Spec, build, launch
 from captrain.training import (
@@ -57,38 +61,51 @@ from captrain.training import (
 
 @dataclass(frozen=True)
 class Teaching:
-    """Outcome of all rounds: the generalist and the specialists, each diagnosis with its row of the account, and the
-    rollouts that diagnoses and calibrations spent."""
+    """Outcome of all rounds.
 
-    generalist: FineTuned
+    Args:
+        general: the adapter over all environments.
+        specialists: the adapters of one environment each.
+        state: after the last round.
+        diagnoses: of the trained agent, one per round.
+        ledger: rollouts spent on diagnoses and calibrations.
+    """
+
+    general: FineTuned
     specialists: Sequence[FineTuned]
-    evidence: RoundState
+    state: RoundState
     diagnoses: Sequence[Rediagnosis]
-    account: Sequence[JsonObject]
     ledger: Sequence[LedgerEntry]
 
+    @property
+    def adapters(self) -> list[FineTuned]:
+        """All adapters, the one over all environments first."""
+        return [self.general, *self.specialists]
 
-def generalist_lesson(spec: Spec, base: Path, evidence: RoundState) -> SolutionLesson:
-    """Plan the demonstrations of the adapter over all environments."""
+
+def generalist_lesson(spec: Spec, base: Path, state: RoundState) -> SolutionLesson:
+    """Make the job of the adapter over all environments."""
     settings = spec.baselines.solutions
     tasks = settings.rollouts if settings.source == "rollouts" else settings.demonstrations
-    return _lesson(spec, base, SOLUTIONS_ADAPTER, evidence.doses(tasks), settings.demonstrations)
+    return _lesson(spec, base, SOLUTIONS_ADAPTER, state.doses(tasks), settings.demonstrations)
 
 
-def specialist_lessons(spec: Spec, base: Path, evidence: RoundState) -> list[SolutionLesson]:
-    """Plan the demonstrations of each adapter of one environment."""
+def specialist_lessons(spec: Spec, base: Path, state: RoundState) -> list[SolutionLesson]:
+    """Make the job of each specialist."""
     settings = spec.baselines.solutions
-    shares = {environment.name: count for environment, count in evidence.doses(settings.rollouts)}
+    # The agent's own rollouts are shared with the adapter over all environments, so they are played once.
+    tasks = {environment.name: settings.specialist for environment in state.specialised}
+    if settings.source == "rollouts":
+        tasks = {environment.name: count for environment, count in state.doses(settings.rollouts)}
     return [
         _lesson(
             spec,
             base,
             specialist_name(environment.name),
-            # The agent's own rollouts are those that the generalist has been taught by: they are played once.
-            ((environment, shares[environment.name] if settings.source == "rollouts" else settings.specialist),),
+            ((environment, tasks[environment.name]),),
             settings.specialist,
         )
-        for environment in evidence.specialised
+        for environment in state.specialised
     ]
 
 
@@ -96,13 +113,12 @@ def _lesson(
     spec: Spec, base: Path, name: str, counts: tuple[tuple[TrainingEnvironment, int], ...], dose: int
 ) -> SolutionLesson:
     section = spec.baselines.solutions
-    settings = fine_tuning_settings(spec, section.epochs, section.learning_rate)
     return SolutionLesson(
         name,
         SOLUTIONS_ADAPTER,
         base,
         spec.exploring(),
-        settings,
+        fine_tuning_settings(spec, section.epochs, section.learning_rate),
         counts,
         dose,
         section.source,
@@ -112,56 +128,56 @@ def _lesson(
 
 
 def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
-    """Teach the base in rounds; None where no environment has a passport.
+    """Teach the base in rounds; None if no environment has a passport.
 
     Args:
         spec: the whole specification.
         project: folder of artifacts/ and results/.
 
     Raises:
-        UserError: an input is missing or damaged, or nothing can be taught.
+        UserError: an input is missing or damaged, or there is nothing to train on.
     """
     if not training_environments(project / "results/environments"):
         return None
-    base, evidence = project / "artifacts/base", RoundState.of_project(project)
+    base, state = project / "artifacts/base", RoundState.of_project(project)
     results, artifacts = project / "results" / SOLUTIONS_ADAPTER, project / "artifacts" / SOLUTIONS_ADAPTER
-    diagnoses, account, ledger = list[Rediagnosis](), list[JsonObject](), list[LedgerEntry]()
-    lessons = [generalist_lesson(spec, base, evidence), *specialist_lessons(spec, base, evidence)]
-    generalist, *specialists = launch.run(teach_solutions, lessons, spec.machine, SOLUTIONS_ADAPTER, LIBRARIES)
+    diagnoses, ledger = list[Rediagnosis](), list[LedgerEntry]()
+    lessons = [generalist_lesson(spec, base, state), *specialist_lessons(spec, base, state)]
+    general, *specialists = launch.run(teach_solutions, lessons, spec.machine, SOLUTIONS_ADAPTER, LIBRARIES)
     rounds, open_candidates = spec.baselines.solutions.rounds, undecided(read_selection(project / "results"))
     for number in range(1, rounds.count + 1):
         if rounds.condition == "undecided" and not open_candidates:
             break
-        agent = Adapter(str(generalist.folder), generalist.digest)
-        if (diagnosis := diagnose_agent(spec, base, agent, evidence, number)) is None:
+        agent = Adapter(str(general.folder), general.digest)
+        diagnosis = diagnose_agent(spec, base, agent, state, number)
+        if diagnosis is None:
             break
         diagnoses.append(diagnosis)
-        account.append(diagnosis.row(agent.digest))
         ledger.append(diagnosis.ledger)
-        previous, evidence, open_candidates = diagnosis.evidence, diagnosis.evidence, diagnosis.undecided
+        previous, state, open_candidates = diagnosis.state, diagnosis.state, diagnosis.undecided
         if not diagnosis.new and not diagnosis.lacking:
             break
-        evidence, calibration, without = extend_environments(spec, base, agent, diagnosis, results, artifacts)
+        state, calibration, without = extend_environments(spec, base, agent, diagnosis, results, artifacts)
         ledger += calibration
-        account[-1]["without_environment"] = dict(without)
-        lessons = [generalist_lesson(spec, base, evidence)]
-        if evidence.trained != previous.trained:
-            lessons += specialist_lessons(spec, base, evidence)[len(previous.trained) :]
-        generalist, *further = launch.run(teach_solutions, lessons, spec.machine, SOLUTIONS_ADAPTER, LIBRARIES)
+        diagnoses[-1] = replace(diagnosis, without_environment=without)
+        lessons = [generalist_lesson(spec, base, state)]
+        if state.trained != previous.trained:
+            lessons += specialist_lessons(spec, base, state)[len(previous.trained) :]
+        general, *further = launch.run(teach_solutions, lessons, spec.machine, SOLUTIONS_ADAPTER, LIBRARIES)
         specialists += further
-    return Teaching(generalist, specialists, evidence, diagnoses, account, ledger)
+    return Teaching(general, specialists, state, diagnoses, ledger)
 
 
-def routed(spec: Spec, base: Path, evidence: RoundState) -> pd.DataFrame:
-    """Route every test task among base, specialists and generalist: columns task and `ROUTED`.
+def routed(spec: Spec, base: Path, state: RoundState) -> pd.DataFrame:
+    """Route every test task: columns task and `ROUTED`, the arm.
 
-    The configured router goes by openings of the environments, whose route is their specialist, or for a pair the
-    generalist, and by discovery tasks that the base passed.
+    The router learns from openings of the environments (routed to their specialist, or for a pair to the adapter over
+    all environments) and from discovery tasks that the base passed.
     """
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     tasks = evaluation_tasks(benchmark, spec.evaluation)
-    targets = {environment.name: environment.target(spec.machine) for environment in evidence.environments}
-    rollouts = [rollout for rollout in evidence.rollouts if rollout.adapter is None]
+    targets = {environment.name: environment.target(spec.machine) for environment in state.environments}
+    rollouts = [rollout for rollout in state.rollouts if rollout.adapter is None]
     arms = {name: SOLUTIONS_ADAPTER if "+" in name else specialist_name(name) for name in targets} | {BASE: BASE}
     solved = [Example(example.text, arms[example.route]) for example in examples(targets, OPENINGS, rollouts)]
     router = build(spec.router, Router, model=AskedModel.of(spec, base))
@@ -170,16 +186,15 @@ def routed(spec: Spec, base: Path, evidence: RoundState) -> pd.DataFrame:
 
 
 def publish_teaching(spec: Spec, project: Path, teaching: Teaching) -> None:
-    """Write adapters, ledger, account, re-discovery, routes, and the rollouts of every diagnosis."""
+    """Write adapters, ledger, rounds, re-discovery, routes, and the rollouts of every diagnosis."""
     results, artifacts = project / "results" / SOLUTIONS_ADAPTER, project / "artifacts" / SOLUTIONS_ADAPTER
-    adapters = [teaching.generalist, *teaching.specialists]
-    entries = {entry.item: entry for adapter in adapters for entry in adapter.costs}
+    entries = {entry.item: entry for adapter in teaching.adapters for entry in adapter.costs}
     ledger = [*teaching.ledger, *entries.values()]
-    publish_adapters(adapters, SOLUTIONS_ADAPTER, SOLUTIONS_ADAPTER, columns=SFT_COLUMNS, calibration=ledger)
-    publish_json(results / "rounds.json", [*teaching.account])
+    publish_adapters(teaching.adapters, SOLUTIONS_ADAPTER, SOLUTIONS_ADAPTER, columns=SFT_COLUMNS, calibration=ledger)
+    publish_json(results / "rounds.json", [diagnosis.row() for diagnosis in teaching.diagnoses])
     table = rediscovery_table(read_selection(project / "results"), teaching.diagnoses)
     publish_text(results / "rediscovery.csv", table.to_csv(index=False, float_format="%.6f"))
-    routes = routed(spec, project / "artifacts/base", teaching.evidence)
+    routes = routed(spec, project / "artifacts/base", teaching.state)
     publish_text(results / "routes.csv", routes.to_csv(index=False))
     rollouts = [rollout for diagnosis in teaching.diagnoses for rollout in diagnosis.rollouts]
     publish(artifacts / "discovery.jsonl", rollouts)
@@ -187,7 +202,7 @@ def publish_teaching(spec: Spec, project: Path, teaching: Teaching) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SolutionsBaseline(Baseline):
-    """The row that is taught in rounds."""
+    """The row `solutions`."""
 
     learns_from: Supervision = "demonstrations"
 
@@ -198,8 +213,11 @@ class SolutionsBaseline(Baseline):
         return (section.demonstrations + specialists, section.epochs) if section.run else (0, 0)
 
     def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
-        """See `Baseline.diagnosing_rollouts`: of one diagnosis that finds nothing new or, where environments take all
-        attempts there are, of all, each with a new environment."""
+        """See `Baseline.diagnosing_rollouts`.
+
+        The low estimate is one diagnosis that finds nothing new. The high one, with the most attempts, has all rounds
+        and a new environment in each.
+        """
         rounds, environments = spec.baselines.solutions.rounds, spec.environments
         if not rounds.count or not spec.baselines.solutions.run:
             return 0
@@ -208,7 +226,7 @@ class SolutionsBaseline(Baseline):
         return rounds.tasks + rounds.count * attempts * environments.groups * environments.group_size
 
     def arms(self, capabilities: int) -> int:
-        """See `Baseline.arms`: the adapter over all environments, and one for each."""
+        """See `Baseline.arms`: the adapter over all environments, and each specialist."""
         return 1 + capabilities
 
     def compute(self, spec: Spec) -> str:
@@ -218,8 +236,8 @@ class SolutionsBaseline(Baseline):
         if teaching is None:
             return "no environment has a passport"
         publish_teaching(spec, Path(), teaching)
-        adapters = [teaching.generalist, *teaching.specialists]
-        count, discarded = teaching.generalist.demonstrations, sum(sum(item.left_out.values()) for item in adapters)
+        count = teaching.general.demonstrations
+        discarded = sum(sum(item.left_out.values()) for item in teaching.adapters)
         return (
             f"{count} demonstrations, {len(teaching.specialists)} specialists, left out {discarded}, "
             f"{len(teaching.diagnoses)} further diagnoses"

@@ -1,13 +1,13 @@
-"""Synthetic environments that no diagnosis asked for, in which the rows `awm` and `awm_sft` are trained.
+"""Untargeted synthetic environments: no diagnosis asked for them. The rows `awm` and `awm_sft` train in them.
 
-Without a source, environments of our own are drawn from the service desk's vocabulary by the seed alone: each is the
-desk narrowed to a few random requests (random operations, on named orders or on the oldest or newest one, one to three
-at a time) and a random share of what the policy allows. Nothing of rollouts, labels or capabilities is an argument of
-what writes them, so that they cannot depend on the diagnosis. The reward is the templates' (half partial credit, half
-success), and each must earn a passport, calibration apart: that would cost rollouts.
+Without a source, the seed alone draws environments of our own. Each is the service desk narrowed to a few random
+requests (one to three random operations, on named orders or on the oldest or newest one) and a random share of eligible
+orders. Their writer takes no rollouts, labels or capabilities, so they cannot depend on the diagnosis. The reward is
+that of the templates (half partial credit, half success). Each must earn a passport, but is not calibrated: that would
+cost rollouts.
 
-A source is a folder in the published layout of the Agent World Model (`captrain.comparison.baselines.scenarios`). Files
-and passports of either kind are written where adapters are trained from.
+A source is a folder in the published layout of the Agent World Model (`captrain.comparison.baselines.scenarios`).
+Training reads files and passports of both kinds from the row's results.
 """
 
 import random
@@ -25,23 +25,23 @@ from captrain.training import EnvironmentFile, TrainingEnvironment
 VERBS = ("cancel", "return", "wrap", "zip")
 ELIGIBLE = (0.3, 0.5, 0.7)
 REQUESTS = (1, 3)
-"""Fewest and most kinds of request in one environment."""
+"""Least and most kinds of request in one environment."""
 OPERATIONS = (1, 3)
-"""Fewest and most operations in one request."""
+"""Least and most operations in one request."""
 EXTREMES = 2
-"""Operations by age in one request at most: there is one oldest and one newest order."""
+"""Most operations by age in one request: there is one oldest and one newest order."""
 DRAWS = 4
-"""Environments drawn for each that is asked for, before the row is given up."""
+"""Draws for each environment before the row gives up."""
 
 
 def untargeted_environments(spec: Spec, settings: AwmSettings, folder: Path) -> tuple[TrainingEnvironment, ...]:
-    """Write the environments to train in to `folder`, with their passports and pages.
+    """Write the environments to `folder`, with their passports and pages.
 
     Args:
-        spec: the whole specification; of it only seed, benchmark, the bounds of passports, the test tasks that must
-            not leak and the sandbox are read.
-        settings: where they come from, or how many there are to be.
-        folder: where to train from.
+        spec: the whole specification. Only the seed, the benchmark, the bounds of passports, the test tasks and the
+            sandbox are read.
+        settings: source and number of the environments.
+        folder: where training reads them.
 
     Raises:
         UserError: the source cannot be used, or too few environments earn a passport.
@@ -56,15 +56,15 @@ def untargeted_environments(spec: Spec, settings: AwmSettings, folder: Path) -> 
 
 
 def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
-    """Draw environments of our own: the first `count` of the draws that earn a passport.
+    """Draw environments of our own, and keep the first `count` that earn a passport.
 
     Raises:
-        UserError: the benchmark is not the service desk, or too few of the draws earn one.
+        UserError: the benchmark is not the service desk, or too few draws earn a passport.
     """
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     if benchmark.tools != desk.TOOLS:
         raise UserError(
-            f"untargeted environments of our own are the service desk's, and the benchmark is {benchmark.name}",
+            f"untargeted environments can be drawn for the service desk only, and the benchmark is {benchmark.name}",
             "set baselines.awm.source to a folder of published environments, or baselines.awm.run to false",
         )
     bounds = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
@@ -87,14 +87,14 @@ def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
         if len(passed) == count:
             return passed
     raise UserError(
-        f"of {DRAWS * count} untargeted environments {len(passed)} earned a passport, and {count} are asked for "
+        f"{len(passed)} of {DRAWS * count} untargeted environments earned a passport, but {count} are needed "
         f"({complaints[-1]})",
-        "set baselines.awm.environments lower, or widen the bounds of the section environments",
+        "lower baselines.awm.environments, or widen the bounds in the section environments",
     )
 
 
 def narrowed_desk(name: str, seed: int, number: int) -> str:
-    """Write the text of an environment: the desk, narrowed to requests that seed and number alone decide."""
+    """Return the text of an environment: the desk narrowed to requests drawn by seed and number."""
     rng = random.Random(f"untargeted-{seed}-{number}")
     requests = []
     for _ in range(rng.randint(*REQUESTS)):
