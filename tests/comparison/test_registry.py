@@ -1,4 +1,4 @@
-"""A row of the table is declared in its own module alone: everything else learns of it from the registry."""
+"""A row is declared only in its own module; everything else reads the registry."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from captrain.reporting.figures import training
 from captrain.run import Spec, compose_spec
 
 ROOT = Path(__file__).parents[2]
-package = import_module("captrain.comparison.baselines")  # the comparison has a function of that name
+package = import_module("captrain.comparison.baselines")  # `captrain.comparison.baselines` is also a function
 PIPELINE = shipped_stages()
 TOY = """
 from captrain.comparison.baselines.baseline import DIAGNOSIS
@@ -50,7 +50,7 @@ LEDGER = [
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module with a row of its own in the package of the baselines."""
+    """A further module with a row in the package of baselines."""
     publish_text(tmp_path / "further/toy.py", TOY)
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / "further")])
     row_modules.cache_clear()
@@ -108,7 +108,7 @@ def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
 
 
 def with_toy(spec: Spec) -> Spec:
-    """The specification with a section for the toy, as its schema would have it."""
+    """The specification with a section for the toy row."""
     sections = spec.baselines.model_copy(update={"toy": SimpleNamespace(run=True)})
     return spec.model_copy(update={"baselines": sections})
 
