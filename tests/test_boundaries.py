@@ -74,8 +74,8 @@ def test_a_fault_of_the_project_s_own_stage_is_not_called_ours(
     ("name", "text", "reason"),
     [
         ("params.yaml", "experiment: smoke\nseed: 0\noverrides: []\nseed: 1\n", "names seed twice"),
-        ("dvc.yaml", "stages: {}\nstages: {}\n", "DVC does not read the pipeline"),
-        ("dvc.lock", "schema: 2.0\nstages: 5\n", "DVC does not read the pipeline"),
+        ("dvc.yaml", "stages: {}\nstages: {}\n", "DVC cannot read the pipeline"),
+        ("dvc.lock", "schema: 2.0\nstages: 5\n", "DVC cannot read the pipeline"),
     ],
 )
 def test_a_pipeline_that_dvc_does_not_read_is_one_message(

@@ -32,7 +32,7 @@ from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.interop import read_logs
 from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument
-from captrain.records import JsonObject, Rollout, Spool, Task, Usage, publish
+from captrain.records import Rollout, Spool, Task, Usage, publish
 from captrain.reporting.pages import build, rollouts
 from captrain.run import SelectionSettings
 from captrain.statistics import Bootstrap
@@ -333,7 +333,7 @@ def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_p
 def test_a_report_has_few_rollouts_in_memory_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     most, calls, add = 0, 0, rollouts.Shard.add
 
-    def counted(shard: rollouts.Shard, rollout: Rollout, marks: list[JsonObject]) -> None:
+    def counted(shard: rollouts.Shard, rollout: Rollout, marks: list[rollouts.Mark]) -> None:
         nonlocal most, calls
         calls += 1
         most = max(most, alive() if calls % 40 == 0 else 0)

@@ -1,7 +1,7 @@
-"""Every file that a command is given or reads in a project, damaged in every way: one message, or the command goes on.
+"""Damaged files, as arguments of commands and in a project: every command ends with one message, or works.
 
-Nobody's mistake ends in a traceback, in the name of an error of Python's, or in waiting for a pipe. Files that a
-command writes on a disk that takes no more have tests of their own (`tests/test_disk.py`).
+No command ends with a traceback or the name of a Python error, or waits for a pipe. `tests/test_disk.py` tests full
+disks.
 """
 
 import os
@@ -19,7 +19,7 @@ from captrain.records import publish_text
 
 LOGS = Path(__file__).parents[2] / "docs/examples/servicedesk.jsonl"
 PATIENCE = 240
-"""Seconds for one command: who waits for a pipe waits for ever."""
+"""Seconds for one command: reading a pipe would wait forever."""
 CONTENTS: Mapping[str, bytes] = {
     "empty": b"",
     "binary": bytes(range(256)) * 8,
@@ -57,7 +57,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "model": ("serve", "FILE"),
     "adapters": ("serve", "--adapters-from", "FILE"),
 }
-"""Names of files, and the command that each is given to."""
+"""Names of files, and the command that gets each as an argument."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def patience() -> Iterator[None]:
 
 
 def require_message(status: int, out: str, err: str) -> None:
-    """A command ended well, or in one message, and showed nobody the inside of Python."""
+    """Require that a command succeeded or ended with one message, without names of Python errors."""
     assert status in (0, 1, 2), err[-2000:]
     assert "Traceback" not in out + err and not re.search(r"\b[A-Z]\w+(Error|Exception)\b", out + err), out + err
     if status == 2:
@@ -82,7 +82,7 @@ def require_message(status: int, out: str, err: str) -> None:
 
 @pytest.mark.parametrize("damage", further(DAMAGES, 2))
 @pytest.mark.parametrize("file", ARGUMENTS)
-def test_a_file_that_is_given_and_is_not_what_it_should_be_is_one_message_that_names_it(
+def test_a_damaged_argument_is_one_message_that_names_it(
     file: str, damage: str, tmp_path: Path, captrain: Captrain
 ) -> None:
     publish_text(tmp_path / "dvc.yaml", "stages: {}\n")
@@ -90,7 +90,7 @@ def test_a_file_that_is_given_and_is_not_what_it_should_be_is_one_message_that_n
     arguments = [word.replace("FILE", file).replace("OUT", "out") for word in ARGUMENTS[file]]
     status, out, err = captrain(tmp_path, *arguments)
     if (file, damage) == ("adapters", "a folder"):
-        assert "artifacts/base" in err  # what is given is right, and there is no model
+        assert "artifacts/base" in err  # the argument is valid, but there is no model
         return
     require_message(status, out, err)
     assert status == 2 and file in err, (status, out, err)
@@ -115,7 +115,7 @@ def shared_project(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def project(shared_project: Path) -> Iterator[Path]:
-    """A finished pipeline; whatever a test does to a file by `damaged` is taken back."""
+    """A finished pipeline; damage by `damaged` is undone after each test."""
     yield shared_project
     for path in shared_project.rglob("*.whole"):
         remove(whole := path.with_suffix(""))
@@ -130,14 +130,14 @@ def remove(path: Path) -> None:
 
 
 def damaged(path: Path, damage: Maker) -> None:
-    """Put something else in the place of a file."""
+    """Replace a file by something else."""
     path.rename(path.with_name(f"{path.name}.whole"))
     damage(path)
 
 
 @pytest.mark.parametrize("place", ["a file", "a pipe", "a link to itself"])
 @pytest.mark.parametrize("command", OUTPUTS)
-def test_an_output_that_is_no_folder_is_one_message_and_stays_what_it_was(
+def test_an_output_that_is_not_a_folder_is_one_message_and_stays_unchanged(
     command: str, place: str, project: Path, tmp_path: Path, captrain: Captrain
 ) -> None:
     out_path = tmp_path / "out"
@@ -172,7 +172,7 @@ READ: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 
 @pytest.mark.parametrize("file", further(READ, 5))
-def test_every_damaged_file_of_a_project_is_one_message_of_every_command_that_reads_it(
+def test_a_damaged_file_of_a_project_is_one_message_in_every_command_that_reads_it(
     file: str, project: Path, tmp_path: Path, captrain: Captrain
 ) -> None:
     half = (project / file).read_bytes()
@@ -197,7 +197,7 @@ def test_every_damaged_file_of_a_project_is_one_message_of_every_command_that_re
         ("dvc.lock", "binary", "dvc.lock"),
     ],
 )
-def test_what_dvc_reads_of_a_project_is_one_message_and_nothing_waits(
+def test_a_damaged_file_that_dvc_reads_is_one_message_without_waiting(
     file: str, damage: str, words: str, project: Path, captrain: Captrain
 ) -> None:
     damaged(project / file, DAMAGES[damage])
@@ -207,7 +207,7 @@ def test_what_dvc_reads_of_a_project_is_one_message_and_nothing_waits(
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_a_gap_that_is_no_finite_number_is_one_message(
+def test_a_gap_that_is_not_finite_is_one_message(
     number: str, project: Path, tmp_path: Path, captrain: Captrain
 ) -> None:
     file = project / "results/capabilities/selection.json"

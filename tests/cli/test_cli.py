@@ -1,4 +1,4 @@
-"""The command line through its entry point, on results and a pipeline made by hand."""
+"""The command line through its entry point, on hand-made results and a small pipeline."""
 
 import json
 import re
@@ -42,18 +42,18 @@ def test_no_module_behind_the_commands_imports_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_outside_a_project_one_message_says_where_to_run(tmp_path: Path, captrain: Captrain) -> None:
+def test_outside_a_project_the_message_says_where_to_run(tmp_path: Path, captrain: Captrain) -> None:
     status, out, err = captrain(tmp_path, "verify")
     assert (status, out) == (2, "")
     assert err.startswith("error: there is no dvc.yaml") and "Traceback" not in err
 
 
-def test_no_job_is_an_empty_list(project: Path, captrain: Captrain) -> None:
+def test_without_jobs_a_message_is_printed(project: Path, captrain: Captrain) -> None:
     status, out, _ = captrain(project, "jobs")
     assert status == 0 and out.startswith("no job was ever submitted here")
 
 
-def test_the_sweep_command_explains_itself(tmp_path: Path) -> None:
+def test_the_sweep_command_has_help(tmp_path: Path) -> None:
     code = "import sys; sys.argv = ['captrain-sweep', '--help']; from captrain.comparison.sweep import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "captrain-sweep -m" in done.stdout
@@ -67,7 +67,7 @@ def test_the_sweep_command_explains_itself(tmp_path: Path) -> None:
         ("--dry-run", "", "--dry-run says what a language model would cost"),
     ],
 )
-def test_an_option_of_a_diagnosis_that_would_change_nothing_is_refused(
+def test_a_diagnosis_option_without_effect_is_refused(
     option: str, content: str, problem: str, tmp_path: Path, captrain: Captrain
 ) -> None:
     publish_text(tmp_path / "given", content)
@@ -76,9 +76,7 @@ def test_an_option_of_a_diagnosis_that_would_change_nothing_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_commonest_reason_of_entries_that_do_not_read_is_printed_with_its_count(
-    tmp_path: Path, captrain: Captrain
-) -> None:
+def test_the_most_common_reason_of_unread_entries_is_printed_with_its_count(tmp_path: Path, captrain: Captrain) -> None:
     rows = [json.loads(line) for line in LOGS.read_text().splitlines()]
     bent = [{**row, "reward": 5} if number < 18 else row for number, row in enumerate(rows)]
     text = "".join(json.dumps(row) + "\n" for row in [*bent, {**rows[0], "messages": []}])
@@ -92,21 +90,17 @@ def test_a_repository_without_an_owner_is_refused_before_anything_is_written(
     name: str, project: Path, captrain: Captrain
 ) -> None:
     status, _, err = captrain(project, "push", "adapters", name, "--dry-run", "sent")
-    assert status == 2 and f"{name} is no repository" in err and "OWNER/NAME" in err
+    assert status == 2 and f"{name} is not a repository" in err and "OWNER/NAME" in err
     assert not (project / "sent").exists()
 
 
-def test_a_file_without_an_environment_is_said_to_have_none(
-    committed: Path, tmp_path: Path, captrain: Captrain
-) -> None:
+def test_a_file_without_an_environment_is_refused(committed: Path, tmp_path: Path, captrain: Captrain) -> None:
     publish_text(tmp_path / "e.py", "x = 1\n")
     status, out, err = captrain(committed, "validate", str(tmp_path / "e.py"), "--out", str(tmp_path / "out"))
     assert status == 1 and "lacks the class Environment" in " ".join(out.split()) and "KeyError" not in out + err
 
 
-def test_the_page_on_diagnosing_shows_what_a_synthesis_from_it_prints(
-    committed: Path, tmp_path: Path, captrain: Captrain
-) -> None:
+def test_docs_diagnose_shows_the_output_of_a_synthesis(committed: Path, tmp_path: Path, captrain: Captrain) -> None:
     diagnosis = str(tmp_path / "diagnosis")
     assert captrain(committed, "diagnose", str(LOGS), "--out", diagnosis)[0] == 0
     order = ("synthesize", "missing_lookup", "--diagnosis", diagnosis, "--out", str(tmp_path / "environments"))
@@ -116,11 +110,11 @@ def test_the_page_on_diagnosing_shows_what_a_synthesis_from_it_prints(
     assert shown and shown[0] in out
 
 
-def test_absent_results_name_the_remedy(project: Path, captrain: Captrain) -> None:
+def test_missing_results_name_the_remedy(project: Path, captrain: Captrain) -> None:
     assert "dvc repro evaluation" in captrain(project, "results")[2]
 
 
-def test_a_real_benchmark_is_shown_with_its_floor_and_versions_before_anything_is_evaluated(
+def test_results_show_floor_and_versions_of_a_benchmark_before_the_evaluation(
     project: Path, captrain: Captrain
 ) -> None:
     floor = {"pass_rate": 0.25, "mean_reward": 0.3}
@@ -140,7 +134,7 @@ def test_a_real_benchmark_is_shown_with_its_floor_and_versions_before_anything_i
     assert "1 rollouts ended in errors of infrastructure; 1 tasks are not runnable here" in out
 
 
-def test_a_broken_pipeline_file_ends_in_one_message(pipeline: Path, captrain: Captrain) -> None:
+def test_a_broken_pipeline_file_is_one_message(pipeline: Path, captrain: Captrain) -> None:
     publish_text(pipeline / "dvc.yaml", "stages: [\n")
     status, _, err = captrain(pipeline, "verify")
     assert status == 2 and "DVC cannot read the pipeline" in err and "Traceback" not in err

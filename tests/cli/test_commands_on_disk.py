@@ -1,8 +1,8 @@
-"""A disk that takes no more, in every command: one message, what there was is kept, and nothing half-written stays.
+"""Full and read-only disks: each command ends with one message and leaves all files as they were.
 
-Commands run in a finished pipeline, and the kernel refuses what they write: by a folder that is read-only, by a disk
-that is full, which has the temporary files, too, and by RLIMIT_FSIZE. Those that write nothing may go on. Stages have a
-table of their own (`tests/test_disk.py`).
+Commands run in a finished pipeline, and the kernel refuses their writes: in a read-only folder, on a full disk (with
+the temporary files on it), or by RLIMIT_FSIZE. Commands that write nothing still work. `tests/test_disk.py` tests the
+stages.
 """
 
 import importlib
@@ -45,7 +45,7 @@ WRITING: Mapping[str, tuple[str, ...]] = {
     "validate": ("validate", "results/environments/invalid_call.py", "--out", OUT),
     "report": ("report", "--out", OUT),
 }  # fmt: skip
-"""Commands that write where the user says."""
+"""Commands that write to a place that the user names."""
 PLACED: Mapping[str, tuple[str, ...]] = {
     "run": ("run", "capabilities"),
     "benchmark install": ("benchmark", "install", "bfcl"),
@@ -53,7 +53,7 @@ PLACED: Mapping[str, tuple[str, ...]] = {
     "plan": ("plan",),
     "results": ("results",),
 }
-"""Commands that write to their place in the project, or nothing."""
+"""Commands that write to fixed places in the project, or nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def project(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file but git's and DVC's own and what can be resumed, with its size and time; and what is half-written."""
+    """Size and time of every file, except those of git, DVC and caches, but with temporary files."""
     paths = [path for path in folder.rglob("*") if not {".git", ".dvc"} & {*path.parts}]
     paths = [path for path in paths if ".cache" not in path.parts or path.suffix == ".tmp"]
     states = [(path, path.lstat()) for path in paths if not path.is_dir()]
@@ -77,8 +77,11 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
 def run(
     folder: Path, fault: str, arguments: tuple[str, ...], beside: Callable[[], None] | None = None
 ) -> tuple[int, str]:
-    """Exit status and words of a command under a fault, with what its process does beside it; what was there still is,
-    and nothing else."""
+    """Run a command under a fault, with `beside` in a thread, and require that no file changed.
+
+    Returns:
+        Exit status and output.
+    """
 
     def act() -> int:
         if beside:
@@ -99,7 +102,7 @@ def run(
 
 
 def is_message(status: int, text: str, fault: str) -> bool:
-    """Return whether a command ended in one message that says what is wrong with the disk."""
+    """Return whether a command ended with one message that names the fault of the disk."""
     message = text[text.find("error: ") :]
     is_one = status == 2 and text.count("error: ") == 1 and "\n  remedy: " in message
     return is_one and any(words in message for words in WORDS[fault])
@@ -107,7 +110,7 @@ def is_message(status: int, text: str, fault: str) -> bool:
 
 @pytest.mark.parametrize("fault", EACH)
 @pytest.mark.parametrize("command", further(WRITING, 3))
-def test_a_command_on_a_disk_that_takes_no_more_ends_in_one_message_and_leaves_what_there_was(
+def test_a_command_on_a_full_disk_ends_with_one_message_and_changes_nothing(
     command: str, fault: str, project: Path
 ) -> None:
     status, text = run(project, fault, WRITING[command])
@@ -115,9 +118,7 @@ def test_a_command_on_a_disk_that_takes_no_more_ends_in_one_message_and_leaves_w
 
 
 @pytest.mark.parametrize("command", PLACED)
-def test_a_command_in_a_project_whose_disk_takes_no_more_ends_well_or_in_one_message(
-    command: str, project: Path
-) -> None:
+def test_a_command_in_a_project_on_a_full_disk_works_or_ends_with_one_message(command: str, project: Path) -> None:
     status, text = run(project, "ulimit -f", PLACED[command])
     if command == "benchmark install":
         assert status == 2 and "could not be installed" in text and "the disk takes more" in text
@@ -127,14 +128,14 @@ def test_a_command_in_a_project_whose_disk_takes_no_more_ends_well_or_in_one_mes
 
 
 @pytest.mark.parametrize("fault", EACH[1:])
-def test_a_project_is_not_begun_by_halves(fault: str, tmp_path: Path) -> None:
+def test_init_on_a_full_disk_leaves_nothing(fault: str, tmp_path: Path) -> None:
     (tmp_path / FULL).mkdir()
     status, text = run(tmp_path, fault, ("init", f"{FULL}/mine", "--benchmark", "calendar"))
     assert is_message(status, text, fault), text
 
 
 @pytest.mark.parametrize("fault", EACH)
-def test_a_server_goes_on_to_answer_on_a_disk_that_takes_no_more(fault: str, project: Path) -> None:
+def test_a_server_still_answers_on_a_full_disk(fault: str, project: Path) -> None:
     with socket.socket() as channel:
         channel.bind(("127.0.0.1", 0))
         port = channel.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Output of commands at 80 columns: nothing is cut, and a difference is one line."""
+"""Tables on narrow terminals: nothing is cut."""
 
 import io
 
@@ -30,7 +30,7 @@ def test_a_table_that_fits_keeps_its_borders() -> None:
     assert "│ a   │ b   │" in text and "a title" in text and "a caption of the table" in text
 
 
-def test_one_that_fits_without_borders_has_a_line_a_row() -> None:
+def test_a_table_that_fits_without_borders_has_one_line_for_each_row() -> None:
     row = ("solutions_routed - rejection_sft", "+0.189", "+0.156 to +0.224", "< 0.001", "no (Holm)")
     text = printed(table_of(row, headings=("difference", "rate", "interval", "p", "distinct")))
     assert [line for line in text.splitlines() if "rejection_sft" in line][0].split() == " ".join(row).split()
@@ -38,7 +38,7 @@ def test_one_that_fits_without_borders_has_a_line_a_row() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
-def test_what_is_too_wide_is_a_block_a_row_with_ids_and_headings_whole(width: int) -> None:
+def test_the_rows_of_a_wide_table_are_blocks_with_complete_ids_and_headings(width: int) -> None:
     headings = ("id", "task", "capability", "leaves reference", "constant groups")
     text = printed(Group(table_of((*IDS, "at call 3", "1,024"), headings=headings)), width)
     assert all(len(line.rstrip()) <= width for line in text.splitlines())

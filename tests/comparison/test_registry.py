@@ -23,7 +23,7 @@ from captrain.comparison.tables import EvaluationTables
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.planning import Node
-from captrain.planning.estimate import Estimate
+from captrain.planning.estimate import RunEstimate
 from captrain.projects.pipeline import shipped_stages
 from captrain.records import publish_text
 from captrain.reporting.figures import training
@@ -102,7 +102,7 @@ def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
     legends = [axes.get_legend() for axes in training(tmp_path / "results").axes]
     assert "a toy" in [text.get_text() for legend in legends if legend for text in legend.get_texts()]
 
-    estimate = Estimate(with_toy(compose_spec("default", 0, [], ROOT / "conf")), Node(), 1)
+    estimate = RunEstimate(with_toy(compose_spec("default", 0, [], ROOT / "conf")), Node(), 1)
     [cost] = [cost for cost in estimate.costs() if cost.stage == "toy"]
     assert cost.rollouts == estimate.trace - estimate.diagnosis
 

@@ -112,12 +112,12 @@ def test_a_benchmark_that_stands_on_more_than_its_file_is_refused_by_the_plan() 
     with pytest.raises(UserError, match="imports .*captrain"):
         derivable(Component.model_validate({"_target_": "captrain.benchmarks.toolsandbox.ToolSandbox"}))
     spec = compose_spec("default", 0, ["benchmark=toolsandbox"], CONF)
-    problems = [error.problem for error in make_plan(spec, Node()).problems]
+    problems = [error.problem for error in make_plan(spec, Node()).refusals]
     assert any("no environment can be derived from captrain.benchmarks.toolsandbox" in problem for problem in problems)
     other = compose_spec(
         "default", 0, ["benchmark=toolsandbox", "synthesizer=openai", "synthesizer.name=some-model"], CONF
     )
-    assert not any("derived" in error.problem for error in make_plan(other, Node()).problems)
+    assert not any("derived" in error.problem for error in make_plan(other, Node()).refusals)
 
 
 def test_the_embedded_target_has_its_templates_as_before() -> None:
@@ -174,7 +174,7 @@ def test_a_benchmark_whose_solutions_call_every_tool_once_has_its_environments(
 def test_a_score_that_asks_for_words_that_nobody_told_is_refused_by_the_plan() -> None:
     def told(name: str) -> list[str]:
         spec = compose_spec("default", 0, [f"benchmark._target_=support.rooms.{name}"], CONF)
-        return [error.remedy for error in make_plan(spec, Node()).problems if "words that nobody" in error.problem]
+        return [error.remedy for error in make_plan(spec, Node()).refusals if "words that nobody" in error.problem]
 
     assert not told("Rooms")
     [remedy] = told("Wordy")
@@ -203,21 +203,21 @@ def test_a_line_of_a_derived_file_is_one_whatever_an_analyst_has_written() -> No
 def test_a_benchmark_without_references_is_refused_by_the_plan_whatever_its_class_declares() -> None:
     spec = compose_spec("default", 0, ["benchmark._target_=support.rooms.Unsolved"], CONF)
     made = make_plan(spec, Node())
-    assert any("support.rooms.Unsolved: it has no reference solutions" in error.problem for error in made.problems)
+    assert any("support.rooms.Unsolved: it has no reference solutions" in error.problem for error in made.refusals)
     assert any("returns [] for its first tasks" in text for text in made.warnings)
     assert any("analyst=openai" in text for text in made.warnings)
 
 
 def test_a_base_that_would_learn_another_domain_is_refused_with_the_key_that_mends_it() -> None:
     spec = compose_spec("default", 0, ["benchmark._target_=support.rooms.Rooms"], CONF)
-    [error] = [error for error in make_plan(spec, Node()).problems if "it would pass nothing" in error.problem]
+    [error] = [error for error in make_plan(spec, Node()).refusals if "it would pass nothing" in error.problem]
     assert "book_room" in error.problem and "base.demonstrations._target_=" in error.remedy
     idle = "base.demonstrations._target_=support.rooms.Speechless"
     taught = make_plan(compose_spec("default", 0, ["benchmark._target_=support.rooms.Rooms", f"+{idle}"], CONF), Node())
-    assert not taught.problems
+    assert not taught.refusals
     embedded = make_plan(compose_spec("default", 0, [], CONF), Node())
     served = make_plan(
         compose_spec("default", 0, ["benchmark._target_=support.rooms.Rooms", "policy=openai", "policy.name=m"], CONF),
         Node(),
     )
-    assert not embedded.problems and not any("pass nothing" in error.problem for error in served.problems)
+    assert not embedded.refusals and not any("pass nothing" in error.problem for error in served.refusals)

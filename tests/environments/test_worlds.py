@@ -47,7 +47,7 @@ def text_of(family: str, spec: Spec, description: str = "d") -> str:
 
 
 def plan_problems(*overrides: str) -> str:
-    return "\n".join(error.problem for error in make_plan(composed(*overrides), Node()).problems)
+    return "\n".join(error.problem for error in make_plan(composed(*overrides), Node()).refusals)
 
 
 # Without an installation.

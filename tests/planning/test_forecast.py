@@ -20,7 +20,7 @@ stages:
 
 
 def forecast(stages: list[str]) -> float:
-    """The seconds that are forecast, of which two digits are said."""
+    """Forecast seconds, to two digits."""
     found = re.search(r"stages? to run, about ([\d.]+) (s|min|h) ", said := forecast_run(ROOT, stages))
     assert found, said
     return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]]
@@ -29,19 +29,19 @@ def forecast(stages: list[str]) -> float:
 @pytest.mark.parametrize(
     "stages", [["figures"], ["base", "adapters"], ["rollouts", "grpo_target", "evaluation"], ["rollouts", "figures"]]
 )
-def test_a_forecast_is_of_the_seconds_that_the_plan_has_for_these_stages(stages: list[str]) -> None:
+def test_the_forecast_adds_up_the_seconds_of_the_plan(stages: list[str]) -> None:
     spec, _ = compose_configuration([], ROOT)
     seconds = {cost.stage: cost.seconds or 0 for cost in make_plan(spec, Node()).low}
     expected = sum(seconds.get(stage, 0) + STAGE_START.value for stage in stages)
     assert forecast(stages) == pytest.approx(expected, rel=0.05)
 
 
-def test_fewer_stages_are_forecast_to_take_less_time() -> None:
+def test_fewer_stages_take_less_time() -> None:
     stages = ["base", "rollouts", "adapters", "grpo_target", "rejection_sft", "solutions", "evaluation"]
     assert forecast(stages[:-1]) < forecast(stages)
 
 
-def test_stages_to_run_are_those_that_changed_and_what_comes_after(tmp_path: Path) -> None:
+def test_stale_stages_are_those_that_changed_and_those_after_them(tmp_path: Path) -> None:
     def call(*command: str) -> None:
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 

@@ -30,6 +30,6 @@ def test_a_domain_keeps_the_contract_and_only_the_one_without_references_is_refu
     assert report.problems == [] and "words that nobody told" not in report.facts
     spec, _ = compose_configuration([f"experiment={name}", "baselines.rejection_sft.run=true"], tmp_path / "mine")
     plan = make_plan(spec, Node())
-    refused = [error.problem for error in plan.problems]
+    refused = [error.problem for error in plan.refusals]
     assert bool(refused) == (name == "telescope") and all("it has no reference solutions" in text for text in refused)
     assert not any("demonstrations makes the calls" in text for text in plan.warnings)

@@ -114,7 +114,7 @@ def test_another_captrain_is_refused_until_it_is_taken_over_which_says_what_is_s
     assert status == 0 and "stale, their code differs: routes\n" in out and "nothing was changed" in out
     assert "only if what they read comes out different: evaluation, causality, figures" in out
     assert captrain(project, "upgrade")[1].splitlines()[0].startswith("captrain 0.0.9 -> ")
-    assert "nothing to take over" in captrain(project, "upgrade")[1]
+    assert "the project is up to date" in captrain(project, "upgrade")[1]
 
 
 def test_an_edited_pipeline_is_not_replaced(project: Path, captrain: Captrain) -> None:

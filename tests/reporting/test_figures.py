@@ -1,6 +1,5 @@
-"""Figures from hand-made results, drawn in processes of their own."""
+"""Figures of hand-made results."""
 
-import hashlib
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
+from support.figures import digests, written
 from support.results import causal_tables, make_results
 from support.waiting import PATIENCE
 
@@ -48,15 +48,9 @@ def run_stage(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-
-
-def test_two_processes_draw_the_same_bytes_without_torch_and_without_dates(
-    tmp_path: Path, drawn: dict[str, str]
-) -> None:
+def test_two_processes_draw_the_same_bytes_without_torch_and_dates(tmp_path: Path, drawn: dict[str, str]) -> None:
     make_results(tmp_path / "results")
-    # A setting of the machine's own matplotlib must change nothing.
+    # Settings of the machine's matplotlib must change nothing.
     (tmp_path / "matplotlibrc").write_text("font.size: 20\n")
     finished = run_stage(tmp_path)
     merging, causality, rediscovery, curve, ended, torch = finished.stdout.strip().splitlines()
@@ -86,7 +80,7 @@ def test_changed_numbers_change_the_figure(tmp_path: Path, drawn: dict[str, str]
     }
 
 
-def test_a_run_that_selected_nothing_still_has_all_figures(tmp_path: Path) -> None:
+def test_a_run_that_selected_nothing_has_all_figures(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
     publish_text(results / "adapters/history.csv", "adapter,step,rollouts,reward,success,informative\n")
     selection = json.loads((results / "capabilities/selection.json").read_text())
@@ -113,7 +107,7 @@ def test_a_missing_result_names_the_stage_that_makes_it(tmp_path: Path, missing:
         draw(results, tmp_path / "out")
 
 
-def test_the_stage_ends_in_one_message_without_traceback(
+def test_the_stage_fails_with_one_message_and_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -125,7 +119,7 @@ def test_the_stage_ends_in_one_message_without_traceback(
 
 
 def candidate(number: int, coverage: float, gap: float) -> dict[str, Any]:
-    """A candidate as the account of a selection has it."""
+    """A candidate in the account of a selection."""
     bounds = {"gap_low": gap - 0.1, "gap_high": gap + 0.1}
     return {
         "id": f"c{number}",
@@ -147,7 +141,7 @@ CROWDS = {
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_no_name_of_a_candidate_hides_another(crowd: str) -> None:
+def test_names_of_candidates_do_not_overlap(crowd: str) -> None:
     candidates = [candidate(number, *place) for number, place in enumerate(CROWDS[crowd])]
     figure = figures.capabilities({"thresholds": {"delta": 0.2, "coverage": 0.1}, "candidates": candidates})
     FigureCanvasAgg(figure).draw()
@@ -156,14 +150,9 @@ def test_no_name_of_a_candidate_hides_another(crowd: str) -> None:
     assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
 
 
-def written(figure: Figure) -> list[str]:
-    """Every text of a figure that is not empty."""
-    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
-
-
 @pytest.fixture
 def drawn_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path, Path], set[str]]:
-    """Draw one of the figures of some results, if it is one; gives the names of all that there are."""
+    """Draw only the wanted figure, and return the names of all figures."""
 
     def draw_alone(wanted: str, results: Path, out: Path) -> set[str]:
         names: set[str] = set()
@@ -179,7 +168,7 @@ def drawn_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path, Path], 
     return draw_alone
 
 
-def test_a_capability_that_was_tested_is_drawn_with_its_placebo_and_every_adapter(
+def test_a_tested_capability_is_drawn_with_placebo_and_every_adapter(
     tmp_path: Path, drawn_alone: Callable[[str, Path, Path], set[str]]
 ) -> None:
     results = make_results(tmp_path / "results")
@@ -195,11 +184,11 @@ def test_a_capability_that_was_tested_is_drawn_with_its_placebo_and_every_adapte
     assert "causality" not in drawn_alone("causality", results, tmp_path / "none")
 
 
-def test_each_difference_is_read_in_the_words_of_the_table(tmp_path: Path) -> None:
+def test_figures_show_the_readings_of_the_table(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
     said = written(figures.compared(results, "main"))
     assert {one: said.count(one) for one in said if "distinguishable" in one} == {
-        "distinguishable": 2,  # base, and the oracle, which nothing was tested of
+        "distinguishable": 2,  # the base, and the oracle, which is not tested
         "not distinguishable": 1,
         "not distinguishable after correction": 1,
     }
@@ -208,7 +197,7 @@ def test_each_difference_is_read_in_the_words_of_the_table(tmp_path: Path) -> No
     assert "grpo_target (640)" not in routed and "bound:oracle (640)" in routed
 
 
-def test_merging_is_drawn_where_a_merged_adapter_was_played(
+def test_merging_is_drawn_if_a_merged_adapter_was_played(
     tmp_path: Path, drawn_alone: Callable[[str, Path, Path], set[str]]
 ) -> None:
     results = make_results(tmp_path / "results")
@@ -220,7 +209,7 @@ def test_merging_is_drawn_where_a_merged_adapter_was_played(
     )
 
 
-def test_published_rates_are_marked_only_where_the_same_thing_was_measured(tmp_path: Path) -> None:
+def test_published_rates_are_marked_only_if_the_same_thing_was_measured(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
     assert not [one for one in written(figures.compared(results, "main")) if "published" in one]
     known = read_published()
@@ -234,7 +223,7 @@ def test_published_rates_are_marked_only_where_the_same_thing_was_measured(tmp_p
     assert sorted(round(float(x), 3) for x, _ in np.asarray(marks)) == [0.329, 0.378, 0.470]
 
 
-def test_thresholds_replay_as_the_selection_itself_selects() -> None:
+def test_replayed_thresholds_select_as_the_selection_does() -> None:
     generator = np.random.default_rng(0)
     names = ["a", "b", "c", "d"]
     lacks = dict(zip(names, ((0.9, 0.1), (0.6, 0.2), (0.4, 0.3), (0.2, 0.0)), strict=True))
@@ -243,7 +232,7 @@ def test_thresholds_replay_as_the_selection_itself_selects() -> None:
         for rollout in range(40):
             failed = rollout % 2 == 0
             verdicts = {}
-            for name in names[: 3 if run == 0 else 4]:  # the last is not proposed in the first run
+            for name in names[: 3 if run == 0 else 4]:  # the last one is not proposed in the first run
                 drawn = generator.random(2)
                 lacking = drawn[0] < lacks[name][not failed]
                 verdicts[name] = Label(verdict="LACKING" if lacking else "PRESENT" if drawn[1] < 0.5 else "NA")

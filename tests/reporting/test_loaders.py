@@ -1,4 +1,4 @@
-"""Loaders of results: their examples on a small project, what is missing, and a cheap import."""
+"""Loaders of results: their docstring examples, missing files, and a cheap import."""
 
 import doctest
 import subprocess
@@ -119,12 +119,12 @@ def test_every_loader_is_offered_by_the_package() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(LOADERS) - {"load_published"}))
-def test_what_is_missing_is_named(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="dvc repro"):
         getattr(captrain, name)(tmp_path)
 
 
-def test_a_prompt_and_a_composition_are_arms_of_their_own(project: Path) -> None:
+def test_prompts_and_compositions_are_separate_arms(project: Path) -> None:
     publish_json(
         project / "results/gepa/index.json",
         {"gepa": {"digest": "d", "path": "", "guidance": ["Look first."], "rollouts": 80, "discarded": 0}},
@@ -143,6 +143,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         captrain.load_nothing  # noqa: B018  # type: ignore[attr-defined]
 
 
-def test_importing_the_package_imports_neither_pandas_nor_torch() -> None:
+def test_importing_the_package_does_not_import_pandas_or_torch() -> None:
     said = "import sys, captrain; print([m for m in ('pandas', 'numpy', 'torch', 'pydantic') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout == "[]\n"

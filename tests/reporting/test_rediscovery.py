@@ -21,7 +21,7 @@ def results(folder: Path, *rows: str) -> Path:
     return folder
 
 
-def test_the_table_has_each_capability_before_and_after_and_leaves_out_what_nobody_selected(tmp_path: Path) -> None:
+def test_the_table_has_selected_capabilities_before_and_after_training(tmp_path: Path) -> None:
     table = rediscovery_table(results(tmp_path, BEFORE, AFTER))
     console = Console(width=140)
     with console.capture() as text:
@@ -45,7 +45,7 @@ def test_the_figure_shows_every_diagnosis_of_every_selected_capability(tmp_path:
     assert [text.get_text() for text in shares.get_yticklabels()] == ["copying"]
 
 
-def test_the_report_lists_what_the_table_lists(tmp_path: Path) -> None:
+def test_the_report_has_the_rows_of_the_table(tmp_path: Path) -> None:
     results(tmp_path / "results", BEFORE, AFTER)
     page, *_ = build(tmp_path, tmp_path / "report")
     rows = page.read_text().partition('aria-label="Re-discovery"')[2].partition("</table>")[0]

@@ -1,6 +1,5 @@
-"""The static report: its pages without a browser, the rule in the page against the library's, and a newcomer's path."""
+"""The report: its page without a browser, its selection rule, and its use in a browser."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.browser import Browser
+from support.figures import digests
 from support.needs import further
 from support.results import causal_tables
 
@@ -105,7 +105,7 @@ def played(name: str, split: str, number: int, trial: int, passed: bool, adapter
 
 
 def labelled(dialogues: list[Rollout], runs: int = 5, seed: int = 0) -> list[RolloutLabels]:
-    """Labels of which some candidates contrast, some do not, and one is seldom exercised or proposed."""
+    """Labels in which some candidates contrast, some do not, and one is seldom exercised or proposed."""
     drawn = np.random.default_rng(seed)
     odds = {"check_first": (0.9, 0.1), "pick_right": (0.4, 0.2), "be_polite": (0.6, 0.6), "seldom": (0.5, 0.1)}
     found = []
@@ -130,7 +130,7 @@ def labelled(dialogues: list[Rollout], runs: int = 5, seed: int = 0) -> list[Rol
 
 
 def made(root: Path) -> Path:
-    """A project with every file that the report reads."""
+    """Write a project with every file that the report reads."""
     results, artifacts = root / "results", root / "artifacts"
     discovery = [played(f"d{i:03d}", "discovery", i, 0, i % 5 > 2) for i in range(30)]
     arms = (None, "feed")
@@ -191,8 +191,7 @@ def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """Content of a page as a browser sees it: tags with attributes, text outside of scripts and styles, and what
-    scripts hold."""
+    """Content of a page: tags with attributes, text outside scripts and styles, and text of scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -216,12 +215,12 @@ class Page(HTMLParser):
 
 
 def view(report: Path, name: str) -> Page:
-    """One view of the page, without the others."""
+    """One view of the page."""
     parts = (report / "index.html").read_text().split('<section class="view" id="')
     return next(Page('<section id="' + part) for part in parts if part.startswith(f'{name}"'))
 
 
-def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distinguishable(report: Path) -> None:
+def test_the_overview_shows_intervals_and_the_reading_of_each_difference(report: Path) -> None:
     text = " ".join(view(report, "overview").text.split())
     for words in (
         "0.533 to 0.619",
@@ -238,11 +237,11 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
     marked = [tag for tag, given in view(report, "overview").tags if tag == "svg" and given.get("role") == "img"]
     assert len(marked) == 4
     marked = [tag for tag, given in view(report, "capabilities").tags if tag == "svg" and given.get("role") == "img"]
-    assert len(marked) == len(CANDIDATES) + 2  # and what a capability claims, and what is repaired
+    assert len(marked) == len(CANDIDATES) + 2  # and one each for claimed and repaired
     assert "Totals differ: 3,200, 640. TRACE, solutions is taught the environments' own solutions," in text
 
 
-def test_a_capability_page_marks_the_failing_message_and_shows_environment_and_training(report: Path) -> None:
+def test_a_capability_shows_its_failing_messages_environment_and_training(report: Path) -> None:
     found = view(report, "capability-check_first")
     text = " ".join(found.text.split())
     assert "Fails here: cancelled unseen" in text
@@ -251,7 +250,7 @@ def test_a_capability_page_marks_the_failing_message_and_shows_environment_and_t
     assert any(tag == "polyline" for tag, _ in found.tags)
 
 
-def test_the_page_holds_no_script_of_its_own_and_asks_for_nothing_outside(report: Path) -> None:
+def test_the_page_has_no_inline_script_and_loads_nothing_from_outside(report: Path) -> None:
     assert [path.name for path in report.glob("*.html")] == ["index.html"]
     found = Page((report / "index.html").read_text())
     policy = next(given["content"] for tag, given in found.tags if given.get("http-equiv"))
@@ -265,12 +264,12 @@ def test_the_page_holds_no_script_of_its_own_and_asks_for_nothing_outside(report
         assert not re.match(r"[a-z]+:", target) or target == "data:,", target
         file, _, place = target.partition("#")
         assert not file or file == "data:," or (report / file).exists(), target
-        # Stages that this project's dvc.yaml does not have are linked to as well.
+        # Links may name stages that this project's dvc.yaml does not have.
         assert not place or place in ids or place.startswith(("rollout/", "stage-")), target
     assert "http" not in "".join(path.read_text() for path in report.rglob("*.js"))
 
 
-def test_text_of_rollouts_is_data_and_never_markup(report: Path) -> None:
+def test_text_of_rollouts_is_never_markup(report: Path) -> None:
     found = Page((report / "index.html").read_text())
     assert "img" not in {tag for tag, _ in found.tags} and "owned" not in found.scripts
     assert HOSTILE in view(report, "capability-check_first").text
@@ -278,7 +277,7 @@ def test_text_of_rollouts_is_data_and_never_markup(report: Path) -> None:
     assert not any("<" in text for text in files) and any("owned" in text for text in files)
 
 
-def test_rows_name_arm_route_and_failing_message_and_a_task_lies_in_one_shard(report: Path) -> None:
+def test_rows_have_arm_route_and_failing_message_and_a_task_is_in_one_shard(report: Path) -> None:
     (table,) = arguments(report / "data/rows.js")
     columns = table["columns"]
     assert len(columns["id"]) == 30 + 24 and table["arms"] == ["base", "check_first"]
@@ -288,7 +287,7 @@ def test_rows_name_arm_route_and_failing_message_and_a_task_lies_in_one_shard(re
     assert all(len(one) == 1 for one in shards_of.values())
     at = columns["id"].index("ebase00")
     assert table["tasks"][columns["task"][at]][4] == "check_first"
-    # The reference looks first; the rollout cancels at once, in message 2.
+    # The reference looks up the record first; the rollout cancels at once, in message 2.
     assert (columns["mark"][at], columns["outcome"][at]) == (2, "f")
     _, shard = arguments(report / f"data/shard-{columns['shard'][at]:03d}.js")
     assert shard["rollouts"]["ebase00"]["marks"][0]["why"] == "the reference calls get(id=0) before this"
@@ -306,17 +305,17 @@ def test_rows_name_arm_route_and_failing_message_and_a_task_lies_in_one_shard(re
         ([call("get", id=1), call("cancel", id=1), call("get", id=1)], (2, "the reference makes no such call")),
     ],
 )
-def test_a_rollout_leaves_its_reference_at_the_first_other_call(
+def test_a_rollout_departs_from_its_reference_at_the_first_different_call(
     calls: list[Message], departure: tuple[int, str] | None
 ) -> None:
-    written = {"name": "get", "arguments": '{"id": 1}'}  # as text or as an object, a call is the same
+    written = {"name": "get", "arguments": '{"id": 1}'}  # arguments as text or as an object are equal
     reference = [{"role": "assistant", "tool_calls": [{"type": "function", "function": written}]}, call("cancel", id=1)]
     assert rollouts.departure_of(calls, reference) == departure
     assert rollouts.departure_of(calls, []) is None
 
 
 def arguments(path: Path) -> list[Any]:
-    """Parse what the script hands to its function."""
+    """Parse the arguments that a data file passes to its function."""
     return json.loads("[" + path.read_text().split("(", 1)[1].removesuffix(");\n") + "]")
 
 
@@ -330,21 +329,15 @@ def test_shards_end_with_a_task(monkeypatch: pytest.MonkeyPatch, project: Path, 
     assert len([*(tmp_path / "report/data").glob("shard-*.js")]) == 16
 
 
-def test_equal_inputs_give_equal_bytes_and_no_path_of_the_machine(project: Path, report: Path, tmp_path: Path) -> None:
+def test_equal_inputs_give_equal_bytes_without_paths_of_the_machine(
+    project: Path, report: Path, tmp_path: Path
+) -> None:
     build(project, tmp_path / "again")
-
-    def digests(folder: Path) -> dict[str, str]:
-        return {
-            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
-
     assert digests(report) == digests(tmp_path / "again")
     assert not any(str(project) in path.read_text() for path in report.rglob("*") if path.is_file())
 
 
-def test_a_fresh_clone_has_pages_that_say_what_is_missing(project: Path, tmp_path: Path) -> None:
+def test_the_report_of_a_fresh_clone_says_what_is_missing(project: Path, tmp_path: Path) -> None:
     shutil.copytree(project / "results", tmp_path / "clone/results")
     build(tmp_path / "clone", tmp_path / "report")
     assert "0.533 to 0.619" in view(tmp_path / "report", "overview").text
@@ -364,7 +357,7 @@ default,trace-base,5,0.198,0.141,0.256
 PIXEL = b"\x89PNG\r\n\x1a\n"
 
 
-def test_several_runs_are_on_a_page_with_their_tables_and_figures(project: Path, tmp_path: Path) -> None:
+def test_several_runs_have_a_view_with_their_tables_and_figures(project: Path, tmp_path: Path) -> None:
     root = tmp_path / "studied"
     shutil.copytree(project, root)
     build(root, tmp_path / "report")
@@ -383,7 +376,7 @@ def test_several_runs_are_on_a_page_with_their_tables_and_figures(project: Path,
     assert (tmp_path / "report/figure-scaling.png").read_bytes() == PIXEL
 
 
-def test_published_numbers_stand_beside_ours_only_where_the_same_thing_was_run(project: Path, tmp_path: Path) -> None:
+def test_published_numbers_are_beside_ours_only_if_the_same_thing_was_run(project: Path, tmp_path: Path) -> None:
     root = tmp_path / "played"
     shutil.copytree(project, root)
     known = published.read_published()
@@ -391,7 +384,7 @@ def test_published_numbers_stand_beside_ours_only_where_the_same_thing_was_run(p
     publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": "another"}})
     build(root, tmp_path / "report")
     text = " ".join(view(tmp_path / "report", "published").text.split())
-    assert "47.0" in text and "24.0 is airline's" in text and "nothing of ours stands beside them" in text
+    assert "47.0" in text and "24.0 is airline's" in text and "there are no numbers of ours beside them" in text
     assert "57.7" not in text
     publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": known.model}})
     build(root, tmp_path / "report")
@@ -399,11 +392,11 @@ def test_published_numbers_stand_beside_ours_only_where_the_same_thing_was_run(p
     assert "TRACE 44.0 not run here 48.2 not run here 47.0 57.7 (6 tasks)" in text
 
 
-def test_the_overview_and_the_terminal_read_the_differences_alike(
+def test_the_overview_and_the_terminal_show_the_same_readings(
     project: Path, report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
-    monkeypatch.setenv("COLUMNS", "200")  # or a reading is broken into lines
+    monkeypatch.setenv("COLUMNS", "200")  # so that no reading is wrapped
     monkeypatch.setattr("sys.argv", ["captrain", "results"])
     with pytest.raises(SystemExit) as end:
         app.main()
@@ -440,12 +433,12 @@ def test_the_causal_test_is_printed_beneath_the_table(
     assert "Does repairing a capability alone" in out and "check first" in out and "0.300 to 0.500" in out
 
 
-def test_each_capability_has_what_it_claims_and_what_its_adapter_repairs(report: Path) -> None:
+def test_each_capability_shows_what_it_claims_and_what_its_adapter_repairs(report: Path) -> None:
     text = " ".join(view(report, "capabilities").text.split())
     assert "check first 30 of 90 0.400 0.300 to 0.500" in text and "above placebo" in text
     own = " ".join(view(report, "capability-check_first").text.split())
     assert "failed, lacks it +0.400" in own and "failed, does not lack it +0.000" in own and "passed +0.000" in own
-    assert "It was not tested" in view(report, "capability-be_polite").text
+    assert "Not tested" in view(report, "capability-be_polite").text
 
 
 def cut(text: str) -> str:
@@ -480,7 +473,7 @@ CORRUPT = {
 
 @pytest.fixture(scope="module")
 def breakable(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with every file that there may be."""
+    """The project with every file that the report may read."""
     root = tmp_path_factory.mktemp("breakable") / "project"
     shutil.copytree(project, root)
     row = {"digest": "beef", "path": "", "rollouts": 3200, "discarded": 0}
@@ -493,12 +486,12 @@ def breakable(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", further(CORRUPT, 6))
-def test_a_corrupt_file_ends_in_a_message_that_names_it_and_what_makes_it(breakable: Path, name: str) -> None:
+def test_a_corrupt_file_is_named_with_the_command_that_makes_it(breakable: Path, name: str) -> None:
     path = (breakable / "results" / name).resolve()
     whole = path.read_text()
     others = {".json": ["\x00\x01", "[" * 5000, "3\n"], ".yaml": ["\x00\x01", "[" * 5000, "3\n"], ".jsonl": ["{\n"]}
     if path.parent.name in ("adapters", "evaluation", "causality"):
-        others[".csv"] = ["a\n"]  # a whole table, of something else
+        others[".csv"] = ["a\n"]  # a complete table with other columns
     try:
         for text in (cut(whole), *others.get(path.suffix, [])):
             publish_text(path, text)
@@ -524,9 +517,7 @@ def test_a_corrupt_file_ends_in_a_message_that_names_it_and_what_makes_it(breaka
         ("adapters/index.json", '"digest"', '"hash"', "check_first.digest"),
     ],
 )
-def test_a_value_that_is_not_what_a_page_shows_is_named(
-    breakable: Path, name: str, old: str, new: str, where: str
-) -> None:
+def test_a_wrong_column_or_value_is_named(breakable: Path, name: str, old: str, new: str, where: str) -> None:
     path = breakable / "results" / name
     whole = path.read_text()
     publish_text(path, whole.replace(old, new))
@@ -537,7 +528,7 @@ def test_a_value_that_is_not_what_a_page_shows_is_named(
         publish_text(path, whole)
 
 
-def test_an_empty_project_has_pages_that_say_what_is_missing(tmp_path: Path) -> None:
+def test_the_report_of_an_empty_project_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     build(tmp_path / "empty", tmp_path / "report")
     for name, stage in {"overview": "evaluation", "thresholds": "capabilities", "ledger": "evaluation"}.items():
@@ -545,7 +536,7 @@ def test_an_empty_project_has_pages_that_say_what_is_missing(tmp_path: Path) -> 
     assert "dvc.yaml is missing" in view(tmp_path / "report", "provenance").text
 
 
-def test_a_run_that_found_no_candidate_still_has_all_pages(project: Path, tmp_path: Path) -> None:
+def test_a_run_without_candidates_still_has_all_views(project: Path, tmp_path: Path) -> None:
     root = tmp_path / "nothing"
     shutil.copytree(project, root)
     path = root / "results/capabilities/selection.json"
@@ -564,7 +555,7 @@ def test_provenance_names_stage_command_and_hash(report: Path) -> None:
     assert "stage-evaluation" in targets
 
 
-def test_a_folder_that_is_no_report_is_not_replaced(project: Path, report: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_report_is_not_replaced(project: Path, report: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="is not a report"):
         build(project, tmp_path)
@@ -576,7 +567,7 @@ def test_a_folder_that_is_no_report_is_not_replaced(project: Path, report: Path,
 
 
 @pytest.mark.needs("browser")
-def test_a_newcomer_goes_from_the_table_to_the_failing_message_of_a_rollout(
+def test_links_lead_from_the_table_to_the_failing_message_of_a_rollout(
     browser: Browser, report: Path, tmp_path: Path
 ) -> None:
     browser.events.clear()
@@ -600,9 +591,7 @@ def test_a_newcomer_goes_from_the_table_to_the_failing_message_of_a_rollout(
 
 
 @pytest.mark.needs("browser")
-def test_the_table_filters_and_opens_by_keyboard_with_base_and_routed_arm_side_by_side(
-    browser: Browser, report: Path
-) -> None:
+def test_the_table_filters_and_opens_by_keyboard_with_two_arms_side_by_side(browser: Browser, report: Path) -> None:
     browser.events.clear()
     browser.screen(1280, 900)
     browser.open((report / "index.html").as_uri() + "#rollouts")

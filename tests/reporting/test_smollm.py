@@ -1,4 +1,4 @@
-"""The page on the real pretrained model says what its committed tables say."""
+"""docs/smollm.md has the numbers of its committed tables."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ def interval(row: dict[str, str], name: str) -> str:
     return f"{shortened(row[name])} ({shortened(row['low'])} to {shortened(row['high'])})"
 
 
-def test_the_table_of_the_page_is_the_committed_one() -> None:
+def test_the_main_table_is_the_committed_one() -> None:
     rates: dict[str, list[str]] = {}
     for row in rows_of("points.csv", SEEDS):
         rates.setdefault(row["label"], []).append(shortened(row["pass_rate"]))
@@ -52,7 +52,7 @@ def test_the_table_of_the_page_is_the_committed_one() -> None:
 
 
 def over_seeds_and_tasks(rows: list[dict[str, str]]) -> str:
-    """Interval of a mean whose variance is that over seeds and that over tasks, which all seeds share."""
+    """Interval of a mean over seeds, with the variance over tasks, which all seeds share, added."""
     seeds = [float(row["difference"]) for row in rows]
     errors = [(float(row["high"]) - float(row["low"])) / (2 * 1.96) for row in rows]
     half = 1.96 * math.hypot(statistics.stdev(seeds) / math.sqrt(len(seeds)), statistics.fmean(errors))
@@ -64,7 +64,7 @@ def differences_of(name: str, folder: Path) -> dict[tuple[str, str], dict[str, s
     return {(row["first"], row["second"]): row for row in rows_of(name, folder)}
 
 
-def test_its_differences_over_seeds_and_over_the_tasks_of_each_are_the_committed_ones() -> None:
+def test_differences_over_seeds_and_tasks_are_the_committed_ones() -> None:
     labels = {row["method"]: row["label"] for row in rows_of("summary.csv", SEEDS)}
     by_seed = [differences_of("evaluation/differences.csv", folder) for folder in FOLDERS]
     committed = {
@@ -79,7 +79,7 @@ def test_its_differences_over_seeds_and_over_the_tasks_of_each_are_the_committed
     assert len(listed) >= 4 and all(committed[name] == cells for name, *cells in listed)
 
 
-def test_the_readme_says_the_rates_of_the_table_and_has_its_figure() -> None:
+def test_the_readme_has_the_rates_of_the_table_and_its_figure() -> None:
     rates = {row["method"]: shortened(row["pass_rate"]) for row in rows_of("summary.csv", SEEDS)}
     readme = (ROOT / "README.md").read_text()
     sentence = (
@@ -89,7 +89,7 @@ def test_the_readme_says_the_rates_of_the_table_and_has_its_figure() -> None:
     assert sentence in " ".join(readme.split()) and "](results/studies/smollm.png)" in readme
 
 
-def test_the_tables_of_a_seed_are_those_of_its_folder() -> None:
+def test_the_rows_of_a_seed_are_those_of_its_folder() -> None:
     for seed, folder in enumerate(FOLDERS):
         rows = {row["method"]: row for row in rows_of("points.csv", SEEDS) if row["seed"] == str(seed)}
         for row in rows_of("evaluation/main.csv", folder):
@@ -99,7 +99,7 @@ def test_the_tables_of_a_seed_are_those_of_its_folder() -> None:
         assert spec["seed"] == seed and spec["base"] == yaml.safe_load((FOLDERS[0] / "spec.yaml").read_text())["base"]
 
 
-def test_the_numbers_of_its_diagnosis_are_those_of_the_selection() -> None:
+def test_the_numbers_of_the_diagnosis_are_those_of_the_selection() -> None:
     selection = json.loads((RESULTS / "capabilities/selection.json").read_text())
     chosen = [
         [
@@ -118,7 +118,7 @@ def test_the_numbers_of_its_diagnosis_are_those_of_the_selection() -> None:
     assert f"passed {passed} of {sum(summary['outcomes'].values())} discovery tasks" in " ".join(PAGE.split())
 
 
-def test_its_rewards_and_informative_groups_are_those_of_the_histories() -> None:
+def test_rewards_and_informative_groups_are_those_of_the_histories() -> None:
     histories: dict[str, list[dict[str, str]]] = {}
     for row in rows_of("adapters/history.csv"):
         histories.setdefault(row["adapter"], []).append(row)
@@ -132,13 +132,13 @@ def test_its_rewards_and_informative_groups_are_those_of_the_histories() -> None
     assert f"{shortened(str(mean(steps, 'informative')))} of its groups are informative" in " ".join(PAGE.split())
 
 
-def test_its_times_are_those_that_were_taken() -> None:
+def test_times_are_the_measured_ones() -> None:
     taken = {row["stage"]: row["cpu_s"] for row in rows_of("times.csv")}
     shown = table_after("| stage | CPU seconds |")
     assert shown and all(float(taken[stage]) == float(seconds) for stage, seconds in shown)
 
 
-def test_its_results_say_which_spec_code_and_model_made_them() -> None:
+def test_the_results_name_the_spec_code_and_model_that_made_them() -> None:
     spec = yaml.safe_load((RESULTS / "spec.yaml").read_text())
     assert spec["base"]["pretrained"] in (ROOT / "conf/experiment/smollm.yaml").read_text()
     stages = yaml.safe_load((RESULTS / "dvc.lock").read_text())["stages"]

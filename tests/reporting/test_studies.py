@@ -1,6 +1,5 @@
-"""Figures of several runs, drawn in a process of its own from small made tables."""
+"""Figures of several runs, from small hand-made tables."""
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
+from support.figures import digests, written
 from support.results import make_results
 from support.scripts import SCRIPTS, load_script
 from support.waiting import PATIENCE
@@ -34,7 +33,7 @@ FEW = ("router:sets", "merged:ties", "bound:oracle", "control:placebo")
 
 
 def points(rates: Mapping[str, float], seeds: Sequence[int], **settings: Any) -> list[dict[str, Any]]:
-    """Make a point of each seed; TRACE leads GRPO on the target by the same in every seed."""
+    """Rows for each seed, in which TRACE leads GRPO on the target by a constant."""
     return [
         {
             "experiment": "default", "seed": seed, **settings, "point": f"p{seed}", "method": name,
@@ -49,7 +48,7 @@ def points(rates: Mapping[str, float], seeds: Sequence[int], **settings: Any) ->
 
 
 def make_tables(results: Path) -> Path:
-    """The smallest tables that every figure can be drawn from."""
+    """Write the smallest tables from which every figure can be drawn."""
     rates = RATES | dict.fromkeys(FEW, 0.5)
     whole = [
         {**row, "experiment": name} for name in ("default", "rare") for row in points(rates, range(3))
@@ -83,18 +82,10 @@ def make_tables(results: Path) -> Path:
     return results
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-
-
 def figure_of(name: str, results: Path) -> Figure:
     study = STUDIES[name]
     tables = [pd.read_csv(results / table).to_dict("records") for table in study.tables]
     return study.draw(*tables)
-
-
-def written(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
 
 
 @pytest.mark.needs("minutes")
@@ -115,10 +106,12 @@ def test_all_figures_redraw_to_the_same_bytes_without_torch(tmp_path: Path) -> N
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False", done.stderr
     assert digests(results / "studies") == digests(tmp_path / "once")
     assert (results / "figures/main.pdf").exists()
-    assert measured == {path: path.read_bytes() for path in results.rglob("*.csv")}  # no published number got in
+    assert measured == {
+        path: path.read_bytes() for path in results.rglob("*.csv")
+    }  # no published number got into a table
 
 
-def test_the_curve_of_faults_falls_with_their_rate_and_has_grpo_on_the_target_beside_it(tmp_path: Path) -> None:
+def test_the_curve_of_faults_falls_and_grpo_on_the_target_is_constant(tmp_path: Path) -> None:
     axes = figure_of("faults", make_tables(tmp_path)).axes[0]
     curves = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
     assert curves["GRPO on target"] == [0.5, 0.5]
@@ -127,14 +120,14 @@ def test_the_curve_of_faults_falls_with_their_rate_and_has_grpo_on_the_target_be
     assert [container.get_label() for container in axes.containers] == ["random faults", "systematic faults"]
 
 
-def test_the_headline_puts_the_best_row_of_trace_in_the_projects_colour(tmp_path: Path) -> None:
+def test_the_best_row_of_trace_has_the_projects_colour(tmp_path: Path) -> None:
     figure = figure_of("headline", make_tables(tmp_path))
     bars = [to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
     assert {text for text in written(figure) if text in map(label, RATES)} == {label("base"), label(GRPO), label(TRACE)}
     assert bars.count(PROJECT) == 1 and bars[-1] == PROJECT
 
 
-def test_a_table_that_is_not_there_is_skipped_with_the_command_that_makes_it(
+def test_a_missing_table_is_skipped_with_the_command_that_makes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert draw(tmp_path, tmp_path / "out") == []
@@ -143,9 +136,7 @@ def test_a_table_that_is_not_there_is_skipped_with_the_command_that_makes_it(
     assert all(study.command in one for study, one in zip(STUDIES.values(), said, strict=True))
 
 
-def test_a_table_of_other_settings_or_methods_is_not_drawn_as_if_it_were_the_studys(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_other_settings_or_methods_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row for clip in (0.1, 0.2) for row in points(RATES, [0], **{"adapters.rollouts": 80, "trainer.clip": clip})]
     write_table(rows, tmp_path / "sweeps/rollouts.csv")
     fixed = points(RATES, range(3), **{"capabilities.count": 2, "trainer.clip": 0.2})
@@ -158,20 +149,20 @@ def test_a_table_of_other_settings_or_methods_is_not_drawn_as_if_it_were_the_stu
     assert "sweeps/rollouts.csv varies other settings" in said and "has no method merged:" in said
 
 
-def test_each_comparison_is_read_in_the_words_of_the_table(tmp_path: Path) -> None:
+def test_study_figures_show_the_readings_of_the_table(tmp_path: Path) -> None:
     results = make_tables(tmp_path)
-    # TRACE and GRPO on the target differ by the same in every seed; the others of the same rate never do.
+    # TRACE and GRPO on the target differ by a constant over seeds; methods of equal rate do not differ.
     told = [one for one in written(figure_of("scaling_rollouts", results)) if "distinguishable" in one]
     assert told == ["distinguishable"] * 2
     assert written(figure_of("merging", results)).count("not distinguishable") == 0
     rows = points(RATES | {"merged:ties": 0.6}, range(3))
     rates, differences = rates_over_seeds(rows), differences_over_seeds(rows)
     assert written(STUDIES["merging"].draw(rates, differences)).count("not distinguishable") == 1
-    # One seed: what the evaluation said of its tasks.
+    # With one seed, the reading is that of the evaluation over tasks.
     assert written(figure_of("thresholds", results)).count("not distinguishable") == 2
 
 
-def test_published_curves_stand_in_panels_of_their_own(tmp_path: Path) -> None:
+def test_published_curves_have_panels_of_their_own(tmp_path: Path) -> None:
     results = make_tables(tmp_path)
     for name, curves in (
         ("scaling_rollouts", ("tau2_rollouts", "toolsandbox_rollouts")),

@@ -1,1 +1,1 @@
-"""The command line: one module a group of commands, without logic of its own."""
+"""The command line: one module for each group of commands, without logic of its own."""

@@ -1,9 +1,9 @@
 """The command line: `captrain init | run | results | verify | report | plan | jobs | ...`.
 
-Each command reads and prints; `dvc repro` is what runs anything. The modules beside this one hold a group of commands
-each. What a command needs is imported inside it, so that `captrain --help` answers at once and nothing here but `serve`
-and `validate --calibrate` ever imports torch. A `UserError` ends in one message on stderr and exit status 2; `captrain
-verify` and `validate` exit with 1 when something does not hold.
+Most commands read and print; `dvc repro` runs the pipeline. Each module beside this one holds a group of commands. A
+command imports what it needs inside its function, so `captrain --help` answers at once, and only `serve` and `validate
+--calibrate` import torch. A `UserError` ends in one message on stderr and exit status 2. Commands that check something,
+such as `verify` and `validate`, exit with 1 if a check fails.
 """
 
 from functools import partial
@@ -31,16 +31,18 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Say which captrain this is.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Find the capabilities an agent lacks, train a LoRA adapter for each, route tasks to them. The pipeline itself
-    runs with `dvc repro`."""
+    """Find the capabilities that an agent lacks, train a LoRA adapter for each, and route tasks to them.
+
+    `dvc repro` runs the pipeline.
+    """
     if version:
         print_all(f"captrain {__version__}")
         raise typer.Exit
 
 
-# In the order in which `captrain --help` lists them.
+# `captrain --help` lists the commands in this order.
 for command in (
     init,
     run,

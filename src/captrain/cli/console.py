@@ -1,8 +1,8 @@
-"""The terminal, the project and the language models of commands.
+"""Printing, the project's folder and language model options, shared by the commands.
 
-A table that fits a terminal is printed as it is. One that does not loses its borders. If words then fit side by side,
-in few lines, its columns wrap between words; else each row is a block, its first cell on a line, the others below it by
-their headings. So no heading, id or number is ever cut.
+A table that fits the terminal is printed with borders. A wider one loses its borders, and its columns wrap between
+words. If that gives many lines, each row becomes a block: the first cell, and below it the other cells after their
+headings. No heading, id or number is ever cut.
 """
 
 import os
@@ -25,19 +25,23 @@ from captrain.records import plain
 from captrain.run import ModelAccess, find_project
 
 EndpointVariable = Annotated[str, typer.Option(help="Environment variable that holds the endpoint's base URL.")]
-KeyVariable = Annotated[str, typer.Option(help="Environment variable that holds its key.")]
-Budget = Annotated[int | None, typer.Option(min=1, help="Budget of the model in tokens, read and written.")]
-Prices = Annotated[tuple[float, float] | None, typer.Option(help="Money for a million tokens read, and written.")]
+KeyVariable = Annotated[str, typer.Option(help="Environment variable that holds the key.")]
+Budget = Annotated[
+    int | None, typer.Option(min=1, help="Limit on the tokens that the model reads and writes together.")
+]
+Prices = Annotated[
+    tuple[float, float] | None, typer.Option(help="Price of a million tokens read and of a million written.")
+]
 ENDPOINT, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 GAP = 2
 """Spaces between columns without borders."""
 ENDLESS = 10_000
 TALLEST = 4
-"""Lines of a cell, about, beyond which a row is better read as a block."""
+"""Largest number of lines of a wrapped cell; taller rows become blocks."""
 
 
 def project_root() -> Path:
-    """Find the folder of the project: the nearest one upwards that holds dvc.yaml.
+    """Find the project: the nearest folder upwards with dvc.yaml.
 
     Raises:
         UserError: there is none.
@@ -46,13 +50,13 @@ def project_root() -> Path:
     if project := find_project(current):
         return project
     raise UserError(
-        f"there is no dvc.yaml in {current.name}/ or above", "run captrain in a project; `captrain init DIR` begins one"
+        f"there is no dvc.yaml in {current.name}/ or above",
+        "run captrain in a project; `captrain init DIR` creates one",
     )
 
 
 class PlainConsole(Console):
-    """A console on which text of others stays text: what a name, a message or an id holds moves no cursor, changes no
-    colour and turns no line around."""
+    """A console that prints control characters in names, messages and ids as text, so that they change nothing."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See `Console.render`."""
@@ -63,7 +67,7 @@ class PlainConsole(Console):
 
 def print_all(*parts: RenderableType) -> None:
     """Print tables and lines, one below the other."""
-    # A pipe has no width of its own, and rich would fold tables at 80 columns.
+    # A pipe has no width, and rich would fold tables at 80 columns.
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     console = PlainConsole(width=width, highlight=False, markup=False, emoji=False)
     for part in parts:
@@ -71,15 +75,15 @@ def print_all(*parts: RenderableType) -> None:
 
 
 def model_access(endpoint: str, key: str, tokens: int | None, prices: tuple[float, float] | None) -> ModelAccess:
-    """Build the settings by which a language model is asked, of the options of a command.
+    """Build the settings of a language model from the options of a command.
 
     Raises:
-        UserError: an option names no environment variable, or a price is none.
+        UserError: an option is not the name of an environment variable, or a price is negative.
     """
     read_price, write_price = prices or (None, None)
     try:
         return ModelAccess(endpoint=endpoint, key=key, tokens=tokens, input_price=read_price, output_price=write_price)
-    except ValidationError as error:  # a key where the name of a variable belongs is not repeated
+    except ValidationError as error:  # do not repeat the value: it may be a key
         field = error.errors()[0]["loc"][0]
         if option := {"endpoint": "--endpoint-env", "key": "--key-env"}.get(str(field)):
             problem = f"{option} must be the name of an environment variable"
@@ -88,12 +92,12 @@ def model_access(endpoint: str, key: str, tokens: int | None, prices: tuple[floa
 
 
 def fitted(part: RenderableType, console: Console) -> RenderableType:
-    """Fit a renderable to the width of the console, tables within groups too."""
+    """Fit a renderable, and tables within groups, to the width of the console."""
     if isinstance(part, Group):
         return Group(*(fitted(inner, console) for inner in part.renderables))
     if not isinstance(part, Table) or part.box is None or not part.show_header:
         return part
-    # Of each column the width of its longest word, and of its longest line.
+    # The widths of each column's longest word and longest line.
     endless, words, lines = console.options.update(width=ENDLESS), list[int](), list[int]()
     for column in part.columns:
         sizes = [Measurement.get(console, endless, cell) for cell in (column.header, *column.cells)]
@@ -102,7 +106,7 @@ def fitted(part: RenderableType, console: Console) -> RenderableType:
     if sum(lines) + 3 * len(lines) + 1 <= console.width:
         part.width = None
         return _with_folded_notes(part)
-    # Each column has its longest word at least; what is left over goes to the narrowest wishes first.
+    # Each column gets its longest word; the free width goes first to columns that need least to avoid wrapping.
     shares, free = [*words], console.width - GAP * (len(words) - 1) - sum(words)
     for index in sorted(range(len(words)), key=lambda index: lines[index] - words[index]):
         more = max(0, min(free, lines[index] - words[index]))
@@ -118,17 +122,22 @@ def fitted(part: RenderableType, console: Console) -> RenderableType:
 
 
 def _with_folded_notes(table: Table) -> RenderableType:
-    """Fold title and caption to the width of the console instead of that of the table."""
-    title, caption = table.title, table.caption
+    """Print title and caption as lines of their own, which fold at the width of the console, not of the table."""
+    title, caption = _notes(table)
     table.title = table.caption = None
-    notes = [_text(note, style) for note, style in ((title, "italic"), (caption, "dim italic")) if note]
-    parts: list[RenderableType] = [*notes[: bool(title)], table, *notes[bool(title) :]]
-    return Group(*parts) if notes else table
+    return Group(*title, table, *caption)
+
+
+def _notes(table: Table) -> tuple[list[Text], list[Text]]:
+    """Return the title and the caption of a table, each as a list that is empty if there is none."""
+    title = [_text(table.title, "italic")] if table.title else []
+    return title, [_text(table.caption, "dim italic")] if table.caption else []
 
 
 def _blocks(table: Table) -> RenderableType:
     """Lay out each row as a block of its headings and cells."""
-    lines: list[RenderableType] = [_text(table.title, "italic")] if table.title else []
+    title, caption = _notes(table)
+    lines: list[RenderableType] = [*title]
     headings = [_text(column.header, "").plain.replace("\n", " ") for column in table.columns]
     for row in zip(*(column.cells for column in table.columns), strict=True):
         first, *cells = (_text(cell, "") for cell in row)
@@ -140,7 +149,7 @@ def _blocks(table: Table) -> RenderableType:
                 block.append_text(Text(" ").join(cell.split("\n")))
         if block.plain:
             lines.append(Padding(block, (0, 0, 0, GAP)))
-    return Group(*lines, *([_text(table.caption, "dim italic")] if table.caption else []))
+    return Group(*lines, *caption)
 
 
 def _text(cell: RenderableType | None, style: str) -> Text:

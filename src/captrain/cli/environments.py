@@ -1,4 +1,4 @@
-"""Commands about environments and adapters: written, examined, and taken out of the project."""
+"""Commands for environments and adapters: write, validate, export and publish them."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,31 +23,35 @@ from captrain.run import require_folder, user_outputs
 
 Sandbox = Annotated[
     Literal["strong", "strong, one layer", "basic"] | None,
-    typer.Option(help="Least level of confinement; machine.sandbox by default."),
+    typer.Option(help="Weakest level of confinement to accept; machine.sandbox by default."),
 ]
 
 
 def synthesize(
-    capability: Annotated[str, typer.Argument(help="A cause or capability that the diagnosis found, by its id.")],
+    capability: Annotated[str, typer.Argument(help="Id of a cause or capability that the diagnosis found.")],
     out: Annotated[Path, typer.Option(help="Folder for the environment, its passport and its page.")],
     folder: Annotated[
         Path | None,
-        typer.Option("--diagnosis", help="Folder that captrain diagnose wrote; else the project's own capabilities."),
+        typer.Option(
+            "--diagnosis", help="Folder that captrain diagnose wrote; the project's own diagnosis by default."
+        ),
     ] = None,
-    tools: Annotated[
-        Path | None, typer.Option(help="JSON list of the tools' schemas, where the logs had none.")
-    ] = None,
-    model: Annotated[str, typer.Option(help="A language model that writes it; else a program derives it.")] = "",
+    tools: Annotated[Path | None, typer.Option(help="JSON list of the tools' schemas, if the logs have none.")] = None,
+    model: Annotated[
+        str, typer.Option(help="Language model that writes the environment; by default a program derives it.")
+    ] = "",
     endpoint_env: EndpointVariable = ENDPOINT,
     key_env: KeyVariable = KEY,
     tokens: Budget = None,
     prices: Prices = None,
-    dry_run: Annotated[bool, typer.Option(help="Say what would be made and what it costs, and make nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print what would be made and its cost, and make nothing.")] = False,
     sandbox: Sandbox = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the project's base in it, too.")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Also play the project's base in it.")] = False,
 ) -> None:
-    """Write an environment that trains a capability which a diagnosis found, with its passport (exit status 1 if it
-    earns none)."""
+    """Write an environment that trains a capability which a diagnosis found, with its passport.
+
+    The exit status is 1 if the environment earns no passport.
+    """
     require_folder(out)
     access = model_access(endpoint_env, key_env, tokens, prices)
     evidence = diagnosis.read_diagnosis(folder, tools) if folder else diagnosis.read_project_diagnosis(project_root())
@@ -56,7 +60,7 @@ def synthesize(
         raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
     if calibrate:
         if project is None or not (project / "artifacts/base").exists():
-            raise UserError("there is no base to play", "run `dvc repro base` in a project, or leave --calibrate out")
+            raise UserError("there is no base to play", "run `dvc repro base` in a project, or leave out --calibrate")
         base = project / "artifacts/base"
     order = diagnosis.order_synthesis(evidence, capability, model, access, sandbox)
     writer = f"{model} is asked: {diagnosis.synthesis_cost(order, access)}" if model else "derived by a program"
@@ -75,12 +79,17 @@ def synthesize(
 
 
 def validate(
-    file: Annotated[Path, typer.Argument(help="An environment file.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for passport and page; beside the file by default.")] = None,
+    file: Annotated[Path, typer.Argument(help="Environment file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the passport and its page; the file's folder by default.")
+    ] = None,
     sandbox: Sandbox = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the base in it, too.")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Also play the project's base in it.")] = False,
 ) -> None:
-    """Make out the passport of any environment file, held against the target (exit status 1 when a check fails)."""
+    """Check any environment file against the project's benchmark and write its passport.
+
+    The exit status is 1 if a check fails.
+    """
     folder = out or file.parent
     require_folder(folder)
     passport, report = environments.validate_file(file, project_root(), folder, sandbox, calibrate)
@@ -90,11 +99,14 @@ def validate(
 
 
 def export_environment(
-    name: Annotated[str, typer.Argument(help="Capability of an environment, or an environment file with a passport.")],
-    to: Annotated[Literal["openenv", "verifiers", "trl"], typer.Option(help="Whose package.")],
-    out: Annotated[Path, typer.Option(help="Folder of the package; new or empty.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Capability of one of the project's environments, or an environment file with a passport."),
+    ],
+    to: Annotated[Literal["openenv", "verifiers", "trl"], typer.Option(help="Library that the package is for.")],
+    out: Annotated[Path, typer.Option(help="New or empty folder for the package.")],
 ) -> None:
-    """Export an environment as a package that trains elsewhere: OpenEnv, verifiers or TRL."""
+    """Export an environment as a package for training with OpenEnv, verifiers or TRL."""
     require_folder(out)
     files = projects.export_environment(name, project_root(), to, out)
     print_all(f"{out}: {len(files)} files; {out / 'README.md'} says how it is used")
@@ -103,25 +115,28 @@ def export_environment(
 def push(
     kind: Annotated[Literal["adapters", "environments"], typer.Argument(help="What to send.")],
     repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
-    dry_run: Annotated[Path | None, typer.Option(help="Write what would be sent into this folder.")] = None,
-    confirmed: Annotated[bool, typer.Option("--send", help="Send it. Without this word nothing is sent.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="Let all see a repository that is made.")] = False,
-    stage: Annotated[str, typer.Option(help="Stage that has trained them, such as solutions.")] = "adapters",
+    dry_run: Annotated[
+        Path | None, typer.Option(help="Write the files to this folder instead of sending them.")
+    ] = None,
+    confirmed: Annotated[
+        bool, typer.Option("--send", help="Send the files. Nothing is sent without this option.")
+    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    stage: Annotated[str, typer.Option(help="Stage that trained the adapters, for example solutions.")] = "adapters",
 ) -> None:
-    """Send adapters with their cards, digests and routes, or environments with their passports, to the Hugging Face
-    Hub."""
+    """Send adapters with their cards and routes, or environments with their passports, to the Hugging Face Hub."""
     if [*map(bool, repository.split("/"))] != [True, True]:
-        raise UserError(f"{repository} is no repository of the hub", "name it as OWNER/NAME")
+        raise UserError(f"{repository} is not a repository of the hub", "name it as OWNER/NAME")
     if (dry_run is None) != confirmed:
         raise UserError(
             f"nothing was sent to {repository}",
-            "say --dry-run FOLDER to see what would be, or --send to send it",
+            "add --dry-run FOLDER to see the files, or --send to send them",
         )
     root = project_root()
     if dry_run is not None:
         with user_outputs(dry_run) as aside:
             files = projects.write_shipment(kind, root, aside, stage)
-        print_all(f"{dry_run}: {len(files)} files, of which nothing was sent")
+        print_all(f"{dry_run}: {len(files)} files; nothing was sent")
         return
     with TemporaryDirectory() as folder:
         files = projects.write_shipment(kind, root, Path(folder), stage)

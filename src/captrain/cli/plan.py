@@ -1,4 +1,4 @@
-"""Commands that say beforehand what a run takes and what it can show; they run nothing."""
+"""Commands before a run: what it costs, what it can show, and what the machine lacks."""
 
 from typing import Annotated
 
@@ -11,21 +11,31 @@ from captrain.cli.console import print_all, project_root
 from captrain.errors import UserError
 from captrain.run import compose_configuration
 
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings that override params.yaml.")
+]
+
 
 def plan(
-    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="On top of params.yaml.")] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs to plan with.")] = 8,
-    gpu_memory: Annotated[float, typer.Option(help="GiB of each.")] = 80.0,
+    settings: Settings = None,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs to plan with.")] = 8,
+    gpu_memory: Annotated[float, typer.Option(help="Memory of one GPU, in GiB.")] = 80.0,
     throughput: Annotated[
-        tuple[float, float] | None, typer.Option(metavar="READ WRITTEN", help="Tokens a second of each.")
+        tuple[float, float] | None,
+        typer.Option(metavar="READ WRITTEN", help="Tokens that one GPU reads and writes in a second."),
     ] = None,
-    parameters: Annotated[float | None, typer.Option(help="Of a model whose size is not known, in billions.")] = None,
+    parameters: Annotated[
+        float | None, typer.Option(help="Size of the model in billions of parameters, if captrain does not know it.")
+    ] = None,
     price: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="READ WRITTEN", help="Of a million tokens at the agent's own endpoint."),
+        typer.Option(metavar="READ WRITTEN", help="Price of a million tokens at the agent's own endpoint."),
     ] = None,
 ) -> None:
-    """Say what a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
+    """Estimate what a run costs, stage by stage, and check whether it can run. Runs nothing.
+
+    The exit status is 2 if the run is impossible.
+    """
     spec, title = compose_configuration(settings or [], project_root())
     node = planning.Node(gpus, gpu_memory, throughput, parameters, price)
     work_plan = planning.make_plan(spec, node, title)
@@ -34,23 +44,29 @@ def plan(
 
 
 def power(
-    base: Annotated[float | None, typer.Option(min=0, max=1, help="Pass rate to start from.")] = None,
-    tasks: Annotated[int | None, typer.Option(min=2, max=1_000_000, help="Tasks that both methods play.")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, max=10_000, help="Of each task and method.")] = None,
-    difference: Annotated[
-        float | None, typer.Option(min=-1, max=1, help="What is to be found, and takes so much.")
+    base: Annotated[float | None, typer.Option(min=0, max=1, help="Pass rate of the first method.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=2, max=1_000_000, help="Number of tasks that both methods play.")
     ] = None,
+    trials: Annotated[int | None, typer.Option(min=1, max=10_000, help="Trials of each task with each method.")] = None,
+    difference: Annotated[float | None, typer.Option(min=-1, max=1, help="Difference in pass rate to detect.")] = None,
     icc: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of the variance of outcomes between tasks.")
+        float | None, typer.Option(min=0, max=1, help="Share of the variance of outcomes that lies between tasks.")
     ] = None,
     shared: Annotated[
-        float | None, typer.Option(min=0, max=1, help="How far both methods find the same tasks hard.")
+        float | None, typer.Option(min=0, max=1, help="Correlation of task difficulty between the methods.")
     ] = None,
-    chance: Annotated[float, typer.Option("--power", min=0.01, max=0.999, help="Chance to find what is there.")] = 0.8,
-    level: Annotated[float, typer.Option(min=0.0001, max=0.5, help="Chance to find what is not there.")] = 0.05,
+    chance: Annotated[
+        float, typer.Option("--power", min=0.01, max=0.999, help="Chance to detect a real difference.")
+    ] = 0.8,
+    level: Annotated[
+        float, typer.Option(min=0.0001, max=0.5, help="Chance to report a difference that is not real.")
+    ] = 0.05,
 ) -> None:
-    """Say which difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
-    results/evaluation. Runs nothing."""
+    """Compute which difference a comparison can detect, and how many tasks a wanted difference needs. Runs nothing.
+
+    Values that you leave out come from results/evaluation.
+    """
     if difference is not None and not 1e-6 <= abs(difference) <= 1:
         raise UserError(
             f"--difference must lie in [-1, 1] and not be 0, got {difference:g}", "give, for example, --difference .05"
@@ -62,27 +78,29 @@ def power(
 
 
 def doctor(
-    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="On top of params.yaml.")] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Run what only GPUs can show, where there is one.")] = False,
+    settings: Settings = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Run the commands that only a GPU can test.")] = False,
     play: Annotated[
-        int, typer.Option(min=0, max=1000, help="Discovery tasks that the agent plays, to see it pass.")
+        int, typer.Option(min=0, max=1000, help="Let the agent play this many discovery tasks; it must pass some.")
     ] = 0,
 ) -> None:
-    """Say whether this machine has what a run needs, each lack with its remedy (exit status 1 if any).
+    """Check that this machine has what a run needs, and print a remedy for everything missing.
 
-    Starts and downloads nothing, and of an endpoint one short answer is asked, unless --play has the agent play.
+    Starts and downloads nothing. An endpoint is asked for one short answer. The exit status is 1 if something is
+    missing.
     """
     root = project_root()
     spec, title = compose_configuration(settings or [], root)
     if gpu:
-        findings = planning.run_on_gpus(planning.GPU_COMMANDS, root)
+        results = planning.run_on_gpus(planning.GPU_COMMANDS, root)
     else:
-        findings = planning.examine_machine(spec, root, planning.Node())
-    findings += [planning.examine_agent(spec, root, play)] if play else []
-    states = {True: Text("ok", "green"), False: Text("lacking", "red"), None: Text("not seen", "yellow")}
+        results = planning.examine_machine(spec, root, planning.Node())
+    if play:
+        results.append(planning.examine_agent(spec, root, play))
+    states = {True: Text("ok", "green"), False: Text("missing", "red"), None: Text("not visible", "yellow")}
     table = Table("what", "", "seen", "remedy", title=f"doctor: {title}", title_justify="left")
-    for finding in findings:
-        table.add_row(finding.subject, states[finding.passed], finding.detail, finding.remedy)
+    for result in results:
+        table.add_row(result.subject, states[result.passed], result.detail, result.remedy)
     print_all(table)
-    if any(finding.passed is False for finding in findings):
+    if any(result.passed is False for result in results):
         raise typer.Exit(1)

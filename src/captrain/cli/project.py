@@ -1,4 +1,4 @@
-"""Commands about a project of the user's own: begun, run, brought to another version of captrain; its benchmarks."""
+"""Commands for your own project: create, run and upgrade it, check and install benchmarks."""
 
 import os
 import sys
@@ -14,21 +14,23 @@ from captrain.records import parse_yaml
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")] = Path("."),
     benchmark: Annotated[
-        Literal["calendar"] | None, typer.Option(help="Begin with this small benchmark, complete, with its test.")
+        Literal["calendar"] | None, typer.Option(help="Add this small example benchmark with its test.")
     ] = None,
 ) -> None:
-    """Begin a project: a DVC repository whose stages are captrain's, and whose conf/ holds what you change."""
+    """Create a project: a DVC repository with captrain's stages and a conf/ folder for your settings."""
     names = projects.init_project(folder, benchmark)
     entry = "" if folder.resolve() == Path.cwd() else f"`cd {folder}`, then "
-    print_all(*map(str, names), "", f"a project is begun: {entry}`captrain plan` and `dvc repro`")
+    print_all(*map(str, names), "", f"project created: {entry}`captrain plan` and `dvc repro`")
 
 
 def run(
-    stage: Annotated[str | None, typer.Argument(help="One stage, stale or not: what `dvc repro` calls.")] = None,
+    stage: Annotated[
+        str | None, typer.Argument(help="Run this one stage, even if it is up to date. `dvc repro` calls it so.")
+    ] = None,
 ) -> None:
-    """Run the pipeline: what it will take, a line for each stage that ends, the results. `dvc repro` runs the same."""
+    """Run the pipeline as `dvc repro` does: print the forecast, a line for each finished stage, and the results."""
     root = project_root()
     os.chdir(root)
     if stage is not None:
@@ -43,33 +45,42 @@ def run(
 
 
 def upgrade(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is stale, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the stages that become stale, and change nothing.")
+    ] = False,
 ) -> None:
-    """Take over the installed captrain: says which stages it makes stale."""
+    """Upgrade the project to the installed captrain, and list the stages that become stale."""
     change = projects.upgrade_project(project_root(), dry=dry_run)
     if not change.is_needed:
-        print_all(f"captrain {change.after}: nothing to take over")
+        print_all(f"captrain {change.after}: the project is up to date")
         return
     lines = [f"captrain {change.before} -> {change.after}"]
     for title, names in (
-        ("stale, their code differs", change.changed),
+        ("stale, because their code differs", change.changed),
         ("new", change.added),
-        ("gone", change.removed),
-        ("behind these, run again only if what they read comes out different", change.behind),
+        ("removed", change.removed),
+        ("after these, stale only if their inputs change", change.behind),
     ):
         if names:
             lines.append(f"{title}: {', '.join(names)}")
-    lines.append("nothing was changed" if dry_run else "taken over; `dvc repro` brings the results up to date")
+    lines.append("nothing was changed" if dry_run else "upgraded; `dvc repro` brings the results up to date")
     print_all(*lines)
 
 
 def check_benchmark(
-    target: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="The class, importable from here.")],
-    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Of its constructor.")] = None,
-    tasks: Annotated[int, typer.Option(min=2, help="Tasks of each split.")] = 20,
-    limit: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of one method.")] = 10.0,
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:CLASS", help="Class of the benchmark, importable from here.")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Arguments of its constructor.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=2, help="Number of tasks to check in each split.")] = 20,
+    limit: Annotated[float, typer.Option(min=0.1, help="Seconds that one method call may take.")] = 10.0,
 ) -> None:
-    """Hold a benchmark to the contract: says what is wrong, by line (exit status 1 then)."""
+    """Check that a benchmark keeps the contract, and print each problem with its file and line.
+
+    The exit status is 1 if there are problems.
+    """
     pairs = [setting.partition("=") for setting in settings or []]
     if wrong := [key for key, equals, _ in pairs if not equals]:
         raise UserError(f"{wrong[0]!r} is not of the form key=value", "write, for example, theirs=0.5")
@@ -83,7 +94,7 @@ def check_benchmark(
     print_all(f"{report.facts['name']}: keeps the contract")
 
 
-benchmark = typer.Typer(help="Benchmarks of others: install.", no_args_is_help=True)
+benchmark = typer.Typer(help="Install benchmarks of others.", no_args_is_help=True)
 
 
 @benchmark.callback()
@@ -94,8 +105,10 @@ def group() -> None:
 @benchmark.command()
 def install(
     name: Annotated[str, typer.Argument(help="bfcl, tau2, agentdojo, verifiers, or openenv (to run exports in).")],
-    packages: Annotated[list[str] | None, typer.Argument(help="What else goes into it, as pip names it.")] = None,
+    packages: Annotated[
+        list[str] | None, typer.Argument(help="Further packages to install, as pip names them.")
+    ] = None,
 ) -> None:
-    """Make the environment of a benchmark below .cache/installations, where its workers find it."""
+    """Install a benchmark in an environment of its own below .cache/installations, where its workers find it."""
     python = benchmarks.install_benchmark(name, project_root(), packages or [])
     print_all(f"{name}: {python}" if name == "openenv" else f"{name}: {python}; choose it with benchmark={name}")

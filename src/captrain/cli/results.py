@@ -1,4 +1,4 @@
-"""Commands that read results: tables, published numbers, pages, exports; whether they belong to the code; jobs."""
+"""Commands that read results: tables, comparisons, exports, the report, verification, and jobs."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,43 +17,47 @@ STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
 
 def results(
     rollouts: Annotated[
-        bool, typer.Option("--spent", help="What each method spent: rollouts, tokens, seconds.")
+        bool, typer.Option("--spent", help="Print the rollouts, tokens and seconds that each method spent.")
     ] = False,
 ) -> None:
-    """Pass rates with intervals, paired differences, rollouts spent, and where the figures lie."""
+    """Print pass rates with intervals, paired differences, rollouts spent, and the location of the figures."""
     from captrain.reporting import tables
 
     print_all(tables.costs(project_root()) if rollouts else tables.results(project_root()))
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a project, point of a sweep, or commit.")],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="Another.")],
+    first: Annotated[
+        str, typer.Argument(metavar="RUN", help="First run: a project's folder, a point of a sweep, or a commit.")
+    ],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Second run, named in the same way.")],
 ) -> None:
-    """Compare two runs: settings that differ, capabilities, pass rates with the interval of their difference."""
+    """Compare two runs: settings that differ, capabilities, and pass rates with the intervals of their differences."""
     root = find_project(Path.cwd()) or Path.cwd()
     print_all(*reporting.compare_runs(reporting.find_run(first, root), reporting.find_run(second, root)))
 
 
 def published() -> None:
-    """Print the paper's numbers beside ours where the same thing was run, and what in them does not agree."""
+    """Print the paper's numbers, ours beside them where the same was run, and where the paper contradicts itself."""
     print_all(*comparison.published_tables(project_root()))
 
 
 def export(
-    files: Annotated[list[Path], typer.Argument(help="Rollouts, JSON lines.")],
-    to: Annotated[Literal["inspect", "openai"], typer.Option(help="Inspect logs, or chats in OpenAI's format.")],
-    out: Annotated[Path, typer.Option(help="Folder of the logs, or file of the chats.")],
+    files: Annotated[list[Path], typer.Argument(help="Files of rollouts in JSON lines.")],
+    to: Annotated[
+        Literal["inspect", "openai"], typer.Option(help="Format: Inspect logs, or chats in OpenAI's format.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the logs, or file for the chats.")],
 ) -> None:
-    """Export rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
+    """Export rollouts as Inspect logs, or as chats in OpenAI's format."""
     require_folder(out if to == "inspect" else out.parent)
     print_all(*(str(path) for path in interop.export_rollouts(files, to, out)))
 
 
 def report(
-    out: Annotated[Path, typer.Option(help="Folder of the page; replaced if it holds a report.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder for the page; an old report in it is replaced.")] = Path("report"),
 ) -> None:
-    """Write one page that opens from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
+    """Write the report: one page that opens from disk, with tables, capabilities, rollouts and provenance."""
     from captrain.reporting.pages import build
 
     require_folder(out)
@@ -88,10 +92,10 @@ def verify(
         raise typer.Exit(1)
 
 
-def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
-    """List jobs on the cluster: state, node, elapsed, last line, reason; of one, its log."""
+def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print the log of this job.")] = None) -> None:
+    """List the jobs on the cluster, or print the log of one."""
     if id:
         print(plain(job_log(project_root(), id)), end="")
     else:
         table = jobs_table(project_root())
-        print_all(table if table.row_count else "no job was ever submitted here: machine=slurm submits some")
+        print_all(table if table.row_count else "no job was ever submitted here; machine=slurm submits jobs")

@@ -1,4 +1,4 @@
-"""The command that serves the base and its adapters."""
+"""Commands that serve the base and its adapters."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,26 +15,36 @@ if TYPE_CHECKING:
 
 def serve(
     model: Annotated[Path, typer.Argument(help="Folder of the model.")] = Path("artifacts/base"),
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
-    name: Annotated[str, typer.Option("--served-model-name")] = "base",
-    adapters: Annotated[list[str] | None, typer.Option("--lora-modules", help="name=folder, repeatable.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
+    name: Annotated[str, typer.Option("--served-model-name", help="Name of the base in requests.")] = "base",
+    adapters: Annotated[
+        list[str] | None, typer.Option("--lora-modules", help="Adapter as name=folder. Repeatable.")
+    ] = None,
     token_variable: Annotated[
-        str, typer.Option("--token-env", help="Environment variable with the token that requests must bear.")
+        str, typer.Option("--token-env", help="Environment variable that holds the token which requests must send.")
     ] = "",
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--allowed-host", help="Further name of this server, or of pages that may ask it, repeatable."),
+        typer.Option(
+            "--allowed-host", help="Further host name of this server, or of pages that may use it. Repeatable."
+        ),
     ] = None,
     folders: Annotated[
-        list[Path] | None, typer.Option("--adapters-from", help="Folder that requests may load from, repeatable.")
+        list[Path] | None,
+        typer.Option("--adapters-from", help="Folder from which requests may load adapters. Repeatable."),
     ] = None,
-    routed: Annotated[bool, typer.Option("--route", help="One agent: each conversation by its adapter.")] = False,
+    routed: Annotated[
+        bool,
+        typer.Option(
+            "--route", help="Serve one agent that answers each conversation with the adapter it is routed to."
+        ),
+    ] = False,
     upstream: Annotated[
-        str, typer.Option(help="With --route: base URL of a vLLM that holds the base, in place of the engine here.")
+        str, typer.Option(help="With --route: base URL of a vLLM server of the base, used instead of the engine here.")
     ] = "",
     upstream_key: Annotated[
-        str, typer.Option("--upstream-key-env", help="Environment variable with the key of that server.")
+        str, typer.Option("--upstream-key-env", help="With --upstream: environment variable that holds its key.")
     ] = "",
 ) -> None:
     """Serve the base and its adapters behind an OpenAI-compatible endpoint."""
@@ -45,12 +55,12 @@ def serve(
     server.require_free(host, port)
     if routed:
         if adapters or folders:
-            raise UserError("--route serves the adapters of the run", "leave --lora-modules and --adapters-from out")
+            raise UserError("--route serves the adapters of the run", "leave out --lora-modules and --adapters-from")
         agent = _routed_agent(model, name, upstream, upstream_key)
         server.run_application(agent.application(protection), agent.name, host, port, protection)
         return
     if upstream or upstream_key:
-        raise UserError("--upstream and --upstream-key-env are of a routed agent", "add --route")
+        raise UserError("--upstream and --upstream-key-env need --route", "add --route")
     try:
         modules = dict(server.pair(adapter) for adapter in adapters or [])
     except ValueError as error:
@@ -62,7 +72,7 @@ def serve(
 def route(
     message: Annotated[str, typer.Argument(help="The user's first message.")],
 ) -> None:
-    """Say which adapter a conversation would be given, and why."""
+    """Print the adapter that a conversation would be routed to, and why."""
     adapter, reason = _conversations().choose([{"role": "user", "content": message}])
     print_all(adapter, reason)
 
@@ -77,7 +87,7 @@ def _conversations() -> "ConversationRouter":
 
 
 def _routed_agent(model: Path, name: str, upstream: str, key: str) -> "endpoints.RoutedEndpoint":
-    """Put the routed agent of this project in front of a server, or of the engine in this process."""
+    """Build the routed agent of this project, in front of a server or of the engine in this process."""
     import os
 
     import httpx2

@@ -1,5 +1,5 @@
 from .doctor import GPU_COMMANDS as GPU_COMMANDS
-from .doctor import Finding as Finding
+from .doctor import Requirement as Requirement
 from .doctor import examine_agent as examine_agent
 from .doctor import examine_machine as examine_machine
 from .doctor import run_on_gpus as run_on_gpus

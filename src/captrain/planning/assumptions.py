@@ -1,14 +1,14 @@
-"""Numbers that no setting holds, each once and with where it comes from: sizes of models and benchmarks, what a rollout
-takes, how fast things are.
+"""Numbers that a plan needs and no setting holds: sizes of models and benchmarks, cost of a rollout, speeds.
 
-Apart from the arithmetic on them (`captrain.planning.estimate`): what is measured anew is changed here, and the plan
-prints each number with its source (`captrain.planning.plan`).
+Each has its source, which the plan prints. Change a number here when it is measured again; the arithmetic is in
+`captrain.planning.estimate`.
 """
 
 import math
 from typing import NamedTuple
 
 from captrain.benchmarks import divided
+from captrain.environments import EMBEDDED
 from captrain.run import Component, Spec
 
 LOCAL = "captrain.agents.local.LocalPolicy"
@@ -16,7 +16,6 @@ SERVED = "captrain.agents.openai.OpenAIPolicy"
 VLLM = "captrain.agents.vllm.VLLMPolicy"
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
-SERVICEDESK = "captrain.benchmarks.servicedesk.ServiceDesk"
 BFCL = "captrain.benchmarks.bfcl.Bfcl"
 AGENTDOJO = "captrain.benchmarks.agentdojo.AgentDojo"
 TAU2 = "captrain.benchmarks.tau2.Tau2"
@@ -24,27 +23,25 @@ TOOLSANDBOX = "captrain.benchmarks.toolsandbox.ToolSandbox"
 TAU2_DOMAINS = {"airline": (30, 20), "retail": (74, 40), "mock": (7, 3)}
 """Training and test tasks of each domain."""
 BFCL_TASKS, TOOLSANDBOX_SCENARIOS = 200, 101
-"""Tasks of a category of BFCL; scenarios of ToolSandbox that need no outside service."""
+"""Tasks in a category of BFCL; scenarios of ToolSandbox that need no outside service."""
 AGENTDOJO_SCENARIOS = {
     "workspace": "11191111111111111151111311",
     "travel": "1" * 20,
     "banking": "1" * 16,
     "slack": "1113113311113",
 }
-"""Tasks of each scenario of a suite of AgentDojo, in the order in which they are divided: a combined task lies with its
-parts."""
+"""Tasks in each scenario of a suite of AgentDojo, in order; a combined task is in the scenario of its parts."""
 
 
 class Assumption(NamedTuple):
-    """A number and where it comes from, as the plan prints it."""
+    """A number and its source, as the plan prints it."""
 
     value: float
     source: str
 
 
 class Throughput(NamedTuple):
-    """Tokens a second of one GPU, read and written, for a model with so many active parameters; in inverse proportion
-    to them."""
+    """Tokens a second of one GPU, read and written, of a model with `active` parameters. Speed is inverse to size."""
 
     prefill: float
     decode: float
@@ -52,32 +49,31 @@ class Throughput(NamedTuple):
     source: str
 
 
-ROLLOUT_RATES = {"float64": 277.1, "float32": 488.5}
-"""Rollouts of one task each a CPU second of the embedded base; those of one task share what they have in common."""
-
-SHARED_TRAINING = Assumption(1.45, "measured here: the base of `default`")
-"""Times that two processes train one model faster than one does."""
-STAGE_START = Assumption(2.0, "measured here")
-"""Seconds that a stage takes before and after its work: libraries are read, outputs hashed and recorded."""
-
-
-class Rates(NamedTuple):
-    """Rates of a base in this process: rollouts a CPU second, the same in training, updates included, and
-    demonstrations."""
+class BaseSpeed(NamedTuple):
+    """Speed of a base in this process, per CPU second: rollouts, rollouts in training, and demonstrations."""
 
     rollouts: Assumption
     training: Assumption
     demonstrations: Assumption
 
 
-def local_rates(spec: Spec) -> Rates:
-    """Look up the rates of the embedded base, or of a pretrained one."""
+ROLLOUT_RATES = {"float64": 277.1, "float32": 488.5}
+"""Rollouts a CPU second of the embedded base by precision, one rollout of each task."""
+SMOLLM = "measured here: experiment=smollm"
+PRETRAINED_RATES = BaseSpeed(Assumption(0.6, SMOLLM), Assumption(0.9, SMOLLM), Assumption(0.35, SMOLLM))
+SHARED_TRAINING = Assumption(1.45, "measured here: the base of `default`")
+"""Speed-up if two processes train one model."""
+STAGE_START = Assumption(2.0, "measured here")
+"""Seconds that a stage takes beside its work, for imports and for hashing its outputs."""
+
+
+def local_rates(spec: Spec) -> BaseSpeed:
+    """Look up the speed of the embedded base or of a pretrained one."""
     if spec.base.pretrained:
-        source = "measured here: experiment=smollm"
-        return Rates(Assumption(0.6, source), Assumption(0.9, source), Assumption(0.35, source))
+        return PRETRAINED_RATES
     precision = spec.policy.settings().get("precision", "float64")
     rate = ROLLOUT_RATES.get(precision, ROLLOUT_RATES["float32"])
-    return Rates(
+    return BaseSpeed(
         Assumption(rate, "measured here: make bench, in docs/speed.md"),
         Assumption(100.0, "measured here: one adapter of `default`"),
         Assumption(100.0, "measured here: the base of `default`"),
@@ -90,30 +86,30 @@ VLLM_THROUGHPUT = Throughput(
     active=3.3e9,
     source=("published: 811 written at 16 requests, one GPU, Qwen3-Coder-30B-A3B with a LoRA in vLLM; reading assumed"),
 )
-"""Throughput of servers of our own. 811 / 16 is a request's share, `REQUEST_RATE`."""
+"""Throughput of our own servers. A single request gets 811 / 16, `REQUEST_RATE`."""
 ENDPOINT_THROUGHPUT = VLLM_THROUGHPUT._replace(source="assumed for 3.3 active, in proportion; --throughput")
 REQUEST_RATE = Assumption(50.0, "assumed")
-"""Tokens a second of one request among many."""
+"""Tokens a second of one request among many others."""
 TRAINING_FACTOR = Assumption(3.5, "measured here: one H200, layers computed again")
-"""Times that training on a token takes what reading it takes."""
+"""Time to train on a token, in times of reading it."""
 USABLE_MEMORY = Assumption(0.9, "assumed")
-"""Share of a GPU's memory that is given out."""
+"""Share of a GPU's memory that can be used."""
 SERVER_START = Assumption(300.0, "assumed")
-"""Seconds until the servers of a job are healthy: weights are read and graphs are captured."""
+"""Seconds until the servers of a job are healthy: they read weights and capture graphs."""
 REFLECTION_TOKENS = Assumption(2_500, "assumed")
-"""Tokens of a question of GEPA beyond the dialogues of its minibatch."""
+"""Tokens of a question of GEPA, without the dialogues of its minibatch."""
 COMPOSED_COLUMNS = Assumption(4, "assumed: as routers choose")
-"""Columns of the routes that may give a task to several adapters at once: the chosen router's, sets, gate, top_p."""
+"""Routers that may give a task to several adapters at once: the chosen one, sets, gate, top_p."""
 CONTROL_CHOICES = Assumption(3, "assumed: as the labels have it")
-"""Choices of capabilities that TRACE's is held against (`captrain.comparison.baselines.controls`)."""
+"""Selections of capabilities that TRACE's is compared with (`captrain.comparison.baselines.controls`)."""
 CANDIDATES, LABEL_TOKENS, FILE_TOKENS, FRAME_TOKENS = 10, 80, 4_000, 3_000
-"""Questions to an analyst or a synthesizer: candidates in one; tokens of a label, of an environment's file, of
-instructions and schemas."""
+"""Questions to an analyst or synthesizer: candidates in one question; tokens of a label, of an environment's file, and
+of instructions with schemas."""
 
 
 class ModelSize(NamedTuple):
-    """Shape of a model. `inner`: width of its feed-forward layers, 0 where a layer has `experts` in their place,
-    each `expert_inner` wide."""
+    """Shape of a model. `inner`: width of its feed-forward layers; 0 if a layer has `experts` instead, each
+    `expert_inner` wide. A token goes to `top_k` experts."""
 
     parameters: float
     active: float
@@ -128,20 +124,19 @@ class ModelSize(NamedTuple):
     experts: int = 0
     expert_inner: int = 0
     top_k: int = 8
-    """Experts that a token is given to."""
 
     def lora(self, rank: int, experts: bool = False) -> int:
-        """Count the parameters of one adapter, as it is saved; with `experts` those of the experts, too."""
+        """Count the parameters of one saved adapter, with those of the experts if `experts`."""
         attention = 4 * self.hidden + 2 * (self.heads + self.kv_heads) * self.head
         dense = 3 * (self.hidden + self.inner) if self.inner else 0
         mixture = 3 * self.experts * (self.hidden + self.expert_inner) if experts else 0
         return rank * self.layers * (attention + dense + mixture)
 
     def activations(self, checkpointed: bool) -> float:
-        """Estimate the bytes that a token holds in training on a GPU, in bfloat16 with LoRA on all linear layers.
+        """Estimate the bytes of a token in training on a GPU, in bfloat16 with LoRA on all linear layers.
 
-        Least squares over measured peaks of Qwen3's dense layers on an H200 (docs/model.md, "On a GPU"), rounded
-        up; a mixture's are held against two measured peaks of Qwen3-30B-A3B's shape.
+        Fitted by least squares to measured peaks of Qwen3's dense layers on an H200 (docs/model.md, "On a GPU") and
+        rounded up. The estimate for mixtures is checked against two measured peaks of Qwen3-30B-A3B's shape.
         """
         wide = 11 * self.inner + (self.top_k * (11 * self.expert_inner + 6 * self.hidden) if self.experts else 0)
         layer = 32 * self.hidden + (13 * self.heads + 10 * self.kv_heads) * self.head + wide
@@ -158,8 +153,8 @@ SIZES = {
 
 
 class ModelUse(NamedTuple):
-    """Calls of a model, tokens of input (a served model reads the dialogue anew in each call), those of them that are
-    new, and tokens of output."""
+    """Calls of a model, and tokens of input and output. A served model reads the whole dialogue in each call;
+    `new_input` counts every token once."""
 
     calls: float = 0
     input: float = 0
@@ -167,17 +162,17 @@ class ModelUse(NamedTuple):
     output: float = 0
 
     def times(self, count: float) -> "ModelUse":
-        """Multiply by a count."""
+        """Return the use of `count` times this."""
         return ModelUse(*(count * amount for amount in self))
 
     def plus(self, more: "ModelUse") -> "ModelUse":
-        """Add another use."""
+        """Return the sum with another use."""
         return ModelUse(*map(sum, zip(self, more, strict=True)))
 
 
 class EpisodeCost(NamedTuple):
-    """Cost of one rollout: tokens of the agent and of a simulated user, seconds of the benchmark's worker, tokens of
-    the longest dialogue, and where that comes from."""
+    """Cost of one rollout: use of the agent and of a simulated user, seconds of the benchmark's worker, and tokens of
+    the longest dialogue."""
 
     agent: ModelUse = ModelUse()
     user: ModelUse = ModelUse()
@@ -187,7 +182,7 @@ class EpisodeCost(NamedTuple):
 
 
 EPISODE_COSTS = {
-    (SERVICEDESK, LOCAL): EpisodeCost(ModelUse(3, 40, 40, 15), source="measured here: the ledgers in results/"),
+    (EMBEDDED, LOCAL): EpisodeCost(ModelUse(3, 40, 40, 15), source="measured here: the ledgers in results/"),
     (TAU2, SERVED): EpisodeCost(
         agent=ModelUse(11.4, 57_000, 6_700, 780),
         user=ModelUse(7.1, 6_100, 1_300, 250),
@@ -206,7 +201,7 @@ EPISODE_COSTS = {
 
 
 def dense_size(parameters: float) -> ModelSize:
-    """Size a dense model of the usual proportions: 12 x layers x hidden^2 parameters, hidden = 128 x layers."""
+    """Return the shape of a usual dense model: 12 x layers x hidden^2 parameters, hidden = 128 x layers."""
     layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
     return ModelSize(
         parameters=parameters,
@@ -222,7 +217,7 @@ def dense_size(parameters: float) -> ModelSize:
 
 
 def split_sizes(benchmark: Component) -> dict[str, int]:
-    """Count the tasks of each split, at most; {} where tasks are made on demand, or nothing is known."""
+    """Return the largest number of tasks in each split; {} if tasks are made on demand or the number is unknown."""
     settings, target = benchmark.settings(), benchmark.target
     if target == TAU2:
         domains, share = [TAU2_DOMAINS[name] for name in settings["domains"]], settings.get("discovery", 0.62)
@@ -238,7 +233,7 @@ def split_sizes(benchmark: Component) -> dict[str, int]:
         totals = [sum(int(size) for stratum in part for size in stratum) for part in parts]
         return dict(zip(("discovery", "training", "test"), totals, strict=True))
     if target == TOOLSANDBOX:
-        # Whole families are divided, so that a split may exceed its share by some scenarios.
+        # Whole families are divided, so a split may exceed its share by some scenarios.
         discovery, training = settings.get("discovery", 0.35), settings.get("training", 0.2)
         shares = {"discovery": discovery, "training": training, "test": 1 - discovery - training}
         return {name: math.floor(TOOLSANDBOX_SCENARIOS * (share + 0.07)) for name, share in shares.items()}

@@ -1,33 +1,45 @@
-"""The arithmetic of a plan: what each stage takes, from the settings and from what is assumed.
+"""The arithmetic of a plan: what each stage costs, from the settings and the assumptions.
 
-diagnosis    rollouts.tasks x rollouts.trials
-calibration  capabilities x attempts x environments.groups x environments.group_size
-training     capabilities x adapters.rollouts
-TRACE        these three together, and so many: grpo_target, gepa, awm; mixed without diagnosis
-             and calibration, single without diagnosis and one capability's calibration
-controls     calibration and training of each capability that only they take
-evaluation   (base + capabilities + each other arm) x evaluation.tasks x evaluation.trials; compositions on the
-             tasks that are routed to them; and 2 x (curve.points - 1) arms, TRACE's and GRPO's on the way
-causality    questions alone: evaluation.tasks x evaluation.trials at the most
-tokens       rollouts x those of one; questions x those of one
-wall         embedded base: rollouts / (rollouts a CPU second x workers); served model: the longest of
-               computing  (new / prefill + written / decode) / GPUs of servers + 3.5 x trained / prefill / GPUs of
-                          training, where a token of a dialogue is new once, and trained on in each epoch
-               waiting    rollouts / episodes at once x tokens written in one / tokens a second of one request
-               host       rollouts x seconds of the benchmark's worker / its processes
-             policy=vllm: and the start of the servers, once a stage, on Slurm in each job; as many jobs at once
-             as there are GPUs for
-GPU-hours    GPUs x wall: they are held while episodes wait
-memory       copies x 2 bytes x parameters / GPUs                                       weights, bfloat16
-of a GPU     + 4 bytes x layers x KV heads x head x longest x episodes / min(GPUs, KV heads)        KV cache
-             and in training, where there are 2 copies, the sampler's and the trainer's, in place of 1
-             + 16 bytes x LoRA parameters                                 with gradients and AdamW, float32
-             + longest x activations                   one sequence (`captrain.planning.assumptions.ModelSize`)
-             policy=vllm: the servers' GPUs and the trainer's are others, and machine.accelerate says what one of the
-             trainer's holds: weights in its precision, by FSDP divided among its processes, with two layers whole;
-             LoRA, divided alike; `rows` sequences, or a process's share of a step
-money        (read x input_price + written x output_price) / 1e6, for what is not the agent's own model; for that as
-             --price has it
+rollouts
+    diagnosis    rollouts.tasks x rollouts.trials
+    calibration  capabilities x attempts x environments.groups x environments.group_size
+    training     capabilities x adapters.rollouts
+    TRACE        the sum of these three. grpo_target, gepa and awm spend the same; mixed spends it without diagnosis and
+                 calibration, single without diagnosis and one capability's calibration
+    controls     calibration and training of each capability that only they take
+    evaluation   (base + capabilities + each other arm) x evaluation.tasks x evaluation.trials. Compositions play the
+                 tasks that are routed to them. Curves add 2 x (curve.points - 1) arms
+    causality    questions only: at most evaluation.tasks x evaluation.trials
+
+tokens
+    rollouts x tokens of one rollout; questions x tokens of one question
+
+wall time
+    embedded base: rollouts / (rollouts a CPU second x workers)
+    served model: the longest of
+        computing  (new / prefill + written / decode) / server GPUs + 3.5 x trained / prefill / training GPUs. A token
+                   of a dialogue is new once and is trained on in each epoch
+        waiting    rollouts / episodes at once x tokens written in one / tokens a second of one request
+        host       rollouts x seconds of the benchmark's worker / its processes
+    policy=vllm adds the start of the servers, once a stage, on Slurm once a job. As many jobs run at once as the GPUs
+    allow.
+
+GPU-hours
+    GPUs x wall time: GPUs are held while episodes wait
+
+memory of one GPU
+    copies x 2 bytes x parameters / GPUs                                   weights, bfloat16
+    + 4 bytes x layers x KV heads x head x longest x episodes / min(GPUs, KV heads)    KV cache
+    Training adds a second copy of the weights (the trainer's beside the sampler's) and
+    + 16 bytes x LoRA parameters                                           with gradients and AdamW, float32
+    + longest x activations                                                one sequence (`ModelSize.activations`)
+    With policy=vllm servers and trainer have GPUs of their own, and machine.accelerate decides what a training GPU
+    holds: weights in its precision, divided by FSDP among its processes, with two layers whole; LoRA, divided alike;
+    `rows` sequences, or a process's share of a step.
+
+money
+    (read x input_price + written x output_price) / 1e6 for models other than the agent's; the agent's own tokens cost
+    what --price states
 """
 
 import math
@@ -68,13 +80,12 @@ from captrain.planning.assumptions import (
 from captrain.run import Component, Spec, nested
 
 UNTRAINED = ("base", "rollouts", "labels", "environments", "pairs")
-"""Stages that need no adapter: all that run with an endpoint that somebody else runs, through which none is trained."""
+"""Stages that need no adapter. Only these run with an endpoint of somebody else, which cannot be trained through."""
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """Cost of one stage, or of all in `parts`. Seconds on the wall, GiB of one GPU and money are None where they are
-    not known."""
+    """Cost of one stage, or of all in `parts`. Wall seconds, GiB of one GPU and money are None if unknown."""
 
     stage: str
     jobs: int = 0
@@ -88,22 +99,24 @@ class StageCost:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Hours of the GPUs that are held; None if not known."""
+        """GPUs x hours; None if unknown."""
         if self.parts:
             return sum_if_known([part.gpu_hours for part in self.parts])
         return None if self.seconds is None else self.gpus * self.seconds / 3600
 
 
 def sum_if_known(values: Sequence[float | None]) -> float | None:
-    """Add up values; None if one is not known."""
+    """Add up values; None if one is unknown."""
     return None if None in values else sum(value for value in values if value is not None)
 
 
 @dataclass(frozen=True)
 class Node:
-    """The GPUs that are planned with: how many, GiB of each, and tokens a second of each, read and written; the
-    parameters of the model in billions, where its size is not known; and the price of a million tokens at the agent's
-    own endpoint, read and written, where it has one."""
+    """The GPUs to plan with, and what the user states about the model.
+
+    gpus, memory: how many, and GiB of each. throughput: tokens a second of one GPU, read and written. parameters: of a
+    model whose size is unknown, in billions. price: of a million tokens at the agent's own endpoint, read and written.
+    """
 
     gpus: int = 8
     memory: float = 80.0
@@ -116,14 +129,20 @@ class Node:
         options = {"--gpus": [self.gpus], "--gpu-memory": [self.memory], "--parameters": [parameters]}
         for name, values in {**options, "--throughput": self.throughput or [1]}.items():
             if not all(0 < value < math.inf for value in values):
-                raise UserError(
-                    f"{name} must be above 0 and finite, got {' '.join(map(str, values))}", f"give another {name}"
-                )
+                given = " ".join(map(str, values))
+                raise UserError(f"{name} must be above 0 and finite, got {given}", f"give another {name}")
 
 
-class Estimate:
-    """A configuration on a node, with so many attempts at each environment (their mean need not be whole), and with
-    this share of all that controls may train and routers may compose."""
+class RunEstimate:
+    """Estimate of a configuration on a node.
+
+    Args:
+        spec: the configuration.
+        node: the GPUs.
+        attempts: mean number of attempts at each environment.
+        share: share of the capabilities that controls may train and of the tasks that routers may compose for, in
+            [0, 1].
+    """
 
     def __init__(self, spec: Spec, node: Node, attempts: float, share: float = 0.0) -> None:
         machine, evaluation = spec.machine, spec.evaluation
@@ -146,7 +165,7 @@ class Estimate:
         self.throughput, self.timed = throughput, node.throughput is not None or self.size is not None
         shared = SHARED_TRAINING.value if machine.workers > 1 else 1
         self.demonstration_rate = shared * self.rates.demonstrations.value
-        # One rollout, and the model that plays its user.
+        # One rollout, and the model of its simulated user.
         self.user = nested("benchmark.user", spec.benchmark.settings().get("user"))
         policy_kind = SERVED if self.served else spec.policy.target
         self.episode = EPISODE_COSTS.get((spec.benchmark.target, policy_kind), EpisodeCost())
@@ -154,7 +173,7 @@ class Estimate:
             self.episode = self.episode._replace(user=ModelUse())
         installed = machine.benchmarks.get(spec.benchmark.target.split(".")[-2])
         self.processes = installed.processes if installed else 1
-        # On Slurm each job has its own servers on its own GPUs; else trainings run one after another.
+        # On Slurm each job has its own servers and GPUs; elsewhere trainings run one after another.
         self.on_slurm = machine.launcher == "slurm"
         self.shards = SHARDS if self.on_slurm else 1
         # Rollouts.
@@ -168,10 +187,10 @@ class Estimate:
         self.composed = share * columns if self.count > 1 else 0
 
     def costs(self) -> list[StageCost]:
-        """Estimate the stages that cost anything, and their total."""
+        """Estimate the stages that cost anything, and last their total."""
         spec, evaluation, workers = self.spec, self.spec.evaluation, self.spec.machine.workers
-        # The evaluation: an arm each of the base, TRACE's adapters, rows, merged adapters, controls and points of a
-        # curve; without alternatives all adapters of a kind, one for each capability, share the tasks.
+        # Arms of the evaluation: the base, TRACE's adapters, rows, merged adapters, controls and points of curves.
+        # Without alternatives the adapters of a kind share the tasks and count as one arm.
         arms = 1 + self.count + sum(row.arms(self.count) for row in baselines().values() if row.section(spec).run)
         arms += len(spec.merging.methods) + self.further + 2 * max(0, spec.curve.points - 1)
         if not evaluation.alternatives:
@@ -179,8 +198,7 @@ class Estimate:
         further = split_sizes(spec.benchmark) if evaluation.splits == "all" else {}
         tasks = evaluation.tasks + further.get("discovery", 0) + further.get("training", 0)
         rollouts = (arms + self.composed) * tasks * evaluation.trials
-        # Questions: labels of every rollout of the diagnosis in every run, and of each failure of the base on the test
-        # split, at most of all its rollouts there.
+        # Questions label every rollout of the diagnosis in every run, and at most every test rollout of the base.
         labelling = self._labelling(spec.labels.runs * self.diagnosis, CANDIDATES, spec.labels.runs)
         causal = evaluation.tasks * evaluation.trials if spec.causality.run and evaluation.trials > 1 else 0
         concurrency, distilled = spec.machine.asking.concurrency, "distillation" in spec.merging.methods
@@ -215,7 +233,7 @@ class Estimate:
         return [*costing, total]
 
     def baseline_rollouts(self, row: Baseline) -> float:
-        """Estimate the rollouts that the stage of a row plays."""
+        """Estimate the rollouts that a row's stage plays."""
         if not row.section(self.spec).run:
             return 0
         rollouts = row.planned_rollouts(self.diagnosis, self.calibration, self.training, self.count)
@@ -223,13 +241,13 @@ class Estimate:
         return max(0, rollouts - sum(start.diagnosing_rollouts(self.spec, self.attempts) for start in starts))
 
     def _baseline(self, row: Baseline) -> StageCost:
-        """Estimate the stage of a row: rollouts, and what it learns from them or from demonstrations."""
+        """Estimate a row's stage: its rollouts, and the learning from them or from demonstrations."""
         rollouts, on_target, agent = self.baseline_rollouts(row), row.target_share(self.spec) > 0, self.episode.agent
         if row.learns_from == "demonstrations":
             rollouts, on_target = row.diagnosing_rollouts(self.spec, self.attempts), True
         cost = self._playing(row.name, rollouts, user=on_target, training=row.trains_by_grpo)
         if row.learns_from == "reflection":
-            # A question for each minibatch of parent and child, at the most.
+            # At most one question for each minibatch of parent and child.
             gepa = self.spec.baselines.gepa
             calls = cost.rollouts / (2 * gepa.minibatch) if gepa.model else 0
             tokens = calls * (gepa.minibatch * (agent.new_input + agent.output) + REFLECTION_TOKENS.value)
@@ -237,7 +255,7 @@ class Estimate:
             return self._asking(cost, model, ModelUse(calls, tokens, tokens, calls * LABEL_TOKENS))
         if row.trains_by_grpo:
             return cost
-        # Fine-tuning on demonstrations, of which each is taken to be as long as a rollout.
+        # Fine-tuning on demonstrations, each assumed to be as long as a rollout.
         demonstrations, epochs = row.demonstrations(self.spec)
         tokens = demonstrations * (agent.new_input + agent.output)
         tuned = replace(cost, use=cost.use.plus(ModelUse(new_input=tokens)))
@@ -256,7 +274,7 @@ class Estimate:
         return self.spec.machine.accelerate.processes * (1 if self.on_slurm else self.spec.machine.places(1))
 
     def servers(self, training: bool) -> int:
-        """Count the GPUs of the servers that one job samples through; those of training and endpoint are others."""
+        """Count the GPUs of the servers that one job samples through, without those of training and endpoint."""
         machine = self.spec.machine
         if not self.vllm:
             return self.node.gpus
@@ -274,7 +292,7 @@ class Estimate:
         user: bool = False,
         training: bool = False,
     ) -> StageCost:
-        """Estimate a stage of rollouts; `user`: in the benchmark itself, with its worker and its simulated user."""
+        """Estimate a stage of rollouts; `user`: in the benchmark itself, with its worker and simulated user."""
         episode = self.episode if user else self.episode._replace(user=ModelUse(), host=Assumption(0, "no worker"))
         agent, throughput, servers = episode.agent, self.throughput, self.servers(training)
         cost = StageCost(stage, jobs, rollouts, agent.plus(episode.user).times(rollouts))
@@ -291,8 +309,7 @@ class Estimate:
             gpus *= parallel
         elif self.vllm:
             parallel = 1
-        # Computing. Through servers of our own they and the trainer have GPUs each; else one model has all, to sample
-        # and to train.
+        # Computing. Our own servers and the trainer have separate GPUs; otherwise one model has all of them.
         separate = user and self.user is not None and self._is_other_model(self.user.settings())
         use = agent if separate else agent.plus(episode.user)
         sampling = rollouts * (use.new_input / throughput.prefill + use.output / throughput.decode) / servers
@@ -300,13 +317,13 @@ class Estimate:
         passes = TRAINING_FACTOR.value * trained / throughput.prefill
         combined = sampling + rollouts * passes / (self.trainers() if self.vllm else servers)
         computing = combined * math.ceil(jobs / parallel) / jobs if self.vllm else combined
-        # Waiting for the tokens of one request after another, and for the benchmark's worker.
+        # Waiting for one request after another, and for the benchmark's worker.
         turns = max(1, rollouts / (self.spec.machine.batch * parallel))
         latency = turns * (agent.output + episode.user.output) / REQUEST_RATE.value
         seconds = max(computing, latency, rollouts * episode.host.value / self.processes)
         if self.vllm:
             seconds += SERVER_START.value * (math.ceil(jobs / parallel) if self.on_slurm else 1)
-        # Money: the agent's tokens where its endpoint has a price, and those of another model that plays the user.
+        # Money for the agent's tokens if its endpoint has a price, and for another model that plays the user.
         money = self._price(episode.user.times(rollouts)) if separate else 0.0
         if money is not None:
             input_price, output_price = self.node.price or (0.0, 0.0)
@@ -316,7 +333,7 @@ class Estimate:
         )
 
     def _asking(self, cost: StageCost, component: Component, use: ModelUse, concurrency: int = 1) -> StageCost:
-        """Add the questions of its analyst or synthesizer to a stage."""
+        """Add the questions of an analyst or synthesizer to a stage."""
         if not use.calls or component.target not in (ANALYST, SYNTHESIZER):
             return cost
         throughput = self.throughput
@@ -334,51 +351,50 @@ class Estimate:
         )
 
     def _labelling(self, labels: float, candidates: int, runs: int = 0) -> ModelUse:
-        """Estimate the questions of an analyst: labels of candidates, and in each of `runs` what it proposes from, with
-        one question that merges the proposals."""
+        """Estimate the questions of an analyst: labels of candidates, one question in each of `runs` that proposes, and
+        one that merges the proposals."""
         settings = self.spec.analyst.settings()
-        dialogue, dialogues = (
-            settings.get("characters", 16_000) / 4,
-            settings.get("failed", 4) + settings.get("passed", 4),
-        )
+        dialogue = settings.get("characters", 16_000) / 4
+        dialogues = settings.get("failed", 4) + settings.get("passed", 4)
         proposals = runs * settings.get("proposals", 8) * LABEL_TOKENS
         tokens = runs * (dialogues * dialogue + FRAME_TOKENS) + proposals + labels * (dialogue + FRAME_TOKENS)
         output = 2 * proposals + labels * candidates * LABEL_TOKENS
         return ModelUse(labels + (runs + 1 if runs else 0), tokens, tokens, output)
 
     def _synthesis(self, count: int) -> ModelUse:
-        """Estimate all questions of a synthesizer for so many environments; every one but the first shows the file
-        before."""
+        """Estimate all questions of a synthesizer for `count` environments; retries also show the previous file."""
         calls, dialogue = count * self.attempts, self.spec.synthesizer.settings().get("characters", 24_000) / 4
         tokens = calls * (2 * dialogue + FRAME_TOKENS) + (calls - count) * FILE_TOKENS
         return ModelUse(calls, tokens, tokens, calls * FILE_TOKENS)
 
     def _is_other_model(self, settings: Mapping[str, object]) -> bool:
-        """Return whether a model is another one than the agent's, or behind another endpoint."""
+        """Return whether a model differs from the agent's, or is behind another endpoint."""
         endpoint = settings.get("endpoint", self.spec.machine.asking.endpoint)
         return (settings.get("name"), endpoint) != (self.policy.get("name"), self.policy.get("endpoint"))
 
     def _price(self, use: ModelUse) -> float | None:
-        """Price tokens of what is not the agent's own model."""
+        """Price the tokens of models other than the agent's; None if no price is set."""
         prices = self.spec.machine.asking
         if prices.input_price is None or prices.output_price is None:
             return None
         return (use.input * prices.input_price + use.output * prices.output_price) / 1e6
 
     def memory_groups(self, training: bool) -> dict[str, dict[str, float]]:
-        """Estimate GiB of one GPU by what holds them, of each group of GPUs: servers, and a trainer of its own; or both
-        on the same. {} where the model's size or its dialogues are not known."""
+        """Estimate the GiB of one GPU by group of GPUs (servers, trainer, or both on the same) and by what holds them.
+
+        {} if the size of the model or the length of its dialogues is unknown.
+        """
         size, longest, machine = self.size, self.episode.longest, self.spec.machine
         if size is None or not self.served or not longest:
             return {}
         vllm, accelerate, lora = machine.vllm, machine.accelerate, size.lora(self.rank, self.experts)
-        # Those that sample.
+        # Sampling.
         gpus = (vllm.gpus or self.servers(training)) if self.vllm else self.node.gpus
         replicas = vllm.replicas if self.vllm else 1
         cache = 4 * size.layers * size.kv_heads * size.head * longest * math.ceil(machine.batch / replicas)
         copies = 2 if training and not self.vllm else 1
         serving = {"weights": copies * 2 * size.parameters / gpus, "KV cache": cache / min(gpus, size.kv_heads)}
-        # Those that train: the same ones, or others, as machine.accelerate has it.
+        # Training, on the same GPUs or, with policy=vllm, on others.
         if not self.vllm:
             learning = {"LoRA and its optimizer": 16 * lora, "activations": longest * size.activations(True)}
             groups = {"GPUs": serving | (learning if training else {})}
@@ -395,11 +411,9 @@ class Estimate:
                 # Only distillation holds the whole distribution of each token.
                 "logits": 5 * rows * longest * size.vocabulary * ("distillation" in self.spec.merging.methods),
             }
-            groups = {"servers": serving | {"LoRA": 2 * lora}}
-            if training:
-                groups["trainer"] = learning
+            groups = {"servers": serving | {"LoRA": 2 * lora}, **({"trainer": learning} if training else {})}
         return {group: {name: value / 2**30 for name, value in parts.items()} for group, parts in groups.items()}
 
     def memory(self, training: bool) -> float | None:
-        """Estimate GiB of one GPU, of the group that holds more; None if not known."""
+        """Estimate the GiB of one GPU in the group that holds most; None if unknown."""
         return max((sum(parts.values()) for parts in self.memory_groups(training).values()), default=None)

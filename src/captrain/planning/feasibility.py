@@ -1,14 +1,20 @@
-"""Refusals of impossible configurations, each with its remedy, and warnings on possible ones."""
+"""The one list of refusals, for `captrain plan` and `captrain doctor`, and the warnings of a plan.
+
+A refusal names the setting to change. All refusals follow from the settings, except that an installed benchmark is
+asked for its tasks. What only the machine knows is in `captrain.planning.doctor`.
+"""
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from captrain.agents import RANKS
 from captrain.benchmarks import TOOLS, Verifiers, absences, in_workers, load_benchmark
 from captrain.comparison import baselines, trained_baselines
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
 from captrain.planning.assumptions import LOCAL, USABLE_MEMORY, VLLM, EpisodeCost, split_sizes
-from captrain.planning.estimate import Estimate
+from captrain.planning.estimate import RunEstimate
 from captrain.run import GrpoSettings, Spec, build, component_class
 from captrain.training import Demonstrations
 
@@ -20,138 +26,201 @@ EXAMPLES = 20
 """Training tasks whose references are played."""
 
 
-def problems(estimate: Estimate) -> list[UserError]:
-    """List all that makes the settings impossible."""
+class Refusal(NamedTuple):
+    """Why the settings cannot run: the setting to change, what is wrong, and the remedy."""
+
+    key: str
+    problem: str
+    remedy: str
+
+
+def refusals(estimate: RunEstimate) -> list[Refusal]:
+    """List everything that makes the settings impossible."""
     spec = estimate.spec
-    return [*_rollouts(spec), *_synthesis(spec), *_demonstrations(spec), *_model(estimate)]
+    cases = [*_rollouts(spec), *_model(estimate), *_gpus(estimate)]
+    return [*_benchmark(spec), *(refusal for applies, refusal in cases if applies), *_memory(estimate)]
 
 
-def _rollouts(spec: Spec) -> Iterator[UserError]:
-    """Refuse groups that teach nothing, and more tasks than there are, of the benchmark's splits or an environment."""
-    if spec.exploring().settings().get("temperature") == 0:
-        yield UserError(
-            "policy.temperature = 0 in training, too: every group of rollouts is constant there and teaches nothing",
-            "set environments.temperature=1.0",
-        )
+def _rollouts(spec: Spec) -> list[tuple[bool, Refusal]]:
+    """Refuse groups of equal rollouts, and more tasks than an environment has."""
+    group_size, groups, seeds = spec.trainer.group_size, spec.environments.groups, spec.environments.seeds
+    tasks = groups + -(-spec.adapters.rollouts // group_size)
+    return [
+        (
+            spec.exploring().settings().get("temperature") == 0,
+            Refusal(
+                "environments.temperature",
+                "policy.temperature = 0 in training, too: all rollouts of a group are equal and teach nothing",
+                "set environments.temperature=1.0",
+            ),
+        ),
+        (
+            tasks > seeds,
+            Refusal(
+                "environments.seeds",
+                f"adapters.rollouts = {spec.adapters.rollouts} in groups of {group_size} and environments.groups = "
+                f"{groups} need {tasks} tasks of an environment; its passport covers environments.seeds = {seeds}",
+                f"set environments.seeds={tasks}, or lower adapters.rollouts",
+            ),
+        ),
+    ]
+
+
+def _benchmark(spec: Spec) -> list[Refusal]:
+    """Refuse a benchmark that has too few tasks, does not load, or from which nothing can be derived or learnt."""
+    found = list[Refusal]()
+    for check in (_too_many_tasks, _synthesis, _demonstrations):
+        try:
+            found.extend(check(spec))
+        except UserError as error:
+            found.append(Refusal("benchmark", error.problem, error.remedy))
+        except InfrastructureError as error:
+            problem = f"{spec.benchmark.target} does not answer: {error}"
+            found.append(Refusal("benchmark", problem, "repair the environment"))
+    return [*dict.fromkeys(found)]
+
+
+def _too_many_tasks(spec: Spec) -> Iterator[Refusal]:
     sizes: dict[str, int | None] = {**split_sizes(spec.benchmark)}
     kind = component_class(spec.benchmark)
     if isinstance(kind, type) and issubclass(kind, Verifiers):
-        # Only the taskset itself knows its sizes: its worker is started, and nothing is played.
-        try:
-            target = load_benchmark(spec.benchmark, spec.machine)
-            sizes = {"discovery": target.size("discovery"), "test": target.size("test")}
-        except UserError as error:
-            yield error
-        except InfrastructureError as error:
-            yield UserError(f"{spec.benchmark.target} cannot be looked at: {error}", "mend the environment")
-    for key, split, count in (
-        ("rollouts.tasks", "discovery", spec.rollouts.tasks),
-        ("evaluation.tasks", "test", spec.evaluation.tasks),
-    ):
-        most = sizes.get(split)
+        # Only the taskset knows its sizes. Its worker starts and plays nothing.
+        target = load_benchmark(spec.benchmark, spec.machine)
+        sizes = {split: target.size(split) for split in ("discovery", "test")}
+    for key, split in (("rollouts.tasks", "discovery"), ("evaluation.tasks", "test")):
+        count, most = (spec.rollouts if split == "discovery" else spec.evaluation).tasks, sizes.get(split)
         if most is not None and count > most:
-            yield UserError(f"{key} = {count}, and split {split} has {most} tasks at most", f"set {key}={most}")
-    group_size, seeds = spec.trainer.group_size, spec.environments.seeds
-    tasks = spec.environments.groups + -(-spec.adapters.rollouts // group_size)
-    if tasks > seeds:
-        yield UserError(
-            f"adapters.rollouts = {spec.adapters.rollouts} in groups of {group_size} and environments.groups = "
-            f"{spec.environments.groups} need {tasks} tasks of an environment, and its passport is for "
-            f"environments.seeds = {seeds}",
-            f"set environments.seeds={tasks}, or lower adapters.rollouts",
-        )
+            yield Refusal(key, f"{key} = {count}, and split {split} has {most} tasks at most", f"set {key}={most}")
 
 
-def _synthesis(spec: Spec) -> Iterator[UserError]:
-    """Refuse environments that nobody could write, which would show after every rollout and label has been paid."""
+def _synthesis(spec: Spec) -> Iterator[Refusal]:
+    """Refuse a benchmark from which no environment can be derived: otherwise every rollout and label is paid first."""
     if spec.synthesizer.target != TEMPLATES or spec.benchmark.target == EMBEDDED:
         return
-    try:
-        derivable(spec.benchmark)
-    except UserError as error:
-        yield error
-        return
+    derivable(spec.benchmark)
     if not in_workers(spec.benchmark) and demands_words(load_benchmark(spec.benchmark), EXAMPLES):
-        yield UserError(
-            f"the score of {spec.benchmark.target} asks for words that nobody has told the agent: no environment "
-            "derived from it would earn a passport",
+        yield Refusal(
+            "benchmark",
+            f"the score of {spec.benchmark.target} asks for words that nobody tells the agent: no environment derived "
+            "from it would earn a passport",
             "let the policy say them, or score no words; `captrain check-benchmark` counts the tasks",
         )
 
 
-def _demonstrations(spec: Spec) -> Iterator[UserError]:
-    """Refuse a base that learns to act elsewhere: it would pass nothing, which shows after its training alone."""
+def _demonstrations(spec: Spec) -> Iterator[Refusal]:
+    """Refuse demonstrations that share no tool with the benchmark: the trained base would pass nothing."""
     base = spec.base
     if base.model or base.pretrained or spec.policy.target not in (LOCAL, VLLM) or in_workers(spec.benchmark):
         return
-    source = build(base.demonstrations, Demonstrations).tools if base.demonstrations else TOOLS
+    lessons = build(base.demonstrations, Demonstrations).tools if base.demonstrations else TOOLS
     offers = load_benchmark(spec.benchmark).tools
-    lesson_tools, benchmark_tools = ({str(tool["function"]["name"]) for tool in tools} for tools in (source, offers))
-    if not lesson_tools & benchmark_tools:
-        source_name = base.demonstrations.target if base.demonstrations else "the service desk's demonstrations"
-        yield UserError(
-            f"the base learns to call {', '.join(sorted(lesson_tools)[:3])} from {source_name}, and "
-            f"{spec.benchmark.target} offers {', '.join(sorted(benchmark_tools)[:3])}: it would pass nothing",
+    learnt, offered = (sorted({str(tool["function"]["name"]) for tool in tools}) for tools in (lessons, offers))
+    if not {*learnt} & {*offered}:
+        source = base.demonstrations.target if base.demonstrations else "the service desk's demonstrations"
+        yield Refusal(
+            "base.demonstrations",
+            f"the base learns to call {', '.join(learnt[:3])} from {source}, and {spec.benchmark.target} offers "
+            f"{', '.join(offered[:3])}: it would pass nothing",
             "set base.demonstrations._target_=MODULE:CLASS (docs/own-benchmark.md), or policy=openai base.model=NAME",
         )
 
 
-def _model(estimate: Estimate) -> Iterator[UserError]:
-    """Refuse adapters that the base or its servers do not take, and what does not fit the GPUs; of a model that is not
-    known here `captrain doctor` looks at its files."""
-    spec, node, machine = estimate.spec, estimate.node, estimate.spec.machine
-    # Experts that the base has not, or that its servers cannot act with.
+def _model(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
+    """Refuse adapters that the base or its servers do not take. `captrain doctor` also looks at the model's files."""
+    spec, servers, rank, own = estimate.spec, estimate.spec.machine.vllm, estimate.rank, estimate.vllm
+    is_embedded = spec.base.model is None and not spec.base.pretrained
     is_mixture = estimate.experts or bool(estimate.size and estimate.size.experts)
-    if estimate.experts and spec.base.model is None and not spec.base.pretrained:
-        yield UserError(
-            "trainer.experts = true, and the embedded base is not a mixture of experts", "set trainer.experts=false"
-        )
-    elif estimate.vllm and is_mixture and not machine.vllm.gpus:
-        yield mixture_without_gpus(estimate.model)
-    if estimate.vllm and machine.vllm.gpus and spec.base.model and machine.accelerate.precision == "float64":
-        yield UserError(
-            f"machine.accelerate.precision = float64 trains {estimate.model} on the CPU, beside servers on GPUs",
-            "set machine.accelerate.precision=bfloat16",
-        )
-    # A job that asks for other GPUs than servers, trainer and endpoint need, or for more than there are.
-    if estimate.vllm and machine.vllm.gpus:
-        serving, endpoint, slurm = estimate.servers(True), machine.asking.gpus, machine.slurm
-        training = estimate.trainers()
-        demand = f"machine.vllm asks for {serving} GPUs, and training for {training} more"
-        first_node = training // machine.nodes + serving
-        if training + serving + endpoint > node.gpus:
-            more = f", and machine.asking for {endpoint}" if endpoint else ""
-            yield UserError(
-                f"{demand}{more}: {node.gpus} are planned with",
+    return [
+        (
+            estimate.experts and is_embedded,
+            Refusal(
+                "trainer.experts",
+                "trainer.experts = true, and the embedded base is not a mixture of experts",
+                "set trainer.experts=false",
+            ),
+        ),
+        (own and is_mixture and not is_embedded and not servers.gpus, mixture_without_gpus(estimate.model)),
+        (
+            own and rank > servers.max_lora_rank,
+            Refusal(
+                "trainer.rank",
+                f"trainer.rank = {rank}, and machine.vllm.max_lora_rank = {servers.max_lora_rank}",
+                f"set machine.vllm.max_lora_rank={rank}",
+            ),
+        ),
+        (
+            own and rank * servers.max_loras > RANKS[-1],
+            Refusal(
+                "trainer.rank",
+                f"{servers.max_loras} adapters of rank {rank} together are beyond vLLM's {RANKS[-1]}",
+                "lower trainer.rank, or machine.vllm.max_loras with router.most",
+            ),
+        ),
+    ]
+
+
+def mixture_without_gpus(model: str) -> Refusal:
+    """Refuse a mixture of experts that vLLM would serve on a CPU."""
+    return Refusal(
+        "machine.vllm.gpus",
+        f"{model} is a mixture of experts, and vLLM's kernels for adapters of these need a GPU: machine.vllm.gpus = 0",
+        "set machine.vllm.gpus to 1 or more, or choose policy=local",
+    )
+
+
+def _gpus(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
+    """Refuse servers, training and endpoint that need more GPUs than are planned with, or than a job asks for."""
+    spec, planned, machine = estimate.spec, estimate.node.gpus, estimate.spec.machine
+    serving, training = estimate.servers(True), estimate.trainers()
+    on_gpus = estimate.vllm and machine.vllm.gpus > 0
+    fits = serving + training + machine.asking.gpus <= planned
+    job, needed = machine.slurm.gpus if machine.slurm else 0, serving + training // machine.nodes
+    demand = f"machine.vllm asks for {serving} GPUs, and training for {training} more"
+    endpoint = f", and machine.asking for {machine.asking.gpus}" if machine.asking.gpus else ""
+    nodes = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
+    return [
+        (
+            on_gpus and bool(spec.base.model) and machine.accelerate.precision == "float64",
+            Refusal(
+                "machine.accelerate.precision",
+                f"machine.accelerate.precision = float64 trains {estimate.model} on the CPU, beside servers on GPUs",
+                "set machine.accelerate.precision=bfloat16",
+            ),
+        ),
+        (
+            on_gpus and not fits,
+            Refusal(
+                "machine.vllm.gpus",
+                f"{demand}{endpoint}: {planned} are planned with",
                 "lower machine.vllm.replicas or machine.accelerate.processes, or state --gpus",
-            )
-        elif estimate.on_slurm and slurm is not None and slurm.gpus < first_node:
-            shared = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
-            yield UserError(
-                f"machine.slurm.gpus = {slurm.gpus}, and {demand}{shared}", f"set machine.slurm.gpus={first_node}"
-            )
-    # Memory of one GPU, of the group that holds more.
-    groups = estimate.memory_groups(training=True)
+            ),
+        ),
+        (
+            on_gpus and fits and estimate.on_slurm and job < needed,
+            Refusal(
+                "machine.slurm.gpus",
+                f"machine.slurm.gpus = {job}, and {demand}{nodes}",
+                f"set machine.slurm.gpus={needed}",
+            ),
+        ),
+    ]
+
+
+def _memory(estimate: RunEstimate) -> Iterator[Refusal]:
+    """Refuse a training that does not fit the memory of a GPU, of the group that holds more."""
+    node, groups = estimate.node, estimate.memory_groups(training=True)
     parts = max(groups.values(), key=lambda group: sum(group.values()), default={})
     required, usable = sum(parts.values()), USABLE_MEMORY.value * node.memory
     if required > usable:
         shares = ", ".join(f"{name} {rounded(value)}" for name, value in parts.items())
-        more = "plan with more --gpus or"
-        if estimate.vllm:
-            more = "set machine.vllm.gpus to more, machine.accelerate as machine=node8 has it, plan with more"
-        yield UserError(
+        more = "set machine.vllm.gpus to more, machine.accelerate as machine=node8 has it, plan with more"
+        yield Refusal(
+            "base.model",
             f"{estimate.model} does not fit while it is trained: about {required:.0f} GiB of each of {node.gpus} GPUs "
             f"({shares}), and {usable:.0f} of {node.memory:g} can be used",
-            f"{more} --gpu-memory, a smaller model, or a smaller machine.batch",
+            f"{more if estimate.vllm else 'plan with more --gpus or'} --gpu-memory, a smaller model, or a smaller "
+            "machine.batch",
         )
-
-
-def mixture_without_gpus(model: str) -> UserError:
-    """Word the refusal of a mixture of experts that vLLM serves on a CPU."""
-    return UserError(
-        f"{model} is a mixture of experts, and vLLM's kernels for adapters of these need a GPU: machine.vllm.gpus = 0",
-        "set machine.vllm.gpus to 1 or more, or choose policy=local",
-    )
 
 
 def rounded(value: float) -> str:
@@ -163,28 +232,29 @@ def rounded(value: float) -> str:
     return f"{value:,g}"
 
 
-def task_uses(estimate: Estimate) -> dict[str, float]:
-    """Estimate how often stages that train on the target use each of its training tasks; {} where there is no end."""
+def task_uses(estimate: RunEstimate) -> dict[str, float]:
+    """RunEstimate how often each stage that trains on the target uses each training task; {} if tasks are unlimited."""
     spec, tasks, uses = estimate.spec, split_sizes(estimate.spec.benchmark).get("training"), dict[str, float]()
-    for name in trained_baselines() if tasks and estimate.trainable else ():
+    if not tasks or not estimate.trainable:
+        return uses
+    for name in trained_baselines():
         row = baselines()[name]
         section = row.section(spec)
         group_size = section.group_size if isinstance(section, GrpoSettings) else None
         groups = estimate.baseline_rollouts(row) * row.target_share(spec) / (group_size or spec.trainer.group_size)
-        if tasks and groups:
+        if groups:
             uses[name] = groups / tasks
     return uses
 
 
-def warnings(estimate: Estimate, money: float | None) -> list[str]:
-    """List what to know that does not make the settings impossible; `money` is that of the whole run, None if not
-    known."""
-    spec, node, lacking = estimate.spec, estimate.node, absences(estimate.spec.benchmark)
+def warnings(estimate: RunEstimate, money: float | None) -> list[str]:
+    """List what to know about settings that can run; `money` is the cost of the whole run, None if unknown."""
+    spec, lacking = estimate.spec, absences(estimate.spec.benchmark)
     training = split_sizes(spec.benchmark).get("training")
     derives = spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED
     scripted = spec.benchmark.settings().get("user", "") is None
     texts = {
-        f"nothing is known of rollouts by {spec.policy.target} in {spec.benchmark.target}: counts only": (
+        f"nobody has measured rollouts by {spec.policy.target} in {spec.benchmark.target}: counts only": (
             estimate.episode == EpisodeCost()
         ),
         f"the size of {estimate.model} is not known: state it with --parameters, in billions": (
@@ -193,12 +263,12 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
         "evaluation.trials = 1: the oracle bound and the causal test need two trials and are left out": (
             spec.evaluation.trials == 1
         ),
-        "machine.asking.input_price and output_price, for a million tokens, show the money": money is None,
-        "an endpoint that somebody else runs cannot be trained through: it stops after `environments`": (
+        "set machine.asking.input_price and output_price, for a million tokens, to see the money": money is None,
+        "an endpoint that somebody else runs cannot be trained through: the run stops after `environments`": (
             not estimate.trainable
         ),
-        "the agent's own endpoint is taken to cost nothing: state what a million tokens cost by --price": (
-            estimate.served and not estimate.vllm and node.price is None
+        "the agent's own endpoint is taken to cost nothing: state the price of a million tokens with --price": (
+            estimate.served and not estimate.vllm and estimate.node.price is None
         ),
         **{
             f"{name} uses each of {training} training tasks {math.ceil(times):,} times, in other trials": times > 1

@@ -1,11 +1,11 @@
 """Plan of a configuration: its cost, and whether it can run at all, before anything is spent.
 
-Counts follow from the settings, but for what nobody knows beforehand: how many attempts each environment needs to earn
-its passport, which capabilities only a control takes, and which tasks are routed to several adapters at once. So
-everything is worked out for the least and for the most of that, and shown as a range; `capabilities.count` capabilities
-are taken to be selected. All else is an estimate, and every number that it rests on is shown with where it comes from.
+Three numbers are not known beforehand: how many attempts each environment needs to earn its passport, which
+capabilities only a control takes, and which tasks are routed to several adapters at once. So everything is computed for
+the least and for the most of them and shown as a range. `capabilities.count` capabilities are assumed to be selected.
+Every number that the estimate rests on is shown with its source.
 
-The forecast that `captrain run` prints before its first stage is of the same numbers.
+The forecast that `captrain run` prints before its first stage uses the same numbers.
 """
 
 from collections.abc import Callable, Collection
@@ -35,141 +35,117 @@ from captrain.planning.assumptions import (
     TRAINING_FACTOR,
     USABLE_MEMORY,
     EpisodeCost,
+    ModelUse,
 )
-from captrain.planning.estimate import Estimate, Node, StageCost
-from captrain.planning.feasibility import problems, rounded, warnings
+from captrain.planning.estimate import Node, RunEstimate, StageCost
+from captrain.planning.feasibility import Refusal, refusals, rounded, warnings
 from captrain.run import Spec, compose_configuration, launch, load_choice, row_of
 
-Basis = list[tuple[str, str, str]]
-"""Rows of an estimate's basis: a quantity in words, its value, and where that comes from."""
+BasisRow = tuple[str, str, str]
+"""One assumption: the quantity in words, its value, and its source."""
 
 
 class Plan(NamedTuple):
-    """Stages with the least (`low`) and with the most (`high`) of what is not known beforehand; what that rests on;
-    GiB of one GPU while an adapter is trained, by group of GPUs and what holds them; what to know; and what makes the
-    settings impossible."""
+    """Cost and feasibility of a configuration.
+
+    low, high: stages with the least and with the most of what is not known beforehand. basis: the assumptions. memory:
+    GiB of one GPU in training, by group of GPUs and by what holds them.
+    """
 
     title: str
     low: list[StageCost]
     high: list[StageCost]
-    basis: Basis
+    basis: list[BasisRow]
     memory: dict[str, dict[str, float]]
     warnings: list[str]
-    problems: list[UserError]
+    refusals: list[Refusal]
 
     def refuse_impossible(self) -> None:
-        """End here if the settings are impossible.
+        """Stop here if the settings are impossible.
 
         Raises:
-            UserError: all that makes them so.
+            UserError: all refusals.
         """
-        if self.problems:
-            raise UserError(
-                "\n       ".join(error.problem for error in self.problems),
-                "\n          ".join(error.remedy for error in self.problems),
-            )
+        if self.refusals:
+            problems = "\n       ".join(refusal.problem for refusal in self.refusals)
+            raise UserError(problems, "\n          ".join(refusal.remedy for refusal in self.refusals))
 
 
 def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
-    """Work out a configuration; nothing is started, asked or written."""
-    least, most = Estimate(spec, node, 1), Estimate(spec, node, spec.environments.rounds, 1.0)
-    low, high = least.costs(), most.costs()
-    groups = least.memory_groups(training=True)
-    return Plan(title, low, high, _basis(least), groups, warnings(least, low[-1].money), problems(least))
+    """Estimate a configuration. Starts, asks and writes nothing."""
+    least, most = RunEstimate(spec, node, 1), RunEstimate(spec, node, spec.environments.rounds, 1.0)
+    low, memory = least.costs(), least.memory_groups(training=True)
+    return Plan(title, low, most.costs(), _basis(least), memory, warnings(least, low[-1].money), refusals(least))
 
 
-def _basis(estimate: Estimate) -> Basis:
-    """List all that the estimate rests on.
-
-    A number that no setting holds is in `captrain.planning.assumptions`, with its source; what is written out here is
-    what follows from settings, and what is taken as given without a number.
-    """
-    spec, episode, rates, machine = estimate.spec, estimate.episode, estimate.rates, estimate.spec.machine
-    agent, user = (
-        f"{use.calls:g}, {use.input:,g} ({use.new_input:,g}), {use.output:,g} tokens"
-        for use in (episode.agent, episode.user)
-    )
+def _basis(estimate: RunEstimate) -> list[BasisRow]:
+    """List everything that the estimate rests on."""
+    spec, episode = estimate.spec, estimate.episode
+    rollout, source = _tokens(episode.agent), episode.source
     if episode == EpisodeCost():
-        agent, source = "not known", "nobody has measured it"
-    else:
-        source = episode.source
+        rollout, source = "not known", "nobody has measured it"
+    composed = f"on none to {COMPOSED_COLUMNS.value} times all test tasks"
     rows = [
         ("capabilities selected", str(estimate.count), "spec: capabilities.count, at most"),
         ("attempts at an environment", f"1 to {spec.environments.rounds}", "spec: environments.rounds"),
-        (
-            "arms that act together",
-            f"on none to {COMPOSED_COLUMNS.value} times all test tasks",
-            COMPOSED_COLUMNS.source,
-        ),
-        ("a rollout: calls, read (new), written", agent, source),
+        ("arms that act together", composed, COMPOSED_COLUMNS.source),
+        ("a rollout: calls, read (new), written", rollout, source),
         ("errors, and answers refused", "none", "assumed"),
+        *(_local(estimate) if estimate.local else []),
     ]
-    if estimate.local:
-        rows += [
-            ("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
-            ("in training", f"{rates.training.value:g}", rates.training.source),
-            ("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
-            ("processes", str(machine.workers), "spec: machine.workers"),
-            ("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
-            ("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
-        ]
-    if estimate.local and spec.base.pretrained:
-        activations = f"{launch.room(machine) / 2**30:.1f} GiB a process"
-        source = "half of this machine's memory; what does not fit is computed again"
-        rows.append(("activations of a pass, at most", activations, source))
     if episode.user.calls:
-        rows.append(("its simulated user, the same", user, episode.source))
+        rows.append(("its simulated user, the same", _tokens(episode.user), episode.source))
     if spec.controls.run:
         most = f"0 to {CONTROL_CHOICES.value * estimate.count}"
         rows.append(("capabilities that only controls take", most, CONTROL_CHOICES.source))
-    rows += [
-        (f"a demonstration of {name}", "as long as a rollout", "assumed")
-        for name, row in baselines().items()
-        if row.learns_from == "demonstrations" and row.section(spec).run
-    ]
+    for name, row in baselines().items():
+        if row.learns_from == "demonstrations" and row.section(spec).run:
+            rows.append((f"a demonstration of {name}", "as long as a rollout", "assumed"))
     if spec.baselines.gepa.run and spec.baselines.gepa.model:
         question = f"{REFLECTION_TOKENS.value:,} tokens and the minibatch's dialogues"
         rows.append(("questions of gepa", question, REFLECTION_TOKENS.source))
     if estimate.served:
         rows += _serving(estimate)
     if spec.analyst.target == ANALYST or spec.synthesizer.target == SYNTHESIZER:
-        text = (
-            f"{FRAME_TOKENS:,} and 1 for 4 characters; {LABEL_TOKENS} a label of {CANDIDATES}; {FILE_TOKENS:,} a file"
-        )
+        label = f"{LABEL_TOKENS} a label of {CANDIDATES}; {FILE_TOKENS:,} a file"
+        text = f"{FRAME_TOKENS:,} and 1 for 4 characters; {label}"
         rows.append(("tokens of questions and answers", text, "assumed"))
     return rows
 
 
-def _serving(estimate: Estimate) -> Basis:
-    """List the basis of a served model: its size, its GPUs, and how fast they are."""
+def _tokens(use: ModelUse) -> str:
+    return f"{use.calls:g}, {use.input:,g} ({use.new_input:,g}), {use.output:,g} tokens"
+
+
+def _local(estimate: RunEstimate) -> list[BasisRow]:
+    """List the assumptions on a base that is played and trained in this process."""
+    rates, machine = estimate.rates, estimate.spec.machine
+    activations = f"{launch.room(machine) / 2**30:.1f} GiB a process"
+    source = "half of this machine's memory; what does not fit is computed again"
+    pretrained = [("activations of a pass, at most", activations, source)] if estimate.spec.base.pretrained else []
+    return [
+        ("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
+        ("in training", f"{rates.training.value:g}", rates.training.source),
+        ("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
+        ("processes", str(machine.workers), "spec: machine.workers"),
+        ("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
+        ("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
+        *pretrained,
+    ]
+
+
+def _serving(estimate: RunEstimate) -> list[BasisRow]:
+    """List the assumptions on a served model: its size, its GPUs and their speed."""
     node, size, machine, throughput = estimate.node, estimate.size, estimate.spec.machine, estimate.throughput
-    accelerate, host = machine.accelerate, estimate.episode.host
     billions = f"{size.parameters / 1e9:.3g}, {size.active / 1e9:.2g} of them active" if size else "not known"
     modules = "q, k, v, o" + (" and feed-forward" if size and size.inner else " and experts" * estimate.experts)
     memory = f"{node.gpus} of {node.memory:g} GiB, {USABLE_MEMORY.value:.0%} usable"
     speed = f"{throughput.prefill:,.0f} read, {throughput.decode:,.0f} written"
-    copies = "2, sharded: to sample and to train"
+    copies, fleet, host = "2, sharded: to sample and to train", list[BasisRow](), estimate.episode.host
     jobs, setting = f"{machine.workers} of adapters and evaluation", "machine.workers"
-    fleet = Basis()
     if estimate.vllm:
-        # Servers that a job starts itself.
-        servers = estimate.servers(True)
-        shared = f", by {accelerate.strategy} over {accelerate.processes}" if accelerate.processes > 1 else ""
-        copies = f"one in {accelerate.precision} on the trainer's GPUs{shared}, beside the servers'"
-        gpus = f"{servers} of its servers, and {estimate.trainers()} to train"
-        gpus += f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
-        endpoint = machine.asking.gpus
-        place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
-        start = f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}"
-        fleet = [
-            ("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
-            ("servers are healthy after", start, SERVER_START.source),
-            ("simulated user, analyst, synthesizer", place, "spec: machine.asking.gpus"),
-        ]
-        jobs, setting = f"1 on {node.gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
-        if estimate.on_slurm:
-            parallel = max(1, node.gpus // (accelerate.processes + servers))
-            jobs, setting = f"{parallel} of training on {node.gpus} GPUs", "machine.launcher = slurm; --gpus"
+        copies, fleet = _fleet(estimate)
+        jobs, setting = _jobs(estimate)
     return [
         ("in a synthesized environment", "the same, its user a script", "assumed"),
         ("longest dialogue", f"{estimate.episode.longest:,} tokens", estimate.episode.source),
@@ -189,14 +165,39 @@ def _serving(estimate: Estimate) -> Basis:
     ]
 
 
+def _fleet(estimate: RunEstimate) -> tuple[str, list[BasisRow]]:
+    """Describe the copies of the weights, and the GPUs of servers that a job starts itself."""
+    machine, accelerate = estimate.spec.machine, estimate.spec.machine.accelerate
+    shared = f", by {accelerate.strategy} over {accelerate.processes}" if accelerate.processes > 1 else ""
+    nodes = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
+    gpus = f"{estimate.servers(True)} of its servers, and {estimate.trainers()} to train{nodes}"
+    endpoint = machine.asking.gpus
+    place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
+    start = f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}"
+    return f"one in {accelerate.precision} on the trainer's GPUs{shared}, beside the servers'", [
+        ("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
+        ("servers are healthy after", start, SERVER_START.source),
+        ("simulated user, analyst, synthesizer", place, "spec: machine.asking.gpus"),
+    ]
+
+
+def _jobs(estimate: RunEstimate) -> tuple[str, str]:
+    """Describe how many jobs run at once over our own servers, and the settings that decide it."""
+    gpus, processes = estimate.node.gpus, estimate.spec.machine.accelerate.processes
+    if not estimate.on_slurm:
+        return f"1 on {gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
+    parallel = max(1, gpus // (processes + estimate.servers(True)))
+    return f"{parallel} of training on {gpus} GPUs", "machine.launcher = slurm; --gpus"
+
+
 def plan_tables(plan: Plan) -> list[RenderableType]:
-    """Render the plan for rich: counts, cost, what they rest on, what to know."""
+    """Render the plan for rich: counts, cost, memory, assumptions, warnings."""
     counts = _table(f"plan: {plan.title}", "stage", "jobs", "rollouts", "model calls", "tokens read", "tokens written")
-    counts.caption = "ranges: the least to the most of what nobody knows beforehand"
-    money_and_time = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
+    counts.caption = "ranges: from the least to the most of what is not known beforehand"
+    costs = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
     least = {cost.stage: cost for cost in plan.low}
     for high in plan.high:
-        # What may have nothing to do, as controls, is no stage of the least.
+        # A stage that may have nothing to do, such as controls, is missing from the least.
         low = least.get(high.stage, StageCost(high.stage, high.jobs, gpus=high.gpus))
         style = "bold" if low.stage == "total" else ""
         rollouts = _range(low.rollouts, high.rollouts, lambda count: f"{count:,.0f}")
@@ -205,17 +206,16 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         memory = _range(low.memory, high.memory, lambda size: f"{size:.0f}")
         gpus = (str(low.gpus), memory, _range(low.gpu_hours, high.gpu_hours, rounded)) if low.gpus else ("", "", "")
         wall, money = _range(low.seconds, high.seconds, _time), _range(low.money, high.money, rounded)
-        money_and_time.add_row(low.stage, *gpus, wall, money, style=style)
+        costs.add_row(low.stage, *gpus, wall, money, style=style)
     memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
     for group, parts in plan.memory.items():
         for name, value in {**parts, "total": sum(parts.values())}.items():
             memory_table.add_row(group, name, f"{value:.1f}", style="bold" if name == "total" else "")
-    basis_table = _table("what this rests on", "what", "value", "from", text_columns=3)
+    basis = _table("assumptions", "what", "value", "from", text_columns=3)
     for row in plan.basis:
-        basis_table.add_row(*row)
-    tables = [counts, money_and_time, memory_table, basis_table]
-    notes = (Text(f"to know: {text}", "yellow") for text in plan.warnings)
-    return [*(table for table in tables if table.row_count), *notes]
+        basis.add_row(*row)
+    notes = (Text(f"note: {text}", "yellow") for text in plan.warnings)
+    return [*(table for table in (counts, costs, memory_table, basis) if table.row_count), *notes]
 
 
 def _table(title: str, *names: str, text_columns: int = 1) -> Table:
@@ -226,28 +226,24 @@ def _table(title: str, *names: str, text_columns: int = 1) -> Table:
 
 
 def _range(low: float | None, high: float | None, text_of: Callable[[float], str]) -> str:
-    """Word a range; "" for nothing at all."""
+    """Format a range; "" if both ends are 0."""
     if low is None or high is None:
         return "not known"
-    if not low and not high:
-        return ""
     ends = [text_of(value) if value else "0" for value in (low, high)]
-    return " to ".join(dict.fromkeys(ends))
+    return " to ".join(dict.fromkeys(ends)) if low or high else ""
 
 
 def _time(seconds: float) -> str:
-    """Word seconds in the unit that suits them."""
-    for unit, name in ((3600, "h"), (60, "min")):
-        if seconds >= unit:
-            return f"{rounded(seconds / unit)} {name}"
-    return f"{rounded(seconds)} s"
+    """Format seconds in hours, minutes or seconds."""
+    unit, name = (3600, "h") if seconds >= 3600 else (60, "min") if seconds >= 60 else (1, "s")
+    return f"{rounded(seconds / unit)} {name}"
 
 
 def stale_stages(root: Path) -> list[str]:
-    """List the stages that `dvc repro` may run, in the pipeline's order: those that changed, and what comes after.
+    """List the stages that `dvc repro` may run, in pipeline order: those that changed, and those after them.
 
     Raises:
-        UserError: params.yaml is not what it should be, or DVC reads no pipeline.
+        UserError: params.yaml is invalid, or DVC cannot read the pipeline.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -259,8 +255,8 @@ def stale_stages(root: Path) -> list[str]:
             changed, graph = {name.rpartition(":")[2] for name in repo.status()}, repo.index.graph
     except DvcException as error:
         raise UserError(
-            f"DVC does not read the pipeline: {error}",
-            "mend dvc.yaml, dvc.lock or params.yaml, or restore them from git",
+            f"DVC cannot read the pipeline: {error}",
+            "correct dvc.yaml, dvc.lock or params.yaml, or restore them from git",
         ) from None
     first = [stage for stage in graph if getattr(stage, "name", None) in changed]
     stale = {stage for change in first for stage in (change, *ancestors(graph, change))}
@@ -268,19 +264,15 @@ def stale_stages(root: Path) -> list[str]:
 
 
 def forecast_run(root: Path, stages: Collection[str]) -> str:
-    """Say in a line what stages will take, at most, by the rates that the plan counts with.
-
-    Args:
-        root: of the project.
-        stages: that run.
+    """Estimate in one line how long stages take, at the rates of the plan.
 
     Raises:
         UserError: the configuration that params.yaml selects does not compose.
     """
     spec, _ = compose_configuration([], root)
-    costs = {cost.stage: cost.seconds for cost in Estimate(spec, Node(), 1).costs() if cost.stage in stages}
+    costs = {cost.stage: cost.seconds for cost in RunEstimate(spec, Node(), 1).costs() if cost.stage in stages}
     count = f"{len(stages)} stage{'s' if len(stages) != 1 else ''} to run"
     if unknown := [stage for stage, seconds in costs.items() if seconds is None]:
-        return f"{count}; for how long is not known ({', '.join(unknown)}: see `captrain plan`)"
+        return f"{count}; the time is not known ({', '.join(unknown)}: see `captrain plan`)"
     seconds = sum(cost or 0.0 for cost in costs.values()) + STAGE_START.value * len(stages)
     return f"{count}, about {_time(seconds)} at the rates of `captrain plan`"

@@ -1,9 +1,8 @@
-"""The causal test of the capabilities as it is drawn: claimed and repaired, change by stratum, lack against adapter.
+"""Figure of the causal test: claimed and repaired shares, change by stratum, and every adapter on every lack.
 
-Drawn from `results/causality/` alone (see `captrain.comparison.causality` for what is measured), of the adapters that
-learn from rewards. An adapter that
-repairs its capability and nothing else stands out on the diagonal of the last panel, and its dots lie right of zero on
-failures that lack the capability, and at zero elsewhere.
+It reads `results/causality/` (`captrain.comparison.causality` measures it) and shows the adapters that learn from
+rewards. An adapter that repairs only its own capability stands out on the diagonal of the last panel; its dots are
+right of zero on failures that lack the capability and at zero elsewhere.
 """
 
 from collections.abc import Sequence
@@ -31,15 +30,15 @@ SPACING = 0.15
 
 
 def causal_rows(results: Path) -> Sequence[ComparisonRow]:
-    """Read results/causality/capabilities.csv, a row for each adapter that was tested; none where none was."""
+    """Read results/causality/capabilities.csv: a row for each tested adapter; empty if nothing was tested."""
     path, words = results / "causality/capabilities.csv", ("capability", "adapter", "name")
     numbers = [f"{name}{end}" for name in ("claimed", "repaired", "placebo") for end in ("", "_low", "_high")]
     return read_table(path, columns=words, numbers=numbers).to_dict("records") if path.exists() else []
 
 
 def causality(results: Path) -> Figure:
-    """Draw what each capability claims of the failures and what its adapter repairs of them, what it changes elsewhere,
-    and what every adapter changes on the failures of each lack."""
+    """Draw the share of failures that each capability claims and its adapter repairs, the change by stratum, and the
+    change by every adapter on the failures of each lack."""
     words, numbers = ("capability", "stratum", "arm"), ("change", "low", "high")
     effects = read_table(results / "causality/effects.csv", columns=words, numbers=numbers).fillna({"capability": ""})
     rows = [row for row in causal_rows(results) if row["adapter"] == row["capability"]]

@@ -1,9 +1,9 @@
 """Figures of a finished run, drawn from `results/` alone: no model, no rollouts, no torch.
 
-Whoever clones the repository can redraw every figure from the small committed files. Two runs give the same bytes:
-nothing is drawn that depends on time or on the order of a directory, and dates and program versions stay out of the
-files' metadata. Published numbers are drawn in grey, in panels of their own unless the same thing was measured. Figures
-of several runs are drawn by scripts/study_figures.py, the style of both is in `captrain.reporting.style`.
+A fresh clone can redraw every figure from the small committed files, to the same bytes: nothing depends on time or on
+the order of a directory, and files have no dates or program versions in their metadata. Published numbers are grey and
+have panels of their own, unless the same thing was measured. scripts/study_figures.py draws figures of several runs;
+`captrain.reporting.style` is the style of both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ from captrain.comparison import (
     versus,
 )
 from captrain.errors import UserError
-from captrain.records import JsonObject, read_table
+from captrain.records import read_table
 from captrain.reporting.causality import causal_rows, causality
 from captrain.reporting.rediscovery import rediscovered, rediscovery
 from captrain.reporting.style import (
@@ -62,7 +62,7 @@ REQUIRED = (
     "grpo_target/history.csv",
 )
 SMOOTH = 5
-"""Updates that a training curve is averaged over."""
+"""Number of updates that a training curve is averaged over."""
 MARKER = 42
 """Size of a candidate's marker, in square points."""
 
@@ -71,14 +71,14 @@ def draw(results: Path, out: Path) -> list[Path]:
     """Draw every figure as PDF and PNG.
 
     Args:
-        results: folder that holds one folder a stage.
-        out: folder for the figures, made if needed.
+        results: folder with one folder for each stage.
+        out: folder for the figures; it is created if needed.
 
     Returns:
         The files written.
 
     Raises:
-        UserError: a result file is missing; the message names the stage that makes it.
+        UserError: a result file is missing. The message names the stage that makes it.
     """
     for name in REQUIRED:
         if not (results / name).exists():
@@ -97,7 +97,7 @@ def draw(results: Path, out: Path) -> list[Path]:
         "rediscovery": rediscovery,
         "curve": curve,
     }
-    # Figures that not every run has: what each is drawn from, and why there would be nothing.
+    # Figures that not every run has: their data, and the reason if there is none.
     evaluation = results / "evaluation"
     rates = evaluation_table(evaluation, "main").dropna(subset=["pass_rate"])
     optional: dict[str, tuple[object, str]] = {
@@ -128,13 +128,13 @@ COMPARISONS: Mapping[str, tuple[str, Sequence[str] | None]] = {
     "routing": ("Routing, its bounds and its controls", ROUTING),
     "merging": ("Merged adapters and TRACE, which routes (rollouts spent)", MERGING),
 }
-"""Figures that compare methods of the evaluation: the title, and the methods, by name or its beginning, or all."""
+"""Figures that compare methods: the title, and the methods by name or prefix (None: all)."""
 
 
 def compared(results: Path, name: str) -> Figure:
-    """Draw methods with the intervals of their pass rates, rollouts spent beside them, and their differences to TRACE.
+    """Draw the pass rates of methods with intervals and rollouts spent, and their differences to TRACE.
 
-    Published rates are marked where they are of the same thing.
+    Published rates are marked if they measure the same thing.
     """
     title, order = COMPARISONS[name]
     evaluation = results / "evaluation"
@@ -157,7 +157,7 @@ def compared(results: Path, name: str) -> Figure:
 
 
 def capabilities(selection: Mapping[str, Any]) -> Figure:
-    """Draw the gap against the coverage of every candidate, with interval bars and the thresholds of the selection."""
+    """Draw gap against coverage for every candidate, with intervals and the thresholds of the selection."""
     thresholds, candidates = selection["thresholds"], selection["candidates"]
     defined = [
         candidate for candidate in candidates if candidate["gap"] is not None and candidate["coverage"] is not None
@@ -188,9 +188,11 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
-    """Write each name right of its point, or left of it in the right half, those of one side nudged apart by steps;
-    where names still overlap, all of them in a column beside the axes."""
+def _name_points(figure: Figure, points: Sequence[ComparisonRow]) -> None:
+    """Write each candidate's name beside its point: on the right, or on the left in the right half of the axes.
+
+    Names on one side are moved apart in steps. If names still overlap, all go to a column beside the axes.
+    """
     axes = figure.axes[0]
     axes.margins(0.12, 0.1)
     left_edge, right_edge = axes.get_xlim()
@@ -223,8 +225,7 @@ def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
 
 
 def stability(results: Path) -> Figure:
-    """Draw the retention of each candidate, and its coverage and gap, run by run of the labelling; beside it that of
-    the paper's."""
+    """Draw the retention, coverage and gap of each candidate over labelling runs, and the retention in the paper."""
     selection, runs = read_selection(results), read_table(results / "capabilities/stability.csv")
     limits, candidates = selection["thresholds"], selection["candidates"]
     figure = Figure(figsize=(11.2, 1.6 + 0.24 * max(len(candidates), 9)), layout="constrained")
@@ -236,7 +237,7 @@ def stability(results: Path) -> Figure:
         shade = selected_colour if candidate["selected"] else "0.6"
         grid[0].barh(place, candidate["runs_retained"], color=shade, height=0.6)
         runs_of = runs[runs["capability"] == candidate["id"]]
-        # Runs beside each other in their order, so that equal values do not hide each other.
+        # Spread the runs, so that equal values do not hide each other.
         heights = place + np.linspace(-0.28, 0.28, len(runs_of)) if len(runs_of) > 1 else [place] * len(runs_of)
         for axes, column in zip(grid[1:3], ("coverage", "gap"), strict=True):
             axes.scatter(runs_of[column], heights, s=9, color=shade, linewidth=0)
@@ -251,7 +252,7 @@ def stability(results: Path) -> Figure:
         axes.set_xlabel(f"{name}, a point for each run")
     for axes in (grid[0], grid[3]):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    # The last panel: the selection of the paper.
+    # The last panel shows the selection of the paper.
     publication, axes = read_published(), grid[3]
     times, names = publication.selection.times, range(len(publication.selection.times))
     axes.barh(names, list(times.values()), height=0.6, facecolor="none", edgecolor=GREY)
@@ -267,7 +268,7 @@ def stability(results: Path) -> Figure:
 
 
 def thresholds(results: Path) -> Figure:
-    """Draw the number selected over a grid of thresholds, replayed from the account of the selection."""
+    """Draw the selected capabilities over a grid of thresholds, replayed from the account of the selection."""
     selection = read_selection(results)
     limits, candidates = selection["thresholds"], selection["candidates"]
     deltas, coverages = [step / 10 for step in range(1, 10)], [step / 20 for step in range(1, 9)]
@@ -296,8 +297,10 @@ def thresholds(results: Path) -> Figure:
 
 
 def training(results: Path) -> Figure:
-    """Draw reward, success and the share of informative groups over rollouts spent, one line an adapter: TRACE's beside
-    GRPO on the target, and beneath them the adapters of the other baselines that were trained."""
+    """Draw reward, success and the share of informative groups over rollouts spent, a line for each adapter.
+
+    The first row has TRACE's adapters and GRPO on the target, the second those of the other trained baselines.
+    """
     histories = {stage: results / stage / "history.csv" for stage in ("adapters", *trained_baselines())}
     lines = {
         stage: list(read_table(path).groupby("adapter", sort=False))
@@ -331,7 +334,7 @@ def training(results: Path) -> Figure:
 
 
 def kinds(results: Path) -> Figure:
-    """Pass rate by task kind of the base, the headline baselines and TRACE, with intervals."""
+    """Draw pass rates by kind of task for the base, the headline baselines and TRACE, with intervals."""
     table = evaluation_table(results / "evaluation", "kinds")
     methods = [method for method in HEADLINE if method in set(table["method"])]
     names = sorted(set(table["kind"].astype(str)))
@@ -355,7 +358,7 @@ def kinds(results: Path) -> Figure:
 
 
 def curve_rows(results: Path) -> Sequence[ComparisonRow]:
-    """Read the rows of results/evaluation/curve.csv; none where training was evaluated at its end alone."""
+    """Read results/evaluation/curve.csv; empty if training was evaluated only at its end."""
     path, numbers = results / "evaluation/curve.csv", ("rollouts_spent", "pass_rate", "low", "high")
     if not path.exists():
         return []
@@ -363,7 +366,7 @@ def curve_rows(results: Path) -> Sequence[ComparisonRow]:
 
 
 def curve(results: Path) -> Figure:
-    """Draw pass rate over rollouts spent at the checkpoints of one training, of TRACE and of GRPO on the target."""
+    """Draw pass rate over rollouts spent at the checkpoints of one training, for TRACE and GRPO on the target."""
     by_method = grouped(curve_rows(results), "method")
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()

@@ -1,8 +1,7 @@
-"""Every result of a run as records or as a pandas frame, for notebooks: `captrain.load_main()`.
+"""Results of a run as records or pandas frames, for notebooks: `captrain.load_main()`.
 
-Each loader takes the root of a project, reads what a stage has left there, and computes nothing that a stage has not
-computed. What is missing is a `UserError` that names the file and the stage. The package offers them by name and
-imports this module when one is first asked for.
+Each loader takes the root of a project and reads the files of one stage; it computes nothing new. A missing file is a
+`UserError` that names the file and the stage. The package imports this module when a loader is first used.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ ROLLOUTS = {
 
 
 def load_spec(root: Root = ".") -> Spec:
-    """Load the specification that the results were made by.
+    """Load the specification that made the results.
 
     >>> captrain.load_spec().evaluation.trials
     2
@@ -39,7 +38,7 @@ def load_spec(root: Root = ".") -> Spec:
 def load_rollouts(
     root: Root = ".", purpose: Literal["diagnosis", "calibration", "evaluation"] = "diagnosis"
 ) -> list[Rollout]:
-    """Load the rollouts of one purpose, whole: messages, tokens, score.
+    """Load the complete rollouts of one purpose: messages, tokens, score.
 
     >>> rollout = captrain.load_rollouts()[0]
     >>> rollout.outcome, len(rollout.messages)
@@ -49,8 +48,9 @@ def load_rollouts(
 
 
 def load_labels(root: Root = ".") -> pd.DataFrame:
-    """Load the labels, one row a verdict: run, rollout, outcome, count (how often the run's resample drew the rollout),
-    capability, verdict, evidence, message.
+    """Load the labels, a row for each verdict: run, rollout, outcome, count, capability, verdict, evidence, message.
+
+    `count` says how often the resample of the run drew the rollout.
 
     >>> captrain.load_labels().groupby("verdict").size().to_dict()
     {'LACKING': 1, 'NA': 1}
@@ -65,8 +65,8 @@ def load_labels(root: Root = ".") -> pd.DataFrame:
 
 
 def load_selection(root: Root = ".") -> pd.DataFrame:
-    """Load the candidates, one row each, in the order of the selection: id, name, gap with its interval, coverage,
-    error rates, runs that retain it, and why it was selected or rejected.
+    """Load the candidates in the order of the selection: id, name, gap with interval, coverage, error rates, runs that
+    retain it, and the reason for its selection or rejection.
 
     >>> captrain.load_selection()[["id", "gap"]].values.tolist()
     [['wrong_record', 0.5]]
@@ -75,7 +75,7 @@ def load_selection(root: Root = ".") -> pd.DataFrame:
 
 
 def load_capabilities(root: Root = ".") -> list[Capability]:
-    """Load the capabilities that were selected, best first.
+    """Load the selected capabilities, best first.
 
     >>> [one.id for one in captrain.load_capabilities()]
     ['wrong_record']
@@ -84,7 +84,7 @@ def load_capabilities(root: Root = ".") -> list[Capability]:
 
 
 def load_passports(root: Root = ".") -> dict[str, Passport]:
-    """Load the passport of every environment by its capability, passed or not.
+    """Load the passports of all environments by capability, passed or not.
 
     >>> {name: passport.passed for name, passport in captrain.load_passports().items()}
     {'wrong_record': True}
@@ -95,8 +95,7 @@ def load_passports(root: Root = ".") -> dict[str, Passport]:
 
 
 def load_adapters(root: Root = ".") -> pd.DataFrame:
-    """Load the adapters and prompts that stages have left, one row each: stage, name, digest, path, rollouts,
-    discarded.
+    """Load the adapters and prompts of all stages: stage, name, digest, path, rollouts, discarded.
 
     >>> captrain.load_adapters()[["stage", "name"]].values.tolist()
     [['adapters', 'wrong_record']]
@@ -110,7 +109,7 @@ def load_adapters(root: Root = ".") -> pd.DataFrame:
 
 
 def load_history(root: Root = ".") -> pd.DataFrame:
-    """Load the history of training, one row a step: stage, adapter, step, rollouts so far, reward, success, share of
+    """Load the training history, a row for each step: stage, adapter, step, rollouts so far, reward, success, share of
     informative groups.
 
     >>> captrain.load_history()["reward"].round(2).tolist()
@@ -119,14 +118,14 @@ def load_history(root: Root = ".") -> pd.DataFrame:
     paths = {stage: Path(root) / "results" / stage / "history.csv" for stage in acting_stages()}
     _required(root, "results/adapters/history.csv", "adapters")
     histories = {stage: path for stage, path in paths.items() if path.exists() and path.stat().st_size > 1}
-    # A kind or an arm may be called "none" or "NA", here and in the routes.
+    # `words`: a kind or an arm may be called "none" or "NA", here and in the routes.
     tables = [read_table(path, words=True).assign(stage=stage) for stage, path in histories.items()]
     return pd.concat(tables, ignore_index=True)
 
 
 def load_routes(root: Root = ".") -> pd.DataFrame:
-    """Load the routes, one row a task: task, kind, the arm that each router chooses, and the configured one's
-    (`chosen`).
+    """Load the routes, a row for each task: task, kind, and the arm that each router chooses. `chosen` is the
+    configured router.
 
     >>> captrain.load_routes()["chosen"].tolist()
     ['wrong_record']
@@ -135,9 +134,11 @@ def load_routes(root: Root = ".") -> pd.DataFrame:
 
 
 def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -> pd.DataFrame:
-    """Load the outcomes of the evaluation, one row a rollout: rollout, task, kind, arm, trial, outcome, reward, prompt
-    and completion tokens. An arm is "base", or the name by which its stage knows its adapter or its prompt; a
-    composition of adapters is named by its digest. `rollouts` are those of the evaluation where they were read already.
+    """Load the outcomes of the evaluation, a row for each rollout: rollout, task, kind, arm, trial, outcome, reward,
+    prompt and completion tokens.
+
+    An arm is "base" or the name of an adapter or prompt in its stage. A composition of adapters is named by its digest.
+    Pass `rollouts` if you have already loaded those of the evaluation.
 
     >>> captrain.load_outcomes().pivot(index="task", columns="arm", values="reward").to_dict("records")
     [{'base': 0.0, 'wrong_record': 1.0}]
@@ -162,7 +163,8 @@ def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -
 
 
 def load_main(root: Root = ".") -> pd.DataFrame:
-    """Load the final table, one row a method: pass rate, interval, pass^k, mean reward, tasks, errors, rollouts spent.
+    """Load the main table, a row for each method: pass rate, interval, pass^k, mean reward, tasks, errors, rollouts
+    spent.
 
     >>> captrain.load_main().set_index("method")["pass_rate"].to_dict()
     {'base': 0.25, 'trace': 0.5}
@@ -171,7 +173,7 @@ def load_main(root: Root = ".") -> pd.DataFrame:
 
 
 def load_differences(root: Root = ".") -> pd.DataFrame:
-    """Load the comparisons, one row each: first, second, paired difference with its interval, and the test of it.
+    """Load the paired differences: first, second, difference with interval, and its test.
 
     >>> captrain.load_differences()[["first", "second", "difference"]].values.tolist()
     [['trace', 'base', 0.25]]
@@ -180,7 +182,7 @@ def load_differences(root: Root = ".") -> pd.DataFrame:
 
 
 def load_kinds(root: Root = ".") -> pd.DataFrame:
-    """Load the final table by kind of task.
+    """Load the main table by kind of task.
 
     >>> captrain.load_kinds()["kind"].unique().tolist()
     ['pick']
@@ -189,8 +191,10 @@ def load_kinds(root: Root = ".") -> pd.DataFrame:
 
 
 def load_ledger(root: Root = ".") -> pd.DataFrame:
-    """Load every rollout that training, calibration and diagnosis spent: stage, purpose, method, item, rollouts,
-    discarded, errors, tokens. Evaluation spends on all methods alike and is in results/evaluation/ledger.csv.
+    """Load the rollouts that diagnosis, calibration and training spent: stage, purpose, method, item, rollouts,
+    discarded, errors, tokens.
+
+    Evaluation costs all methods the same and is in results/evaluation/ledger.csv.
 
     >>> int(captrain.load_ledger()["rollouts"].sum())
     320
@@ -202,7 +206,7 @@ def load_ledger(root: Root = ".") -> pd.DataFrame:
 
 
 def load_published(root: Root = ".") -> pd.DataFrame:
-    """Load every number that the paper published, beside ours where the same thing was run.
+    """Load the numbers that the paper published, with ours if the same thing was run.
 
     >>> frame = captrain.load_published()
     >>> frame.query("what == 'tau2' and method == 'trace' and at == 'all'")["published"].tolist()

@@ -1,8 +1,9 @@
-"""Re-discovery as it is drawn: what each capability is lacking in before the agent was taught, and after each round.
+"""Re-discovery: the share of rollouts that lack each capability before training and after each round, as a figure and
+as a table.
 
-Drawn from `results/solutions/rediscovery.csv` alone (see `captrain.comparison.baselines.rounds` for what is
-measured). A capability that is repaired falls to zero; a gap stands beside it because it is what the selection goes by,
-but of few failures it says little.
+Both read `results/solutions/rediscovery.csv` (`captrain.comparison.baselines.rounds` measures it). The share of a
+repaired capability falls to zero. The gap is shown too, because the selection uses it, but with few failures it is
+unreliable.
 """
 
 from collections.abc import Sequence
@@ -25,14 +26,13 @@ TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it w
 
 
 def of_selected(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
-    """Select the rows of the capabilities that a diagnosis has selected; none where the agent was not diagnosed
-    again."""
+    """Keep the rows of capabilities that a diagnosis selected; none if the agent was not diagnosed again."""
     selected = {row["capability"] for row in rows if row["selected"]}
     return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
 
 
 def rediscovered(results: Path) -> Sequence[ComparisonRow]:
-    """Read these rows of results/solutions/rediscovery.csv, in its order."""
+    """Read the rows of selected capabilities from results/solutions/rediscovery.csv."""
     path = results / "solutions/rediscovery.csv"
     if not path.exists():
         return []
@@ -40,8 +40,8 @@ def rediscovered(results: Path) -> Sequence[ComparisonRow]:
 
 
 def rediscovery(results: Path) -> "Figure":
-    """Draw the share of all rollouts that lack each capability, and its gap with its interval, in each diagnosis."""
-    import seaborn as sns  # whoever prints the table draws nothing
+    """Draw the share of rollouts that lack each capability, and its gap with interval, for each diagnosis."""
+    import seaborn as sns  # not needed to print the table
     from matplotlib.figure import Figure
 
     by_round = grouped(rediscovered(results), "round")
@@ -69,7 +69,7 @@ def rediscovery(results: Path) -> "Figure":
 
 
 def rediscovery_table(results: Path) -> Table | None:
-    """Tabulate the same, a row a capability and diagnosis; None where the agent was not diagnosed again."""
+    """Tabulate the same, a row for each capability and diagnosis; None if the agent was not diagnosed again."""
     rows = rediscovered(results)
     if not rows:
         return None

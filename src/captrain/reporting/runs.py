@@ -1,13 +1,15 @@
-"""Two runs side by side: what was set otherwise, what was found, and how far the pass rates lie apart.
+"""`captrain compare`: two runs side by side, with their settings, capabilities and pass rates.
 
-A run is a folder with results (a project, or a point of a sweep by its name), or a commit of this project. Only what
-lies in results/ is needed, which is in git, so that runs of long ago can be compared. Rates are those of the tables.
+A run is a folder with results (a project, or a point of a sweep by name) or a commit of this project. Only results/ is
+needed, which is in git, so old runs can be compared. Pass rates are those of the tables.
 
-Where both runs have played the same tasks and trials, and their rollouts lie beside the results, the interval of a
-difference is that of the tables, paired by task: which arm acts for a method on a task is what its routes say. A method
-counts as paired only where that gives the pass rate of the run's own table; bounds, which are no policy's outcomes, and
-what composed adapters played are left unpaired. Elsewhere the interval joins those of both runs, as of independent ones
-(MOVER: Zou and Donner 2008, Statistics in Medicine 27), which is wider. The table says which.
+The table says for each method how its interval was computed:
+
+- Paired by task, as in the tables, if both runs played the same tasks and trials and their rollouts are here. The
+  routes say which arm acts for a method on a task. A method is paired only if this reproduces the pass rate of the
+  run's table; bounds and composed adapters are not paired.
+- Otherwise from the intervals of both runs, as of independent runs (MOVER: Zou and Donner 2008, Statistics in Medicine
+  27). This is wider.
 """
 
 import json
@@ -30,16 +32,16 @@ from captrain.statistics import Bootstrap
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
 VERSIONS, ROLLOUTS = "captrain.yaml", "artifacts/evaluation/rollouts.jsonl"
+FILES = (SPEC, MAIN, CAPABILITIES, VERSIONS)
+REMEDY = "make it again, or restore it"
 SETTINGS = 40
-"""Settings that are listed; further ones are counted."""
+"""Number of settings that are listed; further ones are counted."""
 WORLD = ("benchmark.", "evaluation.", "seed")
-"""Settings that decide which tasks are played, and how often."""
-OTHER_TASKS = (
-    "the runs do not play the same tasks (benchmark, evaluation or seed differ), of which a difference tells, too"
-)
+"""Prefixes of the settings that decide which tasks are played, and how often."""
+OTHER_TASKS = "the runs do not play the same tasks (benchmark, evaluation or seed differ): this alone can change a rate"
 RESAMPLES = 10_000
 SAME = 1e-6
-"""A table rounds to so much."""
+"""Rounding of a pass rate in a table."""
 
 
 class Rate(NamedTuple):
@@ -52,12 +54,12 @@ class Rate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """Results of a run.
 
-    settings: the configuration but for the machine, by dotted keys; with the version of captrain, where it is known.
-    capabilities: those selected, each with its gap. rates: of each method, in the order of the table. folder: where its
-    rollouts lie, too; None for a commit.
+    settings: the configuration without the machine by dotted key, with the version of captrain if it is known.
+    capabilities: the selected ones with their gaps. rates: by method, in the order of the table. folder: of the run;
+    None for a commit.
     """
 
     name: str
@@ -67,30 +69,17 @@ class Run:
     folder: Path | None = None
 
 
-def find_run(name: str, root: Path) -> Run:
-    """Find the run of that name.
+def find_run(name: str, root: Path) -> ComparedRun:
+    """Read the results of a run.
 
     Args:
         name: a folder, a point of a sweep, or a commit.
-        root: of the project that points and commits are of.
+        root: folder of the project that has the points and commits.
 
     Raises:
-        UserError: there is none, it has no results, or a file is not what captrain wrote.
+        UserError: the run does not exist, has no results, or a file of it is invalid.
     """
-    paths, home, remedy = (SPEC, MAIN, CAPABILITIES, VERSIONS), None, "make it again, or restore it"
-    texts = dict[str, str]()
-    for folder in (Path(name), root / WORKSPACES / name):
-        place = folder.parent if folder.name == "results" else folder
-        if home is None and place.is_dir():
-            home = place
-            texts = {
-                path: read_bytes(place / path).decode(errors="replace") for path in paths if (place / path).exists()
-            }
-    for path in paths if home is None and not name.startswith("-") else ():
-        command = ["git", "-C", str(root), "show", f"{name}:./{path}"]
-        process = subprocess.run(command, capture_output=True, check=False)
-        if not process.returncode:
-            texts[path] = process.stdout.decode(errors="replace")
+    texts, home = _read_files(name, root)
     if SPEC not in texts:
         raise UserError(
             f"there is no run {name!r}: no folder with {SPEC}, no point of a sweep, no commit that has it",
@@ -98,7 +87,7 @@ def find_run(name: str, root: Path) -> Run:
         )
 
     def parsed(path: str) -> JsonObject:
-        return parse_yaml(texts.get(path, "{}"), JsonObject, f"{path} of {name}", remedy)
+        return parse_yaml(texts.get(path, "{}"), JsonObject, f"{path} of {name}", REMEDY)
 
     version = parsed(VERSIONS).get("captrain")
     settings: dict[str, object] = {} if version is None else {"captrain": version}
@@ -112,11 +101,33 @@ def find_run(name: str, root: Path) -> Run:
     if MAIN in texts:
         kinds, numbers = {"method": str, "label": str}, ("pass_rate", "low", "high")
         table = parse_table(
-            texts[MAIN], f"{MAIN} of {name}", remedy, columns=[*kinds], numbers=numbers, words=True, kinds=kinds
+            texts[MAIN], f"{MAIN} of {name}", REMEDY, columns=[*kinds], numbers=numbers, words=True, kinds=kinds
         )
         rows = table[[*kinds, *numbers]].itertuples(index=False, name=None)
         rates = {method: Rate(*row) for method, *row in rows}
-    return Run(name, settings, capabilities, rates, home)
+    return ComparedRun(name, settings, capabilities, rates, home)
+
+
+def _read_files(name: str, root: Path) -> tuple[dict[str, str], Path | None]:
+    """Read the files of a run from its folder, else from the commit of that name.
+
+    Returns:
+        Texts by path, without missing files; and the folder.
+    """
+    for folder in (Path(name), root / WORKSPACES / name):
+        place = folder.parent if folder.name == "results" else folder
+        if place.is_dir():
+            files = [path for path in FILES if (place / path).exists()]
+            return {path: read_bytes(place / path).decode(errors="replace") for path in files}, place
+    texts = dict[str, str]()
+    if name.startswith("-"):
+        return texts, None
+    for path in FILES:
+        command = ["git", "-C", str(root), "show", f"{name}:./{path}"]
+        process = subprocess.run(command, capture_output=True, check=False)
+        if not process.returncode:
+            texts[path] = process.stdout.decode(errors="replace")
+    return texts, None
 
 
 def flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -128,14 +139,14 @@ def flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def difference(first: Rate, second: Rate) -> tuple[float, float, float]:
-    """Subtract the second rate from the first, with the interval of the difference."""
+    """Return first minus second, and the interval of this difference for independent runs."""
     gap = first.value - second.value
     low = gap - math.hypot(first.value - first.low, second.high - second.value)
     high = gap + math.hypot(first.high - first.value, second.value - second.low)
     return gap, low, high
 
 
-def compare_runs(first: Run, second: Run) -> list[RenderableType]:
+def compare_runs(first: ComparedRun, second: ComparedRun) -> list[RenderableType]:
     """Tabulate a comparison: settings that differ, capabilities, pass rates.
 
     Raises:
@@ -159,7 +170,7 @@ def compare_runs(first: Run, second: Run) -> list[RenderableType]:
     return [settings, capabilities, _rates_table(first, second), *notes]
 
 
-def _rates_table(first: Run, second: Run) -> RenderableType:
+def _rates_table(first: ComparedRun, second: ComparedRun) -> RenderableType:
     before, after = first.rates, second.rates
     if missing := [run.name for run in (first, second) if not run.rates]:
         return f"no pass rates: {' and '.join(missing)} has not played the test split"
@@ -182,9 +193,12 @@ def _rates_table(first: Run, second: Run) -> RenderableType:
     return table
 
 
-def _pairs(first: Run, second: Run) -> tuple[dict[str, tuple[float, float, float]], str]:
-    """Pair the methods that both have by task: differences with their intervals, by a bootstrap over tasks as in the
-    tables; and say why there are none."""
+def _pairs(first: ComparedRun, second: ComparedRun) -> tuple[dict[str, tuple[float, float, float]], str]:
+    """Compute the differences of methods in both runs, paired by task, with their bootstrap intervals.
+
+    Returns:
+        Difference, low and high by method; and why there are none, "" otherwise.
+    """
     for run in (first, second):
         if run.folder is None or not (run.folder / ROLLOUTS).exists():
             return {}, f" (the rollouts of {run.name} are not here)"
@@ -201,12 +215,12 @@ def _pairs(first: Run, second: Run) -> tuple[dict[str, tuple[float, float, float
     return pairs, ""
 
 
-def _task_rates(run: Run) -> tuple[dict[tuple[str, int], str], dict[str, np.ndarray]]:
+def _task_rates(run: ComparedRun) -> tuple[dict[tuple[str, int], str], dict[str, np.ndarray]]:
     """Read the evaluation of a run that has a folder.
 
     Returns:
-        Digests of the tasks by id and trial; and the pass rate of each method on each task, (tasks,) in the order of
-        their ids, where it can be told.
+        Digests of the tasks by id and trial; and by method the pass rate on each task, (tasks,) ordered by id, for
+        methods whose arms are known.
     """
     folder = run.folder or Path()
     digests, arms = dict[tuple[str, int], str](), Arms(folder)

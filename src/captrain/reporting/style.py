@@ -1,7 +1,7 @@
-"""The one style of all figures, and the panel that compares methods.
+"""The style of all figures, and the panel that compares methods.
 
-A comparison prints how each difference reads in the words of the table, so that "not distinguishable" stands in the
-figure where it stands there. Figures are made without pyplot: no display, no global state.
+A comparison prints the reading of each difference as the table does, for example "not distinguishable". Figures are
+made without pyplot: no display, no global state.
 """
 
 import io
@@ -37,22 +37,22 @@ CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
 Colour = str | tuple[float, float, float]
 HEADLINE = (BASE, "grpo_target", "gepa", TRACE)
 ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE, TRACE, "router:", ORACLE)
-"""Methods beside which routers are shown, by name or its beginning, in the order of the figure."""
+"""Methods of the routing figure by name or prefix, in order."""
 MERGING = (BASE, "single", "mixed", BEST_SINGLE, TRACE, "merged:")
 SUPERVISED = "Squares: learns from demonstrations; circles: from rewards alone, or nothing."
 PROJECT, PROJECT_PALE = "#0f766e", "#7fb8b2"
-"""The project's colour, for its best row, and a paler one for its other rows."""
+"""Colours of the project's best row and of its other rows."""
 GREY = "0.5"
-"""Colour of published numbers, which are nobody's measurement here."""
+"""Colour of published numbers, which were not measured here."""
 
 ROW = 0.24
-"""Inches between two methods."""
+"""Height of one method in inches."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method in a comparison: a rate with its interval, and its difference to the method that all are held
-    against, where they were compared."""
+    """One method in a comparison: a rate with its interval, and its difference to the reference method if they were
+    compared."""
 
     method: str
     label: str
@@ -64,16 +64,16 @@ class Line:
 
 
 def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
-    """Draw each figure in the one style and write it to `out` as PDF and PNG; returns the paths of the files."""
+    """Draw each figure and write it to `out` as PDF and PNG; returns the paths of the files."""
     out.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a matplotlibrc of the machine must not change a byte
+        matplotlib.rcdefaults()  # ignore a matplotlibrc of this machine
         sns.set_theme("paper", "whitegrid", font="DejaVu Sans", rc={"axes.titlelocation": "left", "axes.titley": 1.0})
         for name, make in figures.items():
             figure = make()
             figure.set_dpi(DPI)
-            # The canvases themselves, because `savefig` draws each file twice. The first lays out, for both.
+            # Use the canvases directly: `savefig` draws each file twice. The first canvas does the layout for both.
             for kind, canvas in CANVASES.items():
                 path, content = out / f"{name}.{kind}", io.BytesIO()
                 getattr(canvas(figure), f"print_{kind}")(content, metadata=METADATA[kind])
@@ -84,26 +84,26 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
 
 
 def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
-    """Select the names that are in `order`, by name or its beginning, in that order; all where it is None."""
+    """Select the names that `order` lists by name or prefix, in its order; all if it is None."""
     if order is None:
         return list(names)
     return [name for start in order for name in names if name == start or (start[-1] == ":" and name.startswith(start))]
 
 
 def tint(method: str) -> Colour:
-    """Choose a colour for each of the headline methods, grey for the others."""
+    """Return the colour of a headline method, grey for the others."""
     return sns.color_palette("deep")[HEADLINE.index(method)] if method in HEADLINE else "0.45"
 
 
 def arm_label(name: str) -> str:
-    """Name what acted, a baseline or the adapter of a capability, as figures do."""
+    """Return the label of a baseline or of a capability's adapter."""
     return label(name) if name in baselines() else name.replace("_", " ")
 
 
 def draw_rates(
     axes: Axes, places: Sequence[float], rows: Sequence[ComparisonRow], form: str = "o-", **look: Any
 ) -> None:
-    """Draw pass rates at their places along the axis, with their intervals; `look` is matplotlib's."""
+    """Draw pass rates with intervals at places along the axis; `look` goes to matplotlib."""
     rates = [row["pass_rate"] for row in rows]
     error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
     look = {"label": rows[0]["label"], "markersize": 4, "capsize": 2, **look}
@@ -111,8 +111,10 @@ def draw_rates(
 
 
 def draw_differences(axes: Axes, differences: Mapping[int, Difference], shades: Sequence[Colour]) -> None:
-    """Draw differences at their heights, each with its interval, hollow unless it is distinguishable, and how it reads
-    beside the panel."""
+    """Draw differences with intervals by height, and the reading of each beside the panel.
+
+    A difference that is not distinguishable is hollow.
+    """
     distinguishable = [difference.reading == "distinguishable" for difference in differences.values()]
     means, lows, highs, readings = zip(*differences.values(), strict=True)
     axes.hlines(list(differences), lows, highs, shades)
@@ -125,7 +127,7 @@ def draw_differences(axes: Axes, differences: Mapping[int, Difference], shades: 
 
 
 def rule(axes: Axes, labels: Sequence[str]) -> None:
-    """Name the rows of a panel and rule a line through each; one collection, because a tick for each is slow."""
+    """Label the rows of a panel and draw a line through each, as one collection because single ticks are slow."""
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(len(labels)) if any(labels) else [], labels if any(labels) else [])
     axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)
@@ -133,16 +135,16 @@ def rule(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate: str, note: str = "") -> Figure:
-    """Draw methods in groups, one above the other: rates, and beside them the differences to one method.
+    """Draw groups of methods, one above the other: rates, and beside them the differences to one method.
 
-    Places are set in inches and not found out by a layout engine, which would take a third of the time.
+    Places are computed in inches: a layout engine would take a third of the time.
 
     Args:
-        groups: what stands above each group ("" for nothing) -> its methods, in their order.
-        against: the method that all are held against.
+        groups: title of each group ("" for none) -> its methods in order.
+        against: the method that all are compared with.
         title: of the figure.
-        rate: label of the rates' axis.
-        note: beneath the figure.
+        rate: label of the axis of rates.
+        note: below the figure.
     """
     if any(is_supervised(row.method) for rows in groups.values() for row in rows):
         note = f"{SUPERVISED} {note}".rstrip()
@@ -173,7 +175,7 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
             rates.set_xlabel(rate, fontsize=8)
             differences.set_xlabel(f"difference to {label(against)}", fontsize=8)
     for axes, least in zip(first or (), (0.0, -1.0), strict=False):
-        # With few seeds a t interval reaches beyond what a rate can be, and would squeeze all others.
+        # With few seeds a t interval may exceed the range of a rate and would squeeze the others.
         low, high = axes.get_xlim()
         axes.set_xlim(max(low, least - 0.02), min(high, 1.02))
     sns.despine(figure, left=True)

@@ -1,8 +1,9 @@
-"""The tables of `captrain results`: drawn from the files that the stages wrote, with what is counted beneath them."""
+"""The tables of `captrain results`, from the files that the stages wrote."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ DISTINCT = {
     "not distinguishable": "no",
     "not distinguishable after correction": "no (Holm)",
 }
-"""Readings of a difference, in one word: a row of the table is one line of 80 columns."""
+"""Readings of a difference in short: a row of the table must fit 80 columns."""
 COLUMNS = (
     "method",
     "label",
@@ -61,7 +62,7 @@ CAUSAL_HEADINGS = {
     "placebo": "placebo",
     "specificity": "above placebo",
 }
-"""Columns of the causal table, by the column of results/causality/capabilities.csv."""
+"""Headings of the causal table by column of results/causality/capabilities.csv."""
 CAUSAL_CAPTION = """\
 The base's failed test rollouts, labelled by the analyst of the diagnosis; its adapter on every task.
 claimed: share of the failures with the label; repaired: share of all failures that its adapter repairs there.
@@ -69,16 +70,16 @@ of sole lacks: of failures that lack no other selected capability. Labels are of
 above other failures: change in pass rate minus that on failures without the label.
 placebo: change by the adapters of the other capabilities, on failures that lack this one and not theirs.
 Intervals by bootstrap over tasks, not corrected for their number."""
-ALIGNED: JsonObject = {"title_justify": "left", "caption_justify": "left"}
+ALIGNED: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
 NO_BOUND = "no bound here"
-"""Remark on an oracle that lies below the row that it should bound."""
+"""Remark on an oracle below the row that it should bound."""
 
 
 def table(folder: Path) -> Table:
-    """Render the final table, drawn from what `write` wrote: pass rates, intervals, rollouts spent, what is counted.
+    """Render the main table: pass rates, intervals and rollouts spent.
 
     Raises:
-        UserError: a file is missing.
+        UserError: a file is missing or incomplete.
     """
     main, ledger = evaluation_table(folder, "main", COLUMNS), evaluation_table(folder, "ledger", LEDGER)
     metrics = evaluation_metrics(folder)
@@ -89,7 +90,7 @@ def table(folder: Path) -> Table:
             "run `dvc repro evaluation` to make it",
         )
     scored = main.dropna(subset=["mean_reward"])
-    # Where success alone is rewarded, the mean reward is the pass rate and says nothing more.
+    # If only success is rewarded, the mean reward equals the pass rate and is left out.
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
     names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
     columns = ("method", "learns from", *(Column(name, justify="right") for name in names))
@@ -99,16 +100,14 @@ def table(folder: Path) -> Table:
         interval = _interval(row["low"], row["high"])
         remark = f" ({NO_BOUND})" if row["method"] == ORACLE and row["pass_rate"] < passes[TRACE] else ""
         cells = [f"{row['label']}{remark}", supervision(row["method"]) or "", _number(row["pass_rate"]), interval]
-        cells += [_number(row["pass_hat_k"])]
-        cells += [_number(row["mean_reward"])] * graded
+        cells += [_number(row["pass_hat_k"]), *[_number(row["mean_reward"])] * graded]
         style = "bold" if row["method"] in headline_methods() else "dim"
         final.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)
     return final
 
 
 def causal_table(folder: Path) -> Table | None:
-    """Render the causal test of each capability that has an adapter, drawn from what the stage `causality` wrote; None
-    where nothing was tested."""
+    """Render the causal test of each capability with an adapter; None if nothing was tested."""
     path = folder / "capabilities.csv"
     numbers = [f"{name}{end}" for name in CAUSAL_HEADINGS for end in ("", "_low", "_high")]
     rows = read_table(path, columns=["name"], numbers=numbers).to_dict("records") if path.exists() else []
@@ -130,7 +129,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
-    """Describe what was played and what is counted, from the numbers themselves."""
+    """Describe what was played and which rollouts are counted."""
     rows = main.to_dict("records")
     methods = [row for row in rows if row["method"] in headline_methods()]
     errors, excluded = sum(row["errors"] for row in methods), max(row["excluded"] for row in methods)
@@ -164,10 +163,10 @@ def _number(value: float | None) -> str:
 
 
 def results(root: Path) -> RenderableType:
-    """Render the paired differences, and last the final table.
+    """Render everything that `captrain results` prints, with the main table last.
 
-    Before them stand, of a benchmark that describes itself, the rates by kind and the findings on the discovery split,
-    what repaired what, re-discovery, and where the figures lie.
+    Before it come: rates by kind and on the discovery split (for a benchmark that describes itself), the causal test,
+    re-discovery, the list of figures, and the paired differences.
     """
     folder = root / "results/evaluation"
     discovery = _discovery(root)
@@ -197,12 +196,12 @@ def results(root: Path) -> RenderableType:
     kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
     causal, again = causal_table(root / "results/causality"), rediscovery_table(root / "results")
     more = [part for part in (_kinds(kinds) if kinds else None, discovery, causal, again) if part]
-    # The headline last: that is what a terminal still shows when all has been printed.
+    # The main table comes last: a terminal shows the end of the output.
     return Group(*(line for part in more for line in (part, Text())), Text(figures), Text(), paired, Text(), final)
 
 
 def costs(root: Path) -> RenderableType:
-    """Tabulate what each method has spent, and what the stages that it rests on took."""
+    """Tabulate what each method spent, with the seconds of the stages that it needs."""
     from captrain.run import times
 
     seconds_of = times(root)
@@ -217,12 +216,12 @@ def costs(root: Path) -> RenderableType:
             for unit in ("wall_s", "cpu_s")
         ]
         table.add_row(row["label"], *numbers, *seconds, " ".join(stages))
-    table.caption = "seconds: those of whole stages, of the run that made these results; empty where they are not known"
+    table.caption = "seconds: of whole stages, in the run that made these results; empty if unknown"
     return table
 
 
 def _kinds(rows: Sequence[ComparisonRow]) -> Table:
-    """Tabulate rates by kind of what was played: no bounds."""
+    """Tabulate rates by kind of task, without bounds."""
     names = ("kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
     table = Table(*names, title="test split by kind", title_justify="left")
     for row in rows:
@@ -244,7 +243,7 @@ class _KindRates(_Rates):
 
 
 class _Summary(_KindRates):
-    """Fields that are read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
+    """Fields of results/rollouts/summary.json; only kinds have `rollouts`."""
 
     outcomes: dict[str, int]
     kinds: dict[str, _KindRates]
@@ -252,8 +251,10 @@ class _Summary(_KindRates):
 
 
 def _discovery(root: Path) -> RenderableType | None:
-    """Tabulate the base's results on the discovery split beside an agent that does nothing, and the facts that the
-    benchmark gives of itself; None for a benchmark that gives none."""
+    """Tabulate the base on the discovery split, beside an agent that does nothing, with the benchmark's own facts.
+
+    None for a benchmark that does not describe itself.
+    """
     path = root / "results/rollouts/summary.json"
     summary = read_json(path, _Summary) if path.exists() else None
     if summary is None or not summary.benchmark:

@@ -1,40 +1,38 @@
-"""Files that the report reads, in the shapes that it relies on.
+"""Files that the report reads, and the columns that it needs.
 
-A file that is not there is a `Missing` with its remedy, which the page shows in its place: a fresh clone has results/
-alone, and its report says what else there could be. A file that is there and corrupt (cut off, not what its ending
-says, without a value that is shown) is a `UserError` that names it and the stage that makes it: a report with holes
-that nobody sees would be worse than none.
+A missing file becomes a `Missing` with its remedy, which the page shows in its place: a fresh clone has only results/,
+and its report says what else there could be. A corrupt file (truncated, of another format, without a value that is
+shown) is a `UserError` that names it and the stage that makes it, so that no report has unseen holes.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
+from captrain.comparison import ComparisonRow
 from captrain.errors import UserError
-from captrain.records import JsonObject, read_json, read_table
+from captrain.records import read_json, read_table
 from captrain.run import repro
 
 T = TypeVar("T")
 COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep"}
-"""Commands that make files which no stage makes."""
+"""Commands that make the files that no stage makes."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """File that is not here, and how to make it."""
+    """A missing file, and how to make it."""
 
     problem: str
     remedy: str
 
 
 def _shape(words: str, counts: str = "", numbers: str = "", flags: str = "", optional: str = "") -> type[BaseModel]:
-    """Make the shape of a table's rows from the names of its columns: words, optional words, whole numbers, flags, and
-    numbers that may be undefined."""
+    """Make the model of a table's rows from the names of its columns: words, whole numbers, numbers that may be
+    undefined, flags, and optional words."""
     kinds = {words: str, counts: int, numbers: float | None, flags: bool, optional: str | None}
     return create_model("Row", **{name: (kind, ...) for names, kind in kinds.items() for name in names.split()})  # type: ignore[call-overload]
 
@@ -63,14 +61,14 @@ TABLES = {
     "results/adapters/history.csv": _shape("adapter", "step rollouts", "reward success informative"),
     "results/routes/routes.csv": _shape("task chosen"),
 }
-"""Columns that the report shows of each table."""
+"""Columns of each table that the report shows."""
 
 
 def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Missing:
-    """Read one file, or name it as missing with its remedy.
+    """Read one file, or return a `Missing`.
 
     Raises:
-        UserError: it is corrupt.
+        UserError: the file is corrupt.
     """
     command = COMMANDS.get(stage) or repro(stage, root)
     if not (root / name).exists():
@@ -90,7 +88,7 @@ def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Mis
 
 
 def document(root: Path, name: str, stage: str, shape: Any) -> Any:
-    """Read a JSON document as it is, once it is seen to hold what `shape` asks for; a `Missing` where there is none."""
+    """Read a JSON document and check it against `shape`; a `Missing` if it is not there."""
 
     def read() -> object:
         value = read_json(root / name, object)
@@ -100,24 +98,18 @@ def document(root: Path, name: str, stage: str, shape: Any) -> Any:
     return present(root, name, stage, read)
 
 
-def table_of(root: Path, name: str) -> list[JsonObject] | Missing:
-    """Read a CSV table as rows of plain values, None where it is empty, once each is seen to hold what `TABLES` asks
-    for."""
+def table_of(root: Path, name: str) -> list[ComparisonRow] | Missing:
+    """Read a CSV table as rows of plain values (None for empty cells) and check them against `TABLES`."""
 
-    def read() -> list[JsonObject]:
+    def read() -> list[ComparisonRow]:
         fields = TABLES[name].model_fields if name in TABLES else {}
         kinds = {column: str for column, field in fields.items() if field.annotation is str}
         # A kind or an arm may be called "none" or "NA".
         frame = read_table(root / name, columns=fields, words=True, kinds=kinds)
-        rows = [{str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")]
-        for row in rows if fields else ():
-            TABLES[name].model_validate(row, strict=True)
-        return rows
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        if fields:
+            for row in rows:
+                TABLES[name].model_validate(row, strict=True)
+        return [*rows]
 
     return present(root, name, name.split("/")[1], read)
-
-
-def plain(value: object) -> Any:
-    """Convert a numpy scalar to Python's own; NaN to None."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and math.isnan(value) else value

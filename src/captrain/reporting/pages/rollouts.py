@@ -1,14 +1,14 @@
-"""The rollouts of a project as the report has them: indexed where they lie, and written as files of data.
+"""The rollouts of a project, indexed on disk and written as data files for the report.
 
-A report shows every rollout, but few at a time. So the files are read once, line by line, which also finds what is
-corrupt in them; what has to be known of all rollouts together (their order, what failed ones lack, the rows of the
-table) goes into a database that SQLite holds on disk; and a rollout is read again, from its place in its file, when it
-is written. Memory does not grow with the number of rollouts.
+A report has every rollout but shows few at a time. The files are read once, line by line, which also finds corrupt
+lines. What must be known of all rollouts together (their order, what failed ones lack, the rows of the table) goes into
+a SQLite database on disk. A rollout is read again from its place in the file when it is written. So memory does not
+grow with the number of rollouts.
 
-A page that was opened from a disk cannot fetch, but it can load a script: each file is one call with JSON, one of rows
-for the table and shards of messages. Rollouts of one task lie in one shard, so that two arms are compared at the price
-of one; messages that are equal are written once a shard. Text never becomes markup: `<` is escaped here, and pages set
-text alone.
+A page that is opened from disk cannot fetch data, but it can load scripts. Each data file is therefore a call with
+JSON: one file has the rows of the table, the shards have messages. All rollouts of a task are in one shard, so
+comparing two arms loads one file. Equal messages are written once in a shard. Text never becomes markup: `<` is escaped
+here, and the page sets only text.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypedDict
 
 from captrain.capabilities import is_majority, labels_of_rollouts
 from captrain.comparison import Arms, acting_stages
@@ -31,11 +31,11 @@ from captrain.reporting.pages.files import Missing
 
 LABELS = "artifacts/labels/labels.jsonl"
 BLOCK = 16
-"""Rollouts that are read and searched for keys at once."""
+"""Rollouts that are read and censored at once."""
 SHARD = 240
-"""Rollouts a shard, at least: it ends with a task."""
+"""Least number of rollouts in a shard; a shard ends with a task."""
 REQUEST = 200
-"""Letters of a request that the table can be searched for."""
+"""Characters of the user's first message that the table can search."""
 SCHEMA = """
 CREATE TABLE task (number INTEGER PRIMARY KEY, name TEXT UNIQUE);
 CREATE TABLE rollout (
@@ -52,17 +52,17 @@ CREATE TABLE line (
     id TEXT, task INTEGER, arm INTEGER, trial INTEGER, outcome TEXT, reward REAL, mark INTEGER, shard INTEGER
 );
 """
-"""Places of rollouts and labels, and (`heading`, `line`) the tasks and rows of the page's table."""
+"""Places of rollouts and labels in their files; `heading` and `line` are the tasks and rows of the page's table."""
 COLUMNS = ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard")
 COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-"""Made once: `json.dumps` makes one anew for every value that it is given settings for."""
+"""One encoder: `json.dumps` with settings makes a new one for each value."""
 READABLE = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(frozen=True)
-class Lack:
-    """Lack of one capability in one failed rollout: the number of labelling runs in which it is LACKING, and the
-    evidence that most of those give, with the index of the message it points at."""
+class MajorityLack:
+    """A capability that a failed rollout lacks in most labelling runs: how many say LACKING of how many, and their
+    most frequent evidence with the index of its message."""
 
     capability: str
     lacking: int
@@ -71,26 +71,26 @@ class Lack:
     message: int | None
 
 
-def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
-    """List what each failed rollout lacks in more than half of the runs that labelled it."""
-    lacking: defaultdict[str, list[Lack]] = defaultdict(list)
+def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[MajorityLack]]:
+    """List the capabilities that each failed rollout lacks in more than half of the runs that labelled it."""
+    lacking: defaultdict[str, list[MajorityLack]] = defaultdict(list)
     for rollout, capabilities in labels_of_rollouts(row for row in labels if row.outcome == "failed").items():
         for name, runs in capabilities.items():
             if is_majority([label.verdict == "LACKING" for label in runs]):
                 against = [label for label in runs if label.verdict == "LACKING"]
                 reasons = Counter((label.evidence, label.message) for label in against)
                 ((evidence, message), _), *_ = reasons.most_common(1)
-                lacking[rollout].append(Lack(name, len(against), len(runs), evidence, message))
+                lacking[rollout].append(MajorityLack(name, len(against), len(runs), evidence, message))
     return dict(lacking)
 
 
 class Archive:
     """Rollouts and labels of a project, indexed in a temporary database.
 
-    Args:
-        root: of the project.
+    `discovery`, `evaluation` and `labels` are a `Missing` if the file is not there, else None.
 
-    `discovery`, `evaluation` and `labels` are what is missing of each, None where it is here.
+    Args:
+        root: folder of the project.
 
     Raises:
         UserError: a file is corrupt.
@@ -98,12 +98,12 @@ class Archive:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._database = sqlite3.connect("", isolation_level=None)  # a file that SQLite removes
+        self._database = sqlite3.connect("", isolation_level=None)  # a temporary file that SQLite removes
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.executescript(SCHEMA)
         self._database.execute("BEGIN")
         self._files: dict[str, BinaryIO] = {}
-        for stage in acting_stages():  # each, so that a corrupt one is named
+        for stage in acting_stages():  # read all, so that a corrupt one is named
             files.document(root, f"results/{stage}/index.json", stage, dict[str, IndexEntry])
         adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, IndexEntry])
         discovery, evaluation = ROLLOUTS["diagnosis"], ROLLOUTS["evaluation"]
@@ -140,7 +140,7 @@ class Archive:
         self._database.executemany("INSERT INTO label VALUES (?, ?)", failures)
 
     def _read_lacks(self) -> None:
-        """Enter what failed rollouts of the diagnosis lack."""
+        """Fill the table of lacks of the failed rollouts of the diagnosis."""
         query = "SELECT number, name FROM rollout WHERE part = ? ORDER BY number"
         for number, name in self._database.execute(query, (ROLLOUTS["diagnosis"],)):
             places = self._database.execute("SELECT place FROM label WHERE rollout = ? ORDER BY rowid", (name,))
@@ -160,26 +160,27 @@ class Archive:
         self._files[name].seek(place)
         return self._files[name].readline()
 
-    def _read(self, rows: Sequence[tuple[int, str, int]]) -> Iterator[tuple[int, Rollout, list[Lack]]]:
-        """Yield rollouts by number, file and place, each with what it lacks."""
+    def _read(self, rows: Sequence[tuple[int, str, int]]) -> Iterator[tuple[int, Rollout, list[MajorityLack]]]:
+        """Yield the rollouts of these numbers, files and places, each with its lacks."""
         lines = (self._line(part, place) for _, part, place in rows)
         rollouts = censored([Rollout.model_validate_json(line) for line in lines])
         query = "SELECT capability, lacking, runs, evidence, message FROM lack WHERE rollout = ? ORDER BY rowid"
         for (number, *_), rollout in zip(rows, rollouts, strict=True):
-            yield number, rollout, [Lack(*row) for row in self._database.execute(query, (number,))]
+            yield number, rollout, [MajorityLack(*row) for row in self._database.execute(query, (number,))]
 
     @property
     def has_rollouts(self) -> bool:
         """True if there is any rollout."""
         return bool(self._database.execute("SELECT EXISTS (SELECT 1 FROM rollout)").fetchone()[0])
 
-    def examples(self, capability: str, names: Sequence[str], count: int) -> list[tuple[Rollout, Lack]]:
-        """List at most `count` rollouts of the diagnosis that lack the capability: first those of these names, in their
-        order, then the others in the order in which they were played."""
+    def examples(self, capability: str, names: Sequence[str], count: int) -> list[tuple[Rollout, MajorityLack]]:
+        """List up to `count` rollouts of the diagnosis that lack the capability.
+
+        The rollouts in `names` come first, in that order, then the others in the order in which they were played.
+        """
         query = """SELECT number, part, place, name FROM lack JOIN rollout ON rollout.number = lack.rollout
         WHERE capability = ? ORDER BY number"""
         order = {name: position for position, name in enumerate(names)}
-        # Equal ranks stay in their order.
         rows = self._database.execute(query, (capability,))
         first = heapq.nsmallest(count, rows, key=lambda row: order.get(row[3], len(order)))
         return [
@@ -190,11 +191,11 @@ class Archive:
         ]
 
     def data(self, selected: Collection[str]) -> Iterator[tuple[str, str | Iterator[str]]]:
-        """Yield the files of data, name and content, whole or piece by piece: tasks in the order in which they were
-        played first; within one, trials and arms side by side.
+        """Yield name and content of the data files. Tasks come in the order in which they were first played; trials and
+        arms of a task are side by side.
 
         Args:
-            selected: ids of the capabilities that were selected.
+            selected: ids of the selected capabilities.
         """
         arms, tasks, last, number = dict[str, int](), 0, "", 0
         shard = Shard()
@@ -212,7 +213,6 @@ class Archive:
                         shard, number = Shard(), number + 1
                     last, tasks = rollout.task.id, tasks + 1
                     kind = str(rollout.task.data.get("kind", ""))
-                    # Of what the user asks for first, the beginning.
                     asks = (message for message in rollout.messages if message["role"] == "user")
                     request = next((message_on_page(message)["text"][:REQUEST] for message in asks), "")
                     heading = compact([last, kind, rollout.task.split, request, route])
@@ -229,7 +229,7 @@ class Archive:
         yield "data/rows.js", self._rows(list(arms))
 
     def _rows(self, arms: list[str]) -> Iterator[str]:
-        """Yield the file that hands the table to its page, column by column."""
+        """Yield the pieces of the file with the table, column by column."""
         yield f'captrainRows({{"arms":{compact(arms)},"tasks":['
         for number, (heading,) in enumerate(self._database.execute("SELECT task FROM heading ORDER BY rowid")):
             yield f"{',' if number else ''}{heading}"
@@ -242,14 +242,36 @@ class Archive:
         yield "}});\n"
 
 
+class PageMessage(TypedDict):
+    """A message as pages show it; each tool call is one line."""
+
+    calls: list[str]
+    name: str
+    role: str
+    text: str
+
+
+class Mark(TypedDict):
+    """A place where a failed rollout goes wrong: index of the message, evidence, and the lacking capability.
+
+    `capability` is "" for the departure from the reference.
+    """
+
+    at: int
+    why: str
+    capability: str
+    selected: bool
+    runs: str
+
+
 class Shard:
-    """Rollouts whose equal messages are written once."""
+    """One data file of rollouts; equal messages are stored once."""
 
     def __init__(self) -> None:
         self.messages: dict[str, int] = {}
         self.rollouts: dict[str, JsonObject] = {}
 
-    def add(self, rollout: Rollout, marks: list[JsonObject]) -> None:
+    def add(self, rollout: Rollout, marks: list[Mark]) -> None:
         """Add a rollout with its marks."""
 
         def places(messages: Sequence[Message]) -> list[int]:
@@ -269,13 +291,13 @@ class Shard:
         }
 
     def script(self, number: int) -> str:
-        """Write the file of the shard of this number."""
+        """Return the content of the file."""
         messages = ",".join(self.messages)
         return f'captrainShard({number},{{"messages":[{messages}],"rollouts":{compact(self.rollouts)}}});\n'
 
 
 def compact(value: object) -> str:
-    """Encode JSON without spaces, in which no markup can begin."""
+    """Encode JSON without spaces and without `<`, so that it holds no markup."""
     return COMPACT.encode(value).replace("<", "\\u003c")
 
 
@@ -284,8 +306,8 @@ def call_text(name: str, arguments: JsonObject) -> str:
     return f"{name}({', '.join(f'{key}={READABLE.encode(arguments[key])}' for key in sorted(arguments))})"
 
 
-def message_on_page(message: Message) -> JsonObject:
-    """Convert a message to what pages show: who speaks, the text, tool calls one line each."""
+def message_on_page(message: Message) -> PageMessage:
+    """Convert a message to what pages show."""
     content = message.get("content") or ""
     return {
         "calls": [call_text(*call) for call in calls_of(message)],
@@ -295,17 +317,15 @@ def message_on_page(message: Message) -> JsonObject:
     }
 
 
-def marks_of(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str]) -> list[JsonObject]:
-    """Mark where a rollout that failed goes wrong: the messages that labels point at, and the call at which it leaves
-    the reference. First message first, and what rejected candidates lack last: it does not tell failed from passed.
+def marks_of(rollout: Rollout, lacking: Sequence[MajorityLack], selected: Collection[str]) -> list[Mark]:
+    """Mark where a failed rollout goes wrong: messages that labels point at, and the first call unlike the reference.
 
-    Returns:
-        Of each mark the index of its message, the evidence, what is lacking there, and in how many runs.
+    Marks are in the order of messages. Those of rejected candidates come last.
     """
     if rollout.outcome != "failed":
         return []
     last = len(rollout.messages) - 1
-    marks: list[JsonObject] = [
+    marks: list[Mark] = [
         {
             "at": last if lack.message is None else min(lack.message, last),
             "why": lack.evidence,
@@ -324,8 +344,12 @@ def marks_of(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str
 
 
 def departure_of(messages: Sequence[Message], reference: Sequence[Message]) -> tuple[int, str] | None:
-    """Find the first tool call that is not the reference's, name and arguments: the index of its message (their number,
-    where calls are missing at the end), and what the reference does; None without a reference or a departure."""
+    """Find the first tool call that differs from the reference in name or arguments.
+
+    Returns:
+        The index of its message (the number of messages if calls are missing at the end) and what the reference does;
+        None without a reference or a difference.
+    """
     actual, expected = (
         [
             (index, call_text(*call))

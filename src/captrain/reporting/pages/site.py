@@ -1,12 +1,11 @@
-"""The report: one page, its script and data for it, in one folder that opens from a disk.
+"""`captrain report`: one page with its script and data, in a folder that opens from disk.
 
-`files` reads results/, `rollouts` finds rollouts and labels in artifacts/ and cuts them into files that the page loads
-when it needs them; this gathers what the page says, renders and writes. Nothing is computed anew but marks and what is
-drawn. Numbers that are undefined are None.
+`files` reads results/. `rollouts` reads artifacts/ and splits rollouts and labels into files that the page loads when
+it needs them. This module collects the content, renders the page and writes the folder. Undefined numbers are None.
 
-Equal inputs give equal bytes: nothing of time, machine or path is written. The folder is made aside and renamed at the
-end, so that what stands there is always a whole report; a folder that is not one is never replaced. Rollouts are data:
-the template escapes all text, the script sets text alone, and the page's policy runs no script but the report's own.
+Equal inputs give equal bytes: no time, machine or path is written. The folder is written aside and renamed at the end,
+so it is always a complete report. A folder that is not a report is never replaced. Rollouts are data: the template
+escapes all text, the script sets only text, and the page's policy allows no script but the report's own.
 """
 
 import os
@@ -14,12 +13,14 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from captrain.capabilities import SelectionAccount
+from captrain.capabilities import CandidateAccount, SelectionAccount
 from captrain.comparison import (
+    ComparisonRow,
     evaluation_metrics,
     headline_methods,
     interpret_difference,
@@ -34,6 +35,7 @@ from captrain.records import (
     IndexEntry,
     JsonObject,
     Passport,
+    Rollout,
     load,
     place_aside,
     read_json,
@@ -42,28 +44,28 @@ from captrain.records import (
 )
 from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
-from captrain.reporting.pages.rollouts import Archive, compact, message_on_page
+from captrain.reporting.pages.rollouts import Archive, MajorityLack, compact, message_on_page
 from captrain.reporting.rediscovery import of_selected
 from captrain.run import read_stages, row_of
 
 FOLDER = Path(__file__).parent
 GENERATOR = '<meta name="generator" content="captrain report">'
 EXAMPLES = 5
-"""Rollouts that are shown in full of each capability."""
+"""Rollouts that are shown in full for each capability."""
 
 
 def build(root: Path, out: Path) -> list[Path]:
-    """Build the report of a project.
+    """Write the report of a project.
 
     Args:
-        root: of the project, with results/ and, where they were made, artifacts/.
-        out: folder of the report; replaced as a whole if it holds one.
+        root: folder of the project, with results/ and perhaps artifacts/.
+        out: folder for the report; an old report in it is replaced.
 
     Returns:
         The files written, the page first.
 
     Raises:
-        UserError: `out` holds something else than a report; a file among the results is corrupt.
+        UserError: `out` holds something other than a report, or a result file is corrupt.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         page = out / "index.html"
@@ -85,7 +87,7 @@ def build(root: Path, out: Path) -> list[Path]:
 
 
 def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | Iterable[str]]]:
-    """Yield every file of the report, name and content; the page first."""
+    """Yield name and content of every file of the report, the page first."""
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
@@ -102,13 +104,13 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
             "" if value is None else f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.1f} kB"
         ),
         "p": lambda value: "not tested" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}",
-        # Nothing in it can end the element of data.
+        # Its text cannot end the script element of data.
         "island": lambda value: Markup(compact(value)),
         "columns": _columns,
         "shown": message_on_page,
     }
     pages.tests["missing"] = lambda value: isinstance(value, Missing)
-    pages.globals |= {
+    functions: dict[str, Any] = {
         "generator": Markup(GENERATOR),
         "style": Markup((FOLDER / "static/style.css").read_text()),
         "headline": headline_methods(),
@@ -117,6 +119,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
         "supervision": supervision,
         "least": _least,
     }
+    pages.globals.update(functions)
     content = _content(root, archive)
     yield "index.html", pages.get_template("index.html.j2").render(content)
     yield "report.js", (FOLDER / "static/report.js").read_text()
@@ -125,17 +128,16 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
     yield from archive.data([row["id"] for row in content["candidates"] if row["selected"]])
 
 
-def _least(candidates: Sequence[JsonObject]) -> float:
-    """Return the start of an axis of gaps: 0, or so far below that all gaps and intervals are on it."""
+def _least(candidates: Sequence[CandidateAccount]) -> float:
+    """Return the start of an axis of gaps: 0, or below it if a gap or interval is negative."""
     gaps = [run["gap"] for candidate in candidates for run in candidate["per_run"]]
     gaps += [candidate["gap_low"] for candidate in candidates]
     lowest = min((gap for gap in gaps if gap is not None), default=0.0)
     return next(start for start in (0.0, -0.25, -0.5, -1.0) if start <= lowest)
 
 
-def _columns(rows: Sequence[JsonObject]) -> list[tuple[str, list[str]]]:
-    """List columns that are not known beforehand and not empty: heading, after `#` where it is of numbers, and a text
-    for each row."""
+def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
+    """Format the non-empty columns of any table: heading (`#` marks numbers), and the text of each row."""
     columns = []
     for name in rows[0]:
         values = [row[name] for row in rows if row[name] is not None]
@@ -147,8 +149,8 @@ def _columns(rows: Sequence[JsonObject]) -> list[tuple[str, list[str]]]:
     return columns
 
 
-def _content(root: Path, archive: Archive) -> JsonObject:
-    """Collect all that the page shows, by the name that its template knows it by."""
+def _content(root: Path, archive: Archive) -> dict[str, Any]:
+    """Collect the content of the page by the names that its template uses."""
     read = partial(evaluation_metrics, root / "results/evaluation")
     metrics = files.present(root, "results/evaluation/metrics.json", "evaluation", read)
     confidence = 0.95 if isinstance(metrics, Missing) else metrics.confidence
@@ -159,12 +161,12 @@ def _content(root: Path, archive: Archive) -> JsonObject:
         tables["differences"] = [{**row, "reading": interpret_difference(row, level)} for row in tables["differences"]]
     rediscovery = files.table_of(root, "results/solutions/rediscovery.csv")
     selection = files.document(root, "results/capabilities/selection.json", "capabilities", SelectionAccount)
-    # Our number stands beside a published one where the same thing was run.
-    rows = list[JsonObject]()
+    # Our number is shown beside a published one if the same thing was run.
+    rows = list[ComparisonRow]()
     if not isinstance(tables["main"], Missing) and not isinstance(tables["kinds"], Missing):
         frame = files.present(root, "results/spec.yaml", "compose", partial(published.table, root))
         rows = [] if isinstance(frame, Missing) else frame.dropna(subset="ours").to_dict("records")
-    # Tables over several runs have the columns of their files: a sweep has one for each of its settings.
+    # Tables over several runs have any columns: a sweep has one for each of its settings.
     summaries = [root / "results/replicates/summary.csv", *sorted(root.glob("results/replicates/*/summary.csv"))]
     paths = [path.with_stem(name) for path in summaries for name in ("summary", "differences", "points")]
     paths += sorted(root.glob("results/sweeps/*.csv"))
@@ -186,8 +188,20 @@ def _content(root: Path, archive: Archive) -> JsonObject:
     }
 
 
-def _capabilities(root: Path, archive: Archive, candidates: list[JsonObject]) -> list[JsonObject]:
-    """Add to each candidate, best first, all that is shown of it alone."""
+class CandidatePage(CandidateAccount):
+    """A candidate with everything that its own view shows."""
+
+    details: JsonObject
+    passport: Passport | Missing | None
+    source: str
+    history: list[ComparisonRow] | Missing
+    adapter: IndexEntry | Missing | None
+    evidence: list[tuple[Rollout, MajorityLack]] | Missing
+    effects: list[ComparisonRow] | Missing
+
+
+def _capabilities(root: Path, archive: Archive, candidates: list[CandidateAccount]) -> list[CandidatePage]:
+    """Add to each candidate everything that its own view shows."""
     history = files.table_of(root, "results/adapters/history.csv")
     adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, IndexEntry])
     effects = files.table_of(root, "results/causality/effects.csv")
@@ -196,7 +210,7 @@ def _capabilities(root: Path, archive: Archive, candidates: list[JsonObject]) ->
         place = f"results/{path}.jsonl"
         capabilities = files.present(root, place, stage, partial(load, root / place, Capability))
         proposals |= {} if isinstance(capabilities, Missing) else {proposal.id: proposal for proposal in capabilities}
-    rows = []
+    rows = list[CandidatePage]()
     for candidate in candidates:
         name = candidate["id"]
         proposal = proposals.get(name)
@@ -207,33 +221,32 @@ def _capabilities(root: Path, archive: Archive, candidates: list[JsonObject]) ->
         )
         if isinstance(passport, Missing) and (root / "results/environments").exists():
             passport = None
-        # Those first that it was proposed from.
+        # First the rollouts from which it was proposed.
         examples = archive.examples(name, proposal.examples if proposal else (), EXAMPLES)
         rows.append(
-            {
+            CandidatePage(
                 **candidate,
-                "details": proposal.details if proposal else {},
-                "passport": passport,
-                "source": "" if isinstance(source, Missing) else source,
-                "history": _own(history, adapter=[name]),
-                "adapter": adapters if isinstance(adapters, Missing) else adapters.get(name),
-                "evidence": archive.discovery or archive.labels or examples,
-                "effects": _own(effects, arm=[name], capability=[name, None]),
-            }
+                details=proposal.details if proposal else {},
+                passport=passport,
+                source="" if isinstance(source, Missing) else source,
+                history=_own(history, adapter=[name]),
+                adapter=adapters if isinstance(adapters, Missing) else adapters.get(name),
+                evidence=archive.discovery or archive.labels or examples,
+                effects=_own(effects, arm=[name], capability=[name, None]),
+            )
         )
     return rows
 
 
-def _own(rows: list[JsonObject] | Missing, **values: list[str | None] | list[str]) -> list[JsonObject] | Missing:
-    """Select the rows that have one of these values in each of these columns."""
+def _own(rows: list[ComparisonRow] | Missing, **values: list[str | None] | list[str]) -> list[ComparisonRow] | Missing:
+    """Select the rows that have one of the given values in each given column."""
     if isinstance(rows, Missing):
         return rows
     return [row for row in rows if all(row[column] in allowed for column, allowed in values.items())]
 
 
-def _stages(root: Path) -> list[JsonObject] | Missing:
-    """List the stages of dvc.yaml: what each is, its command, its outputs with their hashes as dvc.lock records
-    them."""
+def _stages(root: Path) -> list[dict[str, Any]] | Missing:
+    """List the stages of dvc.yaml: description, command, and inputs and outputs with their hashes in dvc.lock."""
     for name in ("dvc.yaml", "dvc.lock"):
         if not (root / name).exists():
             return Missing(f"{name} is missing", "run the report inside a clone in which `dvc repro` has run")
