@@ -3,13 +3,12 @@
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.installations import interpreter
 from support.planted import selected_causes, slipping
-from support.scripted import CONF, SPLITS, close_workers, every, make_benchmark, play_hostile_calls
+from support.scripted import CONF, SPLITS, every, maker, play_hostile_calls
 
 from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
@@ -66,10 +65,8 @@ print(worker.locate("slack/user_task_1", messages, False), file=worker.REPLIES)
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[CheckedEnvironment]:
-    benchmark = make_benchmark("agentdojo", PYTHON)
-    yield benchmark
-    close_workers(benchmark)
+def target(request: pytest.FixtureRequest) -> CheckedEnvironment:
+    return maker(request, "agentdojo")(processes=2)
 
 
 def run_there(code: str) -> str:

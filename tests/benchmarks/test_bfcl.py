@@ -2,14 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.finished import Captrain
 from support.installations import interpreter
 from support.planted import selected_causes, slipping
-from support.scripted import SPLITS, close_workers, every, make_benchmark, play_hostile_calls
+from support.scripted import SPLITS, every, maker, play_hostile_calls
 
 from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
@@ -21,10 +20,8 @@ CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[CheckedEnvironment]:
-    benchmark = make_benchmark("bfcl", PYTHON)
-    yield benchmark
-    close_workers(benchmark)
+def target(request: pytest.FixtureRequest) -> CheckedEnvironment:
+    return maker(request, "bfcl")(processes=2)
 
 
 # Without BFCL.
@@ -97,15 +94,17 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
 
 
 @pytest.mark.needs("bfcl")
-@pytest.mark.parametrize("fault", ["last call left out", "value with a slip"])
-def test_a_diagnosis_names_the_planted_fault(target: CheckedEnvironment, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "expected"), [("last call left out", "missing_write"), ("value with a slip", "wrong_argument")]
+)
+def test_a_diagnosis_names_the_planted_fault(
+    target: CheckedEnvironment, tmp_path: Path, fault: str, expected: str
+) -> None:
     """The agent plays gold, except for one mistake in every other task."""
     tasks = [task for task in every(target, "discovery") if task.data["kind"] == "base"]
-    policy = ScriptedPolicy(
-        script=slipping(fault, {task.id for task in tasks if int(task.id.rsplit("_", 1)[1]) % 2 == 0})
-    )
+    even = {task.id for task in tasks if int(task.id.rsplit("_", 1)[1]) % 2 == 0}
+    policy = ScriptedPolicy(script=slipping(fault, even))
     rollouts = collect(policy, target, tasks, purpose="diagnosis", seed=0, journals=tmp_path, quiet=True)
-    failed = [rollout for rollout in rollouts if rollout.outcome == "failed"]
-    assert len(failed) > len(tasks) / 4 and not [rollout for rollout in rollouts if rollout.outcome == "error"]
-    expected = {"last call left out": "missing_write", "value with a slip": "wrong_argument"}[fault]
+    outcomes = Counter(rollout.outcome for rollout in rollouts)
+    assert outcomes["failed"] > len(tasks) / 4 and not outcomes["error"]
     assert expected in selected_causes(rollouts)

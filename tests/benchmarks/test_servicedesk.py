@@ -1,4 +1,4 @@
-"""The embedded benchmark under its contract: its tasks, its scores, and what cannot fool them."""
+"""The embedded benchmark under its contract: its tasks, its scores, and attempts to fool them."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.scripted import SPLITS
 
 from captrain.benchmarks import servicedesk
 from captrain.benchmarks.loading import load_benchmark
@@ -17,8 +18,9 @@ from captrain.records import Message, Score, Task, digest
 from captrain.run.components import Component
 
 MIXES = list(servicedesk.MIXES)
-SPLITS = ("discovery", "training", "test")
 Actions = list[Message]
+Data = dict[str, Any]
+Found = tuple[CheckedEnvironment, Task]
 
 
 def desk(mix: str) -> CheckedEnvironment:
@@ -38,13 +40,14 @@ def name_of(message: Message) -> str:
     return message["tool_calls"][0]["function"]["name"] if message.get("tool_calls") else ""
 
 
-def find(fits: Callable[[dict[str, Any]], bool], mix: str = "mixed") -> tuple[CheckedEnvironment, Task]:
-    target = desk(mix)
-    return target, next(task for task in target.tasks("training", 400) if fits(task.data))
-
-
-def of_kind(kind: str, mix: str = "mixed") -> tuple[CheckedEnvironment, Task]:
-    return find(lambda data: data["kind"] == kind and not data["anonymous"], mix)
+def find(kind: str, fits: Callable[[Data], bool] = lambda data: True, anonymous: bool = False) -> Found:
+    """The desk, and its first task that fits."""
+    target = desk("mixed")
+    return target, next(
+        task
+        for task in target.tasks("training", 400)
+        if task.data["kind"] == kind and task.data["anonymous"] == anonymous and fits(task.data)
+    )
 
 
 def played(target: CheckedEnvironment, task: Task, actions: Actions) -> Score:
@@ -85,7 +88,7 @@ def test_the_same_index_gives_the_same_task_in_a_fresh_process_and_for_any_count
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_kinds_are_asked_as_often_as_the_mix_says(mix: str) -> None:
+def test_kinds_are_as_frequent_as_the_mix_says(mix: str) -> None:
     shares = servicedesk.MIXES[mix]
     assert sum(shares.values()) == pytest.approx(1.0)
     kinds = [task.data["kind"] for task in desk(mix).tasks("test", 3000)]
@@ -94,7 +97,7 @@ def test_kinds_are_asked_as_often_as_the_mix_says(mix: str) -> None:
         assert kinds.count(kind) / 3000 == pytest.approx(share, abs=0.025), kind
 
 
-def test_few_cancellations_and_returns_are_allowed_and_a_tenth_of_customers_is_anonymous() -> None:
+def test_few_cancellations_and_returns_are_allowed_and_a_tenth_of_the_customers_is_anonymous() -> None:
     data = [task.data for task in desk("mixed").tasks("training", 3000)]
     decisions = [tool for one in data for tool, *_ in servicedesk.expected_writes(one)]
     asked = sum(operation["verb"] in ("cancel", "return") for one in data for operation in one["operations"])
@@ -104,20 +107,20 @@ def test_few_cancellations_and_returns_are_allowed_and_a_tenth_of_customers_is_a
     assert sum(one["anonymous"] for one in named) / len(named) == pytest.approx(0.1, abs=0.02)
 
 
-def other_order(data: dict[str, Any], order_id: str) -> str:
+def other_order(data: Data, order_id: str) -> str:
     return next(order["id"] for order in data["orders"] if order["id"] != order_id)
 
 
-def twice(actions: Actions, data: dict[str, Any]) -> Actions:
+def twice(actions: Actions, data: Data) -> Actions:
     return [one for action in actions for one in [action] * (2 if name_of(action) in servicedesk.WRITES else 1)]
 
 
-def extra(actions: Actions, data: dict[str, Any]) -> Actions:
+def extra(actions: Actions, data: Data) -> Actions:
     return [*actions[:-1], call("wrap_order", other_order(data, data["operations"][0]["order"])), actions[-1]]
 
 
-def elsewhere(actions: Actions, data: dict[str, Any]) -> Actions:
-    """Every write to another order than was asked for."""
+def elsewhere(actions: Actions, data: Data) -> Actions:
+    """Every write goes to another order than the right one."""
     bent = json.loads(json.dumps(actions))
     for action in bent:
         if name_of(action) in servicedesk.WRITES:
@@ -126,34 +129,32 @@ def elsewhere(actions: Actions, data: dict[str, Any]) -> Actions:
     return bent
 
 
-def one_less(actions: Actions, data: dict[str, Any]) -> Actions:
+def one_less(actions: Actions, data: Data) -> Actions:
     return [*actions[:-2], actions[-1]]
 
 
-def transposed(actions: Actions, data: dict[str, Any]) -> Actions:
-    bent = json.loads(json.dumps(actions))
-    for action in bent:
-        if name_of(action) == "update_zip":
-            arguments = action["tool_calls"][0]["function"]["arguments"]
-            arguments["zip"] = arguments["zip"][1:] + arguments["zip"][0]
-    return bent
+def transposed(actions: Actions, data: Data) -> Actions:
+    """The zip code is rotated by one digit."""
+    operation = data["operations"][0]
+    digits = operation["zip"]
+    return [*actions[:-2], call("update_zip", operation["order"], digits[1:] + digits[0]), actions[-1]]
 
 
-def denied_and_done(actions: Actions, data: dict[str, Any]) -> Actions:
+def forbidden(actions: Actions, data: Data) -> Actions:
+    """The operation is carried out after all else, although the policy forbids it."""
     operation = data["operations"][0]
     return [*actions[:-1], call(servicedesk.TOOL_OF[operation["verb"]], operation["order"]), actions[-1]]
 
 
-def unchecked(actions: Actions, data: dict[str, Any]) -> Actions:
-    operation = data["operations"][0]
-    return [actions[0], call(servicedesk.TOOL_OF[operation["verb"]], operation["order"]), actions[-1]]
+def unchecked(actions: Actions, data: Data) -> Actions:
+    return forbidden([actions[0], actions[-1]], data)
 
 
-def handed_over(actions: Actions, data: dict[str, Any]) -> Actions:
+def handed_over(actions: Actions, data: Data) -> Actions:
     return [*actions[:-1], call("transfer_to_human")]
 
 
-def answered(*words: str) -> Callable[[Actions, dict[str, Any]], Actions]:
+def answered(*words: str) -> Callable[[Actions, Data], Actions]:
     return lambda actions, data: [*actions[:-1], say(" ".join(words))]
 
 
@@ -169,41 +170,35 @@ def answered(*words: str) -> Callable[[Actions, dict[str, Any]], Actions]:
         pytest.param("copy", elsewhere, "database", id="the right digits on the wrong record"),
         pytest.param("copy", transposed, "database", id="the wrong digits"),
         pytest.param("steps", one_less, "database", id="the last operation left out"),
-        pytest.param("check", denied_and_done, "database", id="a write after the denial"),
+        pytest.param("check", forbidden, "database", id="a write after the denial"),
         pytest.param("check", unchecked, "database", id="a write that the policy forbids"),
         pytest.param("status", answered(servicedesk.CLOSING), "information", id="the information withheld"),
         pytest.param("status", answered(*servicedesk.STATUSES), "information", id="every answer at once"),
-        pytest.param("status", handed_over, "closing", id="handed over instead of answered"),
-        pytest.param("pick", handed_over, "closing", id="done, then handed over instead of said"),
-        pytest.param("human", answered(servicedesk.CLOSING), "closing", id="answered instead of handed over"),
+        pytest.param("status", handed_over, "closing", id="transferred instead of answered"),
+        pytest.param("pick", handed_over, "closing", id="done, then transferred"),
+        pytest.param("human", answered(servicedesk.CLOSING), "closing", id="answered instead of transferred"),
     ],
 )
-def test_a_task_is_failed_by(kind: str, bend: Callable[[Actions, dict[str, Any]], Actions], part: str) -> None:
-    if kind == "check":
-        target, task = find(
-            lambda data: (
-                data["kind"] == "check"
-                and not data["anonymous"]
-                and servicedesk.expected_writes(data)[0][0] == "deny_request"
-            )
-        )
-    elif kind == "copy":
-        target, task = find(lambda data: data["kind"] == "copy" and len(set(data["operations"][0]["zip"])) == 4)
-    else:
-        target, task = of_kind(kind)
+def test_a_task_is_failed_by(kind: str, bend: Callable[[Actions, Data], Actions], part: str) -> None:
+    def fits(data: Data) -> bool:
+        if kind == "check":
+            return servicedesk.expected_writes(data)[0][0] == "deny_request"
+        return kind != "copy" or len(set(data["operations"][0]["zip"])) == 4
+
+    target, task = find(kind, fits)
     reference = target.reference(task)
     assert played(target, task, reference).success
     score = played(target, task, bend(reference, task.data))
     assert (score.reward, score.success, score.parts[part]) == (0.0, False, 0.0)
 
 
-def test_no_look_up_is_needed_for_the_score_but_the_result_must_be_right() -> None:
-    target, task = of_kind("pick")
+def test_the_score_needs_the_right_result_and_no_look_up() -> None:
+    target, task = find("pick")
     assert played(target, task, [a for a in target.reference(task) if name_of(a) != "list_orders"]).success
 
 
-def test_an_anonymous_customer_gives_the_number_when_asked_and_hangs_up_on_anything_else() -> None:
-    target, task = find(lambda data: data["anonymous"] and data["kind"] == "pick")
+def test_an_anonymous_customer_gives_the_number_when_asked_and_leaves_at_anything_else() -> None:
+    target, task = find("pick", anonymous=True)
     episode = target.open(task)
     assert task.data["customer"] not in str(episode.messages)
     replies, done = episode.step(say(servicedesk.ASK))
@@ -212,8 +207,8 @@ def test_an_anonymous_customer_gives_the_number_when_asked_and_hangs_up_on_anyth
     assert target.open(task).step(say("Who is there?")) == ([], True)
 
 
-def test_a_customer_who_has_said_the_number_is_not_asked_again() -> None:
-    target, task = of_kind("pick")
+def test_asking_again_for_the_number_fails_the_task() -> None:
+    target, task = find("pick")
     episode = target.open(task)
     assert f"I am customer {task.data['customer']}." in episode.messages[-1]["content"]
     assert not played(target, task, [say(servicedesk.ASK), *target.reference(task)]).success
@@ -245,8 +240,8 @@ INVALID = {"role": "tool", "content": '{"error": "invalid call"}'}
         pytest.param({"name": "transfer_to_human", "arguments": {"to": "you"}}, id="arguments where none are taken"),
     ],
 )
-def test_a_call_that_is_not_of_the_schemas_gets_an_error_result_and_changes_nothing(function: dict[str, Any]) -> None:
-    target, task = find(lambda data: data["kind"] == "pick" and "#10" in [order["id"] for order in data["orders"]])
+def test_a_call_that_does_not_fit_the_schemas_gets_an_error_and_changes_nothing(function: Data) -> None:
+    target, task = find("pick", lambda data: "#10" in [order["id"] for order in data["orders"]])
     message = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     replies, done = target.open(task).step(message)
     assert (replies, done) == ([{**INVALID, "name": function["name"]}], False)
@@ -254,7 +249,7 @@ def test_a_call_that_is_not_of_the_schemas_gets_an_error_result_and_changes_noth
 
 
 def test_arguments_given_as_json_text_count_as_given() -> None:
-    target, task = of_kind("copy")
+    target, task = find("copy")
     actions = json.loads(json.dumps(target.reference(task)))
     for action in actions:
         for one in action.get("tool_calls", []):
@@ -262,8 +257,8 @@ def test_arguments_given_as_json_text_count_as_given() -> None:
     assert played(target, task, actions).success
 
 
-def test_the_score_is_a_function_of_what_the_agent_did_and_not_of_what_the_record_says_came_back() -> None:
-    target, task = of_kind("check")
+def test_the_score_depends_on_the_agents_actions_and_not_on_recorded_results() -> None:
+    target, task = find("check")
     honest = target.play(task, target.reference(task))
     failed = target.play(task, unchecked(target.reference(task), task.data))
     for messages, success in ((honest, True), (failed, False)):
@@ -275,14 +270,14 @@ def test_the_score_is_a_function_of_what_the_agent_did_and_not_of_what_the_recor
 
 
 def test_playing_does_not_change_the_task() -> None:
-    target, task = of_kind("steps")
+    target, task = find("steps")
     before = digest(task)
     target.play(task, target.reference(task))
     assert digest(task) == before and target.score(task, target.reference(task)).success
 
 
 def test_two_invalid_calls_are_forgiven_and_a_third_ends_the_episode() -> None:
-    target, task = of_kind("pick")
+    target, task = find("pick")
     wrong = call("get_order", "#99")
     assert played(target, task, [wrong, wrong, *target.reference(task)]).success
     episode = target.open(task)
@@ -290,8 +285,8 @@ def test_two_invalid_calls_are_forgiven_and_a_third_ends_the_episode() -> None:
     assert not played(target, task, [wrong, wrong, wrong, *target.reference(task)]).success
 
 
-def test_an_episode_ends_after_its_last_turn_and_what_comes_later_does_not_count() -> None:
-    target, task = of_kind("pick")
+def test_an_episode_ends_after_its_last_turn_and_later_actions_do_not_count() -> None:
+    target, task = find("pick")
     look = call("list_orders", task.data["customer"])
     episode = target.open(task)
     assert [episode.step(look)[1] for _ in range(14)] == [False] * 13 + [True]

@@ -3,24 +3,22 @@
 import itertools
 import json
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.installations import interpreter
-from support.planted import selected_causes
-from support.scripted import CONF, SPLITS, close_workers, every, make_benchmark, play_hostile_calls
+from support.planted import selected_causes, slipping
+from support.scripted import CONF, SPLITS, Make, every, interleaved, make_benchmark, maker, play_hostile_calls
 from support.waiting import PATIENCE
 
 from captrain.agents.collection import collect, floor_scores
-from captrain.agents.scripted import ScriptedPolicy, by_the_book
+from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks.pool import WORKERS, Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
 from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
@@ -33,7 +31,6 @@ PYTHON = interpreter("tau2")
 EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
 SIZES = {"airline": (30, 20), "retail": (74, 40)}
 installed = pytest.mark.needs("tau2")
-Make = Callable[..., CheckedEnvironment]
 
 
 def say(text: str) -> Message:
@@ -130,7 +127,7 @@ def test_domains_may_describe_a_tool_differently_but_its_arguments_must_agree() 
         return {"function": {"name": "find", "description": about, "parameters": {"properties": properties}}}
 
     offers = {"airline": offered("A flight.", description={"type": "string", "description": "of it"})}
-    target = make_benchmark("tau2", PYTHON)
+    target = make_benchmark("tau2")
     target.environment.pool = SimpleNamespace(call=lambda op, domain: {"tools": [offers[domain]]})  # pyright: ignore[reportAttributeAccessIssue]
     offers["retail"] = offered("An order.", summary={"type": "string"})
     with pytest.raises(UserError, match="tool find takes other arguments in retail than in airline\n") as caught:
@@ -154,14 +151,7 @@ def version() -> str:
 
 @pytest.fixture(scope="module")
 def make(request: pytest.FixtureRequest, version: str) -> Make:
-    """Make benchmarks of the installed version, whose workers end with the module."""
-
-    def made(*overrides: str, processes: int = 1) -> CheckedEnvironment:
-        target = make_benchmark("tau2", PYTHON, f"benchmark.version='{version}'", *overrides, processes=processes)
-        request.addfinalizer(partial(close_workers, target))
-        return target
-
-    return made
+    return maker(request, "tau2", f"benchmark.version='{version}'")
 
 
 @pytest.fixture(scope="module")
@@ -298,9 +288,6 @@ def refusal(operation):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
-def version(name):
-    raise worker.importlib.metadata.PackageNotFoundError(name)
-
 stray = [{"role": "tool", "content": ""}, {"role": "user", "content": worker.STOP}]
 about = {
     "whole": [arguments(value) == value for value in (nested(49), nested(50), {"a": 10**16}, {"a": "x" * 200_000})],
@@ -310,7 +297,7 @@ about = {
     "star": refusal(lambda: exec("from tau2.utils.llm_utils import *; from tau2.utils.llm_utils import generate", {})),
     "offline": os.environ["LITELLM_LOCAL_MODEL_COST_MAP"],
 }
-worker.importlib.metadata.version = version
+worker.importlib.metadata.distributions = lambda name: []
 print(json.dumps({**about, "absent": refusal(worker.hello)}), file=worker.REPLIES)
 """
 
@@ -341,35 +328,18 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
 
 
 @installed
-@pytest.mark.parametrize("fault", ["last write left out", "values that nobody gave"])
+@pytest.mark.parametrize(
+    ("fault", "expected"), [("last call left out", "missing_write"), ("value with a slip", "fabricated_fact")]
+)
 def test_a_diagnosis_names_the_planted_fault(
-    targets: dict[str, CheckedEnvironment], tmp_path: Path, fault: str
+    targets: dict[str, CheckedEnvironment], tmp_path: Path, fault: str, expected: str
 ) -> None:
     """The agent plays gold, except for one mistake in every other task."""
-    target = targets["retail"]
-    tasks = every(target, "discovery")[:24]
-    faulty_ids = {task.id for task in tasks[::2]}
-
-    def faulty(play: RunningEpisode) -> Sequence[Message]:
-        reference = by_the_book(play)
-        if not any(f"/{name}/" in f"/{play.key}/" for name in faulty_ids):
-            return reference
-        places = [index for index, message in enumerate(reference) if message.get("tool_calls")]
-        at = places[-1]
-        if fault == "last write left out":
-            return [*reference[:at], *reference[at + 1 :]]
-        function = reference[at]["tool_calls"][0]["function"]
-        invented = {
-            name: f"{value}1" if isinstance(value, str) else value for name, value in function["arguments"].items()
-        }
-        return [*reference[:at], tool_call(function["name"], invented), *reference[at + 1 :]]
-
-    rollouts = collect(
-        ScriptedPolicy(script=faulty), target, tasks, purpose="diagnosis", seed=0, journals=tmp_path, quiet=True
-    )
-    failed = [rollout for rollout in rollouts if rollout.outcome == "failed"]
-    assert len(failed) > len(tasks) / 3 and not [rollout for rollout in rollouts if rollout.outcome == "error"]
-    expected = {"last write left out": "missing_write", "values that nobody gave": "fabricated_fact"}[fault]
+    tasks = every(targets["retail"], "discovery")[:24]
+    policy = ScriptedPolicy(script=slipping(fault, {task.id for task in tasks[::2]}, slip="1"))
+    rollouts = collect(policy, targets["retail"], tasks, purpose="diagnosis", seed=0, journals=tmp_path, quiet=True)
+    outcomes = Counter(rollout.outcome for rollout in rollouts)
+    assert outcomes["failed"] > len(tasks) / 3 and not outcomes["error"]
     assert expected in selected_causes(rollouts)
 
 
@@ -396,21 +366,12 @@ def test_several_calls_in_one_message_with_odd_ids_play_like_one_after_another(
 def test_thirty_two_interleaved_episodes_score_like_one_after_another(targets: dict[str, CheckedEnvironment]) -> None:
     target = targets["retail"]
     tasks = every(target, "test")[:32]
-    wanted = {task.id: target.reference(task) for task in tasks}
-    episodes = {task.id: target.open(task) for task in tasks}
-    records = {name: list(episode.messages) for name, episode in episodes.items()}
-    rng, open_ones = random.Random(0), [task.id for task in tasks]
-    while open_ones:
-        name = rng.choice(open_ones)
-        action = wanted[name][sum(message["role"] == "assistant" for message in records[name]) - 1]
-        replies, done = episodes[name].step(action)
-        records[name] += [action, *replies]
-        if done:
-            open_ones.remove(name)
-            episodes[name].close()
-    for task in tasks if EVERYTHING else tasks[::8]:
-        assert records[task.id] == target.play(task, wanted[task.id])
-        assert target.score(task, records[task.id]).reward == 1.0
+    solutions = [target.reference(task) for task in tasks]
+    records = interleaved(target, tasks, solutions)
+    assert len(records) == 32
+    for task, solution, record in [*zip(tasks, solutions, records, strict=True)][:: 1 if EVERYTHING else 8]:
+        assert record == target.play(task, solution)
+        assert target.score(task, record).reward == 1.0
 
 
 @installed

@@ -9,14 +9,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.scripted import CONF, SPLITS, close_workers, every, make_benchmark
+from support.scripted import CONF, SPLITS, Make, every, interleaved, maker
 
 from captrain.agents.collection import collect, floor_scores
 from captrain.agents.scripted import ScriptedPolicy
@@ -28,26 +27,18 @@ from captrain.benchmarks.worlds import MOST_POOLS
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import Message, Rollout, Score, Task, digest
+from captrain.records import Message, Rollout, Score, Task
 from captrain.run import compose_spec
 
 PYTHON = os.environ.get("CAPTRAIN_TOOLSANDBOX_PYTHON", "")
 EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
 BYE: Message = {"role": "assistant", "content": "I have done what I could."}
 installed = pytest.mark.needs("toolsandbox")
-Make = Callable[..., CheckedEnvironment]
 
 
 @pytest.fixture(scope="module")
 def make(request: pytest.FixtureRequest) -> Make:
-    """Make benchmarks whose workers end with the module."""
-
-    def made(*overrides: str, processes: int = 1) -> CheckedEnvironment:
-        target = make_benchmark("toolsandbox", PYTHON, *overrides, processes=processes)
-        request.addfinalizer(partial(close_workers, target))
-        return target
-
-    return made
+    return maker(request, "toolsandbox")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +97,7 @@ worker = importlib.import_module("toolsandbox_worker")
 worker.AgentRole.get_available_tools = classmethod(lambda cls: {"good": None})
 context = types.SimpleNamespace(get_execution_facing_tool_name=lambda name: name)
 worker.get_current_context = lambda: context
-episode = object.__new__(worker.Episode)
+episode = object.__new__(worker.ScenarioEpisode)
 episode.calls, episode.names = 0, {}
 made = [episode.executable(call) for call in json.loads(sys.argv[1])]
 worker.REPLIES.write(json.dumps([[one.openai_tool_call_id, one.content] for one in made]))
@@ -218,14 +209,7 @@ def test_a_score_can_be_computed_again_from_the_record_in_another_process(
 ) -> None:
     other = make()
     for task in everything(target)[:: 1 if EVERYTHING else 9]:
-        episode = target.open(task)
-        record = [*episode.messages]
-        for action in chance_calls(task, episode.tools):
-            replies, done = episode.step(action)
-            record += [action, *replies]
-            if done:
-                break
-        episode.close()
+        record = target.play(task, chance_calls(task, target.open(task).tools))
         first = target.score(task, record)
         assert first == target.score(task, record) == other.score(task, record)
         # The replay gets the same answers as the episode, except for memory addresses in error messages.
@@ -239,9 +223,7 @@ def test_tasks_and_scores_do_not_depend_on_the_day(
 ) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     other = make()
-    assert digest([task.model_dump() for task in everything(other)]) == digest(
-        [task.model_dump() for task in everything(target)]
-    )
+    assert everything(other) == everything(target)
     assert make("benchmark.clock='2025-07-01T08:00:00'").about["clock"] != target.about["clock"]
 
 
@@ -308,20 +290,11 @@ def test_an_agent_that_says_nothing_ends_its_episode_and_is_scored(target: Check
 
 @installed
 def test_thirty_two_interleaved_episodes_in_one_worker_equal_one_after_another(make: Make) -> None:
-    one = make()
-    tasks = (everything(one) * 2)[:32]
-    actions = [chance_calls(task, one.open(task).tools, 3) for task in tasks]
-    alone = [one.play(task, some) for task, some in zip(tasks, actions, strict=True)]
-    episodes = [one.open(task) for task in tasks]
-    records = [[*episode.messages] for episode in episodes]
-    finished = set()
-    for turn in range(4):
-        for at, episode in enumerate(episodes):
-            if at not in finished:
-                replies, done = episode.step(actions[at][turn])
-                records[at] += [actions[at][turn], *replies]
-                finished |= {at} if done else set()
-    assert records == alone
+    target = make()
+    tasks = (everything(target) * 2)[:32]
+    actions = [chance_calls(task, target.open(task).tools, 3) for task in tasks]
+    alone = [target.play(task, some) for task, some in zip(tasks, actions, strict=True)]
+    assert interleaved(target, tasks, actions) == alone
 
 
 @installed

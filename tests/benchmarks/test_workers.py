@@ -22,7 +22,7 @@ from captrain.agents.collection import collect, pass_rate
 from captrain.agents.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.pool import WORKERS, Pool, Session, workers_code
-from captrain.benchmarks.simulation import SimulatedEpisode
+from captrain.benchmarks.simulation import ScoreDict, TaskDict, WorkerBenchmark
 from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import ledger_entry
@@ -472,26 +472,21 @@ def test_shares_that_leave_no_test_tasks_are_refused(settings: str) -> None:
         load_benchmark(composed.benchmark, composed.machine)
 
 
-class Till:
+class Till(WorkerBenchmark):
     """The toy benchmark as an environment of the contract."""
 
     name = "till"
 
     def __init__(self, pool: Pool, names: Sequence[str]) -> None:
+        super().__init__(None)
         self.pool, self.names = pool, names
         self.tools: list[dict[str, Any]] = []
 
     def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
         return [{"id": name, "split": split, "data": {"kind": "till"}} for name in self.names[:count]]
 
-    def open(self, task: dict[str, Any]) -> SimulatedEpisode:
-        return SimulatedEpisode(self.pool, {"task_id": task["id"]}, None, "")
-
-    def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
-        return self.pool.call("evaluate", task_id=task["id"], messages=messages)
-
-    def reference(self, task: dict[str, Any]) -> list[Message]:
-        return []
+    def location(self, task: TaskDict) -> dict[str, str]:
+        return {"task_id": task["id"]}
 
 
 class Together(ScriptedPolicy):
@@ -532,7 +527,7 @@ def rollouts_of(
             yield {"role": "assistant", "content": "Next."}
 
     script: Script = clerk  # pyright: ignore[reportAssignmentType]
-    target = CheckedEnvironment(till, "tests", "0")
+    target = CheckedEnvironment(till, "tests", "0")  # pyright: ignore[reportArgumentType]
     tasks = target.tasks("discovery", len(till.names))
     return collect(policy(script=script), target, tasks, purpose="diagnosis", seed=0, journals=folder, quiet=True)
 
@@ -575,7 +570,7 @@ def test_an_episode_that_always_loses_its_worker_to_a_neighbour_passes_alone(poo
 
 def test_a_grader_that_dies_makes_an_error_and_not_a_failure(pool: MakePool, tmp_path: Path) -> None:
     class Fragile(Till):
-        def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
+        def score(self, task: TaskDict, messages: list[Message]) -> ScoreDict:
             with contextlib.suppress(KeyError):
                 self.pool.call("do", command={"till/1": "!die"}[task["id"]])
             return super().score(task, messages)
@@ -605,7 +600,7 @@ def test_a_call_has_seconds_of_cpu_and_not_of_the_clock() -> None:
 REPLAYED = """
 import record_replay
 
-class Episode(record_replay.Episode):
+class Episode(record_replay.ReplayableEpisode):
     turns, taken, open = 9, [], 0
 
     def __init__(self, place, user="scripted"):

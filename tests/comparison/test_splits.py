@@ -1,4 +1,4 @@
-"""An evaluation on the tasks of all splits: declared, and said in every row."""
+"""An evaluation on all splits, which every row of the table declares."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_all_splits_are_played_and_marked_as_overlapping(letters: Callable[..., 
 
 def test_an_endless_benchmark_cannot_be_evaluated_on_all_splits() -> None:
     desk = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": "mixed"})
-    with pytest.raises(UserError, match="split discovery of .* has no end"):
+    with pytest.raises(UserError, match="split discovery of .* is endless"):
         evaluation_tasks(load_benchmark(desk), settings("all"))
 
 

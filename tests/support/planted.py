@@ -20,12 +20,13 @@ def selected_causes(rollouts: Sequence[Rollout]) -> list[str]:
     return [candidate["id"] for candidate in report["candidates"] if candidate["selected"]]
 
 
-def slipping(fault: str, tasks: Collection[str]) -> Script:
+def slipping(fault: str, tasks: Collection[str], slip: str = "x") -> Script:
     """An agent that plays the reference, with one mistake in the named tasks.
 
     Args:
         fault: "last call left out", or "value with a slip" in the last call that has a text argument.
         tasks: ids of the tasks with the mistake.
+        slip: what is appended to the value.
     """
 
     def script(play: RunningEpisode) -> Sequence[Message]:
@@ -39,7 +40,7 @@ def slipping(fault: str, tasks: Collection[str]) -> Script:
             function = reference[index]["tool_calls"][0]["function"]
             texts = {name: value for name, value in function["arguments"].items() if isinstance(value, str)}
             if texts:
-                slipped = {**function["arguments"], **{name: f"{value}x" for name, value in texts.items()}}
+                slipped = {**function["arguments"], **{name: f"{value}{slip}" for name, value in texts.items()}}
                 return [*reference[:index], tool_call(function["name"], slipped), *reference[index + 1 :]]
         return [IDLE]
 

@@ -2,11 +2,12 @@
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from support.installations import data_beside
+import pytest
+from support.installations import data_beside, interpreter
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.contract import CheckedEnvironment
@@ -19,24 +20,51 @@ HOSTILE = (
     "__class__", "__init__", "_load_scenario", "eval", "exec", "exit", "kill", "os.system", "open", "", "cd; ls",
     "__import__('os').system('true')",
 )  # fmt: skip
+Make = Callable[..., CheckedEnvironment]
 CALLS = 25
 """Hostile calls per task."""
 
 
-def make_benchmark(name: str, python: str, *overrides: str, processes: int = 2) -> CheckedEnvironment:
-    """A benchmark on the installation of an interpreter, with the data beside it."""
+def maker(request: pytest.FixtureRequest, name: str, *own: str) -> Make:
+    """Make benchmarks with settings of their own, whose workers end with the fixture."""
+
+    def make(*overrides: str, processes: int = 1) -> CheckedEnvironment:
+        target = make_benchmark(name, *own, *overrides, processes=processes)
+        request.addfinalizer(target.environment.pool.close)  # pyright: ignore[reportAttributeAccessIssue]
+        return target
+
+    return make
+
+
+def make_benchmark(name: str, *overrides: str, processes: int = 1) -> CheckedEnvironment:
+    """A benchmark on its installation, with the data beside it."""
+    python = interpreter(name)
     data = os.environ.get(f"CAPTRAIN_{name.upper()}_DATA", data_beside(python, name))
     own = f"++machine.benchmarks.{name}={{python: '{python}', data: '{data}', processes: {processes}, timeout: 120.0}}"
     composed = compose_spec("default", 0, [f"benchmark={name}", own, *overrides], CONF)
     return load_benchmark(composed.benchmark, composed.machine)
 
 
-def close_workers(target: CheckedEnvironment) -> None:
-    target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def every(target: CheckedEnvironment, split: Split) -> list[Task]:
     return target.tasks(split, target.size(split) or 0)
+
+
+def interleaved(
+    target: CheckedEnvironment, tasks: Sequence[Task], actions: Sequence[Sequence[Message]]
+) -> list[list[Message]]:
+    """Play all tasks at once, in random order one message at a time; return their records."""
+    episodes = [target.open(task) for task in tasks]
+    records = [list(episode.messages) for episode in episodes]
+    rng, pending = random.Random(0), {place: iter(messages) for place, messages in enumerate(actions)}
+    while pending:
+        place = rng.choice([*pending])
+        action = next(pending[place], None)
+        replies, over = ([], True) if action is None else episodes[place].step(action)
+        records[place] += [*([action] if action else []), *replies]
+        if over:
+            del pending[place]
+            episodes[place].close()
+    return records
 
 
 def play_hostile_calls(target: CheckedEnvironment, tasks: Sequence[Task], mark: Path, answered: int) -> int:

@@ -1,4 +1,4 @@
-"""Worlds in which agents act: benchmarks under the one environment contract, and the tiny base of the embedded one."""
+"""Benchmarks under the environment contract, and worlds in which logged rollouts are replayed."""
 
 import lazy_loader
 

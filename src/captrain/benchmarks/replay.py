@@ -1,13 +1,13 @@
-"""The world of a logged rollout's task, opened again: calls played in it, their effect and their score.
+"""Replays in the world of a logged rollout's task: calls played in it, their effects and their score.
 
-Nothing here asks a model: a user's turns are not played, only the calls of user and agent, the agent's texts, and
-whether the dialogue came to its end. So a sequence that nobody has ever played can be judged, and what a rollout lacked
-is proven by what makes it pass.
+No model is asked. The user's turns are not played, only the calls of user and agent, the agent's texts, and whether the
+dialogue came to its proper end. So call sequences that no rollout contains can be judged, and what makes a rollout pass
+proves what it lacked.
 
 Environments of our contract, BFCL and AgentDojo are played in messages, and some of them judge what was done before the
-user spoke again. So a replay of a rollout's own calls is the rollout's own messages (`Dialogue`), and edits stand where
-they belong in them: calls that were left out are missing, changed ones keep their place, and what was put in is a
-message of its own, in the turn that the reference has it in.
+user spoke again. So a replay of a rollout's own calls is the rollout's own messages (`Dialogue`), and edits take their
+place in them: removed calls are missing, changed calls keep their place, and added calls are messages of their own, in
+the turn in which the reference has them.
 """
 
 import json
@@ -25,7 +25,7 @@ Kind = Literal["read", "write", "handover", "think"]
 
 @dataclass(frozen=True)
 class ReplayCall:
-    """One tool call to play. `by`: "assistant" or "user" (a user's own tools)."""
+    """One tool call to play. by: "assistant", or "user" for a user's own tools."""
 
     tool: str
     arguments: JsonObject
@@ -34,8 +34,11 @@ class ReplayCall:
 
 @dataclass(frozen=True)
 class Replay:
-    """Something to play in a task's world: calls in order, the assistant's texts (for what had to be told), and
-    `ended`: the dialogue came to its proper end."""
+    """What to play in a task's world.
+
+    calls: in order. texts: the assistant's, for the information that the task owes. ended: the dialogue came to its
+    proper end.
+    """
 
     calls: tuple[ReplayCall, ...]
     texts: tuple[str, ...] = ()
@@ -46,8 +49,8 @@ class Replay:
 class Replayed:
     """Outcome of a replay.
 
-    results: (calls,) text of each result. failed: (calls,) refused by the tool. changed: (calls,) the state differs
-    before and after. parts: named score parts. passed: the check of the task holds.
+    results: (calls,) text of each result. failed: (calls,) refused by the tool. changed: (calls,) the call changed the
+    state. parts: named score parts. passed: the task's check holds.
     """
 
     results: tuple[str, ...]
@@ -60,8 +63,8 @@ class Replayed:
 class World(Protocol):
     """The world of one task.
 
-    reference: the gold calls in order, () where there are none. owed: words that the assistant owes the user. kinds:
-    what the benchmark declares of its tools; those it declares nothing of are absent.
+    reference: the gold calls in order, () for none. owed: words that the assistant owes the user. kinds: the kinds of
+    tools that the benchmark declares.
     """
 
     @property
@@ -72,7 +75,7 @@ class World(Protocol):
     def kinds(self) -> Mapping[str, Kind]: ...  # noqa: D102
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
-        """Play each replay in a fresh world of the task; a search sends tens at once.
+        """Play each replay in a fresh world of the task. A search sends tens at once.
 
         Raises:
             InfrastructureError: the benchmark's worker failed.
@@ -81,12 +84,11 @@ class World(Protocol):
 
 
 PROPER = ("", "user_stop", "agent_stop")
-"""Endings by which somebody has closed a dialogue, or none is known."""
+"""Endings of a properly closed dialogue; "" if the ending is unknown."""
 
 
 def logged_replay(rollout: Rollout) -> Replay:
-    """A rollout as it was played: its calls of user and assistant, the assistant's texts, and whether it ended as a
-    dialogue should (its score says it, or why it ended)."""
+    """A rollout as it was played. Its score or its ending tells whether it ended properly."""
     calls = [
         ReplayCall(tool, arguments, message["role"])
         for message in rollout.messages
@@ -104,13 +106,13 @@ def logged_replay(rollout: Rollout) -> Replay:
 
 
 def key_of(call: ReplayCall) -> tuple[str, str]:
-    """Equal for equal calls."""
+    """A key that is equal for equal calls."""
     return call.tool, json.dumps(call.arguments, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """A call at its place: the turn of the user's that it answers, the message that it stands in (None: its own)."""
+    """A call with its place: the user's turn that it answers, and its message (None: one of its own)."""
 
     call: ReplayCall
     turn: int
@@ -118,14 +120,14 @@ class _Placed:
 
 
 class _Course:
-    """The assistant's messages of one dialogue: calls at their places, and the texts that close its turns."""
+    """The assistant's messages of one dialogue: calls with their places, and the texts that close turns."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.calls: list[_Placed] = []
         self.contents: dict[int, str] = {}
         self.closings: list[str] = []
         self.closed = False
-        """Tell whether its last message closes a turn."""
+        """Whether the last message closes a turn."""
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -142,23 +144,23 @@ class _Course:
 
     @property
     def texts(self) -> list[str]:
-        """Everything that was said."""
+        """All texts that are not blank."""
         return [text for text in (*self.contents.values(), *self.closings) if text.strip()]
 
 
 class Dialogue:
-    """Course of replays of one rollout's task.
+    """Turns replays of one rollout's task into assistant messages.
 
     Args:
         logged: the rollout's messages.
-        reference: assistant messages of the reference; empty where there is none.
+        reference: assistant messages of the reference; empty for none.
     """
 
     def __init__(self, logged: Sequence[Message], reference: Sequence[Message]) -> None:
         self._logged, self._reference = _Course(logged), _Course(reference)
 
     def has_said(self, text: str) -> bool:
-        """Tell whether the rollout has a text as it is."""
+        """Return whether the rollout contains exactly this text."""
         return text in self._logged.texts
 
     def messages(self, replay: Replay) -> list[Message]:
@@ -169,18 +171,18 @@ class Dialogue:
         if is_reference and Counter(replay.texts) != Counter(logged.texts):
             entries = [replace(placed, call=call) for placed, call in zip(reference.calls, calls, strict=True)]
             return _written(reference, entries, replay, reference.closings)
-        # A dialogue that was cut off in the middle of its calls is brought to its end, where that is asked for.
+        # If a dialogue was cut off in the middle of its calls and the replay ends, add the reference's remaining turns.
         is_cut = bool(logged.calls) and not logged.closed and replay.ended
         return _written(logged, self._places(calls), replay, reference.closings, len(reference.closings) * is_cut)
 
     def _places(self, calls: Sequence[ReplayCall]) -> list[_Placed]:
-        """The calls at the rollout's own places; new ones in the reference's turn, as far as order allows."""
+        """Give calls the rollout's own places, and new calls the reference's turn, as far as the order allows."""
         sources = self._sources(calls)
         logged_turns = [None if source is None else self._logged.calls[source].turn for source in sources]
         turns: dict[tuple[str, str], list[int]] = {}
         for placed, key in zip(self._reference.calls, self._reference.keys, strict=True):
             turns.setdefault(key, []).append(placed.turn)
-        # After the words that closed the dialogue nobody takes calls any more.
+        # After the closing words of the dialogue nobody takes calls.
         last = len(self._logged.closings) - 1
         if not self._logged.closed:
             last = max([last, 0, *(placed.turn for placed in self._reference.calls)])
@@ -198,7 +200,7 @@ class Dialogue:
         return result
 
     def _sources(self, calls: Sequence[ReplayCall]) -> list[int | None]:
-        """For each call the logged one that it is, or that it takes the place of."""
+        """For each call the index of the logged call that it equals or replaces, or None."""
         sources: list[int | None] = [None] * len(calls)
         matcher = SequenceMatcher(None, self._logged.keys, [key_of(call) for call in calls], autojunk=False)
         for tag, first, end, start, stop in matcher.get_opcodes():
@@ -217,8 +219,15 @@ class Dialogue:
 def _written(
     course: _Course, placed: Sequence[_Placed], replay: Replay, closings: Sequence[str], least: int = 0
 ) -> list[Message]:
-    """The messages of placed calls in at least so many turns, with the texts of a course that the replay has, and what
-    it has beyond them. A turn that the course does not have is closed as others do."""
+    """Write placed calls as messages.
+
+    Args:
+        course: its texts are used if the replay has them.
+        placed: the calls.
+        replay: texts of it that the course lacks are added to the last message.
+        closings: texts that close turns beyond the course's.
+        least: minimum number of turns.
+    """
     further = list((Counter(replay.texts) - Counter(course.texts)).elements())
     turns = max([least, len(course.closings), *(entry.turn + 1 for entry in placed)])
     closings = [*course.closings, *closings[len(course.closings) :], *[""] * turns]

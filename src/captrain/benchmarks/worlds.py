@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -41,8 +42,8 @@ class _NoWorld(Exception):
     """No world is known for a rollout, or its benchmark is not installed."""
 
 
-class Worlds:
-    """The worlds of rollouts' tasks; use it in a `with` block.
+class Worlds(ExitStack):
+    """The worlds of rollouts' tasks; use it in a `with` block, at whose end the workers end.
 
     Args:
         benchmark: see `open_worlds`.
@@ -55,6 +56,7 @@ class Worlds:
     """
 
     def __init__(self, benchmark: str, target: CheckedEnvironment | None, machine: Machine | None) -> None:
+        super().__init__()
         self.benchmark, self.target, self.machine = benchmark, target, machine
         self.missing = self.trouble = ""
         self._pools: dict[tuple[str, ...], Pool | None] = {}
@@ -89,14 +91,6 @@ class Worlds:
         if isinstance(world, DialogueWorld):
             return list(world.solution) or rollout.reference
         return rollout.reference
-
-    def __enter__(self) -> "Worlds":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for pool in self._pools.values():
-            if pool is not None:
-                pool.close()
 
     def _open(self, rollout: Rollout) -> World:
         environment, _, name = rollout.task.id.partition("/")
@@ -184,10 +178,11 @@ class Worlds:
         if key not in self._pools:
             if len(self._pools) == MOST_POOLS:
                 raise UserError(f"the logs ask for more than {MOST_POOLS} kinds of workers", "diagnose them apart")
+            self._pools[key] = None
             try:
-                self._pools[key] = pool_of(self.machine, benchmark, env=environment)
+                self._pools[key] = pool = pool_of(self.machine, benchmark, env=environment)
+                self.callback(pool.close)
             except UserError:
-                self._pools[key] = None
                 self.missing = BY_HAND.get(benchmark, f"captrain benchmark install {benchmark}")
         pool = self._pools[key]
         if pool is None:

@@ -8,7 +8,7 @@ returns `{"reward", "parts"}` of the episode so far.
 
 from contextlib import suppress
 
-import worker_loop
+from worker_loop import Episode, Episodes
 
 
 class NotRepeatable(Exception):
@@ -20,7 +20,7 @@ def texts(messages):
     return [(message["role"], message.get("content") or "") for message in messages if message["role"] != "assistant"]
 
 
-class Episode(worker_loop.Episode):
+class ReplayableEpisode(Episode):
     """An episode that ends when its environment says so, and after at most `turns` messages of the agent."""
 
     turns = 0
@@ -80,4 +80,4 @@ def operations(survey, make):
         finally:
             episode.close()
 
-    return [*worker_loop.Episodes(make).operations(), survey, hello, evaluate]
+    return [*Episodes(make).operations(), survey, hello, evaluate]

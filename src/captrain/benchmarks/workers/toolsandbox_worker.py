@@ -17,8 +17,7 @@ import os
 import sys
 import time
 
-import worker_loop
-from worker_loop import BadRequest, Episodes, call_of, calling, digest, listed_once, protect, serve
+from worker_loop import BadRequest, Episode, Episodes, call_of, calling, digest, listed_once, protect, serve
 
 REPLIES = protect()
 os.environ["TZ"] = "UTC"
@@ -151,7 +150,7 @@ class UserRole(BaseRole):
     role_type = USER
 
 
-class Episode(worker_loop.Episode):
+class ScenarioEpisode(Episode):
     """One scenario being played."""
 
     def __init__(self, task_id, user="client"):
@@ -354,7 +353,7 @@ def tools():
 
 def evaluate(task_id, messages):
     """The similarity of a record, by replaying its messages in a fresh world."""
-    episode = Episode(task_id)
+    episode = ScenarioEpisode(task_id)
     for message in messages[len(episode.opening()) :]:
         if message["role"] != "tool" and episode.turn is not None:
             episode.act("user" if message["role"] == "user" else "agent", message)
@@ -363,7 +362,7 @@ def evaluate(task_id, messages):
 
 def idle(task_id):
     """The opening as the record of an agent that does nothing: how the user would leave is unknown."""
-    return {"messages": Episode(task_id).opening()}
+    return {"messages": ScenarioEpisode(task_id).opening()}
 
 
 # Replays.
@@ -371,7 +370,7 @@ def idle(task_id):
 
 def world(task_id):
     """A reference that meets the milestones, if one is found, and the kinds of the tools."""
-    Episode(task_id)
+    ScenarioEpisode(task_id)
     return {"kinds": kinds(), "messages": reference(task_id)}
 
 
@@ -408,7 +407,7 @@ def reference(task_id):
 
 def proposals(task_id, milestone):
     """Messages that may meet a milestone: its call, its words, or calls whose arguments are columns of its records."""
-    Episode(task_id)
+    ScenarioEpisode(task_id)
     tools = {name: inspect.signature(tool).parameters for name, tool in AgentRole.get_available_tools().items()}
     for constraint in milestone.snapshot_constraints:
         rows = rows_of(constraint)
@@ -445,7 +444,7 @@ def replay(task_id, words, dialogues):
 
 def played(task_id, words, messages):
     """Outcome of a dialogue. After its logged words the user asks to go on, and leaves after the last message."""
-    episode, calls = Episode(task_id), []
+    episode, calls = ScenarioEpisode(task_id), []
     opening = [message for message in episode.opening() if message["role"] == "user"]
     turns = [message for message in words[len(opening) :] if not message.get("tool_calls")]
     declared = kinds()
@@ -479,4 +478,4 @@ if __name__ == "__main__":
         rapid_api_search_tools.requests = types.SimpleNamespace(get=KeptAnswer)
     scenarios()  # during the start, which has more time than the first request
     operations = (hello, list_tasks, tools, evaluate, idle, world, replay)
-    serve([*Episodes(Episode).operations(), *operations], REPLIES)
+    serve([*Episodes(ScenarioEpisode).operations(), *operations], REPLIES)

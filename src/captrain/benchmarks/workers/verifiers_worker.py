@@ -29,9 +29,8 @@ if SETTINGS["folder"]:
     os.environ["PYTHONPATH"] = SETTINGS["folder"]  # tool servers are processes of their own
 
 import captrain_harness
-import record_replay
 from aiohttp import web
-from record_replay import NotRepeatable, texts
+from record_replay import NotRepeatable, ReplayableEpisode, operations, texts
 from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.utils.loaders import env_config_type, load_environment, resolve_env_config, taskset_class
@@ -132,7 +131,7 @@ def survey():
         "source": source.hexdigest()[:16],
         "config": json.dumps(SETTINGS["config"], sort_keys=True),
     }
-    episode = Episode(f"{first}/0")
+    episode = TasksetEpisode(f"{first}/0")
     episode.close()
     about = {**world, "tasks": "load()", "runner": type(environment(first)).__name__}
     return {"splits": splits, "tools": episode.tools, "world": world, "about": about}
@@ -167,7 +166,7 @@ async def answer(request):
     return web.json_response({**about, "choices": [choice], "usage": usage})
 
 
-class Episode(record_replay.Episode):
+class TasksetEpisode(ReplayableEpisode):
     """An episode of verifiers, whose model waits for the agent's messages."""
 
     turns = SETTINGS["turns"]
@@ -194,8 +193,10 @@ class Episode(record_replay.Episode):
         self.running = asyncio.create_task(loaded.run_episode(task, context))
         await self._until_asked()
 
-    async def _until_asked(self):
-        """Wait until the agent is asked or the episode is over."""
+    async def _until_asked(self, message=None):
+        """Send the agent's message, if there is one, and wait until the agent is asked or the episode is over."""
+        if message is not None:
+            await self.answers.put(message)
         request = asyncio.ensure_future(self.requests.get())
         await asyncio.wait({request, self.running}, return_when=asyncio.FIRST_COMPLETED)
         if request.done():
@@ -205,14 +206,10 @@ class Episode(record_replay.Episode):
             request.cancel()
             self.turn = None
 
-    async def _say(self, message):
-        await self.answers.put(message)
-        await self._until_asked()
-
     def answer(self, message):
         """Take an assistant message; return tool results, or the user's answer."""
         before = self.dialogue
-        wait(self._say, wire(message, len(before)))
+        wait(self._until_asked, wire(message, len(before)))
         if self.turn is None:
             return []
         if texts(self.dialogue[: len(before)]) != texts(before):
@@ -273,4 +270,4 @@ def plain(message):
 
 
 if __name__ == "__main__":
-    serve(record_replay.operations(survey, Episode), REPLIES)
+    serve(operations(survey, TasksetEpisode), REPLIES)
