@@ -1,14 +1,14 @@
-"""The two kinds of failure captrain tells apart from a failed rollout.
+"""The two kinds of error that captrain handles.
 
-A `UserError` is something the person at the keyboard can mend: it says what is wrong, where, and the remedy, and
-entry points print it without a traceback. An `InfrastructureError` is a fault of the machinery around a rollout
-(a worker, a server, a grader): the rollout becomes an `error`, is retried and reported, and is never scored.
-Everything else is a bug and propagates, up to the entry point (`captrain.run.boundary`).
+A `UserError` is one that the user can fix: it says what is wrong, where, and the remedy. Entry points print it without
+a traceback. An `InfrastructureError` comes from the machinery around a rollout (a worker, a server, a grader): the
+rollout is retried, then recorded as `error`, and never scored. Any other exception is a bug and propagates to the entry
+point (`captrain.run.boundary`).
 """
 
 
 class UserError(Exception):
-    """Error that the user can mend: what is wrong, where, and the remedy.
+    """An error that the user can fix.
 
     Args:
         problem: what is wrong, naming the file, key or value.
@@ -21,13 +21,13 @@ class UserError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, str]]:
-        """Keep both arguments, so that the error crosses a process boundary whole."""
+        """Pickle both arguments, so that the error survives a process boundary."""
         return type(self), (self.problem, self.remedy)
 
 
 class EnvironmentFault(UserError):
-    """An environment broke its contract: it raised, or returned something that is not of the contract."""
+    """An environment broke its contract: it raised, or returned a value that the contract does not allow."""
 
 
 class InfrastructureError(Exception):
-    """A fault around the rollout, not of the agent: never scored as a failed task."""
+    """A fault of the machinery, not of the agent; it is never scored as a failure."""

@@ -387,7 +387,7 @@ def test_an_environment_that_raises_is_named_with_its_task_and_whole_rollouts_ar
         run(tmp_path, broken, Counting())
     problem = fault.value.problem
     assert "environment servicedesk-mixed (tests) raised ZeroDivisionError: the line went dead" in problem
-    assert f"in {where} on {task_id(5)}" in problem and "mend" in fault.value.remedy
+    assert f"in {where} on {task_id(5)}" in problem and "fix" in fault.value.remedy
     kept = 5
     assert len(journal_of(tmp_path).read_text().splitlines()) == kept
     mended = Counting()

@@ -402,7 +402,7 @@ def test_a_prompt_longer_than_the_model_is_a_failed_rollout_that_says_why(
     assert f"tokens, and the model takes {acting.config.max_position_embeddings}" in long.truncated
     said = capfd.readouterr().err
     assert "pass rate 0.667, 1 truncated" in said
-    assert f"1 of 3 rollouts ended because the dialogue has outgrown the model, such as {long.task.id} (the pr" in said
+    assert f"1 of 3 rollouts ended because their dialogues outgrew the model, such as {long.task.id} (the pr" in said
     target = load_file(path)
     assert summarise_rollouts(rollouts, target)["truncated"] == 1 and "truncated" not in summarise_rollouts(
         expected, target

@@ -364,7 +364,7 @@ def test_other_variables_can_hold_endpoint_and_key(server: Answering, monkeypatc
 @pytest.mark.parametrize("value", ["localhost:8000", "http://", "http://host:port/v1", "http://[::1"])
 def test_a_value_that_is_no_url_is_refused(server: Answering, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", value)
-    with pytest.raises(UserError, match="OPENAI_BASE_URL holds no base URL"):
+    with pytest.raises(UserError, match="OPENAI_BASE_URL is not a base URL"):
         play()
 
 
@@ -393,7 +393,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
     server: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\n")
-    with pytest.raises(UserError, match="OPENAI_API_KEY holds no key") as refused:
+    with pytest.raises(UserError, match="OPENAI_API_KEY is not a key") as refused:
         play()
     assert SECRET not in str(refused.value)
     with pytest.raises(ValueError) as given:

@@ -184,7 +184,7 @@ def test_no_more_is_asked_of_an_endpoint_that_is_down(tmp_path: Path) -> None:
         raise InfrastructureError("no answer")
 
     target = load_benchmark(SPEC.benchmark)
-    with pytest.raises(InfrastructureError, match=f"the last {OUTAGE} plays came to an error, each time: no answer"):
+    with pytest.raises(InfrastructureError, match=f"the last {OUTAGE} plays ended in an error, each time: no answer"):
         collect(
             ScriptedPolicy(script=script), target, target.tasks("discovery", 200), purpose="diagnosis", seed=0,
             journals=tmp_path, quiet=True,

@@ -154,7 +154,7 @@ def test_errors_are_counted_but_not_scored(stays: bool, opened: list[Task]) -> N
 
 
 def test_a_batch_of_errors_ends_the_search() -> None:
-    with pytest.raises(InfrastructureError, match="plays came to an error, each time: the line went dead"):
+    with pytest.raises(InfrastructureError, match="plays ended in an error, each time: the line went dead"):
         found(run_of(faults=1.0, stays=True))
 
 

@@ -226,15 +226,6 @@ def test_short_words_after_each_change_are_a_courtesy(desk: Desk) -> None:
     assert row.cause("loop") is None and row.causes
 
 
-def test_an_address_that_nobody_has_said_is_told_where_no_step_of_a_reference_tells_it(desk: Desk) -> None:
-    move = calls("modify_address", {}, order_id="W1", street="123 Main St")
-    desk.add(user("Send order W1 to my other address.") + move, basis=["COMMUNICATE"])
-    desk.add(user("Send order W1 to 123 Main St.") + move, basis=["COMMUNICATE"])
-    invented, spoken = desk.explained()
-    assert invented.primary is not None and "123 Main St in modify_address" in invented.primary.evidence
-    assert spoken.causes == []
-
-
 SUSPECTS: dict[str, Callable[[Desk], Desk]] = {
     "within the last 24 hrs|can be cancelled if any": lambda desk: desk.add(
         user("Cancel AAA111.") + record() + says("That is not allowed."), READ, CANCEL

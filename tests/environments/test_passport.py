@@ -18,7 +18,7 @@ from support.needs import further
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
-from captrain.contract import CheckedEnvironment, load_file, tool_call
+from captrain.contract import load_file, tool_call
 from captrain.environments.checks import CHECKS, distance, failed_tool, is_written, steps, structure
 from captrain.environments.evidence import Evidence, Standard, make_standard
 from captrain.environments.leakage import HeldOutTasks, runs_of
@@ -563,11 +563,3 @@ def test_the_evidence_of_the_project_is_used_for_a_capability_of_the_file_s_name
     publish(project / "artifacts/rollouts/discovery.jsonl", [rollout([WRAP], [DENY])])
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
     assert status == 1 and "failed at: deny_request 1" in out
-
-
-def test_targets_in_and_out_of_the_sandbox_have_the_same_passport(tmp_path: Path) -> None:
-    path = tmp_path / "sound.py"
-    path.write_text(SOUND)
-    targets: list[CheckedEnvironment] = [load_file(path), load_confined(path, "none")]
-    one, other = ([check.model_dump() for check in run_checks(target, path, against(4), ())] for target in targets)
-    assert one == other

@@ -122,20 +122,6 @@ def test_the_page_has_a_row_for_every_hostile_file_as_it_is() -> None:
 
 
 @strong
-def test_scores_know_nothing_of_episodes_nor_of_each_other(tmp_path: Path) -> None:
-    for name in ("tamper_reward", "shared_state"):
-        target = load_confined(program(name, tmp_path), "strong, one layer", BARE)
-        task = target.tasks("training", 1)[0]
-        first = target.score(task, [])
-        episode = target.open(task)
-        episode.step(IDLE)
-        assert target.score(task, []) == first == target.score(task, [])
-        assert first.reward == 0.25 and not first.parts.get("found")
-        assert episode.step(IDLE)[0][0]["content"] in ("paid", "found 0")
-        episode.close()
-
-
-@strong
 def test_an_environment_goes_on_after_each_of_its_faults_in_processes_that_know_nothing_of_them(tmp_path: Path) -> None:
     target = load_confined(program("leave", tmp_path), "strong, one layer", BARE)
     tasks = target.tasks("training", 3)

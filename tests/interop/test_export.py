@@ -183,7 +183,7 @@ def test_an_export_does_not_replace_its_own_input_nor_any_file_that_is_not_captr
     file: Path, tmp_path: Path
 ) -> None:
     before = file.read_bytes()
-    with pytest.raises(UserError, match="is read, and would be replaced"):
+    with pytest.raises(UserError, match="is an input and cannot be the output"):
         export_rollouts([file], "openai", file)
     assert file.read_bytes() == before
     for _ in range(2):

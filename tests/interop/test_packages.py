@@ -109,7 +109,7 @@ def test_a_package_holds_the_file_as_it_is_and_never_replaces_a_folder(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("standard", "name", "problem"), [("openenv", "reset", "keeps the name reset"), ("trl", "look-up", "look-up")]
+    ("standard", "name", "problem"), [("openenv", "reset", "reserves the name reset"), ("trl", "look-up", "look-up")]
 )
 def test_tools_that_a_standard_cannot_express_are_refused(
     tmp_path: Path, captrain: Captrain, standard: str, name: str, problem: str
@@ -295,7 +295,7 @@ def test_packages_have_names_of_their_own_and_say_who_wrote_the_environment(proj
         for path in project.glob("**/pyproject.toml")
     }
     assert len(names) == len(STANDARDS)
-    assert "captrain's own text" in (project / "trl/README.md").read_text()
+    assert "captrain wrote the environment file" in (project / "trl/README.md").read_text()
     desk = Component.model_validate({"_target_": "support.rooms.Rooms"})
     path = tmp_path / "results/environments/wrong_argument.py"
     capability = Capability(id="wrong_argument", name="n", description="d", details={"arguments": ["time"]})

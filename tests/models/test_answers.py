@@ -1,4 +1,4 @@
-"""Questions to a chat model: none lost, none doubled, none paid for twice, and nothing said of the key."""
+"""Questions to a chat model: no answer is lost, doubled or paid for twice, and the key never shows."""
 
 import email.utils
 import json
@@ -48,7 +48,7 @@ def numbers(answers: list[Verdict]) -> list[int]:
     return [answer.number for answer in answers]
 
 
-def test_a_request_holds_the_question_and_a_strict_schema_and_nothing_else(server: Answering, folder: Path) -> None:
+def test_a_request_holds_only_the_question_and_a_strict_schema(server: Answering, folder: Path) -> None:
     assert asker(folder).ask([question(7)], "labels") == [Verdict.model_validate(verdict(server.requests[0]))]
     [body] = server.requests
     assert set(body) == {"model", "messages", "temperature", "max_tokens", "seed", "response_format", "stream"}
@@ -64,21 +64,21 @@ def test_a_request_holds_the_question_and_a_strict_schema_and_nothing_else(serve
         assert one["additionalProperties"] is False and one["required"] == [*one["properties"]]
 
 
-def test_answers_come_in_the_order_of_the_questions_and_at_once(server: Answering, folder: Path) -> None:
+def test_answers_keep_the_order_of_concurrent_questions(server: Answering, folder: Path) -> None:
     gate = threading.Barrier(8, timeout=PATIENCE)
     server.answer = lambda body: (gate.wait(), verdict(body))[1]
     order = [5, 3, 9, 1, 8, 2, 7, 4]
     assert numbers(asker(folder, ModelAccess(concurrency=8)).ask([question(n) for n in order], "labels")) == order
 
 
-def test_no_more_than_concurrency_are_under_way(server: Answering, folder: Path) -> None:
+def test_concurrency_limits_running_requests(server: Answering, folder: Path) -> None:
     gate = threading.Barrier(3, timeout=PATIENCE)
     server.answer = lambda body: (gate.wait(), time.sleep(0.02), verdict(body))[2]
     asker(folder, ModelAccess(concurrency=3)).ask([question(n) for n in range(12)], "labels")
     assert server.most == 3
 
 
-def test_equal_questions_are_asked_once_and_other_draws_anew(server: Answering, folder: Path) -> None:
+def test_equal_questions_are_asked_once_per_draw(server: Answering, folder: Path) -> None:
     one = asker(folder)
     assert numbers(one.ask([question(1), question(2), question(1), question(1)], "labels")) == [1, 2, 1, 1]
     assert len(server.requests) == one.usage.answers == 2
@@ -87,7 +87,7 @@ def test_equal_questions_are_asked_once_and_other_draws_anew(server: Answering, 
     assert len({body["seed"] for body in server.requests}) == 5
 
 
-def test_what_decides_an_answer_is_its_identity_and_nothing_else_is(
+def test_only_what_decides_an_answer_is_in_its_key(
     server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asker(folder).ask([question(1)], "labels")
@@ -112,7 +112,7 @@ def test_what_decides_an_answer_is_its_identity_and_nothing_else_is(
     assert server.requests[-1]["seed"] == first
 
 
-def test_under_faults_of_five_kinds_no_answer_is_lost_and_none_is_doubled(
+def test_under_five_kinds_of_errors_no_answer_is_lost_or_doubled(
     server: Answering, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     questions = [question(number, draw=draw) for number in range(100) for draw in range(2)]
@@ -132,7 +132,7 @@ def test_under_faults_of_five_kinds_no_answer_is_lost_and_none_is_doubled(
     assert SECRET not in told
 
 
-def test_faults_are_the_same_in_any_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_requests_do_not_depend_on_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = []
     for concurrency, step in ((1, 1), (8, -1)):
         with Answering(verdict, share=0.3, kinds=("broken", "cut", "wrong")) as server:
@@ -164,21 +164,19 @@ def test_faults_are_the_same_in_any_order(monkeypatch: pytest.MonkeyPatch, tmp_p
         refuses(503, "loading"),
     ],
 )
-def test_what_is_no_answer_is_asked_for_again_and_not_kept(server: Answering, folder: Path, bad: Any) -> None:
+def test_an_invalid_answer_is_asked_for_again_and_not_stored(server: Answering, folder: Path, bad: Any) -> None:
     server.answer = lambda body: verdict(body) if len(server.requests) > 2 else bad
     assert numbers(asker(folder).ask([question(1)], "labels")) == [1]
     assert len(server.requests) == 3 and numbers(offline(folder).ask([question(1)], "labels")) == [1]
 
 
-def test_an_answer_in_a_fence_is_read(server: Answering, folder: Path) -> None:
+def test_an_answer_in_a_code_fence_is_read(server: Answering, folder: Path) -> None:
     server.answer = lambda body: f"```json\n{json.dumps(verdict(body))}\n```"
     assert numbers(asker(folder).ask([question(4)], "labels")) == [4]
     assert len(server.requests) == 1 and numbers(offline(folder).ask([question(4)], "labels")) == [4]
 
 
-def test_a_complaint_of_the_check_is_told_and_asked_about_again_with_another_seed(
-    server: Answering, folder: Path
-) -> None:
+def test_the_model_is_told_what_the_check_found_and_gets_another_seed(server: Answering, folder: Path) -> None:
     server.answer = lambda body: {**verdict(body), "number": 99 if len(server.requests) < 3 else 1}
     known = question(1, check=lambda answer: None if answer.number < 50 else f"there is no number {answer.number}")
     one = asker(folder, temperature=0.0)
@@ -189,7 +187,7 @@ def test_a_complaint_of_the_check_is_told_and_asked_about_again_with_another_see
     assert (one.usage.received, one.usage.rejected, one.usage.answers) == (3, 2, 1)
 
 
-def test_an_answer_that_never_becomes_valid_is_told_and_the_others_are_kept(server: Answering, folder: Path) -> None:
+def test_an_answer_that_stays_invalid_is_an_error_and_the_others_are_kept(server: Answering, folder: Path) -> None:
     server.answer = lambda body: (
         verdict(body) if "Question 3 " not in body["messages"][1]["content"] else {"verdict": "MAYBE"}
     )
@@ -201,7 +199,7 @@ def test_an_answer_that_never_becomes_valid_is_told_and_the_others_are_kept(serv
         asker(folder, ModelAccess(retries=0)).ask([question(3)], "labels")
 
 
-def test_a_fault_that_stays_ends_the_run_as_one_of_infrastructure(server: Answering, folder: Path) -> None:
+def test_a_persistent_server_error_is_an_infrastructure_error(server: Answering, folder: Path) -> None:
     server.answer = lambda body: refuses(500, f"out of memory ({SECRET})")
     with pytest.raises(InfrastructureError, match=r"after 3 attempts.*500: out of memory \(\[redacted\]\)"):
         asker(folder, ModelAccess(retries=2, concurrency=2)).ask([question(n) for n in range(2)], "labels")
@@ -222,7 +220,7 @@ def test_a_fault_that_stays_ends_the_run_as_one_of_infrastructure(server: Answer
         (refuses(402, "Insufficient Balance"), "has no credit left for the key in"),
     ],
 )
-def test_what_only_the_user_can_mend_ends_the_run_at_once(
+def test_an_error_that_only_the_user_can_fix_ends_the_run_at_once(
     server: Answering, folder: Path, answer: Any, says: str
 ) -> None:
     server.answer = lambda body: verdict(body) if len(server.requests) <= 4 else answer
@@ -233,13 +231,13 @@ def test_what_only_the_user_can_mend_ends_the_run_at_once(
     assert SECRET not in "".join(traceback.format_exception(error.value))
 
 
-def test_a_message_about_limits_that_pass_is_no_lack_of_credit(server: Answering, folder: Path) -> None:
+def test_a_rate_limit_is_not_mistaken_for_missing_credit(server: Answering, folder: Path) -> None:
     told = "Rate limit reached. Add a payment method at https://example.invalid/account/billing to increase it."
     server.answer = lambda body: verdict(body) if len(server.requests) > 1 else refuses(429, told, "tokens")
     assert numbers(asker(folder).ask([question(1)], "labels")) == [1]
 
 
-def test_an_error_does_not_wait_for_requests_that_hang_and_keeps_those_that_end(
+def test_an_error_does_not_wait_for_hanging_requests(
     server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("captrain.models.answers.GRACE", 2.0)
@@ -266,7 +264,7 @@ def test_an_error_does_not_wait_for_requests_that_hang_and_keeps_those_that_end(
 RUN = """
 import signal, sys
 from pathlib import Path
-# A shell starts what runs in the background with this signal ignored, and so it would be here.
+# A shell starts background jobs with this signal ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = [{tests!r}]
 import captrain.models.answers
@@ -278,15 +276,13 @@ asker(Path(sys.argv[1]), ModelAccess(concurrency=4)).ask([question(n) for n in r
 
 
 def started(folder: Path) -> subprocess.Popen[str]:
-    """60 questions in another process."""
+    """Ask 60 questions in another process."""
     code = RUN.format(tests=str(Path(__file__).parents[1]))
     return subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("how", further([signal.SIGKILL, signal.SIGINT]))
-def test_a_run_that_was_ended_goes_on_and_sends_no_answered_question_again(
-    server: Answering, folder: Path, how: signal.Signals
-) -> None:
+def test_a_resumed_run_asks_no_answered_question_again(server: Answering, folder: Path, how: signal.Signals) -> None:
     hung, free = threading.Event(), threading.Event()
 
     def slow(body: dict[str, Any]) -> Any:
@@ -314,14 +310,14 @@ def test_a_run_that_was_ended_goes_on_and_sends_no_answered_question_again(
     assert again == {*range(60)} - answered and len(server.requests) - before == 60 - len(kept) == one.usage.received
 
 
-def test_two_processes_at_once_leave_whole_answers(server: Answering, folder: Path) -> None:
+def test_concurrent_processes_write_whole_answers(server: Answering, folder: Path) -> None:
     runs = [started(folder), started(folder)]
     assert [run.wait(30) for run in runs] == [0, 0]
     assert numbers(offline(folder).ask([question(n) for n in range(60)], "labels")) == [*range(60)]
     assert not [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json"]
 
 
-def test_it_is_replayed_without_key_and_endpoint_and_spends_the_same(
+def test_a_run_is_replayed_without_key_and_endpoint(
     server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = [question(n) for n in range(5)]
@@ -351,7 +347,7 @@ def test_an_answer_used_twice_is_counted_once(server: Answering, folder: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"text": "{}", "prompt_tokens": 1}', "\0\xff"])
-def test_an_answer_on_disk_that_is_not_whole_is_said_once_and_asked_for_again(
+def test_damaged_cached_answers_are_reported_once_and_asked_again(
     server: Answering, folder: Path, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     questions = [question(n) for n in range(4)]
@@ -370,7 +366,7 @@ def test_an_answer_on_disk_that_is_not_whole_is_said_once_and_asked_for_again(
     ("limits", "setting"),
     [({"tokens": 100}, "tokens = 100"), ({"money": 1e-4, "input_price": 1.0, "output_price": 1.0}, r"money = 0.0001")],
 )
-def test_a_budget_that_is_reached_ends_the_run_and_keeps_what_is_answered(
+def test_a_spent_budget_ends_the_run_and_keeps_answers(
     server: Answering, folder: Path, limits: dict[str, Any], setting: str
 ) -> None:
     server.answer = lambda body: says(json.dumps(verdict(body)), tokens=(20, 5))
@@ -384,7 +380,7 @@ def test_a_budget_that_is_reached_ends_the_run_and_keeps_what_is_answered(
     assert numbers(asker(folder).ask(questions, "labels")) == [*range(20)] and len(server.requests) == 20
 
 
-def test_what_is_under_way_when_the_budget_is_reached_is_kept(server: Answering, folder: Path) -> None:
+def test_running_requests_are_kept_when_the_budget_is_spent(server: Answering, folder: Path) -> None:
     gate = threading.Barrier(4, timeout=PATIENCE)
     server.answer = lambda body: (gate.wait(), says(json.dumps(verdict(body)), tokens=(20, 5)))[1]
     with pytest.raises(UserError, match="4 of 20 questions"):
@@ -392,7 +388,7 @@ def test_what_is_under_way_when_the_budget_is_reached_is_kept(server: Answering,
     assert len(server.requests) == len([*folder.glob("*/*.json")]) == 4
 
 
-def test_answers_that_were_refused_count_towards_the_budget(server: Answering, folder: Path) -> None:
+def test_rejected_answers_count_towards_the_budget(server: Answering, folder: Path) -> None:
     server.answer = lambda body: says("{}", tokens=(20, 5))
     one = asker(folder, ModelAccess(tokens=60, retries=9))
     with pytest.raises(UserError, match="0 of 1 questions"):
@@ -400,7 +396,7 @@ def test_answers_that_were_refused_count_towards_the_budget(server: Answering, f
     assert len(server.requests) == 3 == one.usage.rejected and one.usage.answers == 0
 
 
-def test_a_budget_that_cannot_be_held_is_refused(server: Answering, folder: Path) -> None:
+def test_a_budget_without_prices_or_token_counts_is_refused(server: Answering, folder: Path) -> None:
     with pytest.raises(UserError, match=r"machine.asking.money = 2.0 cannot be held(.|\n)*input_price"):
         asker(folder, ModelAccess(money=2.0, input_price=1.0))
     server.answer = lambda body: says(json.dumps(verdict(body)), usage=False)
@@ -416,7 +412,7 @@ def test_a_budget_that_cannot_be_held_is_refused(server: Answering, folder: Path
         pytest.param((*refuses(503, "busy"), {"Retry-After": "0.6"}), marks=pytest.mark.needs("minutes")),
     ],
 )
-def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answering, folder: Path, first: Any) -> None:
+def test_retry_after_holds_back_all_threads(server: Answering, folder: Path, first: Any) -> None:
     times: list[float] = []
 
     def answer(body: dict[str, Any]) -> Any:
@@ -437,9 +433,7 @@ def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answerin
     ("text", "least", "most"),
     [("20", 20, 20), ("7.66", 7.66, 7.66), ("soon", 0, 0), (30.0, 27, 30), (-30.0, 0, 0), ("9" * 400, 1e300, math.inf)],
 )
-def test_the_pause_of_a_server_is_read_in_its_forms(
-    server: Answering, text: str | float, least: float, most: float
-) -> None:
+def test_retry_after_is_read_in_its_formats(server: Answering, text: str | float, least: float, most: float) -> None:
     moment = text if isinstance(text, str) else email.utils.formatdate(time.time() + text, usegmt=True)
     server.answer = lambda body: (*refuses(429, "later"), {"Retry-After": moment})
     endpoint = Endpoint("m", endpoint="OPENAI_BASE_URL", key="OPENAI_API_KEY", retries=0, timeout=PATIENCE)
@@ -448,9 +442,7 @@ def test_the_pause_of_a_server_is_read_in_its_forms(
     assert least <= refusal.value.pause <= most
 
 
-def test_a_pause_that_is_too_long_ends_the_run(
-    server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_retry_after_ends_the_run(server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captrain.models.answers.PATIENCE", 0.5)
     server.answer = lambda body: (*refuses(429, "come back tomorrow"), {"Retry-After": "2"})
     with pytest.raises(InfrastructureError, match="a pause of 2 s"):
@@ -468,14 +460,16 @@ def test_pauses_between_attempts_grow(server: Answering, folder: Path, monkeypat
     assert all(0.05 * 2**at <= gap <= 0.1 * 2**at + 0.3 for at, gap in enumerate(gaps)) and len(gaps) == 3
 
 
-def test_the_bar_tells_tokens_and_cost(server: Answering, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_shows_tokens_and_cost(
+    server: Answering, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     server.answer = lambda body: says(json.dumps(verdict(body)), tokens=(1_000_000, 0))
     asker(folder, ModelAccess(input_price=2.0, output_price=8.0)).ask([question(1)], "labels")
     told = capfd.readouterr().err
     assert "labels" in told and "1000000 tokens, cost 2.0000" in told
 
 
-def test_recorded_answers_are_served_by_what_the_request_names(
+def test_recorded_answers_are_found_by_the_request(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = tmp_path / "recorded"
@@ -489,7 +483,7 @@ def test_recorded_answers_are_served_by_what_the_request_names(
             asker(folder).ask([question(3)], "labels")
 
 
-def test_nothing_heavy_is_imported_to_replay() -> None:
+def test_replaying_imports_nothing_heavy() -> None:
     heavy = "('openai', 'torch', 'tqdm')"
     code = f"import sys, captrain.models.answers; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0

@@ -1,4 +1,4 @@
-"""The barrier around an optimizer's steps, and models that compute in float64 wholly."""
+"""The barrier around optimizer steps, and models that compute in float64."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def weights(*shape: int) -> nn.Parameter:
 
 
 def steps(optimizer: torch.optim.Optimizer, parameter: Tensor, noise: float = 0.0, count: int = 20) -> Tensor:
-    """The parameter after some steps along gradients that are the same but for noise."""
+    """Return the parameter after some steps along gradients that differ only by noise."""
     draw, disturb = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
     for _ in range(count):
         gradient = 0.01 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_rounding_leaves_multiples_of_the_grid_and_no_negative_zero() -> None:
     assert torch.equal(values.float().double(), values)  # what is saved is what was trained
 
 
-def test_adamw_is_that_of_torch_to_the_grid() -> None:
+def test_adamw_equals_torchs_up_to_the_grid() -> None:
     ours, torchs = weights(8, 8), weights(8, 8)
     options: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
     moved = steps(AdamW([ours], **options), ours)
@@ -63,7 +63,7 @@ def test_adamw_is_that_of_torch_to_the_grid() -> None:
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (32, 16), (16, 32)])
-def test_muon_steps_along_matrices_that_are_nearly_orthogonal(shape: tuple[int, int]) -> None:
+def test_muon_steps_are_nearly_orthogonal(shape: tuple[int, int]) -> None:
     parameter = weights(*shape)
     moved = steps(Muon([parameter], lr=1e-2, weight_decay=0.0), parameter, count=1)
     step = (moved - weights(*shape)) / (1e-2 * 0.2 * max(shape) ** 0.5)
@@ -71,7 +71,7 @@ def test_muon_steps_along_matrices_that_are_nearly_orthogonal(shape: tuple[int, 
 
 
 @pytest.mark.parametrize("kind", [AdamW, Muon])
-def test_noise_of_kernels_changes_no_bit_of_weights_or_averages(kind: type[AdamW] | type[Muon]) -> None:
+def test_kernel_noise_changes_no_bit_of_weights_or_averages(kind: type[AdamW] | type[Muon]) -> None:
     results = []
     for noise in (0.0, 1e-17):
         parameter = weights(64, 64)
@@ -86,9 +86,7 @@ def test_noise_of_kernels_changes_no_bit_of_weights_or_averages(kind: type[AdamW
 
 
 @pytest.mark.parametrize(("noise", "flips"), [(1e-17, 0), (1e-7, 200)])
-def test_the_benchmark_counts_what_noise_takes_over_the_barrier_and_expects_as_many(
-    tmp_path: Path, noise: float, flips: int
-) -> None:
+def test_the_benchmark_counts_as_many_flips_as_it_expects(tmp_path: Path, noise: float, flips: int) -> None:
     bench = load_script("bench_barrier")
     folders = [tmp_path / "still", tmp_path / "noisy"]
     for folder, loudness in zip(folders, (0.0, noise), strict=True):
@@ -104,7 +102,7 @@ def test_the_benchmark_counts_what_noise_takes_over_the_barrier_and_expects_as_m
     assert (bench.noises(folders)["weight"].flips > 0) == (flips > 0)
 
 
-def test_what_the_grid_would_swallow_is_refused() -> None:
+def test_a_learning_rate_below_the_grid_is_refused() -> None:
     with pytest.raises(UserError, match=r"1e-05 is lost in float64") as refusal:
         AdamW([weights(2)], lr=1e-5)
     assert "machine.accelerate.precision=float32" in refusal.value.remedy
@@ -114,6 +112,6 @@ def test_what_the_grid_would_swallow_is_refused() -> None:
         AdamW([single], lr=1e-2).step()
 
 
-def test_only_an_architecture_that_is_known_trains_in_float64() -> None:
+def test_only_dense_qwen3_trains_in_float64() -> None:
     with pytest.raises(UserError, match="dense Qwen3 models alone, and this one is llama"):
         to_float64(LlamaForCausalLM(LlamaConfig(**SIZE)))

@@ -1,4 +1,4 @@
-"""Families of models: what a template writes is read back, what was sampled stays, and masks are exact."""
+"""Families of models: calls round-trip, sampled tokens are kept, and masks are exact."""
 
 import json
 import re
@@ -30,7 +30,7 @@ MINIMAX = """{{- ']~!b[]~b]system\\nHelp.' }}
 {{- ']~b]tool\\n<response>' + m.content + '</response>[e~[\\n' }}
 {%- else %}{{ ']~b]' + m.role + '\\n' + m.content + '[e~[\\n' }}{% endif %}
 {%- endfor %}{% if add_generation_prompt %}{{ ']~b]ai\\n<think>\\n' }}{% endif %}"""
-"""A template of our own that writes as MiniMax-M2's does."""
+"""A template of our own in the format of MiniMax-M2."""
 
 IM = "<|im_end|>"
 FAMILIES: dict[str, tuple[str, dict[str, bool], str]] = {
@@ -48,11 +48,11 @@ FAMILIES: dict[str, tuple[str, dict[str, bool], str]] = {
     **{f"gemma4{version}": ("<turn|>", {}, "Gemma 4") for version in ("", "_v2", "_v3", "_v4", "_v5")},
     "gptoss": ("<|return|>", {}, "Harmony"),
 }
-"""Templates that TRL has, with their end token, their arguments, and the format of their calls."""
+"""TRL's templates, with their end token, arguments, and call format."""
 FAMILIES["nemotron_3_5_lightning"] = FAMILIES.pop("nemotron_3_3_5_lightning")
 
 ONE = ("Llama", "Harmony")
-"""Write one call a turn, and no text beside it."""
+"""Formats with one call a turn, without text."""
 SCHEMA: dict[str, Any] = {
     "order": {"type": "string"},
     "count": {"type": "integer"},
@@ -82,14 +82,14 @@ THOUGHTS = {
     "Gemma 4": "<|channel>thought\nhm, let me see\n<channel|>",
     "Harmony": "<|channel|>analysis<|message|>hm, let me see<|end|><|start|>assistant",
 }
-"""Thoughts of families that do not write `</think>` behind them."""
+"""Thoughts of families that do not end them with `</think>`."""
 LAST = 20
 """Characters that hold the end of a dialogue."""
 ANSWER: Message = {"role": "tool", "name": "change_order", "content": "change_order ok"}
 
 
 def tokenizer_of(family: str) -> Any:
-    """A tokenizer of bytes, with the special tokens that stand in the template."""
+    """A tokenizer of bytes, with the special tokens of the template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -126,7 +126,7 @@ def calls(*arguments: dict[str, Any], content: str = "") -> Message:
 
 
 def alike(text: str) -> str:
-    """Without thoughts, and with the end that gpt-oss's template writes of a turn that is not the last."""
+    """Remove thoughts, and write gpt-oss's last end token as that of other turns."""
     text = text.replace("<|return|>", "<|end|>")
     return re.sub(r"\n+", "\n", re.sub(r"(<think>)?\s*</think>\s*", "", text))
 
@@ -143,7 +143,7 @@ def test_a_turn_reads_back_as_the_message_it_was_made_from(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pieces_are_what_the_template_renders_and_the_mask_covers_what_the_agent_wrote(family: str) -> None:
+def test_pieces_equal_the_rendered_dialogue_and_the_mask_covers_the_agents_turns(family: str) -> None:
     chat = chat_of(family)
     opening = [{"role": "system", "content": "Rules."}, user("Hello.")]
     messages = [calls({"order": "1"}), ANSWER, say("Well?"), user("Thanks."), calls({"order": "2", "count": 3}), ANSWER]
@@ -151,8 +151,8 @@ def test_pieces_are_what_the_template_renders_and_the_mask_covers_what_the_agent
     ids, mask = dialogue_tokens(chat, opening, messages)
     text = chat.tokenizer.decode(ids)
     rendered = chat._render([*opening, *messages], tools=True)
-    if family != "deepseekv3":  # whose template leaves out what begins a second turn with a call
-        end, rendered = chat.tokenizer.decode(ids[-1:]), rendered.rstrip()  # GLM writes the end of no last turn
+    if family != "deepseekv3":  # its template omits the beginning of a second turn with a call
+        end, rendered = chat.tokenizer.decode(ids[-1:]), rendered.rstrip()  # GLM does not end the last turn
         whole = rendered[: rendered.rindex(end)] + end if end in rendered[-LAST:] else rendered + end
         assert alike(text) == alike(whole)
     runs = re.findall("1+", "".join(map(str, mask)))
@@ -163,12 +163,12 @@ def test_pieces_are_what_the_template_renders_and_the_mask_covers_what_the_agent
         written.append(chat.parse(ids[at : at + len(run)]))
         at += len(run)
     assert written == [message for message in messages if message["role"] == "assistant"]
-    # A thought that the header opens is closed before anything is said, once in each turn.
+    # Each turn closes the thought that its header opens.
     assert text.count("<think>") == text.count("</think>") or text.count("<think>") == 0
 
 
 class Talk:
-    """An episode that answers each call with its name, and is over at the first message without a call."""
+    """An episode that answers each call with its name, and ends at the first message without a call."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = [{"role": "system", "content": "Policy."}, user("Hi.")]
@@ -182,7 +182,7 @@ class Talk:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_was_sampled_stays_as_it_is_over_three_turns(
+def test_sampled_tokens_are_kept_over_three_turns(
     family: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import captrain.agents.engine as engine
@@ -196,7 +196,7 @@ def test_what_was_sampled_stays_as_it_is_over_three_turns(
     acting.max_length = 8192
     chat, said = acting.chat(TOOLS), [calls({"order": "1"}), calls({"order": "2", "count": 3}), say("Done.")]
     turns = [chat.turn(said[0]), chat.turn(said[1], chat.suffix([ANSWER])), chat.turn(said[2], chat.suffix([ANSWER]))]
-    for number in (0, 2):  # a thought before it, of tokens that no rendering would write
+    for number in (0, 2):  # a thought that no rendering writes
         closed = "</think>" in chat.tokenizer.decode(turns[number])
         thought = THOUGHTS.get(FAMILIES[family][2], "hm, let me see\n" + ("" if closed else "</think>\n\n"))
         turns[number] = chat.encode(thought) + turns[number]
@@ -250,7 +250,7 @@ def test_a_malformed_call_is_plain_text_in_every_format(form: str, text: str) ->
     assert parse_text(text, FORMATS[form], TOOLS) == say(text)
 
 
-def test_what_a_schema_does_not_tell_apart_stays_text() -> None:
+def test_ambiguous_arguments_stay_text() -> None:
     body = "".join(
         f"<parameter={key}>\n{value}\n</parameter>\n"
         for key, value in {"count": "many", "note": "null", "other": "3", "gift": "True", "address": "None"}.items()

@@ -1,4 +1,4 @@
-"""Composition: the exact weighted sum of adapters, as one plain adapter that everything can act with."""
+"""Composition: the exact weighted sum of adapters, as one plain adapter."""
 
 import json
 from collections.abc import Callable
@@ -26,14 +26,14 @@ SAMPLING: dict[str, Any] = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}
 
 @pytest.fixture(scope="module")
 def members(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Adapter]:
-    """Three adapters of the tiny Qwen3, of different ranks and scales."""
+    """Three adapters of the tiny Qwen3 with different ranks and scales."""
     home = tmp_path_factory.mktemp("members")
     settings = {"a": {}, "b": {"r": 2, "lora_alpha": 2}, "c": {"r": 4, "lora_alpha": 8}}
     return {name: lora(tiny, home / name, at, **one) for at, (name, one) in enumerate(settings.items())}
 
 
 def delta(adapter: Adapter) -> dict[str, Any]:
-    """Multiply out what an adapter adds to each module, in float64."""
+    """Return what an adapter adds to each module, in float64."""
     return {name: up.double() @ down.double() for name, (up, down) in lora_factors(adapter).items()}
 
 
@@ -54,7 +54,7 @@ def test_a_composition_is_the_weighted_sum_of_its_members(
     assert config["r"] == config["lora_alpha"] == sum({"a": 4, "b": 2, "c": 4}[name] for name in weights)
 
 
-def test_it_gives_the_logits_of_a_model_with_all_deltas_added_and_members_those_of_a_mixed_batch(
+def test_a_composition_gives_the_logits_of_the_summed_weights(
     tiny: Path, members: dict[str, Adapter], tmp_path: Path
 ) -> None:
     import torch
@@ -91,7 +91,7 @@ def test_it_gives_the_logits_of_a_model_with_all_deltas_added_and_members_those_
         assert (rows[row] - one[row]).abs().max() < 1e-5 < 0.1 < (one[row] - base[row]).abs().max()
 
 
-def test_concatenation_is_what_peft_calls_cat(tiny: Path, members: dict[str, Adapter], tmp_path: Path) -> None:
+def test_a_composition_equals_pefts_cat(tiny: Path, members: dict[str, Adapter], tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -107,7 +107,7 @@ def test_concatenation_is_what_peft_calls_cat(tiny: Path, members: dict[str, Ada
             assert (both - found[f"base_model.model.{name}"]).abs().max() < 1e-6
 
 
-def test_a_policy_samples_with_a_composition_as_with_the_sum(
+def test_a_policy_samples_with_a_composition_as_with_summed_weights(
     tiny: Path, members: dict[str, Adapter], letters: Callable[..., Path], tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -135,12 +135,12 @@ def test_a_policy_samples_with_a_composition_as_with_the_sum(
     assert said(tiny, composed.folder) == said(other, "") != said(tiny, members["a"].folder)
 
 
-def test_a_member_alone_at_weight_one_is_itself(members: dict[str, Adapter], tmp_path: Path) -> None:
+def test_a_single_member_at_weight_one_is_unchanged(members: dict[str, Adapter], tmp_path: Path) -> None:
     assert compose(members, {"b": 1.0, "a": 0.0}, tmp_path / "none") == members["b"]
     assert not (tmp_path / "none").exists()
 
 
-def test_a_vector_is_composed_once_whatever_the_order_and_names_of_its_members(
+def test_a_composition_is_cached_whatever_the_order_and_names_of_its_members(
     members: dict[str, Adapter], tmp_path: Path
 ) -> None:
     first = compose(members, {"a": 0.6, "b": 0.4}, tmp_path / "one")
@@ -155,7 +155,7 @@ def test_a_vector_is_composed_once_whatever_the_order_and_names_of_its_members(
     assert sorted(path.name[0] for path in (tmp_path / "one").iterdir()).count(".") == 0
 
 
-def test_a_composition_that_was_altered_is_made_again(members: dict[str, Adapter], tmp_path: Path) -> None:
+def test_an_altered_composition_is_made_again(members: dict[str, Adapter], tmp_path: Path) -> None:
     first = compose(members, {"a": 1.0, "b": 1.0}, tmp_path)
     weights = Path(first.folder) / "adapter_model.safetensors"
     whole = weights.read_bytes()
@@ -163,7 +163,7 @@ def test_a_composition_that_was_altered_is_made_again(members: dict[str, Adapter
     assert compose(members, {"a": 1.0, "b": 1.0}, tmp_path) == first and weights.read_bytes() == whole
 
 
-def test_what_cannot_be_added_is_refused(tiny: Path, members: dict[str, Adapter], tmp_path: Path) -> None:
+def test_members_that_cannot_be_added_are_refused(tiny: Path, members: dict[str, Adapter], tmp_path: Path) -> None:
     fewer = lora(tiny, tmp_path / "fewer", 5, target_modules=["q_proj"])
     with pytest.raises(UserError, match="change different modules"):
         compose({"a": members["a"], "fewer": fewer}, {"a": 1.0, "fewer": 1.0}, tmp_path)
@@ -185,7 +185,7 @@ def test_what_cannot_be_added_is_refused(tiny: Path, members: dict[str, Adapter]
         ({"a": 1.2, "b": 3.0}, "1.2*a+3.0*b"),
     ],
 )
-def test_a_vector_of_weights_and_its_name_say_the_same(weights: dict[str, float], name: str) -> None:
+def test_weights_and_names_convert_both_ways(weights: dict[str, float], name: str) -> None:
     assert composition_name(weights) == name and parse_composition(name) == weights
 
 
@@ -209,7 +209,7 @@ def test_weights_finer_than_tenths_have_no_name() -> None:
             composition_name(weights)
 
 
-def test_weights_that_are_no_shares_are_refused(tmp_path: Path) -> None:
+def test_negative_and_zero_weights_are_refused(tmp_path: Path) -> None:
     for weights in ({"a": -1.0, "b": 3.0}, {"a": 0.0}):
         with pytest.raises(ValueError, match="must be positive"):
             normalised_weights(weights)

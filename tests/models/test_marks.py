@@ -1,4 +1,4 @@
-"""The points of a training at which its adapter is kept, and the check of an adapter that is to act."""
+"""Checkpoint marks of a training, and the check of a published adapter."""
 
 from pathlib import Path
 
@@ -20,13 +20,11 @@ from captrain.models import Adapter, checkpoint_marks, require_trained
         (24, 0, []),
     ],
 )
-def test_points_of_a_training_lie_evenly_and_its_end_is_none_of_them(
-    rollouts: int, points: int, marks: list[int]
-) -> None:
+def test_checkpoint_marks_are_even_and_exclude_the_end(rollouts: int, points: int, marks: list[int]) -> None:
     assert checkpoint_marks(rollouts, points) == marks
 
 
-def test_an_adapter_of_another_content_than_was_trained_does_not_act(tmp_path: Path) -> None:
+def test_an_altered_adapter_does_not_act(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"adapter_model.safetensors is missing(.|\n)*dvc repro row@single"):
         require_trained(Adapter(str(tmp_path), "0123"), "single")

@@ -1,4 +1,4 @@
-"""Passes over rows as trees, in one process and in two: scores and gradients are those of the rows one by one."""
+"""Passes over rows as trees, in one process and in two: scores and gradients equal those of single rows."""
 
 import ctypes
 import os
@@ -38,7 +38,7 @@ FORMS: dict[str, Any] = {
 
 
 def a_model(kind: str) -> PreTrainedModel:
-    """A Qwen3 in float64 wholly or a Llama in float32, with queries in groups."""
+    """A Qwen3 in float64 or a Llama in float32, with grouped queries."""
     torch.manual_seed(0)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**SIZE))
@@ -48,7 +48,7 @@ def a_model(kind: str) -> PreTrainedModel:
 
 
 def some_rows(form: str, count: int = 8) -> list[Row]:
-    """Rows of several lengths that begin alike, some with a prompt and a first answer in common."""
+    """Rows of different lengths with shared beginnings, some with the same prompt and first answer."""
     draw = torch.Generator().manual_seed(1)
     system, stem = (torch.randint(1, 50, (size,), generator=draw).tolist() for size in (6, 4))
     rows = []
@@ -74,7 +74,7 @@ def padded(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def one_by_one(model: PreTrainedModel, rows: list[Row]) -> Tensor:
-    """Log-probabilities of scored tokens by the model's own modules."""
+    """Score tokens by the model's own modules, row by row."""
     parts = []
     for ids, scored in rows:
         distribution = (model(input_ids=torch.tensor([ids])).logits[0] / 0.7).log_softmax(-1)
@@ -85,7 +85,7 @@ def one_by_one(model: PreTrainedModel, rows: list[Row]) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("kind", "tolerance"), [("qwen3", 1e-12), ("llama", 1e-5)])
-def test_scores_and_gradients_are_those_of_the_rows_one_by_one(kind: str, tolerance: float, form: str) -> None:
+def test_scores_and_gradients_equal_those_of_single_rows(kind: str, tolerance: float, form: str) -> None:
     model, rows = a_model(kind), some_rows(form)
     expected = one_by_one(model, rows)
     importance = torch.randn(expected.shape, dtype=torch.float64)
@@ -103,9 +103,7 @@ def test_scores_and_gradients_are_those_of_the_rows_one_by_one(kind: str, tolera
     "targets", [("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), ("v_proj", "down_proj")]
 )
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_an_adapter_learns_from_shared_rows_what_it_learns_from_rows_one_by_one(
-    kind: str, targets: tuple[str, ...]
-) -> None:
+def test_adapter_gradients_equal_those_of_single_rows(kind: str, targets: tuple[str, ...]) -> None:
     base, rows = a_model(kind), some_rows("groups")
     model: Any = get_peft_model(base.float(), LoraConfig(r=4, lora_alpha=8, target_modules=[*targets]))
     for name, parameter in model.named_parameters():
@@ -124,7 +122,7 @@ def test_an_adapter_learns_from_shared_rows_what_it_learns_from_rows_one_by_one(
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
 
 
-def test_a_pass_that_has_no_room_for_its_activations_gives_the_same_bytes_and_keeps_fewer() -> None:
+def test_a_pass_with_little_room_gives_the_same_bytes_and_keeps_fewer() -> None:
     found, sizes = [], []
     for room in (None, 400_000, 0):
         model, kept = a_model("llama"), list[int]()
@@ -139,12 +137,12 @@ def test_a_pass_that_has_no_room_for_its_activations_gives_the_same_bytes_and_ke
 
 
 def memory() -> int:
-    """Bytes of this process, without what glibc has free: that would hold what comes next, and not grow."""
+    """Return the memory of this process in bytes, without glibc's free memory."""
     ctypes.CDLL(None).malloc_trim(0)
     return psutil.Process().memory_info().rss
 
 
-def test_layers_that_are_computed_again_hold_no_attention_until_then() -> None:
+def test_recomputed_layers_hold_no_attention() -> None:
     layers, nodes = 12, 1500
     shares = layers * SIZE["num_attention_heads"] * nodes**2 * 4
     torch.manual_seed(0)
@@ -160,7 +158,7 @@ def test_layers_that_are_computed_again_hold_no_attention_until_then() -> None:
     assert held[0] < shares / 3 and held[None] > shares * 2 / 3
 
 
-def test_products_in_bfloat16_are_near_those_in_float32_and_gradients_stay_in_float32() -> None:
+def test_bfloat16_products_are_close_and_gradients_stay_float32() -> None:
     found = []
     for products in (None, torch.bfloat16):
         model = a_model("llama")
@@ -175,7 +173,7 @@ def test_products_in_bfloat16_are_near_those_in_float32_and_gradients_stay_in_fl
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_two_processes_give_the_bytes_of_one_before_and_after_an_update(form: str) -> None:
+def test_two_processes_give_the_bytes_of_one(form: str) -> None:
     found = []
     for processes in (1, 2):
         model, rows = a_model("qwen3"), some_rows(form)
@@ -194,7 +192,7 @@ def test_two_processes_give_the_bytes_of_one_before_and_after_an_update(form: st
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
-def test_a_process_that_is_killed_is_one_message() -> None:
+def test_a_killed_helper_is_one_message() -> None:
     passes = SharedPasses(a_model("qwen3"), 2)
     passes.scores(some_rows("groups"))
     helper = passes.helper()
@@ -206,7 +204,7 @@ def test_a_process_that_is_killed_is_one_message() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["none", "fsdp"])
-def test_the_head_of_trl_is_replaced_by_one_of_equal_scores(strategy: Any) -> None:
+def test_the_replaced_head_gives_the_scores_of_trls(strategy: Any) -> None:
     model, rows = a_model("qwen3"), some_rows("groups")
     expected = one_by_one(model, rows)
     accelerate = Accelerate(strategy=strategy, processes=1 if strategy == "none" else 2)
@@ -221,23 +219,23 @@ def test_the_head_of_trl_is_replaced_by_one_of_equal_scores(strategy: Any) -> No
     assert likeliest is not None and output.is_top1.dtype == torch.bool
 
 
-def test_a_forest_holds_what_rows_have_in_common_once() -> None:
+def test_a_forest_holds_shared_beginnings_once() -> None:
     rows = some_rows("groups")
     forest = make_forest(rows)
     read = [max(index for index, flag in enumerate(scored) if flag) for _, scored in rows]
     distinct = {tuple(ids[:stop]) for (ids, _), end in zip(rows, read, strict=True) for stop in range(1, end + 1)}
     prompts = {tuple(ids[: scored.index(True)]) for ids, scored in rows}
     assert len(forest.trees) == len(prompts) == 3 and forest.trunk == 6
-    # Prompts of different groups that begin alike beyond the trunk are trees of their own.
+    # Prompts of different groups are separate trees, even if they share more than the trunk.
     assert len(distinct) <= len(forest.ids) < sum(len(ids) for ids, _ in rows)
     assert forest.targets.tolist() == [
         token for ids, scored in rows for token, flag in zip(ids, scored, strict=True) if flag
     ]
-    # Nothing is read from a last scored token.
+    # The last scored token predicts nothing.
     assert forest.positions.max() == max(read) - 1
 
 
-def test_long_rows_of_a_prompt_are_several_trees_with_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_make_several_trees_with_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = a_model("qwen3"), some_rows("groups")
     longest = max(len(ids) for ids, _ in rows)
     monkeypatch.setattr(forest_module, "TREE", 2 * longest)
@@ -248,7 +246,7 @@ def test_long_rows_of_a_prompt_are_several_trees_with_the_same_scores(monkeypatc
     torch.testing.assert_close(scores.log_probs, one_by_one(model, rows), rtol=0, atol=1e-12)
 
 
-def test_rows_of_a_prompt_stay_together_and_tokens_are_shared_evenly() -> None:
+def test_rows_of_a_prompt_stay_together_and_tokens_divide_evenly() -> None:
     rows = some_rows("groups", 12)
     shares = split_forest(rows, 2)
     assert sorted(number for share in shares for number in share) == [*range(12)]

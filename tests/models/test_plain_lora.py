@@ -1,4 +1,4 @@
-"""Adapters that act as another function than W + (alpha / r) B A, refused by name wherever one is read."""
+"""Adapters that are not plain LoRA, W + (alpha / r) B A, are refused by the name of the setting."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def plain(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapter:
 
 
 @pytest.mark.parametrize("setting", VARIATIONS)
-def test_variations_of_lora_are_refused_by_policies_compositions_and_the_server(
+def test_variations_of_lora_are_refused_everywhere(
     tiny: Path, policy: LocalPolicy, plain: Adapter, tmp_path: Path, setting: str
 ) -> None:
     special = lora(tiny, tmp_path / "special", 1, **VARIATIONS[setting])
@@ -53,12 +53,12 @@ def test_variations_of_lora_are_refused_by_policies_compositions_and_the_server(
 
 
 @pytest.mark.parametrize("init", [True, False, "gaussian", "orthogonal"])
-def test_what_says_only_how_an_adapter_was_trained_is_no_matter(tiny: Path, tmp_path: Path, init: bool | str) -> None:
+def test_settings_of_training_are_harmless(tiny: Path, tmp_path: Path, init: bool | str) -> None:
     adapter = lora(tiny, tmp_path / "a", 1, init_lora_weights=init, lora_dropout=0.1, layers_to_transform=[0])
     assert read_plain_lora(Path(adapter.folder)).scale == 3.0
 
 
-def test_a_setting_of_a_later_peft_is_refused_until_it_is_known(plain: Adapter, tiny: Path, tmp_path: Path) -> None:
+def test_an_unknown_setting_of_peft_is_refused(plain: Adapter, tiny: Path, tmp_path: Path) -> None:
     folder = Path(lora(tiny, tmp_path / "later", 1).folder)
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "use_newlora": True, "newlora_config": None}))
@@ -66,7 +66,7 @@ def test_a_setting_of_a_later_peft_is_refused_until_it_is_known(plain: Adapter, 
         read_plain_lora(folder)
 
 
-def test_a_rank_that_is_not_that_of_the_tensors_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_rank_that_differs_from_the_tensors_is_refused(tiny: Path, tmp_path: Path) -> None:
     folder = Path(lora(tiny, tmp_path / "other", 1).folder)
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "r": 8}))

@@ -1,4 +1,4 @@
-"""The base that is trained on and served is the one that its stage has recorded."""
+"""The base must be the one that its stage has recorded."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from captrain.models import require_recorded
 from captrain.records import file_digest, publish_json
 
 
-def test_a_flipped_byte_of_the_base_is_seen_before_it_is_trained_on_or_served(
+def test_a_flipped_byte_of_the_base_is_refused_before_training_and_serving(
     tiny: Path, tmp_path: Path, captrain
 ) -> None:
     base = shutil.copytree(tiny, tmp_path / "artifacts/base")
@@ -23,6 +23,6 @@ def test_a_flipped_byte_of_the_base_is_seen_before_it_is_trained_on_or_served(
     with pytest.raises(UserError, match="base.json has"):
         require_recorded(base)
     status, _, err = captrain(tmp_path, "serve", "artifacts/base", "--port", "0")
-    assert status == 2 and err.startswith("error: artifacts/base/model.safetensors is ")
+    assert status == 2 and err.startswith("error: artifacts/base/model.safetensors has the hash ")
     publish_json(tmp_path / "results/base.json", {"model": "somebody/else"})
     require_recorded(base)

@@ -1,4 +1,4 @@
-"""Code that a model brings: it never runs unasked."""
+"""Code of a model's own runs only if the user allows it."""
 
 import json
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def brought(tiny: Path, tmp_path: Path) -> Path:
-    """A model whose configuration is Python code beside it, which leaves a file when it runs."""
+    """A model with configuration code that writes a file when it runs."""
     folder = tmp_path / "model"
     shutil.copytree(tiny, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -37,7 +37,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_a_model_that_brings_code_is_refused_with_the_reason_and_its_code_does_not_run(
+def test_a_model_with_code_of_its_own_is_refused_and_does_not_run(
     brought: Path, loader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CAPTRAIN_TRUST_REMOTE_CODE", raising=False)
@@ -46,7 +46,7 @@ def test_a_model_that_brings_code_is_refused_with_the_reason_and_its_code_does_n
     assert not (brought.parent / "ran").exists()
 
 
-def test_it_runs_where_its_user_says_so(
+def test_a_models_code_runs_if_the_user_allows_it(
     brought: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setenv("CAPTRAIN_TRUST_REMOTE_CODE", "1")
@@ -56,7 +56,7 @@ def test_it_runs_where_its_user_says_so(
     assert (brought.parent / "ran").exists()
 
 
-def test_no_loading_of_a_model_leaves_open_what_is_trusted() -> None:
+def test_every_load_of_a_model_decides_on_trust() -> None:
     for path in (ROOT / "src/captrain").rglob("*.py"):
         for call in re.finditer(r"\bAuto\w+\.from_pretrained\(", path.read_text()):
             text = path.read_text()[call.end() :]

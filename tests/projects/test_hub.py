@@ -145,7 +145,7 @@ def test_nothing_is_sent_without_the_word_or_of_what_was_altered_or_holds_a_key(
     card = project / "artifacts/adapters/0/README.md"
     card.write_text(f"HF_TOKEN={KEY}\n")
     status, text = push(project, "adapters", "lab/agent", "--send", hub=hub)
-    assert status == 2 and f"{NAME}/README.md holds what looks like a key" in text and KEY not in text
+    assert status == 2 and f"{NAME}/README.md contains something that looks like a key" in text and KEY not in text
     (project / "artifacts/adapters/1/adapter_model.safetensors").write_bytes(b"others")
     status, text = push(project, "adapters", "lab/agent", "--send", hub=hub)
     assert status == 2 and "was altered" in text

@@ -1,4 +1,4 @@
-"""Training: an exact budget, the identical adapter whatever happens on the way, and plain PEFT at the end."""
+"""GRPO: exact budgets, identical adapters after any interruption, and plain PEFT adapters."""
 
 import json
 import re
@@ -62,13 +62,13 @@ def environment(home: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tiny: Path, home: Path, environment: Path) -> Trained:
-    """An undisturbed training of three steps, in a workspace below `home`."""
+    """An uninterrupted training of three steps, in a workspace below `home`."""
     with inside(home):
         one = train(job(tiny, environment))
     return replace(one, folder=home / one.folder)
 
 
-def test_the_budget_is_spent_exactly_on_groups_of_equal_tasks(
+def test_training_spends_its_exact_budget_in_groups_of_one_task(
     tiny: Path, environment: Path, tmp_path: Path, opened: list[Task]
 ) -> None:
     with inside(tmp_path):
@@ -81,7 +81,7 @@ def test_the_budget_is_spent_exactly_on_groups_of_equal_tasks(
     assert entry.completion_tokens == one.completion_tokens > 0 and entry.prompt_tokens == one.prompt_tokens > 0
 
 
-def test_two_trainings_give_the_same_adapter_and_another_seed_another(
+def test_equal_seeds_give_the_same_adapter_and_other_seeds_another(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path
 ) -> None:
     with inside(tmp_path):
@@ -93,25 +93,25 @@ def test_two_trainings_give_the_same_adapter_and_another_seed_another(
         assert (tmp_path / again.folder / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
-def test_a_finished_training_is_read_and_not_done_again(
+def test_a_finished_training_is_read_from_its_workspace(
     tiny: Path, environment: Path, trained: Trained, home: Path, opened: list[Task]
 ) -> None:
     with inside(home):
-        # How often a checkpoint is written, and how many rows are sampled at once, is no part of its identity.
+        # Neither the frequency of checkpoints nor the batch size is part of its identity.
         for change in ({}, {"trainer": {"checkpoint_every": 7}}, {"policy": {"batch": 5}}):
             again = train(job(tiny, environment, **change))
             assert (again.digest, again.history, opened) == (trained.digest, trained.history, [])
         assert len(list(Path(".cache/adapters").iterdir())) == 1
 
 
-def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
+def test_an_interrupted_training_resumes_from_its_last_whole_checkpoint(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, opened: list[Task]
 ) -> None:
     with inside(tmp_path):
         checkpoints = interrupted(job(tiny, environment), 2)
         whole = last_checkpoint(checkpoints)
         assert whole is not None and whole.name == "checkpoint-4"
-        # A later checkpoint that was cut off while it was written: no mark, and no telling what is in it.
+        # A later checkpoint that was cut off while it was written has no mark.
         torn = checkpoints / "checkpoint-6"
         shutil.copytree(whole, torn)
         (torn / "history.json").unlink()
@@ -120,12 +120,12 @@ def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
         opened.clear()
         resumed = train(job(tiny, environment))
         assert (resumed.digest, resumed.history) == (trained.digest, trained.history)
-        # Only the third step was played: the checkpoint was used, and the torn one was not.
+        # Only the third step was played: the whole checkpoint was used.
         assert len(opened) == 8
         assert not checkpoints.exists()
 
 
-def test_a_training_keeps_its_adapter_at_points_which_are_what_less_training_at_that_rate_comes_to(
+def test_checkpoints_equal_trainings_of_a_smaller_budget(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path
 ) -> None:
     with inside(tmp_path):
@@ -142,7 +142,7 @@ def test_a_training_keeps_its_adapter_at_points_which_are_what_less_training_at_
 
 
 @pytest.mark.needs("minutes")
-def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
+def test_a_resumed_training_keeps_earlier_checkpoints(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from captrain.training.grpo import PolicyTrainer
@@ -166,7 +166,7 @@ def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
 
 
 @pytest.mark.needs("minutes")
-def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
+def test_a_resumed_training_continues_its_learning_rate_schedule(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from captrain.training.grpo import PolicyTrainer
@@ -194,7 +194,7 @@ def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
     assert (resumed.digest, resumed.history) == (whole.digest, whole.history)
 
 
-def test_the_upper_side_of_the_clip_has_a_range_of_its_own(tiny: Path, letters: Letters) -> None:
+def test_clip_high_sets_the_upper_clipping_range(tiny: Path, letters: Letters) -> None:
     import torch
 
     def gradient(clip_high: float | None, shift: float) -> float:
@@ -210,9 +210,7 @@ def test_the_upper_side_of_the_clip_has_a_range_of_its_own(tiny: Path, letters: 
     assert gradient(0.28, 0.3) == 0.0
 
 
-def test_training_goes_on_from_an_adapter_and_stays_one_adapter(
-    tiny: Path, environment: Path, trained: Trained, tmp_path: Path
-) -> None:
+def test_an_adapter_can_be_trained_further(tiny: Path, environment: Path, trained: Trained, tmp_path: Path) -> None:
     start = Adapter(str(trained.folder), trained.digest)
     begun = trainer_of(job(tiny, environment, start=start)).model.state_dict()
     before = {name.replace(".default.", "."): tensor for name, tensor in begun.items() if ".lora_" in name}
@@ -233,7 +231,7 @@ def test_training_goes_on_from_an_adapter_and_stays_one_adapter(
         ({"start": Adapter("", "0123")}, "is .*, but 0123 was trained"),
     ],
 )
-def test_an_adapter_that_training_cannot_go_on_from_is_refused(
+def test_an_altered_or_differently_shaped_start_adapter_is_refused(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, change: dict[str, Any], problem: str
 ) -> None:
     digest = change.pop("start").digest if "start" in change else trained.digest
@@ -241,7 +239,7 @@ def test_an_adapter_that_training_cannot_go_on_from_is_refused(
         train(job(tiny, environment, start=Adapter(str(trained.folder), digest), **change))
 
 
-def test_a_training_that_was_cut_off_before_its_result_was_there_is_not_played_again(
+def test_a_training_interrupted_before_its_result_plays_nothing_again(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[Task]
 ) -> None:
     from captrain.training import workspace
@@ -259,7 +257,7 @@ def test_a_training_that_was_cut_off_before_its_result_was_there_is_not_played_a
         assert sorted(path.name for path in resumed.folder.parent.iterdir()) == ["adapter", "lock", "result.json"]
 
 
-def test_what_training_went_on_from_is_removed_even_if_it_was_cut_off_after_its_result(
+def test_checkpoints_are_removed_even_after_an_interruption(
     tiny: Path, environment: Path, trained: Trained, home: Path, tmp_path: Path
 ) -> None:
     with inside(shutil.copytree(home, tmp_path / "home")) as here:
@@ -290,7 +288,7 @@ def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: P
 
     before, first = marks(), json.loads((folder / "results/adapters/index.json").read_text())
     assert [path.name for path in before].count("result.json") == 1
-    # First in the order of names, so that a training that depended on its place would show.
+    # Its name sorts first, to show a training that depends on its position.
     synthesized(folder, "first")
     chosen = load_spec(folder / "results/spec.yaml")
     jobs = capability_jobs(chosen, folder / "artifacts/base", folder / "results/environments")
@@ -304,9 +302,7 @@ def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: P
     assert [(one.item, one.rollouts, one.method) for one in ledger] == [("first", 8, "trace"), ("second", 8, "trace")]
 
 
-def test_constant_groups_are_discarded_and_leave_the_weights_as_they_began(
-    tiny: Path, letters: Letters, tmp_path: Path
-) -> None:
+def test_constant_groups_are_discarded_and_change_no_weight(tiny: Path, letters: Letters, tmp_path: Path) -> None:
     from peft import get_peft_model_state_dict
 
     flat_job = job(tiny, letters("flat", flat=1))
@@ -323,7 +319,7 @@ def test_constant_groups_are_discarded_and_leave_the_weights_as_they_began(
 def test_a_step_of_constant_groups_does_not_move_weights_by_momentum(
     tiny: Path, letters: Letters, tmp_path: Path
 ) -> None:
-    """Tasks 2 to 5 are of three groups with spread and one without: as steps of one group, the last changes nothing."""
+    """Of tasks 2 to 5, the last gives equal rewards; each step is one group."""
     one_group = {"groups_per_step": 1, "epochs": 1}
     with inside(tmp_path):
         three = train(job(tiny, letters("some", flat=5), trainer=one_group, rollouts=12))
@@ -333,7 +329,7 @@ def test_a_step_of_constant_groups_does_not_move_weights_by_momentum(
     assert moved(tmp_path / three.folder) > 1e-3 and all((second[name] == one).all() for name, one in first.items())
 
 
-def test_an_update_makes_what_beats_its_group_likelier_by_its_standardized_reward(tiny: Path, letters: Letters) -> None:
+def test_an_update_makes_better_than_average_rollouts_likelier(tiny: Path, letters: Letters) -> None:
     import torch
 
     trainer = trainer_of(job(tiny, letters(), skip=0))
@@ -363,7 +359,7 @@ def test_an_update_makes_what_beats_its_group_likelier_by_its_standardized_rewar
 
     learnt = batch["tool_mask"] * batch["completion_mask"]
     before = log_probabilities()
-    # The old policy is the one that sampled, as it said itself: to the last digit, and near what the trainer computes.
+    # The old log-probabilities are exactly the sampler's, and close to the trainer's.
     old = zip(batch["old_per_token_logps"], batch["completion_mask"], sampled, strict=True)
     assert all(row[seen.bool()].tolist() == said for row, seen, said in old)
     assert ((before - batch["old_per_token_logps"]) * learnt).abs().max() < 1e-4
@@ -377,7 +373,7 @@ def test_an_update_makes_what_beats_its_group_likelier_by_its_standardized_rewar
     assert torch.corrcoef(torch.stack([gained, batch["advantages"].flatten()]))[0, 1] > 0.5
 
 
-def test_leaving_discarded_rows_out_changes_neither_loss_nor_gradient(
+def test_dropping_discarded_rows_changes_neither_loss_nor_gradient(
     tiny: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -410,7 +406,7 @@ def test_leaving_discarded_rows_out_changes_neither_loss_nor_gradient(
         torch.testing.assert_close(one_grad, other, rtol=1e-4, atol=1e-7)
 
 
-def test_a_mean_over_rollouts_is_one_over_those_that_teach_however_a_batch_is_divided(
+def test_the_grpo_loss_averages_over_informative_rollouts_however_a_batch_is_divided(
     tiny: Path, letters: Letters
 ) -> None:
     import torch
@@ -443,7 +439,7 @@ def test_a_batch_without_any_signal_keeps_one_row() -> None:
     }  # fmt: skip
 
 
-def test_a_budget_that_is_no_multiple_of_a_step_is_spent_to_the_last_rollout(
+def test_a_budget_between_steps_is_spent_to_the_last_rollout(
     tiny: Path, environment: Path, tmp_path: Path, opened: list[Task]
 ) -> None:
     with inside(tmp_path):
@@ -451,13 +447,13 @@ def test_a_budget_that_is_no_multiple_of_a_step_is_spent_to_the_last_rollout(
     assert [(one.rollouts, len(one.history)) for one in (whole, some, alone)] == [(16, 2), (22, 3), (17, 3)]
     assert len(opened) == 16 + 22 + 17
     assert [row.rollouts for row in some.history] == [8, 16, 22]
-    # A group of two teaches as others do; one of a single rollout is counted, and teaches nothing.
+    # A group of two teaches; a group of one is counted, but teaches nothing.
     assert some.history[:2] == whole.history == alone.history[:2]
     assert (alone.digest, alone.discarded) == (whole.digest, whole.discarded + 1) and some.digest != whole.digest
     assert [row.places for row in some.history] == [{"letters": 2}, {"letters": 2}, {"letters": 2}]
 
 
-def test_in_a_smaller_group_advantages_are_standardized_over_what_was_played(tiny: Path, letters: Letters) -> None:
+def test_advantages_of_a_smaller_last_group_are_standardized_over_it(tiny: Path, letters: Letters) -> None:
     import torch
 
     trainer = trainer_of(job(tiny, letters(), skip=0, rollouts=7))
@@ -476,7 +472,7 @@ def test_a_job_without_a_rollout_is_refused(tiny: Path, environment: Path, tmp_p
     assert "adapters.rollouts" in refusal.value.remedy
 
 
-def test_only_the_layers_that_are_named_are_adapted_and_an_unknown_one_is_refused(
+def test_only_named_layers_are_adapted_and_unknown_ones_are_refused(
     tiny: Path, environment: Path, tmp_path: Path
 ) -> None:
     with inside(tmp_path):
@@ -494,7 +490,7 @@ def test_only_the_layers_that_are_named_are_adapted_and_an_unknown_one_is_refuse
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
 @pytest.mark.parametrize("removed", [False, True], ids=["altered", "removed"])
-def test_an_adapter_altered_in_its_workspace_is_refused_and_then_trained_again(
+def test_an_altered_cached_adapter_is_refused_once_and_trained_again(
     tiny: Path, environment: Path, trained: Trained, home: Path, tmp_path: Path, name: str, removed: bool
 ) -> None:
     with inside(shutil.copytree(home, tmp_path / "home")) as here:
@@ -526,7 +522,7 @@ def test_an_environment_altered_after_its_passport_is_refused(tiny: Path, letter
     assert "run `dvc repro environments`" in refusal.value.remedy
 
 
-def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
+def test_an_untrusted_environment_is_opened_only_in_the_sandbox(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = letters()
@@ -559,7 +555,7 @@ def test_training_in_the_sandbox_gives_the_same_adapter(
     assert (one.digest, one.history) == (trained.digest, trained.history)
 
 
-def test_no_more_episodes_are_open_than_are_played_together(
+def test_only_the_episodes_of_a_batch_are_open(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, most = 0, 0
@@ -583,7 +579,7 @@ def test_no_more_episodes_are_open_than_are_played_together(
     assert (now, most) == (0, 3)
 
 
-def test_a_score_that_raises_leaves_no_episode_open(
+def test_an_error_in_a_score_closes_all_episodes(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[GuardedEpisode] = []
@@ -604,7 +600,7 @@ def test_a_score_that_raises_leaves_no_episode_open(
     assert not any(episode.is_open for episode in opened)
 
 
-def test_the_adapter_loads_in_plain_peft_and_acts_as_the_engine_lets_it_act(tiny: Path, trained: Trained) -> None:
+def test_the_adapter_acts_in_plain_peft_as_in_the_engine(tiny: Path, trained: Trained) -> None:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -645,11 +641,11 @@ def test_the_model_card_names_its_numbers(environment: Path, trained: Trained) -
     }
     assert "# letters\n" in card and "(rank 4, alpha 8)" in card
     assert card.startswith("---\nlibrary_name: peft\n")
-    # Nothing of where it was trained.
+    # The card holds no path.
     assert str(trained.folder.parents[3]) not in card
 
 
-def test_nothing_of_this_machine_is_in_an_adapter(trained: Trained, tiny: Path) -> None:
+def test_an_adapter_holds_no_path_of_this_machine(trained: Trained, tiny: Path) -> None:
     for path in trained.folder.iterdir():
         content = path.read_bytes()
         assert str(tiny).encode() not in content and str(trained.folder.parents[2]).encode() not in content
@@ -674,7 +670,7 @@ def test_published_adapters_are_indexed_under_their_hash(trained: Trained, tmp_p
         assert load(Path("results/adapters/ledger.jsonl"), LedgerEntry) == [trained.ledger("adapters", "trace")]
 
 
-def test_without_any_capability_there_is_nothing_to_train_and_the_files_are_there(tmp_path: Path) -> None:
+def test_without_capabilities_the_published_files_are_empty(tmp_path: Path) -> None:
     with inside(tmp_path):
         publish_adapters([], "adapters", "trace")
         assert json.loads(Path("results/adapters/index.json").read_text()) == {}

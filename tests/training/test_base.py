@@ -1,4 +1,4 @@
-"""The embedded base: its flawed demonstrations, and a training that gives the same weights anywhere."""
+"""The embedded base: flawed demonstrations, and reproducible weights."""
 
 import json
 import random
@@ -38,7 +38,7 @@ def calls(messages: list[Message]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def flaws_shown(data: dict[str, Any], messages: list[Message]) -> dict[str, bool]:
-    """Tell for each flaw that the task gives occasion for whether it shows in the calls, by the first operation."""
+    """Tell for each flaw that the task allows whether the calls show it, by the first operation."""
     made = list(calls(messages))
     writes = [(name, arguments) for name, arguments in made if name in desk.WRITES]
     operations, first = data["operations"], data["operations"][0]
@@ -58,7 +58,7 @@ def flaws_shown(data: dict[str, Any], messages: list[Message]) -> dict[str, bool
 
 @cache
 def shown() -> dict[tuple[str, bool], list[bool]]:
-    """(flaw, guided against it) -> whether it shows, over many demonstrations."""
+    """Map (flaw, whether guided against it) to whether it shows, over many demonstrations."""
     tasks: list[dict[str, Any]] = []
     make, rng = desk.make_kind, random.Random(0)
     seen: dict[tuple[str, bool], list[bool]] = {}
@@ -79,14 +79,14 @@ def shown() -> dict[tuple[str, bool], list[bool]]:
 
 
 @pytest.mark.parametrize("flaw", SHORTCUTS)
-def test_shortcuts_show_in_demonstrations_at_their_rates_and_less_when_guided(flaw: str) -> None:
+def test_shortcuts_appear_at_their_rates_and_less_with_guidance(flaw: str) -> None:
     free, guided = shown()[flaw, False], shown()[flaw, True]
     assert len(free) > 700 and len(guided) > 150
     assert sum(free) / len(free) == pytest.approx(SHORTCUTS[flaw], abs=0.05)
     assert sum(guided) / len(guided) == pytest.approx(SHORTCUTS[flaw] * GUIDED, abs=0.08)
 
 
-def test_where_no_shortcut_is_taken_a_demonstration_is_the_reference() -> None:
+def test_a_demonstration_without_shortcuts_is_the_reference() -> None:
     rng, found = random.Random(1), 0
     for _ in range(300):
         data = desk.make_kind(rng, rng.choice(list(KINDS)), 0.3)
@@ -97,7 +97,7 @@ def test_where_no_shortcut_is_taken_a_demonstration_is_the_reference() -> None:
     assert 50 < found < 300
 
 
-def test_every_shortcut_alone_fails_some_task_and_leaves_others_alone() -> None:
+def test_each_shortcut_fails_only_its_own_kind_of_task() -> None:
     rng = random.Random(2)
     for flaw in SHORTCUTS:
         outcomes = set()
@@ -113,7 +113,7 @@ def test_every_shortcut_alone_fails_some_task_and_leaves_others_alone() -> None:
         assert not any((kind, False) in outcomes for kind in ("check", "pick", "steps", "copy") if kind != flaw)
 
 
-def test_drills_ask_about_one_list_and_answer_right() -> None:
+def test_drills_answer_correctly() -> None:
     rng = random.Random(3)
     for _ in range(50):
         listed, *turns = drill(rng)
@@ -138,7 +138,7 @@ def test_only_what_the_agent_writes_is_learnt(tiny: Path) -> None:
         assert "tool_response" not in written and "I am customer" not in written and "<|im_start|>" not in written
 
 
-def test_two_trainings_with_a_seed_give_the_same_weights_in_any_process(tmp_path: Path, warm: Path) -> None:
+def test_equal_seeds_give_the_same_base_in_another_process(tmp_path: Path, warm: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)  # hashes of strings are others there
     done = subprocess.run(
         [warm / "python", "train.py", SIZE.model_dump_json(), "4"], cwd=tmp_path, capture_output=True, text=True
@@ -157,7 +157,7 @@ def test_training_moves_the_weights_and_lowers_the_loss(tmp_path: Path) -> None:
     assert last["loss"] < 0.7 * first["loss"] and last["steps"] == 40
 
 
-def test_what_lay_in_the_folder_before_is_replaced_whole(tmp_path: Path) -> None:
+def test_training_replaces_the_whole_folder(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "model.safetensors").write_text("torn")

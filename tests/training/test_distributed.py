@@ -1,4 +1,4 @@
-"""Training in several processes: what one process does, and gone when its starter is gone. On CPUs, over gloo."""
+"""Training in several processes, on CPUs over gloo: the same work as in one, and no orphans."""
 
 import json
 import os
@@ -41,14 +41,14 @@ PYTHON = sys.executable
 HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
 SCORE = "    def score(self, task, messages):\n"
 BROKEN = '        assert task["data"]["i"] != {} or messages[-1]["content"] in ("", "yes"), "broken"\n'
-"""For what is neither the reference nor nothing: the audit before training does not see it."""
+"""Fails for answers that are neither the reference nor empty, so that the audit before training passes."""
 BUDGET = 20
-"""Two steps and a half: in the last one only the first process has rollouts of its own."""
+"""Two and a half steps: in the last one, only rank 0 has rollouts of its own."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def warm_processes(warm: Path) -> Iterator[None]:
-    """Processes have their libraries at once, those of `accelerate launch` too."""
+    """Fork processes from one that has loaded the libraries, `accelerate launch` included."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(warm / "python"))
         patch.setenv(EXECUTABLE, str(warm / "python"))
@@ -56,7 +56,7 @@ def warm_processes(warm: Path) -> Iterator[None]:
 
 
 class ByValue:
-    """A function as other processes get it, which know no module of tests."""
+    """A function that is pickled by value: other processes cannot import modules of tests."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -80,7 +80,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(home: Path) -> Path:
-    """Pays for letters, and gives hints."""
+    """The letters environment with hints."""
     from support.letters import LETTERS
 
     path = home / "letters.py"
@@ -107,7 +107,7 @@ def alone(job: Job, home: Path) -> Trained:
 
 @pytest.fixture(scope="module")
 def shared(job: Job, home: Path) -> Trained:
-    """Trained by two processes, each of which holds a part of the model."""
+    """Trained by two processes, each with a shard of the model."""
     return trained(job, home / "shared", two("fsdp"))
 
 
@@ -117,7 +117,7 @@ def counts(one: Trained) -> list[Any]:
 
 
 def adaptation(folder: Path) -> dict[str, Any]:
-    """Multiply out what the adapter adds to each weight, B A."""
+    """Return what the adapter adds to each weight, B A."""
     kept = weights(folder)
     return {
         name: kept[name.replace("lora_A", "lora_B")] @ down
@@ -130,12 +130,12 @@ def same_work(several: Trained, one: Trained, job: Job) -> None:
     import torch
 
     assert several.rollouts == BUDGET and counts(several) == counts(one)
-    # Until the first update the weights are the same, and so is all that was played.
+    # Before the first update the weights are the same, and so are all rollouts.
     assert several.history[0] == one.history[0] and one.history[0].informative > 0
     assert adapter_digest(several.folder) == several.digest
     added, expected = (torch.cat([w.flatten() for w in adaptation(x.folder).values()]) for x in (several, one))
     assert torch.cosine_similarity(added, expected, dim=0) > 0.95 and added.norm() > 0
-    # It acts: the policy loads it, and says other things than the base does.
+    # The policy acts with the adapter differently than with the base.
     policy, [place] = load_policy(job.policy, job.base, job.machine, Learner), job.environments
     target = place.target(job.machine)
     [task] = target.tasks("training", 1)
@@ -144,7 +144,7 @@ def same_work(several: Trained, one: Trained, job: Job) -> None:
     assert base[: len(adapted)] != adapted[: len(base)]
 
 
-def test_two_processes_that_share_the_layers_do_the_work_of_one(job: Job, alone: Trained, shared: Trained) -> None:
+def test_two_fsdp_processes_train_the_adapter_of_one(job: Job, alone: Trained, shared: Trained) -> None:
     same_work(shared, alone, job)
     assert shared.digest == alone.digest  # sums in another order are rounded alike, in float64
     left = {path.name for path in shared.folder.parent.iterdir()}
@@ -153,19 +153,19 @@ def test_two_processes_that_share_the_layers_do_the_work_of_one(job: Job, alone:
 
 
 def processes(workspace: str) -> list[int]:
-    """Those that train in a workspace, and what started them."""
+    """List the processes that train in a workspace, and their launchers."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 1) for line in listed.splitlines()[1:]]
     return [int(pid) for pid, args in rows if f"{workspace}/job.pkl" in args]
 
 
-def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_checkpoint(
+def test_processes_end_with_their_parent_and_a_later_run_resumes(
     job: Job, shared: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = replace(job, machine=two("fsdp"))
     (tmp_path / "job.pkl").write_bytes(pickle.dumps(start))
     script = "import pickle, captrain.training.runs as a; a.train(pickle.load(open('job.pkl', 'rb')))"
-    # Which process ends which is the point: nothing stands between them.
+    # Without the warm server, so that the processes are direct children.
     with monkeypatch.context() as patch:
         patch.delenv(EXECUTABLE)
         running = subprocess.Popen([PYTHON, "-c", script], cwd=tmp_path, stderr=subprocess.DEVNULL)
@@ -176,10 +176,10 @@ def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_ch
     running.wait()
     until(lambda: not processes(workspace.name))
     assert not (workspace / "result.json").exists()
-    # Each process has left its part.
+    # Each process has saved its shard.
     [checkpoint] = workspace.glob("checkpoints-*/checkpoint-1")
     assert len([*checkpoint.glob("pytorch_model_fsdp_0/*.distcp")]) == 2
-    # What a checkpoint says of the first step is not done again, so that it shows in the end.
+    # Mark the first step in the checkpoint, to see that it is not played again.
     for mark in workspace.glob("checkpoints-*/checkpoint-*/history.json"):
         first, *others = json.loads(mark.read_text())
         mark.write_text(json.dumps([{**first, "errors": 7}, *others]))
@@ -188,20 +188,19 @@ def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_ch
     assert again.digest == shared.digest
 
 
-def test_what_a_process_cannot_mend_reaches_the_caller_as_one_message(
+def test_an_error_in_a_process_reaches_the_caller(
     tiny: Path, environment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "letters.py"
-    # The first task of the second group, which the second process plays alone.
+    # The first task of the second group, which only the second process plays.
     path.write_text(environment.read_text().replace(SCORE, SCORE + BROKEN.format(3)))
     with pytest.raises(EnvironmentFault, match="letters.*broken in score"):
         trained(letters_job(tiny, path, rollouts=8), tmp_path, two("ddp"))
     assert capfd.readouterr().err == ""
 
 
-def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Job, tmp_path: Path) -> None:
-    # The embedded server in the place of vLLM. A random model seldom writes as its tokenizer would, so that turns are
-    # one: what is written is not read again.
+def test_rank_0_samples_for_all_where_a_policy_starts_servers(job: Job, tmp_path: Path) -> None:
+    # The embedded server replaces vLLM. One turn: a random model's tokens seldom survive decoding and encoding.
     sampling = {"_target_": "captrain.agents.vllm.VLLMPolicy", "temperature": 1.0, "max_turns": 1, "max_tokens": 4}
     served = replace(job, policy=Component.model_validate(sampling))
     settings = {"vllm": VLLM(python=sys.executable, command=[STAND_IN], gpus=0)}
@@ -213,7 +212,7 @@ def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Jo
     same_work(several, single, job)
 
 
-def test_two_processes_fine_tune_on_the_demonstrations_of_one(tiny: Path, tmp_path: Path) -> None:
+def test_two_processes_fine_tune_as_one_does(tiny: Path, tmp_path: Path) -> None:
     one = fine_tuned(tiny, tmp_path / "one", on())
     several = fine_tuned(tiny, tmp_path / "two", two("fsdp", rows=1, gradient_checkpointing=True))
     assert len(one.losses) == 6 and one.losses[-1] < one.losses[0]
@@ -223,7 +222,7 @@ def test_two_processes_fine_tune_on_the_demonstrations_of_one(tiny: Path, tmp_pa
 
 
 @pytest.mark.needs("minutes")
-def test_two_processes_distil_in_bfloat16_what_one_does(job: Job, tiny: Path, tmp_path: Path) -> None:
+def test_two_processes_distil_in_bfloat16_as_one_does(job: Job, tiny: Path, tmp_path: Path) -> None:
     sampling = job.policy.model_copy(update={"precision": "float32"})
     trainer = job.trainer.model_copy(update={"hints": 0.0})
     teacher = lora(tiny, tmp_path / "teacher", 0)
@@ -243,13 +242,15 @@ def test_two_processes_distil_in_bfloat16_what_one_does(job: Job, tiny: Path, tm
     assert [row.rollouts for row in several.history] == [8, 16] == [row.rollouts for row in one.history]
 
 
-def test_one_process_is_what_it_was(tiny: Path, environment: Path, tmp_path: Path) -> None:
+def test_explicit_defaults_and_smaller_passes_train_the_same_adapter(
+    tiny: Path, environment: Path, tmp_path: Path
+) -> None:
     one = letters_job(tiny, environment, rollouts=8)
     assert one.machine.accelerate == Accelerate() and collectives.checkpoints(Accelerate()) == "checkpoints"
     plain, explicit = trained(one, tmp_path / "a", one.machine), trained(one, tmp_path / "b", on(strategy="none"))
     assert plain.digest == explicit.digest and plain.folder.parent.name == explicit.folder.parent.name
     assert not [*tmp_path.glob("*/.cache/adapters/*/accelerate.yaml")]
-    # The parts of a batch add up to the batch.
+    # Smaller passes add up to the batch.
     parted = trained(one, tmp_path / "c", on(rows=2))
     assert parted.history == plain.history
     whole, parts = adaptation(plain.folder), adaptation(parted.folder)
@@ -259,7 +260,7 @@ def test_one_process_is_what_it_was(tiny: Path, environment: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_the_configuration_is_what_accelerate_reads(strategy: Any, tmp_path: Path) -> None:
+def test_accelerate_reads_all_of_the_configuration(strategy: Any, tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils import DistributedType
@@ -270,7 +271,7 @@ def test_the_configuration_is_what_accelerate_reads(strategy: Any, tmp_path: Pat
     assert isinstance(found, ClusterConfig) and found.num_processes == 4 and found.mixed_precision == "no"
     assert found.distributed_type == {"ddp": DistributedType.MULTI_GPU, "fsdp": DistributedType.FSDP}[strategy]
     options = vars(launch_command_parser().parse_args(["x.py"]))
-    # Whatever accelerate has no option for, it would pass over in silence.
+    # accelerate ignores unknown settings silently.
     assert set(found.fsdp_config or {}) <= set(options)
     assert ((found.fsdp_config or {}).get("fsdp_version") == 2) == (strategy == "fsdp")
 
@@ -284,22 +285,21 @@ def test_the_configuration_is_what_accelerate_reads(strategy: Any, tmp_path: Pat
         (["machine=fsdp", "machine.accelerate.precision=float16"], "float16|bfloat16"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(overrides: list[str], said: str) -> None:
+def test_contradictory_settings_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         compose_spec("paper_tau2", 42, overrides, ROOT / "conf")
 
 
 @pytest.mark.parametrize("experiment", ["paper_tau2", "paper_toolsandbox"])
-def test_the_paper_s_settings_train_attention_over_gpus(experiment: str) -> None:
+def test_the_papers_settings_train_attention_over_gpus(experiment: str) -> None:
     chosen = compose_spec(experiment, 42, ["machine=fsdp"], ROOT / "conf")
     assert chosen.machine.accelerate.strategy == "fsdp" and chosen.machine.accelerate.precision == "bfloat16"
     assert build(chosen.trainer, GRPO).targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-def test_groups_that_do_not_divide_are_refused_before_anything_starts(
+def test_groups_that_do_not_divide_are_refused_before_a_process_starts(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The sandbox of the environment starts a process of its own.
     monkeypatch.setattr("captrain.training.processes._run", lambda *_: pytest.fail("they were started"))
     with pytest.raises(UserError, match="processes = 3 .* cannot share the trainer.groups_per_step groups .* are 2"):
         trained(letters_job(tiny, environment), tmp_path, on(processes=3, strategy="ddp"))
@@ -319,20 +319,20 @@ def test_a_mixture_of_experts_is_adapted_at_its_attention(mixture: Path, environ
     assert {str(tensor.dtype) for tensor in kept.values()} == {"torch.float32"}
     assert max(tensor.abs().max().item() for name, tensor in kept.items() if "lora_B" in name) > 0
     assert got.rollouts == 8 and got.history[0].informative > 0
-    # The experts are one tensor each, and no linear layers.
+    # Experts are tensors, not linear layers.
     with inside(tmp_path), pytest.raises(UserError, match=r"trainer\.targets.*gate_proj.*trainer\.experts=true adapts"):
         train(replace(letters_job(mixture, environment, rollouts=8), machine=on(precision="bfloat16")))
 
 
-def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
+def test_shared_beginnings_train_a_dense_float32_base_as_trl_does(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heads of TRL, which compute every row by itself, are the measure."""
+    """Compare with TRL's heads, which compute each row separately."""
     import torch
 
     from captrain.models import passes
 
-    # With seed 0 one weight of 4,352 has a gradient that is all noise, and Adam makes a whole step of its sign.
+    # Not seed 0: there the gradient of one weight is only noise, and Adam makes a whole step of its sign.
     job = replace(letters_job(tiny, environment, rollouts=16, policy={"precision": "float32"}), seed=1)
     once = weights(trained(job, tmp_path / "once", on(precision="float32")).folder)
     monkeypatch.setattr(passes, "DENSE", ())
@@ -342,7 +342,7 @@ def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
         torch.testing.assert_close(tensor, by_rows[name], rtol=0, atol=1e-5)
 
 
-def test_processes_that_compute_on_a_cpu_see_no_gpu_and_wait_as_long_as_rollouts_may_take(tmp_path: Path) -> None:
+def test_cpu_processes_see_no_gpu_and_have_a_long_timeout(tmp_path: Path) -> None:
     def describe(machine: Machine, workspace: Path) -> JsonObject:
         group: Any = torch.distributed.group.WORLD
         timeout = group._get_backend(torch.device("cpu")).options._timeout

@@ -80,6 +80,6 @@ def test_grpo_trains_experts_and_samples_with_them(mixture: Path, tmp_path: Path
         assert acting.scores(prompt, [4, 8, 15], str(trained.folder)) != acting.scores(prompt, [4, 8, 15])
 
 
-def test_a_base_without_experts_is_refused_them(tiny: Path) -> None:
+def test_experts_of_a_dense_base_are_refused(tiny: Path) -> None:
     with pytest.raises(UserError, match="trainer.experts = true, and the base is not a mixture of experts"):
         lora_config(load_module(tiny, "float32"), SHAPE)

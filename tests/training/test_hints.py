@@ -1,4 +1,4 @@
-"""Hints: read by a share of the rollouts while they are sampled, and nowhere to be found in what is trained on."""
+"""Hints: a share of the rollouts reads them while sampling, and training never sees them."""
 
 import shutil
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def hinting(letters: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[engine.EngineRow]:
-    """Every row that the engine samples from here on: what the model really read."""
+    """Collect the rows that the engine samples: what the model really read."""
     rows: list[engine.EngineRow] = []
     run = engine.sample_rows
     monkeypatch.setattr(
@@ -50,25 +50,23 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[engine.EngineRow]:
 
 
 def batch_of(trainer: Any, count: int) -> dict[str, Any]:
-    """One batch of the letters environment, so many groups, as it goes into the update."""
+    """Make a batch of `count` groups of the letters environment, as the update takes it."""
     return trainer._generate_and_score_completions(groups(count))
 
 
 def now(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Score the batch's completions by the model as it is now, as the loss computes it."""
+    """Score the batch's completions by the current model, as the loss does."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     width = batch["completion_ids"].shape[1]
     return trainer._get_per_token_logps_and_entropies(trainer.model, ids, seen, width)[0].detach()
 
 
-def test_the_ratio_is_one_before_the_first_update_under_the_prompt_that_is_trained_on(
-    tiny: Path, hinting: Path
-) -> None:
+def test_the_ratio_without_the_hint_is_one_before_the_first_update(tiny: Path, hinting: Path) -> None:
     trainer = trainer_of(job(tiny, hinting, trainer={**HALF, "groups_per_step": 4}, rollouts=16, skip=0))
     torch.manual_seed(0)
     with torch.no_grad():
-        # The weights that sample are those of an adapter that changes something.
+        # An adapter that changes something.
         for name, parameter in trainer.model.named_parameters():
             if "lora_" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
@@ -78,12 +76,12 @@ def test_the_ratio_is_one_before_the_first_update_under_the_prompt_that_is_train
     learnt = (batch["tool_mask"] * batch["completion_mask"]).bool()
     log_ratio = (now(trainer, batch) - batch["old_per_token_logps"]) * learnt
     assert log_ratio[hinted].abs().max() < 2e-6 and log_ratio[~hinted].abs().max() < 1e-4
-    # Not so if the old policy were the sampler with the hint before its eyes.
+    # The sampler, which read the hint, gave other log-probabilities.
     assert ((now(trainer, batch) - sampler) * learnt)[hinted].abs().max() > 0.1
     assert (batch["old_per_token_logps"][~hinted].float() == sampler[~hinted]).all()
 
 
-def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counted(
+def test_hints_are_neither_trained_on_nor_scored_but_their_tokens_are_counted(
     tiny: Path, hinting: Path, read: list[engine.EngineRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[str] = []
@@ -114,7 +112,7 @@ def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counte
     assert step.completion_tokens == sum(sum(row.mask) for row in read)
 
 
-def test_without_a_system_prompt_the_first_message_ends_in_the_hint(
+def test_without_a_system_prompt_the_first_message_has_the_hint(
     tiny: Path, hinting: Path, read: list[engine.EngineRow]
 ) -> None:
     hinting.write_text(hinting.read_text().replace('{"role": "system", "content": "Talk."}, ', ""))
@@ -128,7 +126,7 @@ def test_without_a_system_prompt_the_first_message_ends_in_the_hint(
     )
 
 
-def test_each_rollout_draws_by_its_own_key_whether_it_reads_the_hint(tiny: Path, hinting: Path) -> None:
+def test_each_rollout_draws_its_hint_by_its_own_key(tiny: Path, hinting: Path) -> None:
     def drawn(share: float | list[float], count: int = 64, **changes: Any) -> torch.Tensor:
         recipe = {"hints": share, "groups_per_step": count}
         trainer = trainer_of(job(tiny, hinting, trainer=recipe, rollouts=4 * count, skip=0, **changes))
@@ -137,20 +135,20 @@ def test_each_rollout_draws_by_its_own_key_whether_it_reads_the_hint(tiny: Path,
 
     third = drawn(0.3)
     assert third.float().mean() == pytest.approx(0.3, abs=0.06)
-    # By position in the group nothing is decided, and most groups hold both kinds.
+    # The position in the group does not matter, and most groups have both kinds.
     assert all(0.15 < share < 0.45 for share in third.float().mean(0).tolist())
     assert (third.any(1) & ~third.all(1)).sum() > 32
     assert (drawn(0.3, 8, policy={"batch": 3}) == third[:8]).all()
     assert (drawn(0.3, 8, seed=1) != third[:8]).any()
     assert drawn(1.0, 2).all() and not drawn(0.0, 2).any()
-    # Of a range each task draws its share: it is the middle over tasks, and the tasks differ.
+    # With a range, tasks have different shares, whose mean is the middle.
     assert (drawn([0.3, 0.3]) == third).all()
     ranged = drawn([0.0, 1.0]).float().mean(1)
     assert ranged.mean() == pytest.approx(0.5, abs=0.1) and ranged.std() > 1.2 * third.float().mean(1).std()
 
 
 @pytest.mark.needs("minutes")
-def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(
+def test_without_hints_the_adapter_is_the_same(
     tiny: Path, hinting: Path, letters: Callable[..., Path], tmp_path: Path
 ) -> None:
     (tmp_path / "plain").mkdir()
@@ -226,7 +224,7 @@ class Environment:
 
 @pytest.fixture
 def obedient(tiny: Path, tmp_path: Path) -> Path:
-    """The tiny model after a few lessons: it says no, and yes where it is told to."""
+    """The tiny model, taught to say no, and yes when told to."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from captrain.models.chat import Chat
@@ -245,7 +243,7 @@ def obedient(tiny: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedient: Path, tmp_path: Path) -> None:
+def test_hints_teach_a_task_that_is_out_of_reach_without_them(obedient: Path, tmp_path: Path) -> None:
     path = tmp_path / "obey.py"
     path.write_text(OBEY)
 
@@ -260,7 +258,7 @@ def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedie
         assert first.unhinted_passed == 0 and first.unhinted
         passed, unhinted = (sum(getattr(step, name) for step in late) for name in ("unhinted_passed", "unhinted"))
         assert passed > 0.8 * unhinted > 0
-        # By itself, and not only while it is trained.
+        # After training, without the hint.
         one = job(obedient, path, policy={"temperature": 0.0})
         policy = build(one.policy, LocalPolicy, model=obedient)
         [task] = load_file(path).tasks("test", 1)
@@ -276,7 +274,7 @@ def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedie
         ("raise KeyError('x')", "environment letters .* raised KeyError: 'x' in hint on letters/training/"),
     ],
 )
-def test_a_hint_that_is_none_is_the_environments_fault(
+def test_an_invalid_hint_is_a_fault_of_the_environment(
     tiny: Path, hinting: Path, tmp_path: Path, body: str, said: str
 ) -> None:
     hinting.write_text(hinting.read_text().replace(f'return "{HINT}"', body))
@@ -284,7 +282,7 @@ def test_a_hint_that_is_none_is_the_environments_fault(
         train(job(tiny, hinting, trainer={"hints": 1.0}))
 
 
-def test_a_share_beyond_one_is_refused(tiny: Path, hinting: Path) -> None:
+def test_a_share_above_one_is_refused(tiny: Path, hinting: Path) -> None:
     from captrain.run.components import check
 
     with pytest.raises(UserError, match="trainer.hints"):

@@ -1,4 +1,4 @@
-"""Merging: what each method makes of small matrices, and a student that is moved towards its specialists."""
+"""Merging: each method on small matrices, and distillation of specialists into a student."""
 
 import contextlib
 import json
@@ -38,13 +38,13 @@ MODULE = "base_model.model.layer"
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Workspaces and outputs lie in a working folder of the test's own."""
+    """Run each test in a working folder of its own."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def adapter(folder: Path, matrix: Any, scale: float = 1.0) -> Adapter:
-    """An adapter that adds scale x matrix to one module, with a rank as high as the matrix is wide."""
+    """An adapter that adds scale x matrix to one module, with the matrix's width as its rank."""
     import torch
     from safetensors.torch import save_file
 
@@ -59,7 +59,7 @@ def adapter(folder: Path, matrix: Any, scale: float = 1.0) -> Adapter:
 
 
 def made(method: str, *members: Adapter, density: float = 1.0, seed: int = 0) -> Any:
-    """Merge by a method and return what its adapter adds to the one module."""
+    """Merge by a method and return what the result adds to the module."""
     named = {f"member_{at}": member for at, member in enumerate(members)}
     up, down = lora_factors(added(merge(method, named, density=density, seed=seed)))[MODULE]
     return up.double() @ down.double()
@@ -86,30 +86,30 @@ def near(found: Any, expected: Any) -> bool:
     [
         ("sum", [[-2, 9], [4, 5]]),
         ("mean", [[-1, 4.5], [2, 2.5]]),
-        # Of each the two largest stay: [[4, 0], [2, 0]] and [[-6, 10], [0, 0]]; where signs differ, the greater mass.
+        # Each keeps its two largest, [[4, 0], [2, 0]] and [[-6, 10], [0, 0]]; the sign with more mass wins.
         ("ties", [[-6, 10], [2, 0]]),
     ],
 )
-def test_small_matrices_are_merged_as_by_hand(inside: Path, method: str, expected: list[list[float]]) -> None:
+def test_small_matrices_merge_as_computed_by_hand(inside: Path, method: str, expected: list[list[float]]) -> None:
     one = adapter(inside / "one", [[4, -1], [2, 1]])
     two = adapter(inside / "two", [[-3, 5], [1, 2]], scale=2.0)
     assert near(made(method, one, two, density=0.5), expected)
 
 
-def test_dare_drops_weights_at_random_and_makes_up_for_it(inside: Path) -> None:
+def test_dare_drops_weights_at_random_and_rescales(inside: Path) -> None:
     import torch
 
     one, two = torch.full((8, 8), 1.0), torch.full((8, 8), 10.0)
     members = adapter(inside / "one", one), adapter(inside / "two", two)
     found = 2 * made("dare", *members, density=0.5)
-    # Each weight is kept or not, in each member by itself, and doubled where it is kept.
+    # Each member keeps and doubles each weight, or drops it.
     assert all(any(abs(value - kind) < 1e-4 for kind in (0, 2, 20, 22)) for value in found.flatten().tolist())
     assert {round(value) for value in found.flatten().tolist()} == {0, 2, 20, 22}
     assert near(made("dare", *members, density=0.5), found / 2)
     assert not near(made("dare", *members, density=0.5, seed=1), found / 2)
 
 
-def test_svd_is_the_best_approximation_of_the_sum_at_the_rank_of_a_member(inside: Path) -> None:
+def test_svd_is_the_best_approximation_at_the_rank_of_a_member(inside: Path) -> None:
     import torch
 
     torch.manual_seed(0)
@@ -135,7 +135,7 @@ def thin(folder: Path, up: Any, down: Any) -> Adapter:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_identical_adapters_merge_to_themselves_at_their_own_rank(inside: Path, method: str) -> None:
+def test_identical_adapters_merge_to_themselves(inside: Path, method: str) -> None:
     import torch
 
     torch.manual_seed(1)
@@ -147,22 +147,22 @@ def test_identical_adapters_merge_to_themselves_at_their_own_rank(inside: Path, 
     assert near(found.double() @ across.double(), times * (up @ down).double()) and rank(one.folder) == 2
 
 
-def test_core_keeps_adapters_of_orthogonal_subspaces_whole_where_ties_does_not(inside: Path) -> None:
+def test_core_but_not_ties_keeps_adapters_of_orthogonal_subspaces(inside: Path) -> None:
     import torch
 
     torch.manual_seed(2)
     left, right = (torch.linalg.qr(torch.randn(size, size))[0] for size in (6, 5))
-    # Two adapters of rank 1 that read and write different directions, neither along an axis of the weights.
+    # Two adapters of rank 1 with different directions, none along an axis of the weights.
     one = thin(inside / "one", 3 * left[:, :1], right[:, :1].T)
     two = thin(inside / "two", 5 * left[:, 1:2], 2 * right[:, 1:2].T)
     total = (3 * left[:, :1] @ right[:, :1].T + 10 * left[:, 1:2] @ right[:, 1:2].T).double()
     assert near(made("core", one, two), total) and near(made("sum", one, two), total)
     assert not near(made("ties", one, two), total)
-    # Each acts on what it reads as if it were alone.
+    # Each acts on its own input direction as if alone.
     assert near(made("core", one, two) @ right[:, 0].double(), 3 * left[:, 0].double())
 
 
-def test_merges_of_updates_are_what_peft_makes_of_them(tiny: Path, inside: Path) -> None:
+def test_merged_updates_equal_those_of_peft(tiny: Path, inside: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -182,7 +182,7 @@ def test_merges_of_updates_are_what_peft_makes_of_them(tiny: Path, inside: Path)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_merged_adapter_is_plain_and_equal_whenever_it_is_made(tiny: Path, inside: Path, method: str) -> None:
+def test_a_merged_adapter_is_plain_and_reproducible(tiny: Path, inside: Path, method: str) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -202,7 +202,7 @@ def test_a_merged_adapter_is_plain_and_equal_whenever_it_is_made(tiny: Path, ins
     assert not list(Path(".cache/merging").glob(".*"))
 
 
-def test_adapters_that_do_not_go_together_are_refused(tiny: Path, inside: Path) -> None:
+def test_adapters_of_different_modules_are_refused(tiny: Path, inside: Path) -> None:
     members = {"a": lora(tiny, inside / "a", 0), "b": lora(tiny, inside / "b", 1, target_modules=["q_proj"])}
     with pytest.raises(UserError, match="change different modules"):
         merge("mean", members, density=0.5, seed=0)
@@ -213,7 +213,7 @@ def test_adapters_that_do_not_go_together_are_refused(tiny: Path, inside: Path) 
 
 @pytest.fixture(scope="module")
 def teachers(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Adapter]:
-    """Two adapters that say quite other things than the tiny model."""
+    """Two adapters that change the tiny model a lot."""
     home = tmp_path_factory.mktemp("teachers")
     return {name: lora(tiny, home / name, seed) for seed, name in enumerate(("first", "second"))}
 
@@ -226,7 +226,7 @@ def job(tiny: Path, folder: Path, teachers: dict[str, Adapter], **changes: Any) 
     return Distillation(**vars(one), teachers=tuple(teachers[place.name] for place in places))
 
 
-def test_the_student_is_moved_towards_the_teacher_of_each_environment(
+def test_the_student_approaches_the_teacher_of_each_environment(
     tiny: Path, inside: Path, teachers: dict[str, Adapter]
 ) -> None:
     quick = {"group_size": 8, "epochs": 4}
@@ -236,10 +236,10 @@ def test_the_student_is_moved_towards_the_teacher_of_each_environment(
         assert far[-1] < 0.7 * far[0] and far[0] > 0.05
 
 
-def test_the_loss_is_the_mean_over_the_tokens_that_the_student_wrote_itself(
+def test_the_distillation_loss_is_the_mean_over_the_students_tokens(
     tiny: Path, inside: Path, teachers: dict[str, Adapter]
 ) -> None:
-    """A student that has not been moved yet acts as the base; here its rollouts are read one by one."""
+    """Before its first update, the student acts as the base: compute the divergence of its rollouts one by one."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -278,7 +278,7 @@ def test_the_student_begins_as_the_base(tiny: Path, inside: Path) -> None:
     assert one.history[0].divergence == 0.0
 
 
-def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_turn(
+def test_distillation_spends_its_budget_on_tasks_beyond_calibration_in_turn(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], opened: list[Task]
 ) -> None:
     one = train(job(tiny, inside, teachers))
@@ -292,7 +292,7 @@ def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_tur
 
 
 @pytest.mark.needs("minutes")
-def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_step(
+def test_a_student_is_reproducible_and_resumes_from_its_last_step(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], opened: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from captrain.training.student import Student
@@ -316,7 +316,7 @@ def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_
             train(job(tiny, inside, teachers))
         opened.clear()
         resumed = train(job(tiny, inside, teachers))
-        # The third step is played again, and no other.
+        # Only the third step is played again.
         assert len(opened) == 8
         assert (resumed.digest, resumed.history) == (whole.digest, whole.history)
         assert sorted(path.name for path in resumed.folder.parent.iterdir()) == ["adapter", "lock", "result.json"]
@@ -333,7 +333,7 @@ def test_a_student_spends_its_budget_to_the_last_rollout(
 
 
 @pytest.mark.parametrize("removed", further(["", "adapter_model.safetensors", "adapter_config.json", "README.md"]))
-def test_an_altered_student_or_what_is_missing_of_it_is_refused_once_and_trained_again(
+def test_an_altered_or_incomplete_student_is_refused_once_and_trained_again(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], removed: str
 ) -> None:
     one = train(job(tiny, inside, teachers, rollouts=8))
@@ -347,7 +347,9 @@ def test_an_altered_student_or_what_is_missing_of_it_is_refused_once_and_trained
     assert train(job(tiny, inside, teachers, rollouts=8)).digest == one.digest
 
 
-def test_what_cannot_be_distilled_is_refused(tiny: Path, inside: Path, teachers: dict[str, Adapter]) -> None:
+def test_distilling_into_a_policy_without_weights_is_refused(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter]
+) -> None:
     scripted = {"_target_": "captrain.agents.scripted.ScriptedPolicy", "skill": 1.0}
     acting = job(tiny, inside, teachers)
     with pytest.raises(UserError, match="distillation: an adapter is trained for a model whose weights are at hand"):
@@ -371,13 +373,13 @@ def project(folder: Path, base: Path, methods: list[str], teachers: dict[str, Ad
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[None]:
-    """The stage in this process."""
+    """Run the stage in this process."""
     with contextlib.chdir(folder):
         runpy.run_path("stages/merging.py", run_name="__main__")
         yield
 
 
-def test_the_stage_leaves_every_adapter_and_the_ledger_of_what_was_sampled(
+def test_the_merging_stage_publishes_every_adapter_and_its_ledger(
     tiny: Path, inside: Path, teachers: dict[str, Adapter]
 ) -> None:
     methods = [*METHODS, "distillation"]
@@ -397,7 +399,7 @@ def test_the_stage_leaves_every_adapter_and_the_ledger_of_what_was_sampled(
 
 
 @pytest.mark.parametrize("methods", further([[], ["mean"]]))
-def test_with_nothing_to_merge_the_stage_says_so_and_never_loads_torch(
+def test_with_nothing_to_merge_the_stage_never_loads_torch(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], methods: list[str]
 ) -> None:
     folder = project(inside / "project", tiny, methods, {} if methods else teachers)
@@ -414,7 +416,7 @@ def test_with_nothing_to_merge_the_stage_says_so_and_never_loads_torch(
     assert (folder / "artifacts/merging").is_dir()
 
 
-def test_the_stage_refuses_an_adapter_that_was_altered(
+def test_the_merging_stage_refuses_an_altered_adapter(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = project(inside / "project", tiny, ["mean"], teachers)

@@ -1,4 +1,4 @@
-"""Fine-tuning by itself: a process that is killed in the middle of it leaves nothing to do twice."""
+"""Fine-tuning: resume after a kill, and gradients that are not finite."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from captrain.training import sft
 
 MACHINE = Machine(workers=1, batch=1)
 UPDATES, EVERY, DEATH = 6, 2, 5
-"""Updates of the whole, updates between checkpoints, and the one in which the process dies."""
+"""Updates in all, updates between checkpoints, and the update in which the process dies."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -24,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in adapter.iterdir()}
 
 
-def test_a_fine_tuning_that_was_killed_goes_on_from_its_last_checkpoint_to_the_same_bytes(
+def test_a_killed_fine_tuning_resumes_to_the_same_bytes(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import Trainer
@@ -58,7 +58,7 @@ def test_a_fine_tuning_that_was_killed_goes_on_from_its_last_checkpoint_to_the_s
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_a_gradient_that_is_not_finite_ends_a_training_with_a_message_and_its_checkpoints_stay(
+def test_a_gradient_that_is_not_finite_ends_the_training_and_keeps_its_checkpoints(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import Trainer
@@ -79,7 +79,7 @@ def test_a_gradient_that_is_not_finite_ends_a_training_with_a_message_and_its_ch
     assert len([*tmp_path.glob(".cache/lesson/**/history.json")]) == DEATH // EVERY
 
 
-def test_float64_computes_on_the_cpu_beside_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_computes_on_the_cpu_even_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     precisions = ("float64", "float32", "bfloat16")
     for is_there, expected in ((True, [True, False, False]), (False, [True, True, True])):
         monkeypatch.setattr("torch.cuda.is_available", lambda is_there=is_there: is_there)

@@ -1,4 +1,4 @@
-"""Adapters that are taught by the environments' own solutions, or by the agent's own passed rollouts in them."""
+"""Adapters taught by the environments' solutions, or by the agent's own passed rollouts."""
 
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,13 @@ from captrain.training.solutions import FAILED, WRONG, SolutionLesson, solution_
 
 pytestmark = pytest.mark.usefixtures("vouched")
 
-# Pays for the very word of its solutions.
+# Rewards only the word of its solutions.
 EXACT = (
     "sum(letter.isascii() and letter.isalpha() for letter in said) / max(1, len(said))",
     'float(said == "yes" * task["data"]["turns"])',
 )
 SMALL = [
-    # A model this small, with random weights, is never sure: sampled cold, it shows what it has learnt.
+    # A small model with random weights is never sure: a low temperature shows what it has learnt.
     "policy.temperature=0.1",
     "policy.max_turns=3", "policy.max_tokens=8", "policy.precision=float32", "trainer.rank=8", "trainer.alpha=16",
     "baselines.solutions.run=true", "baselines.solutions.demonstrations=41", "baselines.solutions.epochs=6",
@@ -44,7 +44,7 @@ def chosen(*overrides: str) -> Spec:
 
 
 def written(folder: Path, name: str, change: tuple[str, str] = ("", "")) -> None:
-    """An environment with its passport, the pair in a folder of its own."""
+    """Write an environment with its passport; pairs have a folder of their own."""
     path = folder / f"results/{'pairs' if '+' in name else 'environments'}/{name}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(LETTERS.format(name=name, flat=0).replace(*change))
@@ -61,7 +61,7 @@ def taught(folder: Path, base: Path, *overrides: str) -> FineTuned:
 
 
 def lesson_of(spec: Spec) -> SolutionLesson:
-    """Plan the lesson of the adapter over all environments of the working folder."""
+    """Plan the lesson over all environments of the working folder."""
     folders = (Path("results/environments"), Path("results/pairs"))
     environments = tuple(item for folder in folders for item in training_environments(folder))
     return generalist_lesson(spec, Path("artifacts/base"), RoundState([], [], {}, [], environments))
@@ -80,7 +80,7 @@ def one(home: Path, tiny: Path) -> FineTuned:
     return taught(home, tiny)
 
 
-def test_solutions_of_all_environments_alike_teach_what_these_pay_for(home: Path, tiny: Path, one: FineTuned) -> None:
+def test_solutions_of_all_environments_teach_what_is_rewarded(home: Path, tiny: Path, one: FineTuned) -> None:
     card = (home / one.folder / "README.md").read_text()
     assert [line.split()[4:] for line in card.splitlines() if line.startswith("| of these from")] == [
         [f"{name},", "fingerprint", load_file(home / f"results/{kind}/{name}.py").fingerprint, "|", count, "|"]
@@ -99,7 +99,7 @@ def test_solutions_of_all_environments_alike_teach_what_these_pay_for(home: Path
     assert rates[0] == 0.0 and rates[1] is not None and rates[1] > 0.8
 
 
-def test_solutions_are_of_training_tasks_that_calibration_has_not_played(
+def test_solutions_are_of_training_tasks_beyond_calibration(
     tiny: Path,
     tmp_path: Path,
     opened: list[Task],  # noqa: F811
@@ -112,7 +112,7 @@ def test_solutions_are_of_training_tasks_that_calibration_has_not_played(
     ]  # fmt: skip
 
 
-def test_what_is_no_solution_or_cannot_be_read_is_left_out_and_counted(tiny: Path, tmp_path: Path) -> None:
+def test_wrong_and_overlong_solutions_are_left_out_and_counted(tiny: Path, tmp_path: Path) -> None:
     written(tmp_path, "alpha", ('"content": "yes"', '"content": "yes" if task["data"]["i"] % 2 else "1234"'))
     written(tmp_path, "beta", ('"content": "yes"', '"content": "yes" * (1 + 4000 * (task["data"]["i"] == 4))'))
     few = "class Environment:\n    def size(self, split):\n        return 5\n"
@@ -125,7 +125,9 @@ def test_what_is_no_solution_or_cannot_be_read_is_left_out_and_counted(tiny: Pat
         taught(tmp_path, tiny, "baselines.solutions.demonstrations=30")
 
 
-def test_equal_seeds_give_equal_bytes_and_others_do_not(home: Path, tiny: Path, one: FineTuned, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_adapters_and_others_do_not(
+    home: Path, tiny: Path, one: FineTuned, tmp_path: Path
+) -> None:
     for name in ("alpha", "beta", "alpha+beta"):
         written(tmp_path, name, EXACT)
     assert taught(tmp_path, tiny).digest == one.digest
@@ -133,9 +135,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(home: Path, tiny: Path, 
         assert teach_solutions(lesson_of(compose_spec("smoke", 1, SMALL, ROOT / "conf"))).digest != one.digest
 
 
-def test_passed_rollouts_of_the_agent_teach_where_nobody_wrote_solutions_and_each_is_counted(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_the_agents_own_passed_rollouts_teach_and_all_are_counted(tiny: Path, tmp_path: Path) -> None:
     written(tmp_path, "alpha")
     tuned = taught(
         tmp_path, tiny, "baselines.solutions.source=rollouts", "baselines.solutions.rollouts=24",
@@ -146,7 +146,7 @@ def test_passed_rollouts_of_the_agent_teach_where_nobody_wrote_solutions_and_eac
     [entry] = tuned.costs
     assert (entry.rollouts, entry.purpose, entry.stage) == (24, "training", "solutions")
     assert tuned.summary()["rollouts"] == 24
-    # Few pass, and each is seen as often as 48 demonstrations would take.
+    # Few pass, so each is repeated until 48 demonstrations are seen.
     updates = round(48 / tuned.demonstrations) * -(-tuned.demonstrations // 16)
     assert len(tuned.losses) == updates
 
@@ -162,7 +162,7 @@ def test_a_specialist_is_taught_on_its_own_environment_alone(home: Path, tiny: P
     ]  # fmt: skip
 
 
-# Faults of a known rate, on the desk's own solutions.
+# Faults of a known rate, in the desk's solutions
 
 
 DESK = CheckedEnvironment(ServiceDesk(mix="mixed"), "servicedesk", "desk")
@@ -173,7 +173,7 @@ def faulty(task: Task, rate: float) -> list[Message]:
 
 
 @pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0, 0), (0.2, 55, 105), (1.0, 400, 400)])
-def test_so_many_solutions_are_altered_and_by_their_tasks_alone(rate: float, low: int, high: int) -> None:
+def test_the_rate_of_solutions_is_altered_by_their_tasks_alone(rate: float, low: int, high: int) -> None:
     tasks = DESK.tasks("training", 400)
     altered = [faulty(task, rate) != DESK.reference(task) for task in tasks]
     assert low <= sum(altered) <= high
@@ -181,7 +181,7 @@ def test_so_many_solutions_are_altered_and_by_their_tasks_alone(rate: float, low
     assert again == altered[::-1]
 
 
-def test_a_random_fault_drops_a_call_or_changes_one_digit_and_the_score_refuses_about_half() -> None:
+def test_a_random_fault_drops_a_call_or_changes_a_digit_and_fails_about_half() -> None:
     tasks, shorter, changed, refused = DESK.tasks("training", 200), 0, 0, 0
     for task in tasks:
         solution, reference = faulty(task, 1.0), DESK.reference(task)
@@ -189,7 +189,7 @@ def test_a_random_fault_drops_a_call_or_changes_one_digit_and_the_score_refuses_
         changed += len(solution) == len(reference)
         refused += not DESK.score(task, DESK.play(task, solution)).success
     assert shorter + changed == 200 and min(shorter, changed) > 40
-    assert 80 < refused < 140  # a look-up that is left out or goes astray may cost nothing
+    assert 80 < refused < 140  # dropping or changing a look-up may cost nothing
 
 
 def test_a_systematic_fault_is_the_broken_step_of_the_environment(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_systematic_fault_is_the_broken_step_of_the_environment(tmp_path: Path
         assert not target.score(task, target.play(task, broken)).success
 
 
-def test_without_the_filter_faulty_solutions_are_taught(home: Path, tiny: Path, tmp_path: Path) -> None:
+def test_without_the_filter_faulty_solutions_are_used(home: Path, tiny: Path, tmp_path: Path) -> None:
     for name in ("alpha", "beta"):
         written(tmp_path, name, ('"content": "yes"', '"content": "yes" if task["data"]["i"] % 2 else "1234"'))
     kept = taught(tmp_path, tiny, "baselines.solutions.demonstrations=12", "baselines.solutions.faults.filtered=false")

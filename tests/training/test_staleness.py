@@ -1,4 +1,4 @@
-"""Rollouts that are played while another step trains."""
+"""Staleness: rollouts of the next step are played while this one trains."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ def served(base: Path, environment: Path, staleness: int, **changes: Any) -> Job
     return replace(one, policy=acting, machine=machine(replicas=1))
 
 
-def test_one_slow_episode_in_eight_does_not_hold_up_the_steps(
+def test_a_slow_episode_does_not_delay_the_next_step(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -42,7 +42,7 @@ def test_one_slow_episode_in_eight_does_not_hold_up_the_steps(
         return answer(self, play)
 
     def before(*_: Any) -> None:
-        """Update once the slow episode of the next step is under way, where it may be before."""
+        """Update once the slow episode of the next step has begun, if staleness allows it."""
         until(lambda: staleness == 0 or len(updates) == 3 or len(updates) + 1 in began)
 
     monkeypatch.setattr(VLLMPolicy, "_answer", slow)
@@ -70,7 +70,7 @@ def test_one_slow_episode_in_eight_does_not_hold_up_the_steps(
     assert all(step.staleness is None for step in fresh.history)
 
 
-def test_a_model_in_this_process_cannot_sample_while_it_trains(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+def test_staleness_with_a_local_model_is_refused(tiny: Path, letters: Letters, tmp_path: Path) -> None:
     with inside(tmp_path / "work"), pytest.raises(UserError, match="trainer.staleness = 1") as refused:
         train(job(tiny, letters(), trainer={"staleness": 1}))
     assert "policy=vllm" in refused.value.remedy

@@ -79,7 +79,7 @@ def untracked(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("name", "read"), TRACKERS)
 @pytest.mark.usefixtures("offline")
-def test_a_tracked_training_that_is_killed_and_resumes_reports_each_step_and_ends_in_the_same_bytes(
+def test_a_killed_and_resumed_training_reports_each_step_and_gives_the_same_bytes(
     name: str, read: Callable[[], Values], tiny: Path, tmp_path: Path, warm: Path, untracked: Path
 ) -> None:
     tracked = project(tmp_path / "tracked", tiny, "letters", more=[f"machine.report_to=[{name}]"])
@@ -101,7 +101,7 @@ def test_a_tracked_training_that_is_killed_and_resumes_reports_each_step_and_end
 
 @pytest.mark.parametrize("name", ["tensorboard", pytest.param("wandb", marks=pytest.mark.needs("wandb"))])
 @pytest.mark.usefixtures("offline")
-def test_a_tracked_fine_tuning_reports_the_loss_of_each_update_and_is_the_same_adapter(
+def test_a_tracked_fine_tuning_reports_each_loss_and_gives_the_same_adapter(
     name: Any, tiny: Path, tmp_path: Path
 ) -> None:
     plain = fine_tuned(tiny, tmp_path / "plain", Machine(workers=1, batch=1))
@@ -134,7 +134,7 @@ class Failing(TrainerCallback):
         raise ConnectionError("the tracker is gone")
 
 
-def test_a_tracker_that_fails_on_the_way_ends_no_training(
+def test_a_tracker_that_fails_later_ends_no_training(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing = Failing("log")
@@ -145,7 +145,7 @@ def test_a_tracker_that_fails_on_the_way_ends_no_training(
     assert "tensorboard failed, and the training goes on: the tracker is away" in told and "is gone" in told
 
 
-def test_a_tracker_that_cannot_start_a_run_ends_the_training_before_its_first_step(
+def test_a_tracker_that_cannot_start_ends_the_training(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "get_reporting_integration_callbacks", lambda _: [lambda: Failing("begin")])
@@ -153,9 +153,7 @@ def test_a_tracker_that_cannot_start_a_run_ends_the_training_before_its_first_st
         fine_tuned(tiny, tmp_path, Machine(workers=1, batch=1, report_to=["mlflow"]))
 
 
-def test_a_tracker_that_is_not_installed_is_refused_when_the_configuration_is_composed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_tracker_is_refused_with_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # A folder that W&B leaves behind is no package.
     (tmp_path / "wandb").mkdir()
     monkeypatch.chdir(tmp_path)

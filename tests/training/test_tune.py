@@ -1,4 +1,4 @@
-"""The search for GRPO's settings on the target: what it plays, whom it keeps, and that it counts everything."""
+"""The search for GRPO's settings on the target: its tasks, its candidates and its counts."""
 
 import csv
 import sys
@@ -20,7 +20,7 @@ SETTINGS = [(4, 2, 1, 1e-2, "constant", None), (4, 1, 2, 1e-2, "linear", 0.28), 
 
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> ModuleType:
-    """The script, small."""
+    """The script with small settings."""
     monkeypatch.syspath_prepend(SCRIPTS)  # a script finds its neighbours where it lies
     module = load_script("tune_grpo")
     for name, value in {"ROLLOUTS": 8, "TASKS": 6, "GRID": SETTINGS, "RUNGS": {0: 2, 1: 1}}.items():
@@ -31,7 +31,7 @@ def tune(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> ModuleType:
 
 
 def project_of(tiny: Path, seed: int) -> Path:
-    """A project with a base for that seed, in the working folder."""
+    """Make a project with a base for a seed, in the working folder."""
     folder = Path(f"project{seed}/artifacts")
     if not (folder / "base").exists():
         folder.mkdir(parents=True)
@@ -44,7 +44,7 @@ def small() -> Spec:
     return compose_spec("smoke", 0, [*settings, "trainer.rank=2", "machine.workers=1"], ROOT / "conf")
 
 
-def test_the_search_halves_over_seeds_never_plays_the_test_split_and_counts_what_it_spends(
+def test_the_search_halves_its_candidates_and_never_plays_the_test_split(
     tune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Task] = []
@@ -56,8 +56,7 @@ def test_the_search_halves_over_seeds_never_plays_the_test_split_and_counts_what
 
     monkeypatch.setattr(CheckedEnvironment, "open", remember)
     passes = tune.passes
-    # Of the candidates in the order in which they are played: a model with random weights passes nothing, and the
-    # second one is made the best, the first the worst.
+    # Rates of the candidates in playing order: the second is the best, the first the worst.
     rates = iter([0.0, 1.0, 0.5, 1.0, 0.5])
 
     def ranked(*arguments: Any) -> Any:
@@ -74,7 +73,7 @@ def test_the_search_halves_over_seeds_never_plays_the_test_split_and_counts_what
     ]  # fmt: skip
     assert {task.split for task in opened} == {"training"}
     trained, judged = ([task for task in opened if (int(task.id[-5:]) >= 50) is late] for late in (False, True))
-    # This model earns nothing, so that candidates of a seed end in one adapter, which is played once.
+    # This model earns nothing, so all candidates of a seed give one adapter, which is played once.
     assert (len(trained), len(judged)) == (5 * 8, 2 * 6 * 2) and {int(task.id[-5:]) for task in judged} == {
         *range(50, 56)
     }

@@ -1,4 +1,4 @@
-"""A pretrained model as the base: trained further, found by its content, and acting like any other base."""
+"""A pretrained model as the base: found by its digest, trained further, and acting."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ from captrain.training.base import demonstrations
 
 @pytest.fixture(scope="module")
 def llama(tiny: Path) -> Path:
-    """A tiny Llama with the tokenizer of the embedded base and the template that a model without tools gets."""
+    """A tiny Llama with the embedded base's tokenizer and the template for models without tools."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -52,7 +52,7 @@ def section(folder: Path, steps: int) -> BaseModelSettings:
     )
 
 
-def test_a_pretrained_model_is_trained_further_and_acts_as_the_base(llama: Path, tmp_path: Path) -> None:
+def test_a_pretrained_model_is_trained_further_and_acts(llama: Path, tmp_path: Path) -> None:
     before = pretrained_digest(llama)
     short = warm_start(section(llama, 1), 0, tmp_path / "short", llama)
     summary = warm_start(section(llama, 12), 0, tmp_path / "base", llama)
@@ -64,7 +64,7 @@ def test_a_pretrained_model_is_trained_further_and_acts_as_the_base(llama: Path,
     assert all(play.turns and len(play.token_ids) == len(play.logprobs) for play in policy.play(plays))
 
 
-def test_products_in_bfloat16_train_as_those_in_float32_do(llama: Path, tmp_path: Path) -> None:
+def test_bfloat16_products_train_nearly_as_float32(llama: Path, tmp_path: Path) -> None:
     spec = section(llama, 12)
     exact = warm_start(spec, 0, tmp_path / "exact", llama)
     near = warm_start(spec.model_copy(update={"products": "bfloat16"}), 0, tmp_path / "near", llama)
@@ -77,7 +77,7 @@ def test_equal_seeds_give_equal_weights(llama: Path, tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_the_template_of_a_model_without_tools_renders_what_is_trained_and_parses_what_it_renders(llama: Path) -> None:
+def test_the_template_for_models_without_tools_round_trips(llama: Path) -> None:
     import random
 
     from transformers import AutoTokenizer
@@ -99,7 +99,7 @@ def test_the_template_of_a_model_without_tools_renders_what_is_trained_and_parse
         assert chat.dialogue([*opening, *messages])[: len(ids)] == ids
 
 
-def test_a_pretrained_model_that_is_missing_or_another_is_refused(llama: Path, tmp_path: Path) -> None:
+def test_a_missing_or_different_pretrained_model_is_refused(llama: Path, tmp_path: Path) -> None:
     name = section(llama, 1).pretrained
     assert name is not None and pretrained_folder(name, llama.parent) == llama
     with pytest.raises(UserError, match="there is no") as refusal:
@@ -108,5 +108,5 @@ def test_a_pretrained_model_that_is_missing_or_another_is_refused(llama: Path, t
     shutil.copytree(llama, tmp_path / "llama")
     config = tmp_path / "llama/config.json"
     config.write_text(config.read_text() + " ")
-    with pytest.raises(UserError, match="the content of .*llama is"):
+    with pytest.raises(UserError, match="the content of .*llama has the digest"):
         pretrained_folder(name, tmp_path)

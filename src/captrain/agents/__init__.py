@@ -1,4 +1,4 @@
-"""Agents at work: policies that act, and the rollouts that come of it: token-exact, counted, resumable."""
+"""Policies that act, and collection of their rollouts: token-exact, counted, resumable."""
 
 import lazy_loader
 

@@ -1,12 +1,12 @@
-"""Policy x tasks -> rollouts: token-exact, counted, resumable.
+"""Collection of rollouts: policy x tasks -> rollouts, token-exact, counted, resumable.
 
-Every finished rollout is appended to a journal outside the pipeline's outputs, named by the fingerprint of all that
-decides the result; a run that was cut off goes on from there and ends in the identical file. An infrastructure error
-is retried, and if it stays, the rollout is an `error`, never a failure. Randomness is named by (seed, task, trial).
+Every finished rollout is appended to a journal, whose name is the fingerprint of everything that decides the result. An
+interrupted run resumes from it and ends in the identical file. An infrastructure error is retried; if it persists, the
+rollout is an `error`, never a failure. Randomness is keyed by (seed, task, trial).
 
-For a stage they are collected in this process or, on a cluster, by jobs, each of which takes a shard of the tasks: a
-`RolloutBatch` says which rollouts in a form that can be sent away, so that diagnosis, calibration and evaluation differ
-only in who acts where. Rollouts are the same in any number of shards.
+A stage collects in this process or, on a cluster, in jobs that take a shard of the tasks each. A `RolloutBatch`
+describes rollouts so that they can be sent to a job: diagnosis, calibration and evaluation differ only in policy and
+target. Rollouts do not depend on the number of shards.
 """
 
 import fcntl
@@ -51,19 +51,19 @@ from captrain.run import Component, Machine, code_digest, dispatched, launch
 
 JOURNALS = Path(".cache/rollouts")
 OUTAGE = 32
-"""Plays one after another that come to an infrastructure error: what they stand on is down, and no more are begun."""
+"""Infrastructure errors in a row after which no more plays begin: a server or service is down."""
 AT_ONCE = 16
-"""Plays that are scored at the same time: a grader may take seconds, and its score depends on the record alone."""
+"""Plays that are scored at the same time: a grader may take seconds."""
 SILENCE = 5.0
-"""Seconds without a finished rollout after which the progress line says so."""
+"""Seconds without a finished rollout after which the progress bar reports it."""
 PURPOSES: dict[Split, Purpose] = {"discovery": "diagnosis", "training": "training", "test": "evaluation"}
-"""Purpose of a rollout by the split that its task is of."""
+"""Purpose of a rollout, by the split of its task."""
 SHARDS = 4
-"""Jobs for one batch: each takes several times as long as it takes to come up, and there are seldom more GPUs free."""
+"""Jobs for one batch: each runs several times longer than it takes to start, and more GPUs are seldom free."""
 Sample = tuple[Task, int]
-"""A rollout to be: its task and the number of its trial."""
+"""A rollout to collect: its task and the number of its trial."""
 Identity = tuple[str, str, str, Purpose, int]
-"""Digests of policy, target and adapter, purpose and seed of rollouts."""
+"""What identifies rollouts: digests of policy, target and adapter, purpose and seed."""
 
 
 def play(
@@ -78,11 +78,11 @@ def play(
     """Play the first tasks of a benchmark: `captrain.play(CalendarDesk(), policy, tasks=20)`.
 
     Args:
-        benchmark: of the contract, or its class, which is built with its defaults.
-        policy: who acts.
-        tasks: so many, of the split.
+        benchmark: an environment of the contract, or its class, which is built with its defaults.
+        policy: the agent.
+        tasks: number of tasks.
         split: discovery, training or test.
-        trials: rollouts of each task.
+        trials: rollouts per task.
         seed: of all randomness.
 
     Returns:
@@ -90,14 +90,14 @@ def play(
 
     Raises:
         EnvironmentFault: the benchmark broke its contract.
-        InfrastructureError: most rollouts came to an error.
+        InfrastructureError: most rollouts ended in an infrastructure error.
     """
     environment = benchmark() if isinstance(benchmark, type) else benchmark
     kind = type(environment)
     source = f"{kind.__module__}:{kind.__qualname__}"
     target = CheckedEnvironment(environment, source, digest(source, file_digest(Path(inspect.getfile(kind)))))
     purpose, sample = PURPOSES[split], target.tasks(split, tasks)
-    # What else decides its behaviour is not known here: nothing of it is kept for another call.
+    # Other files may decide its behaviour, so no journal is kept for another call.
     with TemporaryDirectory() as journals:
         return collect(policy, target, sample, purpose=purpose, seed=seed, trials=trials, journals=Path(journals))
 
@@ -118,27 +118,26 @@ def collect(
     """Roll out every task `trials` times.
 
     Args:
-        policy: who acts.
-        target: where.
+        policy: the agent.
+        target: the environment.
         tasks: of the purpose's own split.
-        purpose: what the rollouts are spent on.
+        purpose: of the rollouts.
         seed: run seed.
         trials: rollouts per task.
         adapter: None for the base.
-        retries: new attempts at a rollout that ended in an infrastructure error.
-        journals: where half-written runs are kept.
+        retries: further attempts at a rollout that ended in an infrastructure error.
+        journals: folder of unfinished runs.
         quiet: no progress bar.
 
     Returns:
         Rollouts in the order (task, trial).
 
     Raises:
-        UserError: a task of another split.
-        EnvironmentFault: the environment broke its contract; what is whole is kept.
-        InfrastructureError: most rollouts came to an error, which it quotes; what is whole is kept.
+        UserError: a task is of another split.
+        EnvironmentFault: the environment broke its contract; finished rollouts are kept.
+        InfrastructureError: most rollouts ended in an infrastructure error; finished rollouts are kept.
     """
     guard_split(tasks, purpose)
-    # All that decides every rollout, and with it its name.
     identity: Identity = policy.digest, target.fingerprint, adapter.digest if adapter else "", purpose, seed
     samples = [(task, trial) for task in tasks for trial in range(trials)]
     names = [(task.id, trial) for task, trial in samples]
@@ -158,7 +157,7 @@ def collect(
         raise outage(f"{label}: {len(errors)} of {len(ordered)} rollouts", errors)
     if truncated := [rollout for rollout in ordered if rollout.truncated]:
         print(
-            f"{label}: {len(truncated)} of {len(ordered)} rollouts ended because the dialogue has outgrown the model, "
+            f"{label}: {len(truncated)} of {len(ordered)} rollouts ended because their dialogues outgrew the model, "
             f"such as {truncated[0].task.id} ({truncated[0].truncated})",
             file=sys.stderr,
         )
@@ -173,8 +172,8 @@ def _attempts(
     adapter: Adapter | None,
     retries: int,
 ) -> Iterator[Rollout]:
-    """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted
-    again, as often as may be, the last time by itself. Raises InfrastructureError after `OUTAGE` such errors on end."""
+    """Yield rollouts as they end, in any order. Rollouts that an infrastructure error ended are retried, the last time
+    each alone. Raises InfrastructureError after `OUTAGE` such errors in a row."""
     *_, purpose, seed = identity
     plays, row = dict[int, tuple[RunningEpisode, GuardedEpisode, Task, int]](), list[str]()
 
@@ -185,7 +184,7 @@ def _attempts(
 
     for attempt in range(retries + 1):
         retried: list[Sample] = []
-        # One that dies takes with it what its worker holds: the last attempt has no neighbours.
+        # A crash also ends the other episodes of its worker, so the last attempt runs alone.
         is_last = 0 < attempt == retries
         for together in [[sample] for sample in samples] if is_last else [samples]:
             plays.clear()
@@ -194,7 +193,7 @@ def _attempts(
                 episode = target.open(task, key)
                 play = RunningEpisode(key, episode, adapter.folder if adapter else "")
                 plays[id(play)] = (play, episode, task, trial)
-            # Others may be open while one is scored: whatever is raised then, all are closed.
+            # An error while one is scored closes all other open episodes, too.
             with closing_episodes([episode for _, episode, *_ in plays.values()]):
                 for play, verdict in scored(policy.play([play for play, *_ in plays.values()]), score):
                     _, _, task, trial = plays[id(play)]
@@ -206,8 +205,7 @@ def _attempts(
                         continue
                     outcome: Literal["passed", "failed", "error"] = "error"
                     if verdict is not None:
-                        # A model that has no room for the prompt has failed, even where an environment rewards an agent
-                        # that does nothing: it was never asked.
+                        # A model that has no room for the prompt fails, even if the environment rewards doing nothing.
                         outcome = "passed" if verdict.success and (play.turns or not play.truncated) else "failed"
                     yield Rollout(
                         id=digest(*identity, task.id, trial)[:12],
@@ -236,7 +234,7 @@ def _attempts(
 
 
 def score_of(target: CheckedEnvironment, task: Task, play: RunningEpisode) -> Score | None:
-    """Score a play; None when infrastructure failed it, or now its grader, which is then its error.
+    """Score a play; None if infrastructure failed. A failure of the grader becomes the play's error.
 
     Raises:
         EnvironmentFault: the environment raised, or gave no score.
@@ -253,10 +251,10 @@ def score_of(target: CheckedEnvironment, task: Task, play: RunningEpisode) -> Sc
 def scored(
     plays: Iterable[RunningEpisode], score: Callable[[RunningEpisode], Score | None]
 ) -> Iterator[tuple[RunningEpisode, Score | None]]:
-    """Score plays as they come, each as soon as it is over; yields them in the order in which they came.
+    """Score plays in parallel, each as soon as it is over; yield them in the order in which they come.
 
     Raises:
-        Whatever playing or a score raises first, when what is whole by then has been yielded.
+        The first exception of playing or scoring, after all finished plays have been yielded.
     """
     queue: deque[tuple[RunningEpisode, Future[Score | None]]] = deque()
     failure: BaseException | None = None
@@ -282,18 +280,17 @@ def scored(
 
 
 def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
-    """Word what most plays came to: no result, and none that a later stage may build on."""
+    """Return the error for plays of which most failed: no later stage may build on them."""
     [(words, times)] = Counter(errors).most_common(1)
     often = "each time" if times == len(errors) else f"{times} times"
-    return InfrastructureError(f"{subject} came to an error, {often}: {redacted(plain(words))}")
+    return InfrastructureError(f"{subject} ended in an error, {often}: {redacted(plain(words))}")
 
 
 @contextmanager
 def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
-    """Open a journal for one writer: the whole records in it, and the file to append to. A second process waits.
+    """Open a journal for one writer: its complete records, and the file to append to. A second process waits.
 
-    A line that was cut off, or does not read, is redone, as is a rollout that ended in an infrastructure error: it is
-    dropped from the file first.
+    Cut-off or damaged lines and rollouts with an infrastructure error are first removed, and so are played again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
@@ -302,20 +299,19 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
         whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]
         if len(whole) < len(lines):
             again = len(lines) - len(whole)
-            print(f"{path}: {again} of {len(lines)} lines are not whole, or are errors, and are played again")
+            print(f"{path}: {again} of {len(lines)} rollouts are damaged or errors, and are played again")
             publish_text(path, "".join(map(line_of, whole)))
         with open(path, "a") as file:
             yield whole, file
 
 
 class ProgressBar:
-    """A progress bar over rollouts, some of which may be there already, with rate, ETA, the pass rate so far, errors,
-    and for how long none has ended, where that is long."""
+    """A progress bar over rollouts with rate, ETA, pass rate and errors; it also reports a long silence."""
 
     def __init__(self, label: str, total: int, initial: int, quiet: bool) -> None:
         from tqdm import tqdm
 
-        # The log of a job is read for its bars; elsewhere they are drawn on a terminal alone.
+        # In a job's log bars are always drawn; elsewhere only on a terminal.
         hidden = False if dispatched() else quiet or None
         self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=hidden, mininterval=1.0)
         self._outcomes, self._truncated = Counter[str](), 0
@@ -345,7 +341,7 @@ class ProgressBar:
         return ", ".join([*parts, f"{errors} errors"] if errors else parts)
 
     def _watch(self) -> None:
-        """Say each second for how long no rollout has ended: a hang looks like work otherwise."""
+        """Report each second how long no rollout has ended, so that a hang shows."""
         while not self._over.wait(1.0):
             if (seconds := time.monotonic() - self._last) >= SILENCE:
                 silence = f"none has ended for {seconds:.0f} s"
@@ -353,14 +349,14 @@ class ProgressBar:
 
 
 def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
-    """Compute passed / (passed + failed); None when there is neither. Errors count on no side."""
+    """Return passed / (passed + failed), without errors; None if there is neither."""
     scored = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
     return sum(scored) / len(scored) if scored else None
 
 
 def summarise_rollouts(rollouts: Sequence[Rollout], target: CheckedEnvironment) -> JsonObject:
-    """Summarise rollouts: counts by outcome, pass rate and mean reward, over all and by task kind; what the target says
-    of itself; and the floor: the score of an agent that does nothing on the same tasks."""
+    """Summarise rollouts: counts by outcome, pass rate and mean reward, over all and by kind of task, with the floor
+    (the score of an agent that does nothing on the same tasks) and the target's description of itself."""
     kinds: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         kinds.setdefault(str(rollout.task.data.get("kind", "")), []).append(rollout)
@@ -392,23 +388,21 @@ def summarise_rollouts(rollouts: Sequence[Rollout], target: CheckedEnvironment) 
 
 
 def floor_scores(target: CheckedEnvironment, tasks: Sequence[Task]) -> dict[str, Score | None]:
-    """Score an agent that does nothing on each task, by the task's id; None where infrastructure failed.
-
-    The floor costs no rollout, and a pass rate means little without it.
-    """
+    """Score an agent that does nothing on each task, by the task's id; None if infrastructure failed. This costs no
+    rollout."""
     scores: dict[str, Score | None] = {}
     for task in tasks:
         try:
             scores[task.id] = target.floor(task)
         except InfrastructureError as fault:
-            print(f"the floor of {task.id} is not known: {fault}")
+            print(f"the floor of {task.id} is unknown: {fault}")
             scores[task.id] = None
     return scores
 
 
 def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
-    """Say how many rollouts passed, and how many have a turn of as many tokens as the policy allows (`limit`, None
-    where it has none): there it has ended hardly where the model would have."""
+    """Count the rollouts that passed, and those with a turn of `limit` tokens, which the policy cut off; None: no
+    limit."""
     counts = f"{sum(rollout.outcome == 'passed' for rollout in rollouts)} of {len(rollouts)} passed"
     if not isinstance(limit, int):
         return counts
@@ -419,10 +413,10 @@ def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
 
 
 class TargetSource(Protocol):
-    """Loader of a target that is no benchmark component; `identity()` gives the fields that decide its behaviour."""
+    """Loader of a target that is no benchmark component."""
 
     def load(self) -> CheckedEnvironment:
-        """Load the target, wherever this is called."""
+        """Load the target."""
         ...
 
     def identity(self) -> object:
@@ -432,11 +426,11 @@ class TargetSource(Protocol):
 
 @dataclass(frozen=True)
 class PolicySource:
-    """A policy that is built where it first acts, so that it can be sent to a job.
+    """A policy that is built on first use, so that it can be sent to a job.
 
     Args:
         component: the `policy` section.
-        base: folder that the base stage has left.
+        base: output folder of the base stage.
         machine: where it acts.
     """
 
@@ -446,7 +440,7 @@ class PolicySource:
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy, built."""
+        """The policy, built on first use."""
         return load_policy(self.component, self.base, self.machine, batch=self.machine.batch)
 
     def identity(self) -> tuple[object, ...]:
@@ -454,7 +448,7 @@ class PolicySource:
         return self.component, self.base
 
     def __reduce__(self) -> tuple[type["PolicySource"], tuple[object, ...]]:
-        # Without the policy, which may hold a model.
+        # The built policy stays here: it may hold a model.
         return PolicySource, (self.component, self.base, self.machine)
 
 
@@ -463,15 +457,15 @@ class RolloutBatch:
     """Rollouts of one purpose, to be collected.
 
     Args:
-        name: what a reader calls it.
-        policy: who acts; one that is built already acts here alone.
-        source: where: a benchmark's component, or what else a target is loaded from.
+        name: for messages.
+        policy: the agent; one that is already built acts only in this process.
+        source: of the target: a benchmark's component, or another loader.
         tasks: of the purpose's own split.
-        purpose: what the rollouts are spent on.
+        purpose: of the rollouts.
         seed: run seed.
         trials: rollouts per task.
         adapter: None for the base.
-        retries: new attempts at a rollout that ended in an infrastructure error.
+        retries: further attempts at a rollout that ended in an infrastructure error.
     """
 
     name: str
@@ -490,7 +484,7 @@ class RolloutBatch:
         return self.policy, self.source, self.tasks, self.purpose, self.seed, self.trials, adapter, self.retries
 
     def collect(self, target: CheckedEnvironment, *, quiet: bool = False) -> list[Rollout]:
-        """Collect it in this process (see `captrain.agents.collection.collect`)."""
+        """Collect the batch in this process (see `collect`)."""
         policy = self.policy.policy if isinstance(self.policy, PolicySource) else self.policy
         return collect(
             policy,
@@ -505,7 +499,7 @@ class RolloutBatch:
         )
 
     def shards(self, count: int) -> list["RolloutBatch"]:
-        """Split into at most `count` batches, with the tasks in their order."""
+        """Split into at most `count` batches, with the tasks in order."""
         size = max(1, -(-len(self.tasks) // count))
         slices = [self.tasks[start : start + size] for start in range(0, len(self.tasks), size)]
         return [
@@ -515,12 +509,11 @@ class RolloutBatch:
 
 
 def collect_shard(batch: RolloutBatch) -> list[Rollout]:
-    """Collect a batch whose policy is a `PolicySource`, with a target of its own, wherever this is called; no progress
-    bar but in the log of a job.
+    """Collect a batch whose policy is a `PolicySource`, and load its target; a progress bar shows only in a job's log.
 
     Raises:
-        UserError: a task of another split, or the target cannot be loaded here.
-        EnvironmentFault: the environment broke its contract; what is whole is kept.
+        UserError: a task is of another split, or the target cannot be loaded.
+        EnvironmentFault: the environment broke its contract; finished rollouts are kept.
     """
     assert isinstance(batch.policy, PolicySource)
     source = batch.source
@@ -529,7 +522,7 @@ def collect_shard(batch: RolloutBatch) -> list[Rollout]:
 
 
 def collect_batch(batch: RolloutBatch, target: CheckedEnvironment, label: str) -> list[Rollout]:
-    """Collect a batch where its policy acts: here in `target` or, on a cluster, as an array of jobs named by `label`.
+    """Collect a batch: here in `target` or, on a cluster, as an array of jobs named by `label`.
 
     Returns:
         Rollouts in the order (task, trial).

@@ -1,13 +1,13 @@
 """Batched multi-turn sampling in lockstep, in process, for any Hugging Face causal LM.
 
-All live rows stand at the same position: a step feeds each row its next known token (prompt, tool result, or its own
-sample); a row that has run out of known tokens samples one. No padding, no attention mask, no second prefill. Rows
-whose tokens are the same so far are one branch: it is computed once and lies in the KV cache once, and forks where its
-rows part. So a group's prompt costs what one costs, and so does all that its rollouts have in common after it.
+All live rows are at the same position. A step feeds each row its next known token (prompt, tool result, or its own
+sample); a row without known tokens samples one. There is no padding, no attention mask, no second prefill. Rows with
+equal tokens so far are one branch: it is computed once and stored in the KV cache once, and forks where its rows
+differ. So a group's prompt, and everything its rollouts have in common, costs as much as for one rollout.
 
-Randomness is one stream of uniforms per row, named by the row's key, and arithmetic is in float64 (differences between
-batch shapes, or between CPUs, are then near 1e-15, far below what can change a sampled token), so that a rollout does
-not depend on what is played beside it. float32 is there for who prefers speed to that guarantee.
+Each row has its own stream of uniforms, seeded by its key. Arithmetic is in float64: differences between batch shapes
+or CPUs are then near 1e-15, too small to change a sampled token, so that a rollout does not depend on the rest of the
+batch. float32 gives up that guarantee for speed.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ import torch.nn.functional as F
 
 State = dict[str, torch.Tensor]
 BLOCK = 64
-"""The KV cache grows by so many positions at a time."""
+"""Positions by which the KV cache grows."""
 LOGPROB_DIGITS = 6
-"""Decimals of the log-probabilities that rollouts record and training reads. The noise of different CPUs is near 1e-15:
-of a million tokens one in a thousand runs is expected to be rounded otherwise."""
+"""Decimals of recorded log-probabilities. CPUs differ by about 1e-15, so one token in a billion is rounded
+differently."""
 COMPACT = 0.8
-"""Branches that are over leave the KV cache once no more than this share of its rows is alive."""
+"""Finished branches are removed from the KV cache once at most this share of its rows is alive."""
 
 
 class Decoder(Protocol):
@@ -36,17 +36,17 @@ class Decoder(Protocol):
         ...
 
     def forward(self, ids: torch.Tensor, due: Sequence[int]) -> torch.Tensor:
-        """Append ids (rows, tokens) to the cache; logits (due, vocabulary) after the last of them of the rows that are
-        due, float64."""
+        """Append ids (rows, tokens) to the cache; return the logits (due, vocabulary) after the last token of the rows
+        that are due, in float64."""
         ...
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these of the cache's rows, in order; an index may repeat."""
+        """Keep these rows of the cache, in order; an index may repeat."""
         ...
 
 
 class HuggingFaceDecoder:
-    """Decoder of any `AutoModelForCausalLM` by its own forward and cache; float64 unless another type is given."""
+    """Decoder of any `AutoModelForCausalLM` with its own forward and cache."""
 
     def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
         self.model = model.to(dtype).eval()
@@ -68,14 +68,14 @@ class HuggingFaceDecoder:
 
 
 class DenseDecoder:
-    """Dense Qwen3 or Llama with fused projections over plain weights: several times faster than the module on a CPU.
-    What tells the two apart is that Qwen3 takes norms of queries and keys.
+    """Decoder of dense Qwen3 or Llama with fused projections, several times faster than the module on a CPU. Only Qwen3
+    normalizes queries and keys.
 
     Args:
         config: a Qwen3Config or a LlamaConfig.
         state: weights under their Hugging Face names, adapters already merged.
         max_length: longest dialogue in tokens.
-        dtype: of the arithmetic; of bfloat16 are weights and their products alone, the rest is then in float32.
+        dtype: of the arithmetic; with bfloat16 only of weights and their products, the rest is in float32.
     """
 
     def __init__(self, config: Any, state: State, max_length: int, dtype: torch.dtype = torch.float64) -> None:
@@ -105,7 +105,7 @@ class DenseDecoder:
         return [*(f"model.{name}.weight" for name in ("embed_tokens", "norm", *layers)), *head]
 
     def _fuse(self, weights: State, prefix: str) -> State:
-        """Fold each norm's scale of a layer into the projection behind it."""
+        """Fold the scale of each norm of a layer into the following projection."""
 
         def columns(scale: str, *names: str) -> torch.Tensor:
             rows = torch.cat([weights[f"{prefix}{name}.weight"] for name in names])
@@ -140,7 +140,7 @@ class DenseDecoder:
         if len(rows) < self.rows:
             self.cache = self.cache[:, :, list(rows)]
         else:
-            # Forks alone are copied: most rows stay where they are.
+            # Copy only the forks: most rows keep their places.
             places = [place for place, row in enumerate(rows) if place != row]
             copies = self.cache[:, :, [rows[place] for place in places], :, : self.position]
             while self.cache.shape[2] < len(rows):
@@ -188,13 +188,13 @@ class DenseDecoder:
 
 
 class EngineRow:
-    """One dialogue in the engine: known ids so far, which of them the model wrote, and its stream of uniforms.
+    """One dialogue in the engine: its ids so far, which of them the model wrote, and its stream of uniforms.
 
     Args:
-        key: names the row's randomness.
-        prompt: ids to begin with.
-        answer: called with a turn's ids when it ends; returns the ids that follow it (the end token of one that was
-            cut off at its limit and the next turn's header included), or [] when the dialogue is over.
+        key: seeds the row's randomness.
+        prompt: first ids.
+        answer: called with the ids of a turn when it ends. It returns the ids that follow (with the next turn's header,
+            and the end token of a turn that was cut off), or [] if the dialogue is over.
     """
 
     def __init__(self, key: str, prompt: list[int], answer: Callable[[list[int]], list[int]]) -> None:
@@ -203,12 +203,12 @@ class EngineRow:
         self.turn: list[int] = []
         self.over = False
         self.truncated = False
-        """True if the row is over because it has no room for more tokens."""
+        """Whether the row ended because it reached the longest length."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
         self.random = np.random.Generator(np.random.Philox(key=seed))
 
     def take(self, token: int, logprob: float, ends: Collection[int], max_tokens: int, max_length: int) -> None:
-        """Append a sampled token; at the end of a turn also what answers it."""
+        """Append a sampled token; at the end of a turn also its answer."""
         self.ids.append(token)
         self.mask.append(1)
         self.logprobs.append(logprob)
@@ -247,16 +247,16 @@ def sample_rows(
         temperature: 0 is greedy.
         max_tokens: longest turn.
         max_length: longest dialogue.
-        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
-        top_k: number of the likeliest tokens, of which one is drawn; None: all tokens.
+        top_p: sample from the likeliest tokens with this total probability; None: all tokens.
+        top_k: sample from so many likeliest tokens; None: all tokens.
     """
     decoder.reset()
-    # Row i of the cache is branch i: the live rows whose tokens up to `position` are those; without any it is over.
+    # Row i of the cache is branch i: the live rows with these tokens up to `position`. A branch without rows is over.
     branches, position = [[row for row in rows if not row.over]], 0
     while any(branches):
         reach = min(len(row.ids) for branch in branches for row in branch)
         branches = _forked(decoder, branches, position, reach)
-        # A branch that is over is fed anything until enough of them have gathered to be worth moving the cache.
+        # A finished branch is fed zeros until enough are finished to compact the cache.
         idle = [0] * (reach - position)
         fed = [branch[0].ids[position:reach] if branch else idle for branch in branches]
         position = reach
@@ -275,8 +275,8 @@ def sample_rows(
 
 
 def _forked(decoder: Decoder, branches: list[list[EngineRow]], position: int, reach: int) -> list[list[EngineRow]]:
-    """Fork each branch where its rows differ between two positions; new ones take the places of those that are over, or
-    follow the others."""
+    """Fork each branch whose rows differ between two positions; new branches take the places of finished ones, or are
+    appended."""
     forked: list[list[EngineRow]] = [[] for _ in branches]
     places = iter([index for index, branch in enumerate(branches) if not branch])
     origins = list(range(len(branches)))
@@ -303,8 +303,8 @@ def sample(
     top_p: float | None = None,
     top_k: int | None = None,
 ) -> tuple[list[int], list[float]]:
-    """Draw one token per row by inversion of the distribution function: of the `top_k` likeliest, and of these of the
-    fewest that have `top_p` together.
+    """Draw one token per row by inversion of the distribution function, from the `top_k` likeliest tokens, and of these
+    from the fewest with total probability `top_p`.
 
     Args:
         logits: (branches, vocabulary), float64.
@@ -315,8 +315,8 @@ def sample(
         top_k: see `sample_rows`.
 
     Returns:
-        Tokens, and their log-probabilities under the distribution drawn from (at temperature 0: under softmax of
-        the logits).
+        Tokens, and their log-probabilities under the sampled distribution (at temperature 0: under the softmax of the
+        logits).
     """
     if top_k is not None:
         logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1]), -1).values[:, -1:], -torch.inf)

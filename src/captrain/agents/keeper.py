@@ -1,12 +1,11 @@
-"""Keeper of a server for as long as whoever wants it lives: run by path in an isolated interpreter, standard library
+"""Runs a server until its parent dies or asks it to stop. Run by path in an isolated interpreter; standard library
 only.
 
     python -I keeper.py SECONDS COMMAND...
 
-The end of standard input is the order to stop, because it comes whichever way the other side ends. The server and
-whatever it has started are one process group: the server is asked to end them, and what is left after so many seconds
-is ended; all at once where SIGTERM comes here. The exit status is the server's, 128 and the signal's number where a
-signal ended it.
+The end of standard input is the order to stop, because it comes however the parent ends. The server and its children
+are one process group. The server is asked to stop, and what is left of the group after SECONDS is killed; SIGTERM kills
+the group at once. The exit status is the server's, or 128 plus the number of the signal that killed it.
 """
 
 import os
@@ -28,21 +27,21 @@ def keep(seconds: float, command: list[str]) -> int:
     def listen() -> None:
         while os.read(0, 4096):
             pass
-        # The server alone, which then ends what it has started: an engine that is asked as well dies under its hands.
+        # Only the server, which stops its children: an engine that got the signal, too, would die under it.
         server.terminate()
         with suppress(subprocess.TimeoutExpired):
             server.wait(seconds)
         tell(signal.SIGKILL)
 
-    # Only now: a server would inherit what is ignored.
+    # After the start, as the server would inherit ignored signals.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: tell(signal.SIGKILL))
     threading.Thread(target=listen, daemon=True).start()
     status = server.wait()
-    tell(signal.SIGKILL)  # what a server that died has left behind
+    tell(signal.SIGKILL)  # children of a server that crashed
     return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":
-    # At once: a thread that still listens keeps nothing waiting.
+    # Exit at once: do not wait for the listening thread.
     os._exit(keep(float(sys.argv[1]), sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""A model in this process: the embedded base, or any Hugging Face causal LM, with LoRA adapters.
+"""Policy of a model in this process: the embedded base, or any Hugging Face causal LM, with LoRA adapters.
 
 Plays are grouped by adapter; each group runs on weights with its adapter merged in (exact for one adapter, and as
 fast as the base).
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     Kind = TypeVar("Kind", bound=EngineRow)
 
 LONGEST = 8192
-"""Tokens of the longest dialogue, where the model itself could take more."""
+"""Tokens of the longest dialogue, even if the model takes more."""
 CHATS = 16
-"""Sets of tools whose renderers are kept: requests to a server may bring another one each."""
+"""Cached renderers, one for each set of tools: every request to a server may bring new tools."""
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -42,15 +42,14 @@ class LocalPolicy:
         max_turns: assistant turns in one episode.
         max_tokens: tokens in one assistant turn.
         guidance: lines appended to the system prompt.
-        precision: float64 makes results independent of the batch; float32 is about half as fast again, and a token
-            in a million may then depend on what is sampled beside it; in bfloat16, for a model that takes its time, one
-            in some hundreds may.
-        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
-        top_k: number of the likeliest tokens, of which one is drawn; None: all tokens.
+        precision: float64 makes results independent of the batch. float32 is 1.5 times as fast, and one token in a
+            million may depend on the batch; in bfloat16, for large models, one in some hundreds.
+        top_p: sample from the likeliest tokens with this total probability; None: all tokens.
+        top_k: sample from so many likeliest tokens; None: all tokens.
         chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:
-        UserError: a model file is missing or does not load.
+        UserError: a model file is missing or cannot be loaded.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class LocalPolicy:
         return self.chat([]).ends
 
     def scores(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str = "") -> list[float]:
-        """Score each of some tokens to come next, among these, at temperature 1: log-probabilities."""
+        """Return the log-probability of each token to come next, among these tokens, at temperature 1."""
         import torch
 
         decoder = self.decoder(adapter)
@@ -113,7 +112,7 @@ class LocalPolicy:
         ]
 
     def decoder(self, adapter: str) -> "Decoder":
-        """Return the engine's fastest decoder of this architecture, with this adapter merged in ("" for the base)."""
+        """Return the fastest decoder of this architecture, with an adapter merged in ("" for the base)."""
         import torch
 
         from captrain.agents.engine import DenseDecoder, HuggingFaceDecoder
@@ -140,7 +139,7 @@ class LocalPolicy:
                 yield from self.play_with(self.decoder(adapter), group[start : start + self.batch])
 
     def play_with(self, decoder: "Decoder", plays: Sequence[RunningEpisode]) -> list[RunningEpisode]:
-        """Play one batch on a given decoder."""
+        """Play one batch with a decoder."""
         from captrain.agents.engine import EngineRow, sample_rows
 
         rows = [(play, row) for play in plays if play.start() and (row := self.row(play, EngineRow)) is not None]
@@ -165,11 +164,11 @@ class LocalPolicy:
         return list(plays)
 
     def truncation(self, row: "EngineRow") -> str:
-        """Say why a dialogue ended before its time, "" where it did not."""
+        """Say why a dialogue was cut off, "" if it was not."""
         return outgrown(self.max_length) if row.truncated else ""
 
     def row(self, play: RunningEpisode, kind: "type[Kind]") -> "Kind | None":
-        """Enter the play into the engine; None where its prompt does not fit."""
+        """Return the play's row for the engine; None if its prompt is too long."""
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)
         play.token_ids = chat.prompt(play.messages)
@@ -186,7 +185,7 @@ class LocalPolicy:
 
 
 def with_hint(opening: list[Message], hint: str) -> list[Message]:
-    """Add a hint at the end of the system prompt, or of the first message where there is none."""
+    """Append a hint to the system prompt, or else to the first message."""
     index = next((index for index, message in enumerate(opening) if message["role"] == "system"), 0)
     hinted = {**opening[index], "content": f"{opening[index]['content']}\n\n{hint}"}
     return [*opening[:index], hinted, *opening[index + 1 :]]
@@ -194,14 +193,14 @@ def with_hint(opening: list[Message], hint: str) -> list[Message]:
 
 @lru_cache(maxsize=1)
 def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
-    """Load configuration, tokenizer, weights, and the Hugging Face module; None for dense Qwen3 and Llama, which the
-    engine decodes from its weights alone (importing the modelling code costs seconds in every stage).
+    """Load configuration, tokenizer, weights, and the Hugging Face module. The module is None for dense Qwen3 and
+    Llama: the engine decodes these from their weights alone, as importing the modelling code takes seconds.
 
-    The last one stays in memory, because a search through prompts makes a policy of each: nobody writes to it.
+    The last model stays in memory, because a search through prompts builds a policy for each prompt; it is read only.
 
     Args:
         folder: of the model.
-        identity: digest of its files, so that what was altered is read again.
+        identity: digest of its files, so that altered files are read again.
     """
     import torch
     from safetensors import SafetensorError, safe_open
@@ -210,7 +209,7 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
 
     from captrain.agents.engine import DenseDecoder
 
-    remedy = f"a file in it was altered or cut short: delete {folder} and run `dvc repro base`"
+    remedy = f"a file in it is damaged: delete {folder} and run `dvc repro base`"
     weights = sorted(folder.glob("*.safetensors"))
     trust = trusts_code(folder)
     module: Any = None
@@ -233,7 +232,7 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
             module, report = loaded
             state, missing = dict(module.eval().state_dict()), report["missing_keys"]
     except Exception as error:
-        # Each file by itself, so that the one that is cut short is named.
+        # Read each file alone, to name the damaged one.
         for name in MODEL_FILES:
             read_json(folder / name, object, remedy)
         for path in weights:
@@ -243,7 +242,7 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
             except (SafetensorError, OSError) as fault:
                 raise UserError(f"{path} does not load ({fault})", remedy) from fault
         raise UserError(f"model {folder} does not load ({error})", remedy) from error
-    if missing:  # random ones would take their place
+    if missing:  # transformers would initialize them at random
         raise UserError(
             f"config.json of {folder} asks for weights that are not there, {min(missing)} among them", remedy
         )
@@ -263,12 +262,12 @@ def with_adapter(state: "State", adapter: str) -> "State":
     try:
         for name, (up, down) in lora.factors.items():
             module = name.removeprefix("base_model.model.")
-            # In float64, as all that decides a token: sums in float32 differ between CPUs.
+            # In float64, because sums in float32 differ between CPUs.
             change = up.double() @ down.double()
             weight = out[f"{module}.weight"] = out[f"{module}.weight"].double().clone()
             if change.shape != weight.shape:
                 raise UserError(
-                    f"adapter {adapter} is for another model: {module} is {tuple(weight.shape)}, and its change "
+                    f"adapter {adapter} is for another model: {module} has shape {tuple(weight.shape)}, and its change "
                     f"{tuple(change.shape)}",
                     "use it with its own base",
                 )

@@ -1,10 +1,10 @@
 """Policy of any model behind an OpenAI-compatible endpoint (vLLM, or a hosted one), as the agent or as a simulated
 user.
 
-Where the endpoint is (see `captrain.models`) is no part of what the policy is. Episodes are played on threads, one
-request at a time each. The seed of a request follows from the play's key and the turn, and ids of tool calls from
-their positions alone: what is played beside an episode, and what a server calls a call, change nothing. A fault of
-the server ends its play with `error`, which is retried; what only the user can mend ends the run.
+The address of the endpoint (see `captrain.models`) is no part of the policy's identity. Episodes are played on threads,
+with one request at a time each. The seed of a request depends only on the play's key and the turn, and the id of a tool
+call only on its position: neither other episodes nor a server's own ids change a rollout. A fault of the server ends
+its play with `error`, which is retried; an error that only the user can fix ends the run.
 """
 
 import json
@@ -32,20 +32,19 @@ class OpenAIPolicy:
     Args:
         model: unused; every policy is built with the folder of the base.
         batch: episodes played at once; changes speed, never results.
-        name: of the model, as the endpoint knows it; in name@revision the revision is identity alone, because an
-            endpoint serves one.
+        name: of the model at the endpoint; the revision in name@revision is only part of the identity.
         temperature: sampling temperature, 0 is greedy.
         max_turns: assistant turns in one episode.
         max_tokens: tokens in one assistant turn.
         guidance: lines appended to the system prompt.
         endpoint: name of the environment variable that holds the base URL.
         key: name of the environment variable that holds the key.
-        retries: further attempts at a request, by the library, before its episode is given up.
+        retries: further attempts at a request, by the library, before its episode ends with an error.
         timeout: seconds for one request.
-        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
-        top_k: number of the likeliest tokens, of which one is drawn, where the endpoint knows it; None: all tokens.
-        chat_template_kwargs: further arguments of the chat template, where the endpoint takes them (vLLM, SGLang), such
-            as {enable_thinking: false}.
+        top_p: sample from the likeliest tokens with this total probability; None: all tokens.
+        top_k: sample from so many likeliest tokens, if the endpoint supports it; None: all tokens.
+        chat_template_kwargs: further arguments of the chat template, if the endpoint takes them (vLLM, SGLang), such as
+            {enable_thinking: false}.
     """
 
     def __init__(
@@ -88,15 +87,15 @@ class OpenAIPolicy:
                     finished, running = wait(running, return_when=FIRST_COMPLETED)
                     for future in finished:
                         yield future.result()
-                        # Only now, when the caller has let go of one episode, is another one opened.
+                        # Another episode opens only after the caller has finished with this one.
                         running |= {threads.submit(self._episode, p, stop) for p in islice(pending, 1)}
             finally:
                 stop.set()
 
     @contextmanager
     def _ready(self, plays: Sequence[RunningEpisode]) -> Iterator[None]:
-        """Raise what only the user can mend before any episode is opened."""
-        self._served.client  # noqa: B018  (it is made of variables that may not be set)
+        """Raise errors that the user must fix before any episode opens."""
+        self._served.client  # noqa: B018  (raises if its variables are not set)
         if adapter := next((play.adapter for play in plays if play.adapter), ""):
             raise UserError(
                 f"policy openai cannot act with adapter {Path(adapter).name}: its endpoint serves {self.name}",
@@ -123,8 +122,7 @@ class OpenAIPolicy:
         return play
 
     def _answer(self, play: RunningEpisode) -> Message | None:
-        """Ask for the model's next message; None where the dialogue has outgrown the model, which is the agent's
-        failure.
+        """Ask for the model's next message; None if the dialogue is too long for the model, which fails the agent.
 
         Raises:
             ContextLengthExceeded: the endpoint says so.
@@ -146,7 +144,7 @@ class OpenAIPolicy:
 
 
 def request_messages(messages: Sequence[Message]) -> list[Message]:
-    """Convert messages to what an endpoint takes: known fields alone, arguments as JSON text, ids by position.
+    """Convert messages for a request: known fields only, arguments as JSON text, ids by position.
 
     Raises:
         EnvironmentFault: a tool message answers no call.
@@ -161,7 +159,7 @@ def request_messages(messages: Sequence[Message]) -> list[Message]:
             request["tool_calls"] = []
             for number, call in enumerate(tool_calls, start=calls):
                 name, arguments = call["function"]["name"], parsed_arguments(call["function"]["arguments"])
-                # What was no JSON object becomes one: many servers parse what the model is said to have written.
+                # Arguments that are no JSON object become one: many servers parse them.
                 text = json.dumps({"": arguments} if isinstance(arguments, str) else arguments, ensure_ascii=False)
                 function = {"name": name, "arguments": text}
                 request["tool_calls"].append({"id": f"call_{number}", "type": "function", "function": function})
@@ -176,8 +174,8 @@ def request_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def reply_message(message: ReplyMessage) -> Message:
-    """Convert a message of the model to the shape of `captrain.contract`: arguments as objects, no ids (a server draws
-    them at random), no reasoning."""
+    """Convert a message of the model to the form of `captrain.contract`: arguments as objects, without the server's
+    random ids and without reasoning."""
     calls = [
         {
             "type": "function",
@@ -190,13 +188,13 @@ def reply_message(message: ReplyMessage) -> Message:
 
 
 def parsed_arguments(arguments: str | JsonObject | None) -> JsonObject | str:
-    """Parse arguments to an object; the text itself where it is none (see `captrain.contract.calls_of`)."""
+    """Parse arguments to an object; return the text if it is none (see `captrain.contract.calls_of`)."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     if not text.strip():
         return {}
     try:
         value = json.loads(text)
-        # Half a surrogate pair and NaN pass Python's parser, and could not be written down afterwards.
+        # Python's parser accepts lone surrogates and NaN, which cannot be written.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return text

@@ -1,4 +1,4 @@
-"""Policies of the configuration (`captrain.contract.Policy`), and questions that a model answers without acting."""
+"""Loading of configured policies (`captrain.contract.Policy`), and closed questions to a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +14,23 @@ LIBRARIES = ("torch", "transformers")
 
 
 def options(**settings: object) -> JsonObject:
-    """Return those settings that have a value."""
+    """Return the settings that have a value."""
     return {name: value for name, value in settings.items() if value}
 
 
 @dataclass(frozen=True)
 class ClosedQuestion:
-    """A question to the model itself, without adapter, and what it may answer, each of which begins with a token of
-    its own."""
+    """A question to the base model and its possible answers, each of which begins with a token of its own."""
 
     messages: list[Message]
     answers: tuple[str, ...]
 
 
 class Scorer(Protocol):
-    """A policy whose model can be asked what it would answer, without any sampling."""
+    """A policy whose model can score possible answers, without sampling."""
 
     def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
-        """Score each answer of each question by the log-probability of its first token, among these answers alone."""
+        """Return the log-probability of the first token of each answer, among the answers of its question."""
         ...
 
 
@@ -45,13 +44,13 @@ def load_policy(
 
     Args:
         component: the `policy` section.
-        model: folder that the base stage has left.
-        machine: where it acts; given to those policies alone that start servers.
-        kind: what is needed of it.
-        batch: plays at once; None: as many as the policy takes by itself.
+        model: output folder of the base stage.
+        machine: where it acts; only policies that start servers take it.
+        kind: protocol that it must fulfil.
+        batch: plays at once; None: the policy's default.
 
     Raises:
-        UserError: it is of another kind, or cannot be built.
+        UserError: it does not fulfil `kind`, or cannot be built.
     """
     runtime: dict[str, object] = {} if batch is None else {"batch": batch}
     if takes(component, "machine"):
@@ -60,11 +59,11 @@ def load_policy(
 
 
 def outgrown(limit: int, prompt: int = 0) -> str:
-    """Word the end of a play for which the model has no room.
+    """Say that a dialogue is too long for the model.
 
     Args:
         limit: tokens that the model takes.
-        prompt: tokens of a first prompt that is too long by itself.
+        prompt: tokens of a first prompt that is already too long.
     """
     if prompt:
         return f"the prompt has {prompt} tokens, and the model takes {limit}"

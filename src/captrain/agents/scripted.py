@@ -1,6 +1,6 @@
-"""A policy without a model: it plays what a script says, by default the reference solution.
+"""A policy without a model, which plays a script, by default the reference solution.
 
-For tests, for looking at an environment, and for measuring what a pipeline costs without a model.
+It serves tests, trying out an environment, and measuring a pipeline without a model.
 """
 
 import random
@@ -23,8 +23,8 @@ class ScriptedPolicy:
     Args:
         model: unused; every policy is built with the folder of the base.
         batch: unused.
-        script: play -> the assistant messages to say, in order; the default is `RunningEpisode.reference`.
-        skill: probability that a play follows its script; otherwise it says nothing at all.
+        script: returns the assistant messages of an episode, in order; the default is its reference solution.
+        skill: probability that a play follows its script; otherwise its message is empty.
     """
 
     def __init__(
@@ -56,6 +56,6 @@ class ScriptedPolicy:
 
 
 def by_the_book(play: RunningEpisode) -> list[Message]:
-    """Play the reference solution; the episode must be one of an environment."""
+    """Return the reference solution of an episode."""
     episode: Any = play.episode
     return episode.reference()

@@ -1,18 +1,18 @@
-"""The base behind vLLM servers of our own, with any adapters of it: token in, token out, so that it can be trained.
+"""Policy of the base behind vLLM servers that captrain starts, with adapters: token in, token out, so that it can be
+trained.
 
 The servers are child processes of the stage, wherever it runs (`captrain.agents.servers`). Adapters are loaded under
 their content hash, and every answer must come from the model that was asked.
 
-A prompt is sent as token ids. After each turn what answers it is appended, rendered by the chat template on its own:
-what the model has read and written is never rendered or tokenized again, so that it reads in the next turn what it
-wrote in this one, thoughts and odd blanks among it, and the recorded log-probabilities are those of the recorded
-tokens. Tool calls are read here (`captrain.models.chat`), as of a model in this process. How often a server that
-renders dialogues anew would have read other tokens is counted in the play. The server says which tokens it wrote, and
-with which log-probabilities: those of the distribution that it drew from, temperature included, with nothing cut
-off.
+A prompt is sent as token ids. After each turn, its answer alone is rendered by the chat template and appended. Tokens
+that the model has read or written are never rendered or tokenized again: in the next turn the model reads exactly what
+it wrote, thoughts and odd blanks included, and the recorded log-probabilities belong to the recorded tokens. Tool calls
+are parsed here (`captrain.models.chat`), as for a model in this process. A play counts how often rendering the dialogue
+anew would have given other tokens. The server returns the tokens it wrote and their log-probabilities under the
+distribution it sampled from, with temperature.
 
-A request that a server fails is sent again, after the server has been started again if need be: it holds the whole
-dialogue and its seed, so that nothing of the episode is lost.
+A failed request is sent again, after a restart of the server if needed: it holds the whole dialogue and its seed, so
+that nothing of the episode is lost.
 """
 
 import threading
@@ -47,30 +47,30 @@ from captrain.records import JsonObject, Message, digest, file_digest
 from captrain.run import Count, Machine, Rate
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
-"""Arguments by which a server draws from the model's own distribution at the temperature that is asked for, whatever
-the model's files recommend, and gives the log-probabilities of that distribution."""
+"""Arguments with which a server samples from the model's own distribution, ignoring recommendations in the model's
+files, and returns the log-probabilities of that distribution."""
 
 PAUSE = 0.25
-"""Seconds, twice as many after each further fault of a server that says it is healthy."""
+"""Seconds before a retry while the server is healthy, doubled after each further fault."""
 
 
 class VLLMPolicy(OpenAIPolicy):
     """The base of this run, served by vLLM.
 
     Args:
-        model: folder that the base stage has left: the model, or the name of one.
-        machine: how the servers are started, and how many episodes are played at once.
+        model: output folder of the base stage: the model, or the name of one.
+        machine: how servers are started, and how many episodes are played at once.
         temperature: sampling temperature, 0 is greedy.
         max_turns: assistant turns in one episode.
         max_tokens: tokens in one assistant turn.
         guidance: lines appended to the system prompt.
         dtype: of weights and arithmetic. float32 is for models that are trained in it or above.
         max_length: tokens of the longest dialogue; None: what the model takes.
-        arguments: further arguments of the servers that decide what they answer, such as --quantization=fp8.
-        retries: further attempts at a request before its episode is given up, and played again later.
+        arguments: further arguments of the servers that change their answers, such as --quantization=fp8.
+        retries: further attempts at a request before its episode ends with an error and is played again later.
         timeout: seconds for one request.
-        top_p: share that the likeliest tokens have together, of which one is drawn; None: all tokens.
-        top_k: number of the likeliest tokens, of which one is drawn; None: all tokens.
+        top_p: sample from the likeliest tokens with this total probability; None: all tokens.
+        top_k: sample from so many likeliest tokens; None: all tokens.
         chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:
@@ -125,9 +125,9 @@ class VLLMPolicy(OpenAIPolicy):
         self._machine = machine
         self._chats: dict[str, Chat] = {}
         self._names: dict[str, str] = {}
-        """Names of adapters, by their folders."""
+        """Digests of adapters, by their folders."""
         self._episode_state = threading.local()
-        """State of the episode that a thread plays: its server, and the tokens that the model has read and written."""
+        """State of a thread's episode: its server, and the tokens so far."""
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -140,7 +140,7 @@ class VLLMPolicy(OpenAIPolicy):
 
     @cached_property
     def max_length(self) -> int:
-        """Tokens of the longest dialogue that the model takes."""
+        """Tokens of the longest dialogue."""
         from transformers import AutoConfig
 
         source, revision = self.weights.source, self.weights.revision
@@ -168,7 +168,7 @@ class VLLMPolicy(OpenAIPolicy):
         settings = ("--dtype", self.dtype, *limit, *self.arguments, *FAITHFUL, *revision)
         if machine.gpus > 1:
             settings += ("--tensor-parallel-size", str(machine.gpus))
-        # The path in full: servers and the check of what they serve compare it as text.
+        # The full path: servers report it, and it is compared as text.
         source = self.weights.source if self.weights.in_hub else str(Path(self.weights.source).resolve())
         return fleet_of(Service(machine, source, self.name, settings, self.timeout))
 
@@ -178,7 +178,7 @@ class VLLMPolicy(OpenAIPolicy):
 
     @contextmanager
     def _ready(self, plays: Sequence[RunningEpisode]) -> Iterator[None]:
-        self.tokenizer  # noqa: B018  (before threads ask for it, as for the longest dialogue)
+        self.tokenizer  # noqa: B018  (load both before threads need them)
         self.max_length  # noqa: B018
         adapters = {folder: Path(folder).resolve() for folder in {play.adapter for play in plays} if folder}
         names = {folder: adapter_digest(path) for folder, path in adapters.items()}
@@ -190,13 +190,13 @@ class VLLMPolicy(OpenAIPolicy):
         """See `Scorer`.
 
         Raises:
-            UserError: as `play`, or a server fails each time.
+            UserError: as `play`, or a server keeps failing.
         """
         with self._ready(()), ThreadPoolExecutor(self.batch) as threads:
             try:
                 return list(threads.map(self._scores, questions))
             except (TransientFault, ContextLengthExceeded) as fault:
-                raise UserError(f"the model was asked a question and did not answer ({fault})", "run again") from None
+                raise UserError(f"the model did not answer a question ({fault})", "run again") from None
 
     def _scores(self, question: ClosedQuestion) -> list[float]:
         chat = self.chat([])
@@ -256,7 +256,7 @@ class VLLMPolicy(OpenAIPolicy):
         return chat.parse(reply)
 
     def _continuation(self, play: RunningEpisode, prompt: Sequence[int], tokens: int) -> TokenCompletion:
-        """Ask the play's model for its next tokens, at most so many."""
+        """Ask the play's model for at most so many tokens."""
         settings: JsonObject = {
             "temperature": self.temperature,
             "max_tokens": tokens,
@@ -272,12 +272,12 @@ class VLLMPolicy(OpenAIPolicy):
         return self._sent(self._episode_state.server, model, prompt, {**settings, "extra_body": extra})
 
     def _sent(self, server: VllmServer, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
-        """Send one request, again after passing faults.
+        """Send one request, with retries.
 
         Raises:
-            TransientFault: as often as it may be sent it was failed.
-            ContextLengthExceeded: the prompt has outgrown the model.
-            UserError: the server is given up, or refuses it, or another model has answered.
+            TransientFault: all attempts failed.
+            ContextLengthExceeded: the prompt is too long for the model.
+            UserError: captrain gave up on the server, the server refused the request, or another model answered.
         """
         request, faults = digest(model, list(prompt), settings), 0
         while True:
@@ -295,6 +295,6 @@ class VLLMPolicy(OpenAIPolicy):
         server.fruitful = starts
         if completion.model != model:
             raise UserError(
-                f"policy vllm asked for {model}, and {completion.model} answered", "see what machine.vllm starts"
+                f"policy vllm asked for {model}, and {completion.model} answered", "check the command in machine.vllm"
             )
         return completion

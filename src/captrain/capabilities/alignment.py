@@ -23,10 +23,14 @@ RANKS = 5
 
 @dataclass(frozen=True)
 class Pair:
-    """One write of the reference and the write of the rollout that stands for it (None: missing).
+    """One write of the reference and the write of the rollout that stands for it.
 
-    `derived` are the reference's key arguments whose value no user message states; `lookups` what the reference reads
-    of the record since its write before, or else earlier; `guards` its key arguments by which it does.
+    Attributes:
+        goal: the write of the reference.
+        derived: its key arguments whose value no user message states.
+        lookups: what the reference reads of the record since its write before, or else earlier.
+        guards: its key arguments by which it does so.
+        write: the write of the rollout; None: missing.
     """
 
     goal: Call
@@ -37,7 +41,7 @@ class Pair:
 
 
 def goal_pairs(reference: Sequence[Call], user: str) -> list[Pair]:
-    """The writes of a reference, each with what it reads before."""
+    """The writes of a reference, each with the look-ups before it."""
     writes = [act for act in reference if act.kind == "write"]
     names, messages = {name for act in writes for name in act.record}, [act.message for act in writes]
     reads = defaultdict[tuple[str, object], list[int]](list)
@@ -63,10 +67,10 @@ def _shared_keys(lookup: Call, act: Call) -> list[str]:
 
 
 def align(goals: Sequence[Pair], writes: Sequence[Call]) -> tuple[list[Pair], list[Call]]:
-    """Let each write of the rollout stand for at most one of the reference.
+    """Pair each write of the rollout with at most one of the reference.
 
-    Pairs are made from the surest on (`_affinity`), among equals those with more equal arguments first, then in the
-    order of both. Returns the pairs, and the writes that stand for nothing.
+    The surest pairs (`_affinity`) come first, then those with more equal arguments, then the order of both. Returns the
+    pairs, and the writes that stand for nothing.
     """
     records = {_hashable(pair.goal.record) for pair in goals}
     elsewhere = [_hashable(write.record) not in records for write in writes]
@@ -93,9 +97,9 @@ def align(goals: Sequence[Pair], writes: Sequence[Call]) -> tuple[list[Pair], li
 
 
 class _Candidates:
-    """Writes that may stand for a goal with one affinity, found by the tool, record and arguments that they share.
+    """Writes that may stand for a goal with one affinity, indexed by tool, record and arguments.
 
-    Most pairs are never looked at, so that the time does not grow with the square of the number of writes.
+    Most pairs are never compared, so the time does not grow with the square of the number of writes.
     """
 
     def __init__(self, rank: int, writes: Iterable[tuple[int, Call, bool]]) -> None:
@@ -111,7 +115,7 @@ class _Candidates:
         return act.tool if self.rank in (0, 2) else None, record
 
     def of(self, pair: Pair, level: int, matched: Collection[int]) -> Iterator[int]:
-        """Those that are not matched and may have as many arguments in common with the goal, in their order."""
+        """Unmatched writes that may share so many arguments with the goal, in their order."""
         names = [name for name in pair.goal.arguments if pair.goal.compared is None or name in pair.goal.compared]
         least = level - len(pair.goal.arguments) + len(names)
         queues: list[deque[int]] = []
@@ -137,7 +141,7 @@ class _Candidates:
 
 
 def _coarse(value: object) -> object:
-    """Return one and the same for values that come to the same, and sometimes for others."""
+    """Return equal values for arguments that come to the same, and sometimes for others."""
     if isinstance(value, list):
         plain = are_plain(value)
         return frozenset(Counter(map(number_of, value)).items()) if plain else tuple(map(_coarse, value))
@@ -161,9 +165,8 @@ def _agreeing(goal: Call, write: Call) -> int:
 def _affinity(pair: Pair, write: Call, *, elsewhere: bool) -> int | None:
     """Rank how surely the write stands for the goal: 0 is surest, None is not at all.
 
-    A write `elsewhere` is a substitute: on a record that the reference does not treat, or for a record that had to be
-    derived and was picked wrongly. Treating a record twice is no substitute for one that the user named: that one was
-    left out.
+    A write `elsewhere` is a substitute: it is on a record that the reference does not treat, or in place of a record
+    that had to be derived. To treat a record twice is no substitute for one that the user named: that one was left out.
     """
     # Keys of another name are a record of another kind.
     alike = write.record.keys() == pair.goal.record.keys()

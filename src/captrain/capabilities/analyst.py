@@ -1,7 +1,7 @@
-"""Protocol of analysts, who propose the capabilities that an agent lacks and label rollouts with them.
+"""Protocol of analysts, which propose the capabilities that an agent lacks and label rollouts with them.
 
-An analyst is whoever reads rollouts, a program or a language model; labelling and selection do not care which. It
-sees rollouts and tool schemas and nothing else, so that what it finds is found and not known beforehand.
+An analyst is a program or a language model; labelling and selection treat both alike. It sees only rollouts and tool
+schemas, so it cannot know the answer beforehand.
 """
 
 from collections.abc import Sequence
@@ -23,26 +23,26 @@ class LabelRequest:
 class Analyst(Protocol):
     """Proposes candidate capabilities and labels rollouts with them.
 
-    It is told of all its work at once, so that one that waits for answers can wait for many of them together. An
-    analyst that samples draws anew in each labelling run, and gives equal answers to equal questions of the same run.
-    Its constructor takes how models are asked (`access: machine.ModelAccess | None`) first.
+    It gets all its work at once, so it can wait for many answers together. An analyst that samples draws anew in each
+    labelling run, and answers equal questions of one run equally. Its constructor's first argument says how models are
+    asked (`access: machine.ModelAccess | None`).
     """
 
     deterministic: bool
-    """Labels are the same in every run, so that one run's serve all."""
+    """Labels are the same in every run, so one run is enough."""
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
         """Candidates for each labelling run.
 
         Args:
-            samples: rollouts of each run, in the order drawn, which may hold a rollout more than once.
+            samples: rollouts of each run, in the order drawn; a rollout may occur more than once.
             tools: the target's schemas.
 
         Returns:
-            One list for each sample. Ids are distinct within it, and mean the same in all of them.
+            One list for each sample. Ids are distinct within a list and mean the same in all lists.
         """
         ...
 
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
-        """For each that is asked, in order: a label for each of its capabilities, by id."""
+        """Return a label for each capability of each request, by id and in order."""
         ...

@@ -1,9 +1,8 @@
 """Rollouts as a language model reads them: shortened to a budget, one message a line, inside a fence.
 
-A long rollout is shortened where it says the least for its length, in the middle of long texts, and with a mark that
-says so. What the agent did and what came of it stay whole: no message leaves, so that indices are those of the record;
-calls keep their names and arguments; of every result something remains. What a rollout says is data to its reader and
-may be written to mislead it: a fence's name is drawn from what it holds, so that nothing inside can close it.
+A long rollout is shortened in the middle of its longest texts, with a mark. All messages stay, so indices are those of
+the record. Calls keep their names and arguments, and part of every result remains. The text of a rollout is data and
+may try to mislead its reader: the fence's name is a digest of the content, so nothing inside can close it.
 """
 
 import json
@@ -13,15 +12,14 @@ from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, digest
 
 LEAST = 200
-"""Characters that remain of a text, however small the budget is."""
+"""No text is cut below so many characters."""
 
 
 def compact(messages: Sequence[Message], budget: int) -> list[Message]:
-    """Shorten long texts in the middle, until texts and calls together are `budget` characters or fewer.
+    """Shorten long texts in the middle until texts and calls together fit into `budget` characters.
 
-    The longest texts give first, down to one common length: system prompts, tool results and users' texts before the
-    assistant's own words. Calls are never shortened, and no text below `LEAST` characters: where that is not enough,
-    the budget is exceeded.
+    The longest texts are cut first, to one common length: system prompts, tool results and users' texts before the
+    assistant's own words. Calls are never cut, nor any text below `LEAST` characters, even if that exceeds the budget.
     """
     texts = [_text(message) for message in messages]
     room = budget - sum(len(line_of(calls_of(message))) for message in messages if message.get("tool_calls"))
@@ -37,7 +35,7 @@ def compact(messages: Sequence[Message], budget: int) -> list[Message]:
 
 
 def rendered(messages: Sequence[Message]) -> str:
-    """One JSON line for each message: its index, role, name, text, error and calls. A text cannot end its line."""
+    """Return one JSON line for each message, with its index, role, name, text, error and calls."""
     lines = []
     for index, message in enumerate(messages):
         line: JsonObject = {"index": index, "role": message["role"]}
@@ -51,7 +49,7 @@ def rendered(messages: Sequence[Message]) -> str:
 
 
 def fenced(kind: str, text: str, **attributes: str | int) -> str:
-    """Text between an opening and a closing tag that nothing in the text can be, with attributes in the former."""
+    """Put a text between tags that the text cannot contain; attributes go into the opening tag."""
     tag = f"{kind}-{digest(kind, text)}"
     opening = "".join(f' {name}="{value}"' for name, value in attributes.items())
     return f"<{tag}{opening}>\n{text}\n</{tag}>"
@@ -68,7 +66,7 @@ def _text(message: Message) -> str:
 
 
 def _level(lengths: Sequence[int], room: int) -> int:
-    """The greatest length to which texts may be cut so that all of them fit into the room; at least `LEAST`."""
+    """The greatest common length at which all texts fit into the room; at least `LEAST`."""
     remaining = room
     for position, length in enumerate(sorted(lengths)):
         share = remaining // (len(lengths) - position)
@@ -81,7 +79,7 @@ def _level(lengths: Sequence[int], room: int) -> int:
 def _shortened(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
-    # The mark is at its longest for the whole text: what it leaves over is shared by beginning and end.
+    # The mark is longest for the whole text; beginning and end share the rest.
     length = limit - len(_mark(len(text)))
     head = length - length // 2
     return f"{text[:head]}{_mark(len(text) - length)}{text[len(text) - length // 2 :]}"

@@ -135,33 +135,15 @@ def records_left_out(view: RolloutView, edit: Edit) -> Sign:
     return max(openings.values()), f"{record} was never looked up, {', '.join(openings)} were"
 
 
-def lookup_skipped(view: RolloutView, edit: Edit) -> Sign:
-    """A look-up that a check asks for was not made, nor another by the tool."""
-    return _skipped(view, edit, is_alike=False)
-
-
-def lookup_incomplete(view: RolloutView, edit: Edit) -> Sign:
-    """A look-up that a check asks for was not made, but others by the tool."""
-    return _skipped(view, edit, is_alike=True)
-
-
-def _skipped(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+def lookup_skipped(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+    """A look-up that a check asks for was not made; whether others by its tool were."""
     goal = goal_of(edit)
     later = [call.message for call in view.calls[edit.before :]] if edit.before is not None else []
     return (next(iter(later), view.last), f"{goal} was never made") if view.has_like(goal) == is_alike else None
 
 
-def value_not_looked_up(view: RolloutView, edit: Edit) -> Sign:
-    """A value stands in no message, and a look-up that shows it was not made, nor another by its tool."""
-    return _unshown(view, edit, is_alike=False)
-
-
-def value_in_another_record(view: RolloutView, edit: Edit) -> Sign:
-    """A value stands in no message, and a look-up that shows it was not made, but others by its tool."""
-    return _unshown(view, edit, is_alike=True)
-
-
-def _unshown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+    """A value stands in no message, and a look-up that shows it was not made; whether others by its tool were."""
     message, before, values, goal = view.closing, END, list[object](), edit.goal
     if edit.kind == "say":
         message, values = view.last, [edit.text]
@@ -188,17 +170,8 @@ def _unshown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
     return None
 
 
-def answer_not_looked_up(view: RolloutView, edit: Edit) -> Sign:
-    """A number that was owed stands in no message, and a look-up of the reference was not made, nor any like it."""
-    return _unanswered(view, edit, is_alike=False)
-
-
-def answer_in_another_record(view: RolloutView, edit: Edit) -> Sign:
-    """A number that was owed stands in no message, and the look-up of a record was not made, but others like it."""
-    return _unanswered(view, edit, is_alike=True)
-
-
-def _unanswered(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+def answer_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
+    """An owed number stands in no message, and a look-up was not made; whether others by its tool were."""
     value = edit.text
     if not NUMBER.search(value) or view.in_view(value):
         return None
@@ -259,13 +232,6 @@ def record_confused(view: RolloutView, edit: Edit) -> Sign:
     if is_due or view.opened(record[1], call.message):
         return call.message, edit.corrections
     return min(view.opened_instead(record[1]).get(wrong, END), call.message), edit.corrections
-
-
-def record_swapped(view: RolloutView, edit: Edit) -> Sign:
-    """The same operation was due on another record."""
-    call = edit.calls[0]
-    goal = next((goal for goal in view.inserted if goal.tool == call.tool), None) if view.records(call) else None
-    return (call.message, f"{call}, where {goal} was meant") if goal else None
 
 
 def record_treated_twice(view: RolloutView, edit: Edit) -> Sign:
@@ -456,17 +422,6 @@ def user_believed(view: RolloutView, edit: Edit) -> Sign:
             if not script or says(script, value) or is_contradicted:
                 return spoken[0], f"{edit.corrections}; {value} is the user's word"
     return None
-
-
-def value_worked_out(view: RolloutView, edit: Edit) -> Sign:
-    """A number that is due stands in no message before: it is worked out."""
-    call = edit.calls[0]
-    numbers = [value for value in edit.missing if isinstance(value, int | float) and not is_common(value)]
-    words = [value for value in edit.missing if isinstance(value, str)]
-    worked_out = [] if words else [value for value in numbers if not view.in_view(value, call.message)]
-    if not worked_out:
-        return None
-    return call.message, f"{edit.corrections}; {worked_out[0]} is worked out, and stands in no message"
 
 
 def value_wrong(view: RolloutView, edit: Edit) -> Sign:

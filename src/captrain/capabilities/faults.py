@@ -1,8 +1,8 @@
-"""Rollouts that say nothing of the agent, because the simulated user or the infrastructure failed.
+"""Rollouts that say nothing about the agent, because the simulated user or the infrastructure failed.
 
-A simulated user is a model, too, and its slips cost the agent tasks. Only what the log itself proves counts: a wrong
-detail, or an offer that the user's instructions forbid it to take, cannot be told from the log and stays with the
-agent. Who contrasts rollouts leaves these out and lists them.
+A simulated user is a model, too, and its errors cost the agent tasks. Only what the log itself proves counts. A wrong
+detail, or an offer that the user's instructions forbid, cannot be told from the log and counts against the agent. The
+contrast leaves these rollouts out and lists them.
 """
 
 from captrain.capabilities.text import AS_AGENT, DECLINES, asks_consent, is_reply, says, split_mark, text_of
@@ -12,12 +12,11 @@ from captrain.records import Rollout
 
 OUT_OF_SCOPE = "OUT-OF-SCOPE"
 ECHO = 40
-"""Shorter messages may be alike by chance."""
+"""Shorter messages may be equal by chance."""
 
 
 def fault_of(rollout: Rollout) -> str | None:
-    """Return what shows that the infrastructure failed, or the simulated user, with the index of the message; None if
-    nothing does."""
+    """Return the evidence that the infrastructure or the simulated user failed, with the message; None without any."""
     if rollout.outcome == "error":
         return f"infrastructure: {rollout.error or 'no reason is recorded'}"
     slip = slip_of(rollout)
@@ -25,8 +24,10 @@ def fault_of(rollout: Rollout) -> str | None:
 
 
 def slip_of(rollout: Rollout) -> tuple[int, str] | None:
-    """Find the message in which the simulated user failed first, and what shows it; None if nothing does. A rollout
-    that passed all the same was not spoilt."""
+    """Find the first message in which the simulated user failed, and the evidence; None without any.
+
+    A passed rollout was not spoilt.
+    """
     if rollout.outcome != "failed":
         return None
     has_request, last_reply = False, ""
@@ -50,8 +51,7 @@ def slip_of(rollout: Rollout) -> tuple[int, str] | None:
 
 
 def _left_open(rollout: Rollout) -> tuple[int, str] | None:
-    """The user ended the conversation on a question whether to make a write that the reference expects, and did not
-    decline."""
+    """The user left when asked about a write that the reference expects, without declining."""
     if len(rollout.messages) < 2:
         return None
     question, farewell = rollout.messages[-2:]
@@ -61,7 +61,7 @@ def _left_open(rollout: Rollout) -> tuple[int, str] | None:
     words = text_of(question.get("content") or "")
     if not (is_reply(question) and asks_consent(words)):
         return None
-    # Without schemas nothing is a key: a write stands for any of the same tool, so that few count as missing.
+    # Without schemas nothing is a key: a write stands for any by the same tool, so few count as missing.
     missing = [pair.goal for pair in bare_view(rollout, Toolbox(())).pairs if pair.write is None]
     goal_asked = next((goal for goal in missing if any(says(words, value) for value in goal.arguments.values())), None)
     index = len(rollout.messages) - 1

@@ -1,11 +1,11 @@
-"""Kinds of tools and keys of records, learnt from rollouts rather than read off the form of schemas.
+"""What tools do and which arguments name records, learnt from rollouts instead of schemas.
 
-What a tool does is taken from the first of these that knows: the user, the benchmark (`readOnlyHint`, its `kinds`), a
-replay of references, the rollouts, the tool's name. A hand-over is declared or told by its name: to whatever is looked
-at it is like any other call that ends a dialogue.
+What a tool does comes from the first of these that knows: the user, the benchmark (`readOnlyHint`, its `kinds`), a
+replay of references, the rollouts, the tool's name. A transfer to a human is declared or told by its name, because in
+rollouts it looks like any other call that ends a dialogue.
 
-A key is an argument of a change whose value a look-up was told before, in references or in rollouts: it names what was
-looked at, however many arguments the look-up takes and whatever it calls them.
+A key is an argument of a change whose value a look-up took before, in references or in rollouts. It names the record,
+however many arguments the look-up takes and whatever it calls them.
 """
 
 from collections import Counter
@@ -22,15 +22,15 @@ from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, leaves
 
 PASSES = 2
-"""Rollouts that pass without a call before it is taken for a look-up: one may be a grader's slip."""
+"""So many rollouts must pass without a tool before it counts as a look-up: one may be a grader's error."""
 MOST_PLAYS = 6
-"""References that are played to see what a tool does."""
+"""At most so many references are played to see what a tool does."""
 VARIED = 3
-"""Different answers by which a tool tells something, where a change says that it is done."""
+"""A tool with so many different answers returns information; a change only confirms."""
 PLAYS = 3
-"""References in whose replay a tool changes nothing and is not missed before it is taken for a look-up."""
+"""A tool that changes nothing and is not missed in so many replayed references is a look-up."""
 SHARE = 0.5
-"""Share of the calls of a change, of those after a look-up, whose argument the look-up was told, of a key."""
+"""An argument is a key if a look-up took its value in this share of a change's calls."""
 
 
 def learn_toolbox(
@@ -39,13 +39,13 @@ def learn_toolbox(
     worlds: Worlds | None = None,
     kinds: Mapping[str, str] | None = None,
 ) -> Toolbox:
-    """Learn what tools do, and which arguments name records.
+    """Learn what tools do and which arguments name records.
 
     Args:
-        rollouts: of one environment or several; they are read a few times over, and none stays in memory.
+        rollouts: of one or several environments. They are read several times and not kept in memory.
         tools: their schemas.
-        worlds: that their references are replayed in, and that declare what tools do.
-        kinds: what a user says that tools do.
+        worlds: to replay their references in. They also declare what tools do.
+        kinds: what tools do, as a user says.
     """
     world = next((worlds.of(rollout) for rollout in rollouts), None) if worlds is not None else None
     declared = {**(world.kinds if world else {}), **(kinds or {})}
@@ -67,18 +67,23 @@ def learn_toolbox(
 
 
 Feed = tuple[str, str, str]
-"""A tool whose answer gives a value, the tool of a later call that takes it, and the argument."""
+"""A tool that returns a value, the tool of a later call that takes it, and the argument."""
 
 
 @dataclass
 class _Observed:
-    """Evidence of tools in rollouts: the fields that each has always returned, its answers (so many as matter) without
-    what it was told, and in how many rollouts that passed it was left out where the reference calls it, or without a
-    reference came before another; `closing` are the tools that such a rollout called last, as it does a change.
+    """Evidence on tools in rollouts.
 
-    `fed` counts the rollouts that passed in which an argument of a call had its value from a tool's answer, `misled`
-    the failed ones that leave the tool out and give the argument another value than the reference, and `final` are the
-    tools with which a reference ends, or a rollout that passed."""
+    Attributes:
+        fields: the fields that a tool has always returned.
+        answers: its answers without the values that it was given, at most `VARIED`.
+        spared: passed rollouts without a tool that the reference calls; without a reference, passed rollouts in which
+            it was not the last call.
+        closing: tools that passed rollouts without a reference called last, as they do a change.
+        fed: passed rollouts in which an argument had its value from a tool's answer.
+        misled: failed rollouts that skip the tool and give the argument another value than the reference.
+        final: tools that a reference or a passed rollout ends with.
+    """
 
     fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -111,19 +116,21 @@ class _Observed:
 
     @property
     def telling(self) -> set[str]:
-        """Tools that answer with values that they were not told, not the same ones each time."""
+        """Tools that return varying values that they were not given."""
         return {tool for tool, answers in self.answers.items() if len(answers) >= VARIED}
 
     @property
     def deciding(self) -> set[str]:
-        """Telling tools whose answer decides an argument of a later call that is made, with another value, without
-        them: what a change has created, a call is refused without."""
+        """Read tools whose output sets a later argument.
+
+        Without them the later call is made with another value. Without a change, it would be refused.
+        """
         feeds = [feed for feed, count in self.misled.items() if min(count, self.fed[feed]) >= PASSES]
         return {tool for tool, _, _ in feeds} & self.telling - self.final
 
 
 def _fed(acts: Sequence[Call]) -> set[Feed]:
-    """Feeds by values that a tool was not told itself."""
+    """Feeds by values that a tool was not given itself."""
     feeds, sources = set[Feed](), dict[str, set[str]]()
     for act in [act for act in acts if not act.failed]:
         for name, value in act.arguments.items():
@@ -134,7 +141,7 @@ def _fed(acts: Sequence[Call]) -> set[Feed]:
 
 
 def _misled(acts: Sequence[Call], goals: Sequence[Call]) -> set[tuple[str, str]]:
-    """Tools of the reference that took a value which it gives them nowhere, with the argument."""
+    """Tools and arguments of the reference that took a value which the reference never gives them."""
     due, actual = (
         {(act.tool, name, text_of(value)) for act in side if not act.failed for name, value in act.arguments.items()}
         for side in (goals, acts)
@@ -148,8 +155,11 @@ def _tools(messages: Iterable[Message]) -> set[str]:
 
 
 def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[str]) -> dict[str, Kind]:
-    """Kinds that replays of references show: without a change the check fails; what leaves the world as it is, and is
-    not missed, looks up. What a world merely keeps a record of, such as pages that were read, shows neither."""
+    """Kinds of tools that replays of references show.
+
+    Without a change the check fails. A tool that leaves the world as it is and is not missed is a look-up. A world may
+    also record look-ups, such as pages that were read: such a tool stays unknown.
+    """
     idle, tries, tasks = Counter[str](), Counter[str](), set[str]()
     kinds: dict[str, Kind] = {}
     for rollout in rollouts:
@@ -178,14 +188,17 @@ def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[s
 
 
 Flow = tuple[str, str, str, bool]
-"""The tool of a change, its argument, the argument of a look-up that was told the same, and whether that returns an
-object: such a look-up opens a record, where one that returns a list or a bare value searches for it."""
+"""The tool of a change, its argument, the argument of a look-up with the same value, whether that returns an object.
+
+A look-up that returns an object opens a record; one that returns a list or a bare value searches."""
 
 
 def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
-    """Names of key arguments, of changes and of the look-ups that were told the same values, each with the one that all
-    of its kind of record go by. What a search was told is no key where a change has one that opens a record; where
-    neither shows anything, names must do."""
+    """Key arguments of changes and look-ups, each with the common name of its kind of record.
+
+    An argument of a search is a key only if the change has none that opens a record. Where no values show a key, shared
+    argument names decide.
+    """
     sources, tools = (Counter[Flow](), Counter[Flow]()), set[str]()
     for rollout in rollouts:
         for flows, messages in zip(sources, (rollout.reference, rollout.messages), strict=True):
@@ -207,8 +220,10 @@ def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
 
 
 def _flows(acts: Sequence[Call], toolbox: Toolbox) -> Iterator[Flow]:
-    """Flows into each change, and of each change after a look-up its tool alone. Only a text is recognized under
-    another name."""
+    """Flows into each change, and each change after a look-up by its tool alone.
+
+    Only text is recognized under another argument name.
+    """
     names_by_value: dict[str, set[tuple[str, bool]]] = {}
     for act in acts:
         values = {name: value for name, value in act.arguments.items() if value and isinstance(value, str | int)}

@@ -1,10 +1,10 @@
-"""Needs of rollouts without a reference, learnt by contrast: nearly all that passed have done it, many that failed not.
+"""Needs of rollouts without a reference: what nearly all passed rollouts did and many failed ones did not.
 
-A need is a feature of calls whose absence goes with failing beyond chance (Fisher's exact test, Holm's correction over
-all features of an environment) and that at most `LUCKY` of the passed rollouts do without: a feature that comes with a
-kind of task, and not with passing it, is shared by too few of them. Its kind is that of the feature and of its tools:
-a change without the look-up that nearly all make first lacks the look-up, a request without its change the change. A
-need is no proof: a rollout that lacks it may have failed for another reason.
+A need is a feature of calls whose absence correlates with failure beyond chance (Fisher's exact test, Holm's correction
+over all features of an environment). At most `LUCKY` of the passed rollouts lack it; a feature of one kind of task is
+shared by too few of them. `captrain.capabilities.rules.FEATURES` says which cause its absence stands for: a change
+without the look-up that nearly all make first lacks the look-up, a request without its change lacks the change. A need
+is no proof: a rollout may have failed for another reason.
 """
 
 import re
@@ -21,21 +21,20 @@ from captrain.records import Rollout, leaves
 from captrain.statistics import fisher
 
 LUCKY = 0.2
-"""Share of the passed rollouts that may do without what is needed: guesses may be right."""
+"""Share of the passed rollouts that may lack a need: guesses may be right."""
 FEWEST = 10
-"""Rollouts without a reference below which nothing is learnt for their sake."""
+"""With fewer rollouts without a reference, nothing is learnt."""
 WORD = re.compile(r"[^\W\d_]{3,}")
 
 
 def learn_needs(rollouts: Iterable[Rollout], toolbox: Toolbox) -> "Needs | None":
-    """Learn what rollouts need where enough of them have no reference; None where few are without."""
+    """Learn what rollouts need, if enough of them have no reference; otherwise return None."""
     unreferenced = sum(rollout.outcome != "error" and not has_solution(rollout) for rollout in rollouts)
     return Needs(rollouts, toolbox) if unreferenced >= FEWEST else None
 
 
 def has_solution(rollout: Rollout) -> bool:
-    """Tell whether a rollout can be held against anything: a reference, calls that a user was to make, or
-    milestones."""
+    """Tell whether a rollout has a reference, calls that a user was to make, or milestones."""
     parts = rollout.score.parts if rollout.score else {}
     is_followed = any(name.startswith("milestone") for name in parts)
     return bool(rollout.reference or rollout.task.facts.user_calls or is_followed)
@@ -43,14 +42,14 @@ def has_solution(rollout: Rollout) -> bool:
 
 @dataclass(frozen=True)
 class Need:
-    """A need, by the kind of cause that its absence is."""
+    """A need, with the cause that its absence stands for."""
 
     kind: str
     association: Association
 
     @property
     def evidence(self) -> str:
-        """The absence in words, with its counts."""
+        """The absence in words, with counts."""
         (failed, of_failed), (passed, of_passed) = self.association.failed, self.association.passed
         counts = f"{failed} of {of_failed} failed rollouts and {passed} of {of_passed} passed ones"
         return f"{self.association.name}, as in {counts} (not proven, by contrast)"
@@ -58,7 +57,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Lack:
-    """A need that a rollout lacks, and the message where it shows."""
+    """A need that a rollout lacks, and the message where this shows."""
 
     need: Need
     message: int
@@ -89,7 +88,7 @@ class Needs:
                 yield from (Need(kind, row) for row in rows)
 
     def _of_changes(self, tally: Tally, row: Association) -> Iterator[Association]:
-        """Divide the need of a look-up before any change into those changes that, each by itself, go with it."""
+        """Divide the need of a look-up before any change into the changes that need it by themselves."""
         for key, (base, cell) in tally.features.items():
             if key[0] == "after" and key[2] == row.key[1]:
                 whole = tally.bases[base]
@@ -99,7 +98,7 @@ class Needs:
                     yield part
 
     def _kind(self, key: Key) -> tuple[str, bool]:
-        """The kind of cause that a feature, or else its absence, is a sign of; "" where it is none of any."""
+        """The cause that a feature is a sign of ("" if none), and whether having it correlates with failure."""
         kinds = [self._toolbox.kind(name) for name in key[1:3]]
         words = key[0], *(kinds[-1:] if key[0] in ("asked", "followed") else kinds)
         matches = (words[:length] for length in range(len(words), 0, -1))
@@ -107,7 +106,7 @@ class Needs:
         return cause, cause == "over_escalation"
 
     def _traits(self, rollout: Rollout) -> Traits:
-        """Traits of the calls, of what the user asked for first and of the records that were described."""
+        """Traits of the calls, of the user's first words, and of the records that the user describes."""
         calls = sourced_calls(rollout, self._toolbox)
         traits = order_traits(calls)
         changes = [place for place, call in enumerate(calls) if call.kind == "write"]
@@ -126,8 +125,10 @@ class Needs:
         return Traits(traits.bases, {key: value for key, value in traits.holding.items() if self._kind(key)[0]})
 
     def _described(self, rollout: Rollout) -> Mapping[str, list[int]]:
-        """Arguments by which a change names one of several listed records of which the user's words describe one best,
-        and the messages of those changes that name another one."""
+        """Arguments by which a change names one of several listed records, one of which the user's words describe best.
+
+        Each comes with the messages of those changes that name another record.
+        """
         acts = calls_in(rollout.messages, self._toolbox, ("assistant",))
         arguments: dict[str, list[int]] = {}
         for act in [act for act in acts if act.kind == "write" and not act.failed]:
@@ -144,8 +145,7 @@ class Needs:
         return arguments
 
     def of(self, rollout: Rollout) -> tuple[list[Lack], set[str]]:
-        """The needs that a rollout lacks, the surest of each kind and place, roots first; and the kinds of cause that
-        it could show."""
+        """The needs that a rollout lacks, the surest of each cause and step, and the causes that it could show."""
         traits, calls = self._traits(rollout), sourced_calls(rollout, self._toolbox)
         last = max((place for place, m in enumerate(rollout.messages) if m["role"] == "assistant"), default=0)
         needs = self._needs.get(rollout.environment, [])
@@ -164,7 +164,7 @@ class Needs:
         return sorted(sound, key=lambda lack: [*KINDS].index(lack.need.kind)), occasions
 
     def found(self, rollout: Rollout) -> dict[str, Occasion]:
-        """The surest finding of each kind of cause that a rollout without a reference could show, roots first."""
+        """The surest occasion of each cause that a rollout without a reference could show, roots first."""
         lacks, occasions = ([], set[str]()) if has_solution(rollout) else self.of(rollout)
         found: dict[str, Occasion] = {}
         for lack in lacks:

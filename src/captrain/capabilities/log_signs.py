@@ -38,7 +38,6 @@ WRITES = 4
 """So many equal writes in a row are a loop; fewer are writes too many."""
 SHORT = 60
 """Characters of a text that may be said again."""
-ADDRESS = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w#., -]+")
 REASONING = re.compile(r"calculate|compute|convert|estimate|think")
 """Tools that look nothing up."""
 LogSign = tuple[int, str, tuple[str, ...]]
@@ -153,7 +152,8 @@ def written_unread(view: RolloutView) -> Iterator[LogSign]:
             yield act.message, f"{act} without reading the record first", (act.tool,)
 
 
-def _unproven_writes(view: RolloutView, *, is_claimed: bool) -> Iterator[LogSign]:
+def unproven(view: RolloutView, *, is_claimed: bool) -> Iterator[LogSign]:
+    """A clause asks for a result that shows something before a write, and none does; whether the user claimed it."""
     for clause, sentence, _ in view.context.in_force:
         proof = clause.proof
         for act in [act for act in view.writes if proof and act.tool in clause.tools]:
@@ -161,16 +161,6 @@ def _unproven_writes(view: RolloutView, *, is_claimed: bool) -> Iterator[LogSign
             is_claim = clause.claimed.search(view.wishes) is not None
             if proof and is_claim == is_claimed and not any(proof.search(result) for result in results):
                 yield view.proposal(act), f'{act}, and {clause.reason}; the policy says "{sentence}"', (act.tool,)
-
-
-def claimed_without_proof(view: RolloutView) -> Iterator[LogSign]:
-    """A clause asks for a result that shows something before a write; none does, and the user claimed it."""
-    return _unproven_writes(view, is_claimed=True)
-
-
-def done_without_proof(view: RolloutView) -> Iterator[LogSign]:
-    """A clause asks for a result that shows something before a write; none does, and the user did not claim it."""
-    return _unproven_writes(view, is_claimed=False)
 
 
 def _answer_unread(view: RolloutView) -> int | None:
@@ -228,18 +218,6 @@ def means_denied(view: RolloutView) -> Iterator[LogSign]:
         place, text = disclaimers[0]
         sentence = next((part for part in SENTENCE.split(text) if DISCLAIMER.search(plain(part))), text)
         yield place, f"{unused} was never called, and the assistant says: {quoted(sentence)}", (unused,)
-
-
-def address_invented(view: RolloutView) -> Iterator[LogSign]:
-    """Without a reference: a value of words and digits in a write that stands in no message before."""
-    for act in [act for act in view.acts if act.kind == "write" and not view.goals]:
-        spoken = [view.text(place) for place in range(act.message) if view.messages[place]["role"] != "assistant"]
-        sources = plain("\n".join([view.context.policy, view.facts.script, *spoken]))
-        values = [v for v in act.content.values() if isinstance(v, str) and len(v) <= SHORT and ADDRESS.fullmatch(v)]
-        if strange := [value for value in values if plain(value) not in sources]:
-            evidence = f"{', '.join(strange)} in {act.tool} stands in no message of the user or a tool before"
-            yield view.proposal(act), evidence, (act.tool,)
-            return
 
 
 def identifier_invented(view: RolloutView) -> Iterator[LogSign]:

@@ -50,10 +50,10 @@ class Occasion(NamedTuple):
 
 
 class Vocabulary:
-    """Values that references tell users, to be looked up in texts without trying each: a log has as many as records.
+    """Values that references tell users, indexed by their first word: a log may have thousands.
 
     Args:
-        values: distinct, in an order that stays.
+        values: distinct, in order.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -68,8 +68,7 @@ class Vocabulary:
         return iter(self.values)
 
     def near(self, text: str) -> list[str]:
-        """The values that the text may say, in their order: `says` is false of all others, whose first word it lacks
-        as a whole."""
+        """The values whose first word the text holds, in their order: it does not say any other."""
         words = {*WORD.findall(squeezed(text))}
         places = {place for word in words for place in self._by_word.get(word, ())}
         return [self.values[place] for place in sorted(places.union(self._wordless))]
@@ -104,7 +103,7 @@ def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]
 
 
 def _unread(view: RolloutView) -> list[tuple[Call, tuple[str, ...]]]:
-    """The writes, where the reference only reads, on a record that it reads and the rollout did not; with its tools."""
+    """Where the reference only reads: writes on a record that it reads and the rollout did not; with its tools."""
     unread = list[tuple[Call, tuple[str, ...]]]()
     lookups = [lookup for lookup in view.expected if lookup.kind == "read" and lookup.record]
     if view.pairs:
@@ -122,21 +121,21 @@ def records(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
         write, goal = pair.write, pair.goal
         if write is None or not goal.record:
             continue
-        # What the user confirms afterwards was not named for the write.
+        # A record that the user only confirms afterwards was not named for the write.
         spoken = view.user_before(write.message)
         names = [name for name, value in goal.record.items() if name in pair.derived or says(spoken, value)]
         if names:
             compared = [name for name in names if name in goal.names]
             wrong = any(not same(goal.record[name], write.record.get(name)) for name in compared)
             judgement = f"where {goal} was meant" if wrong else "on the record that was meant"
-            # To repeat a record that the user has named shows nothing of occasion out which one is meant.
+            # To repeat a record that the user has named does not show that the agent can find it out.
             if not wrong and not pair.derived:
                 continue
             yield Occasion(wrong, f"{write} {judgement}", write.message, (goal.tool,), tuple(names))
 
 
 def operations(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference writes on a record of which all is known: it needs no look-up, or the look-up was made."""
+    """The reference writes on a record that needs no look-up, or the look-up was made."""
     for pair in view.pairs:
         write = pair.write
         if write is None or not same(write.record, pair.goal.record):
@@ -148,7 +147,7 @@ def operations(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def missing_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference makes several writes; or one, and nothing was made: one that was shows nothing of making all."""
+    """The reference makes several writes, or one that was not made. One that was made does not show completeness."""
     missing = [pair.goal for pair in view.pairs if pair.write is None]
     if len(view.pairs) < 2 and not missing:
         return
@@ -161,18 +160,17 @@ def missing_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def values_of_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference gives an argument of a write by the right tool a value: the user's words, or one that follows from
-    records or policy."""
+    """The right tool was called, and an argument has a value that the user said, or that follows from records."""
     for pair in view.pairs:
         write, goal = pair.write, pair.goal
         if write is None or write.tool != goal.tool:
             continue
         differences = write.differing(goal)
-        # On a wrong record, or without a look-up, what follows from records follows from the wrong ones or from none.
+        # On a wrong record, or without a look-up, a value that follows from records cannot be right.
         follows = same(write.record, goal.record) and view.has_looked(pair)
         for name, value in goal.content.items():
             is_said = says(view.user_before(write.message), value)
-            # What the user confirms afterwards was not said, nor does it follow.
+            # A value that the user only confirms afterwards was not said, and does not follow.
             is_due = is_said or (follows and not says(view.user, value))
             if is_due and (name in goal.names):
                 source = "as the user said" if is_said else "which the user did not say"
@@ -183,8 +181,7 @@ def values_of_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion
 
 
 def extra_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The rollout writes. Extras that show another lack are its matter: those put to the user, wrong decisions, and
-    those on a record that had to be read."""
+    """The rollout writes. Extra writes that show another cause are left to it: decisions, and unread records."""
     unread = [act for act, _ in _unread(view)]
     for act in view.extras:
         if act not in unread and not _overruled(view, act) and not _forbidden(view, act):
@@ -252,8 +249,7 @@ def last_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def hand_over(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference hands nothing over, and all that it changes is changed: what is not is the matter of
-    `missing_writes`."""
+    """The reference hands nothing over, and all its writes were made; otherwise see `missing_writes`."""
     handover, is_due = handover_in(view.acts), handover_in(view.expected) is not None
     is_left_out = any(pair.write is None for pair in view.pairs)
     if is_due or is_left_out or not (view.expected_final or view.pairs):
@@ -263,7 +259,7 @@ def hand_over(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def escalation(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference hands over. A user who leaves on the offer of it leaves no time to do it."""
+    """The reference hands over. A user who leaves on the offer leaves no time for it."""
     handover, due = handover_in(view.acts), handover_in(view.expected)
     if due is not None:
         offered = HANDING_OVER.search(view.final or "") and view.messages[-1]["role"] == "user"
@@ -272,7 +268,7 @@ def escalation(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def told_values(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference tells the user values that tools return, or says itself which values must be told."""
+    """The reference tells the user values that tools return, or lists the values that must be told."""
     replies = {index: view.text(index) for index in view.replies()}
     for value in view.informs:
         index = view.first_telling(value)
@@ -299,7 +295,7 @@ def first_question(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def reply_wording(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """Both close with a message; one that lacks the information asked for is not judged on its wording."""
+    """Both close with a message. One that lacks the information asked for is not judged on its wording."""
     if view.final is None or view.expected_final is None:
         return
     if any(occasion.lacking for occasion in told_values(view, values)):
@@ -343,7 +339,7 @@ def _milestone_calls(view: RolloutView, kind: Kind) -> Iterator[Occasion]:
     for milestone, score in _reachable(view):
         if milestone.tool is not None and view.toolbox.kind(milestone.tool) == kind:
             calls = _calls(view, milestone)
-            # A call that was made but is not the one asked for is the matter of `milestone_arguments`.
+            # A call with other arguments is left to `milestone_arguments`.
             lacking = score < MET and not calls
             evidence = f"{milestone.tool} was {'never' if lacking else ''} called"
             yield Occasion(lacking, evidence, calls[-1].message if calls else view.last, (milestone.tool,))
@@ -379,7 +375,7 @@ def milestone_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]
 
 
 def minefields(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """A minefield: the task cannot or must not be done, and says which act would show that it was tried."""
+    """A minefield: the task must not be done, and names the act that would show an attempt."""
     for milestone, score in view.milestones:
         if milestone.is_minefield:
             acts, act = _calls(view, milestone) or view.writes, milestone.tool or _state(milestone)

@@ -11,6 +11,7 @@ and no world all differences. The first rule of an edit's step whose sign shows 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import captrain.capabilities.edit_signs as signs
@@ -319,18 +320,17 @@ RULES = (
     Rule("partial_refusal", 12, REPLACE, signs.items_refused),
     Rule("missing_write", 13, REPLACE, signs.items_left_out),
     Rule("fabricated_fact", 14, REPLACE, signs.value_invented),
-    Rule("missing_lookup", 15, WRITE + REPLACE + DROP + SAY, signs.value_not_looked_up),
-    Rule("incomplete_search", 16, WRITE + REPLACE + DROP + SAY, signs.value_in_another_record),
-    Rule("missing_lookup", 17, SAY, signs.answer_not_looked_up),
-    Rule("incomplete_search", 18, SAY, signs.answer_in_another_record),
+    Rule("missing_lookup", 15, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=False)),
+    Rule("incomplete_search", 16, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=True)),
+    Rule("missing_lookup", 17, SAY, partial(signs.answer_not_shown, is_alike=False)),
+    Rule("incomplete_search", 18, SAY, partial(signs.answer_not_shown, is_alike=True)),
     Rule("incomplete_search", 19, SAY, signs.other_value_told),
     Rule("wrong_computation", 20, SAY, signs.number_miscalculated),
     Rule(SIMULATOR, 21, WRITE + REPLACE + SAY, signs.left_early),
     Rule("missing_lookup", 22, WRITE, signs.need_not_looked_up),
-    Rule("missing_lookup", 23, READ, signs.lookup_skipped),
-    Rule("incomplete_search", 24, READ, signs.lookup_incomplete),
+    Rule("missing_lookup", 23, READ, partial(signs.lookup_skipped, is_alike=False)),
+    Rule("incomplete_search", 24, READ, partial(signs.lookup_skipped, is_alike=True)),
     Rule("wrong_operation", 25, DROP, signs.operation_swapped),
-    Rule("wrong_record", 26, DROP, signs.record_swapped),
     Rule("wrong_operation", 27, WRITE, signs.operation_mistaken),
     Rule("wrong_record", 28, WRITE, signs.record_treated_twice),
     Rule("wrong_operation", 29, WRITE, signs.record_locked),
@@ -345,7 +345,6 @@ RULES = (
     Rule("unverified_claim", 38, DROP, signs.record_unopened),
     Rule("missing_lookup", 39, REPLACE, signs.changed_unread),
     Rule("undue_compliance", 40, DROP, signs.was_proposed),
-    Rule("wrong_computation", 41, REPLACE, signs.value_worked_out),
     Rule("wrong_argument", 42, REPLACE, signs.value_wrong),
     Rule("extra_write", 43, DROP, signs.is_extra),
     Rule(SIMULATOR, 50, log_sign=logs.slipped, is_inherent=True),
@@ -355,15 +354,14 @@ RULES = (
     Rule("missing_lookup", 54, log_sign=logs.means_denied, is_inherent=True),
     Rule("missing_lookup", 55, log_sign=unmet(occasions.milestone_reads)),
     Rule("unverified_claim", 56, log_sign=logs.written_on_claim, is_inherent=True),
-    Rule("unverified_claim", 57, log_sign=logs.claimed_without_proof, is_inherent=True),
+    Rule("unverified_claim", 57, log_sign=partial(logs.unproven, is_claimed=True), is_inherent=True),
     Rule("unverified_claim", 58, log_sign=logs.answered_on_claim, is_inherent=True),
     Rule("unverified_claim", 59, log_sign=logs.standing_repeated, is_inherent=True),
     Rule("undue_compliance", 60, log_sign=logs.forbidden_writes, is_inherent=True),
-    Rule("undue_compliance", 61, log_sign=logs.done_without_proof, is_inherent=True),
+    Rule("undue_compliance", 61, log_sign=partial(logs.unproven, is_claimed=False), is_inherent=True),
     Rule("undue_compliance", 62, log_sign=unmet(occasions.minefields)),
     Rule("wrong_argument", 63, log_sign=logs.forbidden_values, is_inherent=True),
     Rule("wrong_argument", 64, log_sign=unmet(occasions.milestone_arguments)),
-    Rule("fabricated_fact", 65, log_sign=logs.address_invented, is_inherent=True),
     Rule("fabricated_fact", 66, log_sign=logs.identifier_invented, is_inherent=True),
     Rule("invalid_call", 67, log_sign=logs.left_as_text, is_inherent=True),
     # 1: loops

@@ -1,9 +1,9 @@
-"""Majority of several labelling runs, and by it which capabilities failed rollouts lack or demand together.
+"""Majority verdicts over several labelling runs, and which capabilities failed rollouts lack or demand together.
 
-Runs of an analyst that samples may disagree on a rollout: a verdict counts where more than half of the runs that
-labelled say so. Whatever asks for one answer (pairs, agreement with the programmatic analyst, the report) takes it from
-here. One adapter a task is enough where a task demands one capability; where failed tasks demand two at once, it is
-not: so the pairs that are lacking together most often get an environment of both.
+Runs of an analyst that samples may disagree on a rollout: a verdict counts if more than half of the runs that labelled
+it agree. Everything that needs one answer (pairs, agreement with the programmatic analyst, the report) asks here. One
+adapter is enough for a task that demands one capability. For tasks that demand two, the most frequent pairs get an
+environment of both.
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from captrain.records import Label, RolloutLabels, Verdict
 
 
 def is_majority(votes: Collection[bool]) -> bool:
-    """Tell if more than half of the votes are yes."""
+    """Tell whether more than half of the votes are yes."""
     return 2 * sum(votes) > len(votes)
 
 
 def labels_of_rollouts(labels: Iterable[RolloutLabels]) -> dict[str, dict[str, list[Label]]]:
-    """By rollout and capability: one label for each run that labelled the pair, in the order of the rows."""
+    """The labels of each rollout and capability, one per run that labelled them, in the order of the rows."""
     rollouts: dict[str, dict[str, list[Label]]] = {}
     for row in labels:
         capabilities = rollouts.setdefault(row.rollout, {})
@@ -29,7 +29,7 @@ def labels_of_rollouts(labels: Iterable[RolloutLabels]) -> dict[str, dict[str, l
 
 
 def majority_verdicts(labels: Iterable[RolloutLabels], verdicts: Collection[Verdict]) -> dict[str, frozenset[str]]:
-    """By rollout, in the order of the rows: the capabilities that most runs gave one of these verdicts, if any."""
+    """The capabilities of each rollout that most runs gave one of these verdicts, in the order of the rows."""
     return {
         rollout: frozenset(
             slug for slug, runs in capabilities.items() if is_majority([label.verdict in verdicts for label in runs])
@@ -39,19 +39,18 @@ def majority_verdicts(labels: Iterable[RolloutLabels], verdicts: Collection[Verd
 
 
 def needs(labels: Sequence[RolloutLabels], selected: Collection[str]) -> dict[str, frozenset[str]]:
-    """The selected capabilities that each failed rollout lacks, the empty set included, in the order of the labels."""
+    """The selected capabilities that each failed rollout lacks (maybe none), in the order of the labels."""
     sets = majority_verdicts((row for row in labels if row.outcome == "failed"), ("LACKING",))
     return {rollout: capabilities.intersection(selected) for rollout, capabilities in sets.items()}
 
 
 def demands(labels: Sequence[RolloutLabels], selected: Collection[str]) -> dict[str, frozenset[str]]:
-    """The selected capabilities that the task of each failed rollout demands: those it lacks, and those it shows."""
+    """The selected capabilities that each failed rollout's task demands: those that it lacks or shows."""
     sets = majority_verdicts((row for row in labels if row.outcome == "failed"), ("LACKING", "PRESENT"))
     return {rollout: capabilities.intersection(selected) for rollout, capabilities in sets.items()}
 
 
 def count_pairs(sets: Mapping[str, frozenset[str]]) -> dict[tuple[str, str], int]:
-    """In how many rollouts each pair of capabilities occurs together, the most frequent first, ties by name; the names
-    of a pair in their order."""
+    """Count the rollouts in which each pair of capabilities occurs: the most frequent first, ties by name."""
     counts = Counter(pair for capabilities in sets.values() for pair in combinations(sorted(capabilities), 2))
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -17,7 +17,7 @@ from captrain.environments.sandbox.forkserver import MODULES
 from captrain.environments.synthesizer import Attempt, Brief, render
 from captrain.ledger import guard_split
 from captrain.models import Question, StructuredAnswers
-from captrain.records import CheckResult, JsonObject
+from captrain.records import CheckResult
 from captrain.run import Count, ModelAccess
 
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
@@ -124,16 +124,13 @@ class OpenAISynthesizer:
 
 def _findings(checks: Sequence[CheckResult]) -> str:
     """List the failed checks; those with the same finding share a line."""
-    names: dict[str, list[str]] = {}
-    findings: dict[str, dict[str, object]] = {}
+    names: dict[tuple[tuple[str, object], ...], list[str]] = {}
     for check in checks:
         if not check.passed:
             finding = check.model_dump(include={"measured", "bound", "detail", "task"})
             finding["detail"] = check.detail[:DETAIL]  # it may hold text of the environment, of any length
-            names.setdefault(line_of(finding), []).append(check.name)
-            findings[line_of(finding)] = finding
-    lines = [line_of({"checks": names[line], **finding}) for line, finding in findings.items()]
-    return fenced("findings", "\n".join(lines))
+            names.setdefault(tuple(finding.items()), []).append(check.name)
+    return fenced("findings", "\n".join(line_of({"checks": of, **dict(finding)}) for finding, of in names.items()))
 
 
 def complaint(code: str) -> str | None:
@@ -164,7 +161,7 @@ def _schemas(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     ]
 
 
-def with_schemas(code: str, tools: list[JsonObject]) -> str:
+def with_schemas(code: str, tools: Sequence[object]) -> str:
     """Insert the schemas into a text without a `complaint`."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     [node] = _schemas(ast.parse(code).body)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
+from captrain.contract import CheckedEnvironment
 from captrain.environments.evidence import make_standard
 from captrain.environments.loading import world_of
 from captrain.environments.passport import widening
@@ -24,7 +25,6 @@ from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import (
     Capability,
-    JsonObject,
     Passport,
     Rollout,
     as_markdown,
@@ -189,7 +189,7 @@ def validate_file(
         policy = load_policy(spec.exploring(), base, machine, batch=machine.batch)
     # A file that narrows a benchmark in workers has no benchmark in the sandbox. Only our own text is such a file.
     trusted = world_of(text) is not None
-    brief = _brief(path, root, benchmark.tools)
+    brief = _brief(path, root, benchmark)
     examination = examine(path, standard, brief, machine, policy, spec.seed, trusted=trusted)
     passport = make_passport(path, examination, 0, trusted=trusted)
     with user_outputs(out) as aside:
@@ -198,14 +198,14 @@ def validate_file(
     return passport, _report(passport, str(active_confinement()), examination.ledger)
 
 
-def _brief(path: Path, root: Path, tools: list[JsonObject]) -> Brief:
+def _brief(path: Path, root: Path, benchmark: CheckedEnvironment) -> Brief:
     """Make the brief of a capability of the file's name, with the project's rollouts if there are any."""
     selected, rollouts = root / "results/capabilities/capabilities.jsonl", root / "artifacts/rollouts/discovery.jsonl"
     if selected.exists() and rollouts.exists():
         for capability in load(selected, Capability):
             if capability.id == path.stem:
-                return make_brief(capability, tools, load(rollouts, Rollout))
-    return Brief(Capability(id=path.stem, name=path.stem, description=""), tools)
+                return make_brief(capability, benchmark.tools, load(rollouts, Rollout))
+    return Brief(Capability(id=path.stem, name=path.stem, description=""), benchmark.tools)
 
 
 def _report(passport: Passport, sandbox: str, ledger: Sequence[LedgerEntry]) -> list[RenderableType]:

@@ -1,4 +1,4 @@
-"""Other people's formats: logs and trajectories in, rollouts out."""
+"""Other tools' formats: reads their logs and trajectories, exports rollouts and environments."""
 
 import lazy_loader
 

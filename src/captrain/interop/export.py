@@ -1,9 +1,9 @@
-"""Rollouts for other people's tools: Inspect evaluation logs, and chat JSONL in OpenAI's format.
+"""Export of rollouts: Inspect evaluation logs, and chat JSONL in OpenAI's format.
 
-Files are written with the standard library: a `.eval` log is a zip of JSON documents, and Inspect itself takes a minute
-where this takes seconds. Equal rollouts give equal bytes, so nothing holds a time of writing; rollouts hold no times
-either, and where Inspect must have one it reads `NO_TIME`. In both formats every tool message names the call that it
-answers: ids that were there are kept, and the others are counted.
+Files are written with the standard library: a `.eval` log is a zip of JSON documents, and writing it with Inspect takes
+a minute instead of seconds. Equal rollouts give equal bytes: nothing holds the time of writing, and as rollouts hold no
+times, Inspect's required times are `NO_TIME`. In both formats every tool message names the call that it answers; ids in
+the rollout are kept, missing ones are numbered.
 """
 
 import json
@@ -29,27 +29,27 @@ REMEDY = (
     "`captrain diagnose` reads other formats"
 )
 DETAILS = 1000
-"""Characters of a text that Inspect keeps in its list of samples."""
+"""Longest text in Inspect's list of samples."""
 
 
 def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
     """Write rollouts in another format.
 
     Args:
-        files: JSON lines of `records.Rollout`; one that comes twice is written once.
+        files: JSON lines of `records.Rollout`; a repeated rollout is written once.
         to: "inspect": one log for each environment, purpose, policy and adapter; "openai": one file of chats.
         out: folder of the logs, or the file of chats.
 
     Returns:
-        What was written, in order.
+        The files, in order.
 
     Raises:
-        UserError: a file is missing or corrupt, there are no rollouts in them, a tool result answers no call, or a file
-            would be replaced that captrain did not write.
+        UserError: a file is missing or corrupt, they hold no rollouts, a tool result answers no call, or captrain did
+            not write a file that it would replace.
     """
     if any(out.resolve() == file.resolve() for file in files):
-        raise UserError(f"{out} is read, and would be replaced by what is made of it", "name another file with --out")
-    # Arms that act alike share rollouts, and a file holds these once for each.
+        raise UserError(f"{out} is an input and cannot be the output", "name another file with --out")
+    # A file repeats rollouts that several arms share.
     rollouts = [*{rollout.id: rollout for path in files for rollout in load(path, Rollout, REMEDY)}.values()]
     if not rollouts:
         raise UserError(f"there are no rollouts in {', '.join(map(str, files))}", "give files that hold some")
@@ -69,18 +69,18 @@ def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
 
 
 def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:
-    """Convert messages to OpenAI's format: arguments as JSON text, an id on every call, and on every tool message the
-    id of the call it answers: the one it names, or else the oldest open call of its tool.
+    """Convert messages to OpenAI's format: arguments as JSON text, and an id on every call and its tool message. A tool
+    message without an id answers the oldest open call of its tool.
 
     Args:
-        messages: as a rollout holds them.
-        place: what an error calls them.
+        messages: of a rollout.
+        place: their name in errors.
 
     Raises:
         UserError: a tool result answers no call.
     """
     chat: list[Message] = []
-    pending: list[tuple[str, str, str]] = []  # as the rollout names it, as it is named here, tool
+    pending: list[tuple[str, str, str]] = []  # id in the rollout, id in the export, tool
     count = 0
     for index, message in enumerate(messages):
         entry: Message = {"role": message["role"], "content": message.get("content") or ""}
@@ -92,7 +92,7 @@ def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:
                 raise UserError(
                     f"{place}, message {index} is the result of {call_id or name or 'a tool'}, "
                     "which no open call asked for",
-                    "leave this rollout out: no other tool could read it",
+                    "leave this rollout out: other tools could not read it",
                 )
             pending.remove(match[0])
             entry |= {"tool_call_id": match[0][1], "name": match[0][2]}
@@ -112,7 +112,7 @@ def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:
 
 
 def chat_row(rollout: Rollout) -> JsonObject:
-    """Convert a rollout to one line of chat JSONL, as `captrain diagnose` reads it, too; the reward is None where
+    """Convert a rollout to a line of chat JSONL, which `captrain diagnose` reads, too; the reward is None if
     infrastructure failed."""
     row = {
         "id": rollout.id,
@@ -133,8 +133,7 @@ def _model(rollout: Rollout) -> str:
 
 
 def _publish_log(rollouts: Sequence[Rollout], path: Path) -> None:
-    """Write one Inspect log. A sample is a task, an epoch one of its rollouts in the order given; ids are digests of
-    the rollouts."""
+    """Write one Inspect log. A sample is a task, an epoch one of its rollouts in order; ids are digests."""
     first, model = rollouts[0], _model(rollouts[0])
     tasks = list(dict.fromkeys(rollout.task.id for rollout in rollouts))
     run = digest([rollout.id for rollout in rollouts])
@@ -175,19 +174,19 @@ def _publish_log(rollouts: Sequence[Rollout], path: Path) -> None:
 
 
 def _add(archive: zipfile.ZipFile, name: str, document: object) -> None:
-    # Without a ZipInfo of its own an entry would hold the time and the mode of this process.
+    # The default ZipInfo would hold the present time and this process's file mode.
     entry = zipfile.ZipInfo(name, ENTRY_TIME)
     entry.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(entry, _json(document))
 
 
 def _json(value: object) -> str:
-    # ASCII, so that no reader takes a character of the text for the end of a line.
+    # ASCII, because some readers break lines at other characters.
     return json.dumps(value, separators=(",", ":"))
 
 
 def _sample(rollout: Rollout, epoch: int, model: str) -> JsonObject:
-    """Make one sample: an error of infrastructure has no scores, as in Inspect."""
+    """Return one sample. As in Inspect, an infrastructure error has no scores."""
     chat = linked_messages(rollout.messages, f"rollout {rollout.id}")
     messages = [_inspect(message, f"{rollout.id}.{index}") for index, message in enumerate(chat)]
     answers = [message for message in messages if message["role"] == "assistant"]
@@ -226,7 +225,7 @@ def _sample(rollout: Rollout, epoch: int, model: str) -> JsonObject:
 
 
 def _inspect(message: Message, name: str) -> Message:
-    """Convert a linked message to Inspect's format: arguments as an object, text that is none as a parse error."""
+    """Convert a linked message to Inspect's format: arguments as an object; other text is a parse error."""
     entry: Message = {"id": name, "role": message["role"], "content": message["content"]}
     if message["role"] == "tool":
         entry |= {"tool_call_id": message["tool_call_id"], "function": message["name"]}
@@ -241,7 +240,7 @@ def _inspect(message: Message, name: str) -> Message:
 
 
 def _summary(sample: JsonObject) -> JsonObject:
-    """Make a sample's row in Inspect's list, which may hold no more than a message's worth of it."""
+    """Return a sample's row in Inspect's list, with shortened texts."""
     fields = ("id", "epoch", "metadata", "scores", "model_usage", "uuid")
     row = {name: sample[name] for name in fields if name in sample}
     row |= {"input": sample["input"][:DETAILS], "target": ", ".join(sample["target"])[:DETAILS]}
@@ -257,7 +256,7 @@ def _usage(rollouts: Sequence[Rollout]) -> dict[str, int]:
 
 
 def _results(rollouts: Sequence[Rollout]) -> JsonObject:
-    """Pass rate and mean reward over the rollouts without error; no metric where there is none."""
+    """Return pass rate and mean reward over the rollouts without an error; no metrics if there are none."""
     scores = [rollout.score for rollout in rollouts if rollout.score]
     counts = {"scored_samples": len(scores), "unscored_samples": len(rollouts) - len(scores)}
     values = {

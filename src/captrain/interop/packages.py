@@ -1,8 +1,8 @@
-"""Environments for other people's trainers: a package of OpenEnv, verifiers or TRL around an environment file.
+"""Export of environments: a package for OpenEnv, verifiers or TRL around an environment file.
 
-None of these share a virtual environment with captrain, so a package needs nothing of it: it holds the environment file
-as it is, a few pages of code of the standard's, written from the templates beside this module, and the passport. Tools
-keep the target's own names and schemas, and the reward is captrain's score of the recorded messages, whoever plays.
+A package does not need captrain. It holds the unchanged environment file, code for the standard from the templates
+beside this module, and the passport. Tools keep the target's names and schemas; the reward is captrain's score of the
+recorded messages.
 """
 
 import json
@@ -20,7 +20,7 @@ from captrain.records import JsonObject, Message, Passport, place_aside, publish
 
 Standard = Literal["openenv", "verifiers", "trl"]
 RESERVED = {"openenv": {"reset", "step", "state", "close"}, "verifiers": set[str](), "trl": {"reset", "get_reward"}}
-"""Names that a standard keeps for itself."""
+"""Names that a standard reserves."""
 LAYOUTS: dict[Standard, dict[str, str]] = {
     "openenv": {
         "__init__.py": "openenv/init.py",
@@ -47,7 +47,7 @@ LAYOUTS: dict[Standard, dict[str, str]] = {
         "pyproject.toml": "trl/pyproject.toml",
     },
 }
-"""Files of a package, and the templates that they are made from."""
+"""Files of a package, and their templates."""
 GRADES = {
     "semantic.oracle_max": "reward of the reference solution",
     "semantic.floor_gap": "reward of doing nothing",
@@ -58,7 +58,7 @@ GRADES = {
     "statistical.difficulty_separation": "spread of rewards",
     "statistical.reward_reachability": "pass rate of the base",
 }
-"""OpenEnv's names of what a passport measures, for which it has no graders of its own yet."""
+"""OpenEnv's names for checks of a passport; OpenEnv has no graders for these yet."""
 FLOOR = "reward of doing nothing"
 
 
@@ -66,9 +66,12 @@ FLOOR = "reward of doing nothing"
 class Package:
     """Content of a package.
 
-    `text` is the environment file, `origin` the class that a program derived it from ("": it was written), `tasks` how
-    many tasks of each split it offers, `solution` the assistant messages of a reference, played in the first training
-    task.
+    Attributes:
+        text: the environment file.
+        tools: OpenAI schemas.
+        tasks: number of tasks in each split.
+        solution: the reference of the first training task, as assistant messages.
+        origin: class that a program derived the file from; "" if the file was written.
     """
 
     text: bytes
@@ -80,7 +83,7 @@ class Package:
 
     @property
     def module(self) -> str:
-        """The name under which Python imports the package."""
+        """Name of the Python package."""
         return "captrain_" + self.passport.capability.replace("+", "_and_")
 
 
@@ -88,9 +91,9 @@ def write_package(package: Package, standard: Standard, out: Path) -> list[Path]
     """Write a package into a folder.
 
     Args:
-        package: what goes in.
-        standard: whose.
-        out: the folder; it appears whole, or not at all.
+        package: its content.
+        standard: openenv, verifiers or trl.
+        out: the folder; it appears complete or not at all.
 
     Returns:
         The files, in order.
@@ -99,9 +102,9 @@ def write_package(package: Package, standard: Standard, out: Path) -> list[Path]
         UserError: the folder is not empty, or the standard cannot express the tools.
     """
     if standard not in get_args(Standard):
-        raise UserError(f"there is no standard {standard!r}", f"say one of {', '.join(get_args(Standard))}")
+        raise UserError(f"there is no standard {standard!r}", f"choose one of {', '.join(get_args(Standard))}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there and not empty", "name another folder with --out")
+        raise UserError(f"{out} exists and is not empty", "name another folder with --out")
     _check_tools(package, standard)
     out.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(out, f".{os.getpid()}") as aside:
@@ -116,24 +119,22 @@ def write_package(package: Package, standard: Standard, out: Path) -> list[Path]
 
 
 def _check_tools(package: Package, standard: Standard) -> None:
-    """Refuse tools that the standard has no form for."""
+    """Refuse tools that the standard cannot express."""
     for tool in package.tools:
         function = tool["function"]
         name, parameters = function["name"], (function.get("parameters") or {}).get("properties") or {}
         if name in RESERVED[standard]:
-            raise UserError(
-                f"{standard} keeps the name {name} for itself, and a tool has it", "choose another standard"
-            )
+            raise UserError(f"{standard} reserves the name {name}, which a tool has", "choose another standard")
         unspeakable = [word for word in (name, *parameters) if not word.isidentifier() or word.startswith("_")]
         if standard == "trl" and unspeakable:
             raise UserError(
-                f"TRL's tools are Python methods, and {unspeakable[0]} of {name} is not a name of one",
+                f"TRL's tools are Python methods, and {unspeakable[0]} of {name} is no valid name",
                 "choose another standard",
             )
 
 
 def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
-    """Write the files of a package, by their paths in it."""
+    """Return the files of a package, by their paths in it."""
     passport, module = package.passport, package.module
     names = {
         "environment": passport.capability,
@@ -166,7 +167,7 @@ def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
 
 def _confinement(package: Package) -> str:
     if package.passport.trusted:
-        return "The environment file is captrain's own text."
+        return "captrain wrote the environment file."
     if package.origin:
         return (
             f"**The environment file holds the source of `{package.origin}`**, narrowed by captrain's own text to the "
@@ -179,7 +180,8 @@ def _confinement(package: Package) -> str:
 
 
 def _openenv_manifest(package: Package) -> str:
-    """Write `openenv.yaml`: what OpenEnv's validation reads, and below `passport` what it has no grader for yet."""
+    """Return `openenv.yaml`: settings for OpenEnv's validation, and below `passport` checks that it has no grader
+    for."""
     import yaml
 
     passport = package.passport
@@ -191,7 +193,7 @@ def _openenv_manifest(package: Package) -> str:
         if check.name == name
     }
     validation = {
-        # A step is worth what it changed, and it may have spoilt something.
+        # The reward of a step is its change of the score, which may be negative.
         "reward": {"range": [-1.0, 1.0], "oracle_tolerance": 0.0, "floor_margin": int((1 - floor) * 100) / 100},
         "resources": {"cpu": 1.0, "memory_mb": 512, "disk_mb": 256, "episode_timeout_s": 300.0},
         "network": {"mode": "no-network"},
@@ -226,7 +228,7 @@ def _openenv_manifest(package: Package) -> str:
 
 
 def _runtime_plan(package: Package) -> JsonObject:
-    """Plan the measured episode of OpenEnv's validation: the reference solution of the first training task."""
+    """Return the episode of OpenEnv's validation: the reference solution of the first training task."""
     actions = [
         {
             "type": "message",

@@ -1,17 +1,16 @@
-"""Questions to a chat model, answered in a given schema: stored, counted, concurrent, within a budget.
+"""Questions to a chat model, answered in a given schema: cached, concurrent, within a budget.
 
-Analysts and synthesizers stand on this. An answer is paid for once: it is published (written aside, then renamed) the
-moment it is known to be valid, under the digest of all that decides it (model, messages, schema, sampling, draw) and of
-nothing else (endpoint, retries, machine), in `FOLDER/<first two digits of its key>/<key>.json`. A run that was cut off
-asks no answered question again, and one that is whole is replayed without endpoint or key. Answers are files and no
-database such as SQLite (which `diskcache` stands on), because jobs of a cluster write here from several hosts over a
-shared file system, where SQLite's journal does not work, and because a damaged file costs one answer and not all.
+Analysts and synthesizers use this. An answer is paid for once: as soon as it is valid, it is published (written aside,
+then renamed) in `FOLDER/<first two digits of its key>/<key>.json`. The key is the digest of all that decides the answer
+(model, messages, schema, sampling, draw) and of nothing else (endpoint, retries, machine). So a resumed run asks no
+answered question again, and a finished one is replayed without endpoint or key. Answers are files, and not a database
+such as SQLite (which `diskcache` uses): jobs of a cluster write from several hosts over a shared file system, where
+SQLite's journal does not work, and a damaged file costs one answer only.
 
-Faults that pass are tried again after growing pauses (`tenacity`). Where the server says when to come back, nothing is
-sent before: limits are those of a key, and what one thread is told holds all of them back. An answer that is truncated,
-of another schema or refused by `Question.check` is asked for again, and the model is told what was wrong with it: those
-are attempts at one question with another request, which is why the retries of the `openai` library, repetitions of one
-request, are switched off.
+Temporary errors are retried after growing pauses (`tenacity`). A server's Retry-After holds back all threads, because
+rate limits are those of a key. An answer that is truncated, of another schema or refused by `Question.check` is asked
+for again, and the model is told what was wrong. Such a retry is another request, so the `openai` library's own retries
+of the same request are switched off.
 """
 
 import sys
@@ -34,28 +33,28 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
 ANSWERS = Path(".cache/answers")
-"""The folder of a project's answers. No output of any stage: answers belong to no single run."""
+"""Folder of a project's answers. It is no output of a stage, because answers belong to no single run."""
 PAUSE = 1.0
-"""Seconds before the second attempt at a question; each later pause is twice as long, up to `LONGEST`, with up to
-`PAUSE` added at random."""
+"""Seconds before the second attempt at a question. Each later pause is twice as long, up to `LONGEST`, plus up to
+`PAUSE` at random."""
 LONGEST = 60.0
 PATIENCE = 3600.0
-"""Seconds beyond which a server that says when to come back is not waited for."""
+"""Longest Retry-After to wait for, in seconds."""
 SILENCE = 5.0
-"""Seconds without an answer after which the progress line says so."""
+"""Seconds without an answer until the progress line shows it."""
 GRACE = 5.0
-"""Seconds that requests under way are given to end after an error, so that what they cost is not lost."""
+"""Seconds that running requests get to end after an error, so that their answers are not lost."""
 
 A = TypeVar("A", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Question(Generic[A]):
-    """A question. Equal ones of different draws are independent: asked anew, and stored apart.
+    """A question. Equal questions of different draws are asked and stored separately.
 
-    `schema` is the form of the answer. Endpoints take no defaults, open dictionaries or discriminated unions in it.
-    `check` says what is wrong with an answer beyond its schema, None when nothing is; it must depend on the answer and
-    on the question alone.
+    `schema` is the form of the answer; endpoints take no defaults, open dictionaries or discriminated unions in it.
+    `check` returns what is wrong with an answer beyond its schema, or None; it must depend on the answer and the
+    question alone.
     """
 
     system: str
@@ -66,7 +65,7 @@ class Question(Generic[A]):
 
 
 class StoredAnswer(Record):
-    """An answer's text, what it took, and the model that the server says it is of."""
+    """An answer's text, its tokens, and the model that the server names."""
 
     text: str
     prompt_tokens: int
@@ -78,9 +77,9 @@ class StoredAnswer(Record):
 class AnswerUsage:
     """Counts of answers, tokens and money.
 
-    `answers` and their tokens are over all that were used, read from disk or received, each once; they are the same
-    when a run is replayed. The others are of this run alone: answers `received`, those `rejected` among them, what all
-    of them took in `tokens`, and in `money` where prices are known.
+    `answers`, `prompt_tokens` and `completion_tokens` count each used answer once, whether cached or received; they are
+    the same when a run is replayed. The others are of this run alone: answers `received`, how many of them were
+    `rejected`, and what all of them cost in `tokens`, and in `money` if prices are known.
     """
 
     answers: int = 0
@@ -96,21 +95,21 @@ class AnswerUsage:
 
 
 class RejectedAnswer(Exception):
-    """Answer that does not satisfy the question; its text says why."""
+    """An answer that does not satisfy the question; the message says why."""
 
 
 class StructuredAnswers:
     """A model's answers to questions.
 
     Args:
-        access: how the model is asked, and at what cost; None: nothing may be sent, and answers come from disk alone.
+        access: endpoint, budget and prices; None: only cached answers.
         name: of the model, or name@revision (see `Endpoint`).
         temperature: sampling temperature.
         max_tokens: tokens in one answer.
         folder: of the answers.
 
     Raises:
-        UserError: a budget in money without prices.
+        UserError: there is a budget in money, but no prices.
     """
 
     def __init__(
@@ -140,25 +139,25 @@ class StructuredAnswers:
         self._endpoint = Endpoint(name, endpoint=access.endpoint, key=access.key, retries=0, timeout=access.timeout)
 
     def ask(self, questions: Sequence[Question[A]], label: str) -> list[A]:
-        """Answer all questions, equal ones once.
+        """Answer all questions, equal ones once. Answers are kept whatever is raised.
 
         Args:
-            questions: what is asked.
-            label: what it is for, in messages and on the progress bar.
+            questions: to answer.
+            label: for messages and the progress bar.
 
         Returns:
             The answers, in the order of the questions.
 
         Raises:
-            UserError: a budget is reached, a question cannot be answered in its schema, the endpoint refuses what it
-                would refuse again, or nothing may be asked. What is answered is kept.
-            InfrastructureError: a fault of the server did not pass. What is answered is kept.
+            UserError: a budget is spent, a question cannot be answered in its schema, the endpoint would refuse a
+                request again, or an answer is not cached and nothing may be asked.
+            InfrastructureError: an error of the server persists.
         """
         schemas = {schema: digest(schema.model_json_schema()) for schema in {question.schema for question in questions}}
         sampling = self.name, self.temperature, self.max_tokens
         keys = [digest(*sampling, q.draw, q.system, q.user, schemas[q.schema]) for q in questions]
         distinct = dict(zip(keys, questions, strict=True))
-        # What is on disk is replayed.
+        # 1. Cached answers.
         answers, damaged = dict[str, A](), list[Path]()
         for key, question in distinct.items():
             path = self._path(key)
@@ -172,13 +171,12 @@ class StructuredAnswers:
                 damaged.append(path)
         if damaged:
             print(f"{label}: {len(damaged)} answers on disk cannot be used, such as {damaged[0]}", file=sys.stderr)
-        # What is missing is asked for.
+        # 2. The others.
         if missing := {key: question for key, question in distinct.items() if key not in answers}:
             if self.access is None:
                 raise UserError(
-                    f"{label}: {len(missing)} of {len(distinct)} answers are not in {self.folder}, and none is asked "
-                    "for",
-                    "run the stage that asks",
+                    f"{label}: {len(missing)} of {len(distinct)} answers are not in {self.folder}",
+                    "run the stage that asks these questions",
                 )
             self._request_all(missing, answers, label, self.access)
         return [answers[key] for key in keys]
@@ -187,7 +185,7 @@ class StructuredAnswers:
         return self.folder / key[:2] / f"{key}.json"
 
     def _use(self, key: str, answer: StoredAnswer) -> None:
-        """Count an answer, once however often it is used."""
+        """Count an answer once, however often it is used."""
         with self._lock:
             if key not in self._keys:
                 self._keys.add(key)
@@ -198,10 +196,10 @@ class StructuredAnswers:
     def _request_all(
         self, missing: Mapping[str, Question[A]], answers: dict[str, A], label: str, access: ModelAccess
     ) -> None:
-        """Request what is missing, and add it to the answers."""
+        """Request missing answers, and add them to the answers."""
         from tqdm import tqdm
 
-        self._endpoint.client  # noqa: B018  (a variable that is not set is reported before anything is requested)
+        self._endpoint.client  # noqa: B018  (fail before the first request if a variable is not set)
         total, todo = len(missing) + len(answers), iter([*missing.items()])
         results, stop = SimpleQueue[tuple[str, A] | Exception | None](), threading.Event()
 
@@ -217,13 +215,13 @@ class StructuredAnswers:
             finally:
                 results.put(None)
 
-        # Not of an executor: those are waited for when the process ends, and Ctrl-C waits for no server.
+        # Daemon threads, so that Ctrl-C does not wait for the server.
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(access.concurrency, len(missing)))]
         for thread in threads:
             thread.start()
         bar = tqdm(total=total, initial=len(answers), desc=label, unit="answer", mininterval=1.0)
         try:
-            # Take what the threads bring until all of them have ended.
+            # Collect results until all threads have ended.
             working, last = len(threads), time.monotonic()
             while working:
                 try:
@@ -254,11 +252,11 @@ class StructuredAnswers:
             raise UserError(
                 f"{label}: {len(answers)} of {total} questions are answered, and the budget machine.asking.{setting} = "
                 f"{getattr(access, setting)} of this run is spent ({self.usage})",
-                f"raise machine.asking.{setting}, or run again to spend as much once more: what is answered is kept",
+                f"raise machine.asking.{setting}, or run again to spend as much once more: answers are kept",
             )
 
     def _exhausted(self, access: ModelAccess) -> str | None:
-        """Return the setting whose budget is spent, if any is."""
+        """Return the setting whose budget is spent, or None."""
         if access.tokens is not None and self.usage.tokens >= access.tokens:
             return "tokens"
         return "money" if access.money is not None and (self.usage.money or 0.0) >= access.money else None
@@ -266,7 +264,7 @@ class StructuredAnswers:
     def _answer(
         self, key: str, question: Question[A], label: str, access: ModelAccess, stop: threading.Event
     ) -> A | None:
-        """Ask one question until it is answered; None when it may not be asked any more."""
+        """Ask one question until it is answered; None if the run stops or the budget is spent."""
         from tenacity import (
             Retrying,
             retry_if_exception_type,
@@ -278,7 +276,7 @@ class StructuredAnswers:
         backoff = wait_exponential_jitter(multiplier=PAUSE, max=LONGEST, jitter=PAUSE)
 
         def pause(state: "RetryCallState") -> float:
-            # A server that has answered, if wrongly, is asked again at once.
+            # After a wrong answer, ask again at once.
             error = state.outcome.exception() if state.outcome else None
             return 0.0 if isinstance(error, RejectedAnswer) else backoff(state)
 
@@ -305,23 +303,23 @@ class StructuredAnswers:
             raise UserError(
                 f"{problem}: {error}",
                 f"raise max_tokens from {self.max_tokens} if answers are cut off, serve {self.name} so that it keeps "
-                "to response_format, or ask another model; what is answered is kept",
+                "to response_format, or ask another model; answers are kept",
             ) from None
         except ContextLengthExceeded as refusal:
             raise UserError(
                 f"{label}: question {key} is longer than {self.name} can read ({refusal})",
-                "serve the model with room for more, or ask another one",
+                "serve the model with a longer context, or ask another model",
             ) from None
 
     def _request(
         self, key: str, question: Question[A], rejection: str, access: ModelAccess, stop: threading.Event
     ) -> A | None:
-        """Make one attempt; None when nothing may be sent any more.
+        """Make one attempt; None if the run stops or the budget is spent.
 
         Raises:
-            RejectedAnswer: what came is no answer to the question; it is charged all the same.
+            RejectedAnswer: the answer is invalid; it is charged all the same.
         """
-        # Again after each wait, because another thread may have been told to wait for longer.
+        # Check again after each wait, because another thread may have got a longer Retry-After.
         while (seconds := self._pause()) and not stop.is_set():
             if seconds > PATIENCE:
                 raise InfrastructureError(f"the model server asks for a pause of {seconds:.0f} s")
@@ -337,7 +335,7 @@ class StructuredAnswers:
                 messages=[message for message in messages if message["content"]],
                 temperature=self.temperature,
                 max_tokens=self.max_tokens,
-                # Another seed after an answer that was wrong: the same would be given again.
+                # Another seed after a rejected answer: with the same one, it would come again.
                 seed=int(digest(key, rejection)[:8], 16) >> 1,
             )
         except TransientFault as fault:
@@ -369,7 +367,7 @@ class StructuredAnswers:
             raise UserError(
                 f"the endpoint named by {access.endpoint} does not say how many tokens an answer took: the budget in "
                 "machine.asking cannot be held",
-                "set machine.asking.tokens and machine.asking.money to null, or ask where usage is counted",
+                "set machine.asking.tokens and machine.asking.money to null, or use an endpoint that counts tokens",
             )
         if refusal is not None:
             raise refusal
@@ -381,12 +379,12 @@ class StructuredAnswers:
 
 
 def _parsed(question: Question[A], text: str) -> A:
-    # Servers that do not hold a model to the schema let it put its answer into a fence.
+    # Without enforcement of the schema, models put answers into a code fence.
     bare = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
     try:
         answer = question.schema.model_validate_json(bare, strict=True)
     except ValidationError as error:
-        # The first problems in one line, without what was answered.
+        # The first problems in one line, without the answer itself.
         details = [(".".join(map(str, detail["loc"])), detail["msg"]) for detail in error.errors(include_url=False)[:3]]
         problems = "; ".join(f"{field}: {message}" if field else message for field, message in details)
         raise RejectedAnswer(problems[:EXCERPT]) from None

@@ -1,16 +1,17 @@
 """Chat messages to token ids and back, for any tokenizer with a chat template.
 
-One contract holds everywhere tokens are made (demonstrations, rollouts, training): prompt + assistant turn + suffix +
-assistant turn + ... concatenates to what the chat template renders for the whole dialogue. Only the template makes
-turns: a special token that stands in a message or a tool's schema is tokenized as the text that it is, so that no
-user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls
-are read in the format in which the template writes them: `FORMATS` has them by the families of models that brought them
-up, in the order in which they are tried, and a format is recognised by what a model's own template makes of a call, not
-by the model's name. Reading is strict: a call that is not well formed is plain text, as it would be for a real model.
-A turn that stands where the
-template's header has opened a thought closes it first. It ends with the special token that the template puts behind it;
-where that is the beginning of what follows, as in GLM, with the one that begins what follows most likely: a tool's
-answer after calls, else the user.
+Demonstrations, rollouts and training share one contract: prompt + assistant turn + suffix + assistant turn + ... equals
+what the chat template renders for the whole dialogue. What the model wrote is never tokenized again.
+
+- Only the template makes turns. A special token in a message or a tool's schema is tokenized as text, so that neither a
+  user nor a tool's result can end a turn or begin one.
+- Tool calls are read in the format in which the template writes them. `FORMATS` are tried in order on what the model's
+  own template makes of a call; the model's name does not matter.
+- Reading is strict: a malformed call is plain text. That is why transformers' and TRL's own parsing is not used: it
+  takes calls without arguments, unclosed calls, and arguments that are no object.
+- If the template's header opens a thought, a turn closes it first.
+- A turn ends with the special token that the template puts behind it. In templates such as GLM's, that token begins the
+  next turn: it is then the one of a tool's answer after calls, otherwise the user's.
 """
 
 import copy
@@ -33,12 +34,13 @@ REPLY: Message = {"role": "assistant", "content": ""}
 ANSWER = "an answer of a tool"
 MARK = "~mark~"
 SPLIT = "\ufdd0"
-"""Stands between the first sign of a special token and the rest, where it is text: no character, and never encoded."""
+"""Separates the first character of a special token from the rest where it is text. It is no character, and is never
+encoded."""
 REMEMBERED = 2048
-"""Texts, turns and replies whose encodings are remembered, each; of texts those up to `REMEMBERED` characters."""
+"""Texts, turns and replies whose encodings are cached, each; texts only up to `REMEMBERED` characters."""
 
 OPENINGS, LONGEST_OPENING = 8, 1 << 16
-"""Longer texts that are remembered, policies with tools mostly, and their characters at most."""
+"""Number of longer texts that are cached, mostly policies with tools, and their largest size in characters."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,13 @@ class CallFormat:
     """Format of calls in a turn.
 
     Args:
-        block: pattern of what holds calls; its first group is they.
-        call: pattern of one call: `name` and `arguments`; None where a block is a JSON object of the two.
-        argument: pattern of one argument: `key` and `value`; None where arguments are a JSON object.
-        arguments: key of the arguments where a block is a JSON object.
-        quote: what stands around text in arguments that are JSON but for it, and for keys without quotes; "" for JSON.
-        thought: pattern of what a model thinks before it answers: it stays among the tokens, and is no part of the
-            message.
-        words: pattern of a turn without calls; its first group is what is said.
+        block: pattern of a block of calls; its first group has the calls.
+        call: pattern of one call, with groups for name and arguments; None: a block is a JSON object of the two.
+        argument: pattern of one argument, with groups for key and value; None: arguments are a JSON object.
+        arguments: key of the arguments if a block is a JSON object.
+        quote: what stands around text in arguments that are otherwise JSON, with unquoted keys; "": plain JSON.
+        thought: pattern of the thought before an answer: it stays among the tokens, but not in the message.
+        words: pattern of a turn without calls; its first group is the content.
     """
 
     block: str
@@ -64,26 +65,25 @@ class CallFormat:
     thought: str = r"\A.*?</think>\s*"
     words: str = r"\A(.*)\Z"
 
-    def read(self, block: str, schemas: Mapping[str, JsonObject]) -> list[JsonObject]:
+    def read(self, block: str, schemas: Mapping[str, Mapping[str, object]]) -> list[tuple[object, object]]:
         """Read the calls of a block: names and arguments.
 
         Raises:
-            ValueError: they are not well formed.
+            ValueError: they are malformed.
         """
         if self.call is None:
             call = json.loads(block)
             if not isinstance(call, dict) or set(call) != {"name", self.arguments}:
                 raise ValueError("no name and arguments")
-            return [{"name": call["name"], "arguments": call[self.arguments]}]
-        return [
-            {
-                "name": name,
-                "arguments": json.loads(_as_json(body, self.quote))
-                if self.argument is None
-                else {key: _value(text, schemas.get(name, {}).get(key, {})) for key, text in _all(self.argument, body)},
-            }
-            for name, body in _all(self.call, block)
-        ]
+            return [(call["name"], call[self.arguments])]
+        calls = _all(self.call, block)
+        if self.argument is None:
+            return [(name, json.loads(_as_json(body, self.quote))) for name, body in calls]
+        return [(name, self._typed(self.argument, body, schemas.get(name, {}))) for name, body in calls]
+
+    @staticmethod
+    def _typed(argument: str, body: str, schema: Mapping[str, object]) -> dict[str, object]:
+        return {key: _value(text, schema.get(key)) for key, text in _all(argument, body)}
 
 
 FORMATS = {
@@ -130,12 +130,12 @@ FORMATS = {
 
 
 def parse_text(text: str, form: CallFormat = FORMATS["Hermes"], tools: Sequence[JsonObject] = ()) -> Message:
-    """Read tool calls out of what a model wrote; text with a malformed call comes back as plain content.
+    """Read the tool calls in what a model wrote; text with a malformed call becomes plain content.
 
     Args:
         text: what the model wrote, without the token that ends the turn.
         form: of the calls.
-        tools: OpenAI function schemas, which say what stands for text and what for JSON where a format does not.
+        tools: OpenAI function schemas, which distinguish text from JSON in formats that do not.
     """
     text = re.sub(form.thought, "", text, count=1, flags=re.DOTALL)
     words = re.match(form.words, text, re.DOTALL)
@@ -144,34 +144,30 @@ def parse_text(text: str, form: CallFormat = FORMATS["Hermes"], tools: Sequence[
         function["name"]: (function.get("parameters") or {}).get("properties") or {}
         for function in (tool["function"] for tool in tools)
     }
-    calls: list[JsonObject] = []
     try:
-        for block in re.findall(form.block, text, re.DOTALL):
-            for call in form.read(block, schemas):
-                # Strictly: Python also reads NaN and halves of surrogate pairs, which no record could hold.
-                json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
-                if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
-                    return plain
-                calls.append({"type": "function", "function": call})
+        calls = [call for block in re.findall(form.block, text, re.DOTALL) for call in form.read(block, schemas)]
+        # Strict JSON: Python also reads NaN and halves of surrogate pairs, which records cannot hold.
+        json.dumps(calls, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
         return plain
-    if not calls:
+    if not calls or not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in calls):
         return plain
-    return {**plain, "content": re.sub(form.block, "", text, flags=re.DOTALL).strip(), "tool_calls": calls}
+    content = re.sub(form.block, "", text, flags=re.DOTALL).strip()
+    return {**plain, "content": content, "tool_calls": [_call(name, arguments) for name, arguments in calls]}
 
 
 def _all(pattern: str, text: str) -> list[tuple[str, str]]:
-    # Nothing but blanks may stand between them.
+    # Only blanks may stand between matches.
     if re.sub(pattern, "", text, flags=re.DOTALL).strip():
         raise ValueError("more than the pattern")
     return re.findall(pattern, text, re.DOTALL)
 
 
 def _as_json(text: str, quote: str) -> str:
-    """Write arguments as JSON that have signs of their own around text, and none around keys."""
+    """Convert arguments with a quote of their own around text, and none around keys, to JSON."""
     if not quote:
         return text
-    parts = text.split(quote)  # what stands between two of them is text
+    parts = text.split(quote)  # odd parts are quoted text
     return "".join(
         json.dumps(part, ensure_ascii=False)
         if place % 2
@@ -180,15 +176,15 @@ def _as_json(text: str, quote: str) -> str:
     )
 
 
-def _value(text: str, schema: JsonObject) -> object:
-    """Read an argument that was written as text or as JSON: as text where the schema says so, or says nothing."""
+def _value(text: str, schema: object) -> object:
+    """Read an argument that is text or JSON: text if its schema says so, or nothing."""
     choices = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())] if isinstance(schema, dict) else []
     declared = [choice.get("type", ()) for choice in choices if isinstance(choice, dict)]
     types = {name for names in declared for name in ([names] if isinstance(names, str) else names)}
     if not types or ("string" in types and not ("null" in types and text in ("null", "None"))):
         return text
     try:
-        # Some templates write true, false and null as Python does.
+        # Some templates write true, false and null in Python's spelling.
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:
         return text
@@ -203,10 +199,10 @@ class Chat:
         template: further arguments of the chat template, such as `enable_thinking`.
 
     Raises:
-        UserError: the tokenizer has no chat template, or one that ends turns with no special token.
+        UserError: the tokenizer has no chat template, or one whose turns end without a special token.
     """
 
-    def __init__(self, tokenizer: Any, tools: list[JsonObject], template: JsonObject | None = None) -> None:
+    def __init__(self, tokenizer: Any, tools: list[JsonObject], template: Mapping[str, object] | None = None) -> None:
         if not tokenizer.chat_template:
             raise UserError("the tokenizer has no chat template", "use an instruction-tuned model")
         self.tokenizer = tokenizer
@@ -225,14 +221,13 @@ class Chat:
         self._openings = lru_cache(OPENINGS)(self._ids)
         self._turns = lru_cache(REMEMBERED)(self._turn)
         self._parsed = lru_cache(REMEMBERED)(self._parse)
-        # The header of a turn, and what ends one without calls and one with calls.
+        # Learn from renderings: the header of a turn, and the end tokens of turns without and with calls.
         header, marked = self._render([USER], generate=True), self._ended({**REPLY, "content": MARK})
         self._shared = len(commonprefix([header, marked]))
         self._closing = self.encode("</think>\n\n") if "<think>" in header[self._shared :] else []
         self._plain_end = self._call_end = self._token.findall(marked)[-1]
         probe: Message = {**REPLY, "tool_calls": [_call("probe", {"text": "a", "number": 3})]}
-        # The format of calls, Hermes where the template writes none that is known; and if it shows what a tool has
-        # answered where no call stands before it.
+        # The format of calls, Hermes if none is recognised; and whether a tool's answer without a call is rendered.
         self._format, self._shows_answers = FORMATS["Hermes"], False
         with suppress(TemplateError):
             text = self._ended(probe)
@@ -253,10 +248,10 @@ class Chat:
 
     def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
         schemas = self._shown_tools if tools else None
-        settings: JsonObject = {"add_generation_prompt": generate, "tokenize": False, **self._template}
+        settings = {"add_generation_prompt": generate, "tokenize": False, **self._template}
         try:
             return self.tokenizer.apply_chat_template(messages, tools=schemas, **settings)
-        except TypeError:  # some templates take arguments as JSON text alone
+        except TypeError:  # some templates need arguments as JSON text
             textual = copy.deepcopy(messages)
             for function in (call["function"] for message in textual for call in message.get("tool_calls") or ()):
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
@@ -282,11 +277,8 @@ class Chat:
         return whole[: end.end()]
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize text, without added special tokens.
-
-        The end token is special: no token crosses it, so the parts between two of them are encoded, and remembered,
-        one by one.
-        """
+        """Tokenize text, without added special tokens. No token crosses an end token, so the parts between two of them
+        are encoded and cached one by one."""
         ids: list[int] = []
         for part in re.split(f"(?<={re.escape(self.tokenizer.eos_token)})", text):
             long = self._openings if len(part) <= LONGEST_OPENING else self._ids
@@ -295,12 +287,12 @@ class Chat:
 
     def _ids(self, text: str) -> list[int]:
         pieces = self._split.split(text) if SPLIT in text else [text]
-        if len(text) > REMEMBERED:  # a batch lets other threads go on meanwhile
+        if len(text) > REMEMBERED:  # a batch releases the GIL
             return [i for piece in self._core.encode_batch(pieces, add_special_tokens=False) for i in piece.ids]
         return [i for piece in pieces if piece for i in self._core.encode(piece, add_special_tokens=False).ids]
 
     def _as_text(self, value: Any) -> Any:
-        """Split the special tokens in all texts of a JSON value, as `_ids` encodes them."""
+        """Split the special tokens in all texts of a JSON value, so that `_ids` encodes them as text."""
         if isinstance(value, str):
             return self._special.sub(lambda match: match[0] + SPLIT, value)
         if isinstance(value, list):
@@ -310,24 +302,23 @@ class Chat:
         return value
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Render the opening messages with the tools and the header of the assistant's first turn, as token ids."""
+        """Render the opening messages, with tools and the header of the first assistant turn, as token ids."""
         return self.encode(
             self._filled(True, self._as_text(messages), lambda filled: self._render(filled, tools=True, generate=True))
         )
 
     def dialogue(self, messages: list[Message]) -> list[int]:
-        """Render a whole dialogue, assistant turns and calls among it, with the header of the next assistant turn, as
-        token ids."""
+        """Render a whole dialogue, with the header of the next assistant turn, as token ids."""
         return self.encode(self._render(self._as_text(messages), tools=True, generate=True))
 
     def turn(self, message: Message, context: Sequence[int] = ()) -> list[int]:
-        """Render an assistant message as the model would have written it, its end token included, as token ids.
+        """Render an assistant message as the model would have written it, with its end token, as token ids.
 
         Args:
-            message: what it says.
+            message: the assistant's.
             context: token ids before it; none: an opening.
         """
-        # After a tool's answer some templates go on without a header, and so without a thought.
+        # After a tool's answer, some templates have no header, and so no thought to close.
         headless = context and self._closing and "<think>" not in self.tokenizer.decode([*context[-16:]])[-9:]
         return ([] if headless else self._closing) + self._turns(json.dumps(message))
 
@@ -335,11 +326,12 @@ class Chat:
         return self.encode(self._ended(self._as_text(json.loads(text)))[self._shared :])
 
     def suffix(self, messages: list[Message], last: int | None = None) -> list[int]:
-        """Render what stands between an assistant turn and the first token of the next one, as token ids.
+        """Render what stands between an assistant turn and the next one, as token ids.
 
         Args:
-            messages: what follows the turn.
-            last: the turn's last token; the end token comes first where it is another, as in a turn that was cut off.
+            messages: that follow the turn.
+            last: the turn's last token. If it is not the end token, as in a turn that was cut off, the end token comes
+                first.
         """
         is_answered = any(message["role"] == "tool" for message in messages)
 
@@ -349,7 +341,7 @@ class Chat:
             if calls and not self._shows_answers:
                 calls[-1] = _call(calls[-1]["function"]["name"], {"mark": MARK})
                 turn = {**REPLY, "tool_calls": calls}
-            # Some templates render a turn in another way where others follow: what matters stands behind it.
+            # Some templates render a turn differently when others follow: take what stands behind it.
             text = self._render([USER, turn, *replies], generate=True)
             start = max(0, text.find(MARK))
             if "tool_calls" in turn:
@@ -363,10 +355,10 @@ class Chat:
 
     def _filled(self, opening: bool, messages: list[Message], render: Callable[[list[Message]], str]) -> str:
         """Render messages without calls. Rendering is slow beside a tiny model, so each sequence of roles is rendered
-        once, with marks for the contents; a template that does more than insert contents is always rendered whole."""
+        once, with marks for contents. A template that does more than insert contents is always rendered whole."""
         key = (opening, *(message["role"] for message in messages))
         if key not in self._pieces:
-            # With blanks around them, so that a template that trims contents is seen to do more.
+            # With blanks around them, to notice a template that trims contents.
             marks = [f" \x00{i}\x00 " for i in range(len(messages))]
             text = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)])
             pieces = re.split(" \x00[0-9]+\x00 ", text)
@@ -375,7 +367,7 @@ class Chat:
         return render(messages) if pieces is None else _fill(pieces, messages)
 
     def parse(self, ids: list[int]) -> Message:
-        """Parse a turn's ids (with or without the end token) to an assistant message, thoughts left out."""
+        """Parse a turn's ids (with or without the end token) to an assistant message without thoughts."""
         return self._parsed(tuple(ids))
 
     def _parse(self, ids: tuple[int, ...]) -> Message:
@@ -383,7 +375,7 @@ class Chat:
         return parse_text(text, self._format, self.tools)
 
 
-def _call(name: str, arguments: object) -> JsonObject:
+def _call(name: object, arguments: object) -> JsonObject:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -400,7 +392,7 @@ def guide(opening: list[Message], lines: list[str]) -> list[Message]:
 
 
 def dialogue_tokens(chat: "Chat", opening: list[Message], messages: list[Message]) -> tuple[list[int], list[int]]:
-    """Tokenize a dialogue: ids, and a mask of the same length (1 = written by the agent)."""
+    """Tokenize a dialogue: ids, and a mask that is 1 where the agent wrote."""
     ids = chat.prompt(opening)
     mask = [0] * len(ids)
     pending: list[Message] = []

@@ -1,18 +1,20 @@
 """Log-probabilities of tokens under a dense Qwen3 or Llama, forward and backward, for training on a CPU.
 
-A small model spends its training on a CPU less in products of matrices than around them. So here a layer is one step of
-autograd with its derivative written out; activations lie features first, (features, nodes), since products of that
-shape are the fastest forward and backward; nodes of all rows lie one behind another without padding, what rows begin
-with is computed once (`captrain.models.forest`), and in the last layer only the nodes that predict a scored token
-ask and go on. LoRA pairs are added to their weights once a pass, and scales of norms multiplied into the weights behind
-them.
+On a CPU, a small model spends more time around its matrix products than in them. So:
 
-Weights are taken from the modules, PEFT's among them, and gradients arrive at their parameters. The arithmetic is in
-the type of the weights; of bfloat16 are weights and their products alone, the rest is then in float32.
+- A layer is one autograd function with its derivative written out.
+- Activations have the shape (features, nodes), which multiplies fastest in both directions.
+- The nodes of all rows lie one behind another without padding, and shared beginnings of rows are computed once
+  (`captrain.models.forest`).
+- In the last layer, only nodes that predict a scored token have queries.
+- LoRA pairs are added to their weights once a pass, and the scales of norms are multiplied into the next weights.
 
-Behind the barrier (`captrain.models.barrier`) all is in float64, and weights in float64 are not enough for what the
-modules compute: transformers takes norms and positions to float32, whatever the weights are in, and in float32 the
-noise of different CPUs is as coarse as the barrier's grid (`to_float64`).
+Weights are those of the modules, with PEFT's adapters, and gradients arrive at their parameters. The arithmetic has the
+type of the weights. With bfloat16, only weights and their products have it, and the rest is float32.
+
+Behind the barrier (`captrain.models.barrier`) everything must be float64. float64 weights are not enough for that:
+transformers computes norms and positions in float32, whose noise between CPUs is as coarse as the barrier's grid.
+`to_float64` replaces these modules.
 """
 
 from collections.abc import Sequence
@@ -29,17 +31,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Context: TypeAlias = Any
-"""Context of an autograd function, with what it keeps beside tensors: torch says no types of it."""
+"""Context of an autograd function, which torch leaves untyped."""
 Part: TypeAlias = Any
-"""Configuration, module or linear layer of a model, PEFT's among them (those have a `base_layer` and pairs)."""
+"""Configuration, module or linear layer of a model; PEFT's linear layers have a `base_layer` and pairs."""
 
 
 class Scores(NamedTuple):
-    """Scores of the scored tokens, (scored,) each.
-
-    Log-probabilities have gradients. Entropies of the distributions that tokens are from, and whether a token is the
-    likeliest, have none.
-    """
+    """Scores of the scored tokens, (scored,) each: log-probabilities, entropies of their distributions, and whether a
+    token is the likeliest. Only log-probabilities have gradients."""
 
     log_probs: Tensor
     entropies: Tensor
@@ -47,8 +46,8 @@ class Scores(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Queries first to last that attend to the trunk and to the nodes start to stop, those of one tree, of which some
-    are hidden (queries, nodes)."""
+    """Queries first to last, which attend to the trunk and to the nodes start to stop of one tree, except the hidden
+    ones (queries, nodes)."""
 
     first: int
     last: int
@@ -61,8 +60,8 @@ class _Shape(NamedTuple):
     """Sizes of attention that all layers share, and the nodes of a pass.
 
     angles: cosine and sine of the positions of queries, and of keys, (width / 2, nodes) each.
-    sources: the nodes that ask and go on, (queries,); None: all.
-    blocks: of these, tree by tree.
+    sources: the nodes with queries, (queries,); None: all.
+    blocks: of queries, tree by tree.
     """
 
     heads: int
@@ -89,15 +88,15 @@ def token_scores(
         forest: rows as trees.
         temperature: logits are divided by it.
         products: type in which weights are multiplied; None: their own.
-        room: bytes for activations; what does not fit is computed again on the way back, to the same bytes. None: all
-            are kept, but for those that the model's own checkpointing leaves out.
+        room: bytes for activations; layers that do not fit are computed again in the backward pass, to the same bytes.
+            None: keep all, unless the model has gradient checkpointing.
     """
     body: Part = model.get_submodule("model")
     config: Part = model.config
     embed, layers, width = body.embed_tokens.weight, body.layers, config.head_dim
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     dtype = torch.promote_types(embed.dtype, torch.float32)
-    # Positions, and who attends to whom; in the last layer only nodes that predict a scored token ask and go on.
+    # Positions and attention; in the last layer, only nodes that predict a scored token have queries.
     frequency = config.rope_parameters["rope_theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.outer(frequency, forest.positions.double())
     keys = angle.cos().to(dtype), angle.sin().to(dtype)
@@ -105,7 +104,7 @@ def token_scores(
     whole = _Shape(heads, groups, width, config.rms_norm_eps, (keys, keys), forest.trunk, None, blocks)
     queries = keys[0][..., forest.sources], keys[1][..., forest.sources]
     last = whole._replace(angles=(queries, keys), sources=forest.sources, blocks=_blocks(forest, forest.sources))
-    # The first layers are computed again, as many as there is no room for.
+    # Of the first layers, as many are computed again as do not fit.
     again = 0
     if room is not None:
         features = 3 * config.hidden_size + (3 * heads + 4 * groups) * width + 4 * config.intermediate_size
@@ -136,7 +135,7 @@ def score_states(logits: Tensor, targets: Tensor, temperature: float, places: Te
         logits: (predictions, vocabulary).
         targets: (scored,), token ids.
         temperature: logits are divided by it.
-        places: (scored,), the prediction that each is read from; None: each from its own.
+        places: (scored,), the prediction of each token; None: the one of its own index.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     distribution = (logits / temperature).log_softmax(-1)
@@ -150,7 +149,7 @@ def score_states(logits: Tensor, targets: Tensor, temperature: float, places: Te
 
 
 def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
-    """Divide queries, which are nodes in ascending order, into blocks: that of the trunk, and one for each tree."""
+    """Divide queries, in ascending order, into blocks: one for the trunk and one for each tree."""
     blocks = list[_Block]()
     for tree in [*([Tree(0, forest.trunk, None)] if forest.trunk else []), *forest.trees]:
         size = tree.stop - tree.start
@@ -162,7 +161,7 @@ def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
 
 
 def _layer_weights(layer: Part, normed: bool, products: torch.dtype | None) -> tuple[Tensor | None, ...]:
-    """Fuse the weights of a layer: those of `_Layer`, and behind them a pair, `up` and `down`, of each product."""
+    """Return the fused weights of a layer in the order of `_Layer`, then the pair, `up` and `down`, of each product."""
     attention, feedforward = layer.self_attn, layer.mlp
     norms = torch.stack([attention.q_norm.weight, attention.k_norm.weight]) if normed else None
     scale_1, scale_2 = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
@@ -175,7 +174,7 @@ def _layer_weights(layer: Part, normed: bool, products: torch.dtype | None) -> t
     ]
     pairs = [pair for modules, scale in parts for pair in _pair(modules, scale)]
     weights = list[Tensor]()
-    # What pairs learn needs no gradient of a whole weight, which costs as much as either product of the way back.
+    # Pairs learn without the gradient of a whole weight, which costs as much as either product of the backward pass.
     with torch.set_grad_enabled(torch.is_grad_enabled() and not any(pair is not None for pair in pairs)):
         for modules, scale in parts:
             weight = torch.cat([_weight(module) for module in modules]) if len(modules) > 1 else _weight(modules[0])
@@ -186,9 +185,9 @@ def _layer_weights(layer: Part, normed: bool, products: torch.dtype | None) -> t
 
 
 def _pair(modules: Sequence[Part], scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Combine the LoRA pairs of linear layers whose weights stand one above the other: `up` (outputs, ranks) and `down`
-    (ranks, inputs). None where no weight has a pair, where weights learn, too, and in float64, whose results were made
-    with gradients of whole weights."""
+    """Combine the LoRA pairs of linear layers whose weights are stacked: `up` (outputs, ranks) and `down` (ranks,
+    inputs). None without pairs, if weights learn, too, and in float64, whose committed results used gradients of whole
+    weights."""
     weights = [getattr(module, "base_layer", module).weight for module in modules]
     if any(weight.requires_grad or weight.dtype == torch.float64 for weight in weights):
         return None, None
@@ -206,7 +205,7 @@ def _pair(modules: Sequence[Part], scale: Tensor | None) -> tuple[Tensor | None,
 
 
 def _weight(module: Part) -> Tensor:
-    """Return the weight of a linear layer, (outputs, inputs), with the active adapter of PEFT added."""
+    """Return the weight of a linear layer, (outputs, inputs), with PEFT's active adapters added."""
     if not hasattr(module, "base_layer"):
         return module.weight
     weight = module.base_layer.weight
@@ -217,7 +216,7 @@ def _weight(module: Part) -> Tensor:
 
 
 def _times(weight: Tensor, x: Tensor) -> Tensor:
-    """Multiply in the type of the weight, and return the product in that of x."""
+    """Multiply in the type of the weight; return the product in the type of x."""
     return (weight @ x.to(weight.dtype)).to(x.dtype)
 
 
@@ -250,11 +249,11 @@ class _Norm(torch.autograd.Function):
 
 
 class _Layer(torch.autograd.Function):
-    """A decoder layer: x (hidden, nodes) to (hidden, nodes), or to the nodes at `sources` alone.
+    """A decoder layer: from x (hidden, nodes) to (hidden, nodes), or to the nodes at `sources` alone.
 
     Weights: `query` (heads x width, hidden), `key_value` (2 x groups x width, hidden), `scales` of queries and keys
-    (2, width) or None, `out`, `gate_up` (2 x inner, hidden), `down` (hidden, inner). Pairs: `up` and `down` of each, in
-    which alone LoRA learns (see `_pair`), or None.
+    (2, width) or None, `out`, `gate_up` (2 x inner, hidden), `down` (hidden, inner). Pairs: `up` and `down` of each
+    weight, or None (see `_pair`).
     """
 
     @staticmethod
@@ -286,7 +285,7 @@ class _Layer(torch.autograd.Function):
         gated = gate.mul_(open_)
         active = gated * up
         ctx.shape = shape
-        # All of it, shares too: only what is saved so is left out where a layer is computed again.
+        # Save the attention shares as well: checkpointing drops only saved tensors.
         ctx.save_for_backward(
             *(normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2),
             *(open_, gated, up, active, query, key_value, scales, out, gate_up, down),
@@ -298,7 +297,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        # Once: gradient checkpointing computes them anew for each time that they are asked for.
+        # Read once: gradient checkpointing computes the tensors again each time.
         saved = ctx.saved_tensors
         normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2 = saved[:9]
         open_, gated, up, active, query, key_value, scales, out, gate_up, down = saved[9:19]
@@ -351,8 +350,8 @@ class _Layer(torch.autograd.Function):
 def _placed(
     heads: Tensor, scales: Tensor | None, kind: int, shape: _Shape
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Place queries (kind 0) or keys (1), (heads, width, nodes), at their positions, normed where the model norms them;
-    return what the way back needs of the norm, too."""
+    """Norm queries (kind 0) or keys (1), (heads, width, nodes), where the model does so, and rotate them to their
+    positions; also return what the backward pass needs of the norm."""
     normed, factor = None, None
     if scales is not None:
         normed, factor = _normed(heads, shape.eps)
@@ -383,19 +382,18 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def _seen(x: Tensor, block: _Block, trunk: int) -> Tensor:
-    """Select the positions of x (..., nodes) that the queries of a block may attend to: the trunk and the tree."""
+    """Select the nodes of x (..., nodes) that the queries of a block attend to: the trunk and the tree."""
     nodes = x[..., block.start : block.stop]
     return torch.cat([x[..., :trunk], nodes], -1) if block.start and trunk else nodes
 
 
 def _rows(x: Tensor, block: _Block, groups: int) -> Tensor:
-    """Reshape the queries of a block, of x (heads, width, queries), to rows (groups, heads of a group x queries,
-    width)."""
+    """Reshape a block's queries in x (heads, width, queries) to rows (groups, heads of a group x queries, width)."""
     return x[..., block.first : block.last].unflatten(0, (groups, -1)).transpose(2, 3).flatten(1, 2)
 
 
 def _columns(rows: Tensor, block: _Block) -> Tensor:
-    """Return what belongs to the rows of `_rows`, (groups, width, rows), as (heads, width, queries)."""
+    """Undo `_rows`: reshape (groups, width, rows) to (heads, width, queries)."""
     return rows.unflatten(2, (-1, block.last - block.first)).transpose(1, 2).flatten(0, 1)
 
 
@@ -403,7 +401,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape) -> tup
     """Let the queries of each block attend to the trunk and their tree.
 
     Returns:
-        Mixed values (heads x width, queries), and of each block the shares (groups, heads of a group x queries, seen).
+        Mixed values (heads x width, queries), and each block's shares (groups, heads of a group x queries, seen).
     """
     mixed, shares = torch.empty_like(queries), []
     for block in shape.blocks:
@@ -441,7 +439,7 @@ def _attend_back(
 
 
 class _Rotary(nn.Module):
-    """Rotary positions of the default kind in the type of the model; those of transformers are in float32."""
+    """Default rotary positions in the type of the model; transformers computes them in float32."""
 
     def __init__(self, theta: float, width: int) -> None:
         super().__init__()
@@ -455,10 +453,10 @@ class _Rotary(nn.Module):
 
 
 def to_float64(model: "PreTrainedModel") -> None:
-    """Make a model compute in float64 wholly, in place.
+    """Make a model compute everything in float64, in place.
 
     Raises:
-        UserError: it is no dense Qwen3, the architecture of the embedded base: what others do in float32 is not known.
+        UserError: it is not a dense Qwen3, the embedded base's architecture. Others may have further float32 parts.
     """
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 

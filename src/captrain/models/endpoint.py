@@ -1,9 +1,9 @@
-"""A model behind an OpenAI-compatible endpoint: where it is, one request to it, and what its refusals mean.
+"""A client of an OpenAI-compatible endpoint: its URL and key, one request, and what its errors mean.
 
-Where the endpoint is and what opens it are read from the environment, by the names of two variables, when the first
-request is sent; they are no part of what a model is, and neither is written anywhere. A refusal is one of three: a
-fault that passes (`TransientFault`), a request that has outgrown the model (`ContextLengthExceeded`), or what only the
-user can mend (`UserError`). The policy `openai` and the structured answers of analysts and synthesizers stand on this.
+URL and key are read from two environment variables at the first request. They are no part of a model's identity, and
+are never written anywhere. An error is one of three: temporary (`TransientFault`), a request that is too long for the
+model (`ContextLengthExceeded`), or something that only the user can fix (`UserError`). The policy `openai` and the
+structured answers of analysts and synthesizers use this.
 """
 
 import os
@@ -28,38 +28,37 @@ CONTEXT_EXCEEDED = re.compile(
     r"context[ _](length|size|window)|maximum model length|exceeds? the model|prompt is too long|longer than the model",
     re.IGNORECASE,
 )
-"""Phrases by which servers say that a dialogue has outgrown the model; they share no code for it."""
+"""Phrases by which servers say that a dialogue is too long; they share no error code for it."""
 NO_CREDIT = re.compile(
     r"insufficient[ _](quota|balance|credit|funds)|billing_(hard_limit|not_active)|credit balance is too low",
     re.IGNORECASE,
 )
-"""Phrases by which servers say that nothing is left to spend, under the status of a passing fault.
+"""Phrases by which servers say that there is no credit left, under the status of a temporary error.
 
-"Billing" alone is not among them: messages about limits that do pass point to the page where to pay for more.
+"Billing" alone is not one of them: messages about rate limits link to the page where to pay for more.
 """
 TRANSIENT = (408, 409, 425, 429)
-"""Refusals that mean "not now"; so does every status from 500 on."""
+"""Status codes of temporary errors; those from 500 on are temporary, too."""
 EXCERPT = 500
-"""Characters of a server's message that are passed on."""
+"""Characters of a server's message that are shown."""
 LARGEST = 1 << 26
-"""Bytes of an answer once it is unpacked; the largest with log-probabilities have some millions."""
+"""Limit on the bytes of a decompressed answer; large ones with log-probabilities have a few millions."""
 PACKINGS = ("identity", "gzip", "deflate")
-"""Codings of which a piece unpacks to megabytes at most."""
+"""Content encodings whose pieces decompress to at most megabytes."""
 
 
 class TransientFault(InfrastructureError):
-    """A fault of the server that passes: the same request may succeed later. `pause` has the seconds for which the
-    server asks to be left alone."""
+    """A temporary error: the same request may succeed later. `pause` is the server's Retry-After, in seconds."""
 
     pause = 0.0
 
 
 class ContextLengthExceeded(Exception):
-    """The request has outgrown the model."""
+    """The request is too long for the model."""
 
 
 class ReplyFunction(BaseModel):
-    """A call as the model wrote it."""
+    """Name and arguments of a call, as the model wrote them."""
 
     name: str
     arguments: str | JsonObject | None = None
@@ -80,7 +79,7 @@ class ReplyMessage(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """An answer, of which one is asked for."""
+    """One answer; requests ask for one."""
 
     message: ReplyMessage
     finish_reason: str | None = None
@@ -94,7 +93,7 @@ class CompletionUsage(BaseModel):
 
 
 class Completion(BaseModel):
-    """Fields that are read of a server's answer, checked here because the library accepts any."""
+    """The fields of an answer that are used, validated here because the library accepts anything."""
 
     choices: Annotated[list[CompletionChoice], Field(min_length=1)]
     usage: CompletionUsage | None = None
@@ -107,7 +106,7 @@ class Completion(BaseModel):
 
 
 class TokenScores(BaseModel):
-    """Log-probabilities of what was written: of each token, and of the likeliest in its place, by "token_id:N"."""
+    """Log-probabilities of the written tokens, and of the likeliest token in each place, by "token_id:N"."""
 
     token_logprobs: list[float] = []
     top_logprobs: list[dict[str, float] | None] | None = None
@@ -121,7 +120,7 @@ class TokenChoice(BaseModel):
 
 
 class TokenCompletion(BaseModel):
-    """Fields that are read of an answer to a prompt of token ids."""
+    """The fields that are used of an answer to a prompt of token ids."""
 
     choices: Annotated[list[TokenChoice], Field(min_length=1)]
     model: str | None = None
@@ -134,16 +133,15 @@ class Endpoint:
     """A served model.
 
     Args:
-        name: of the model, as the endpoint knows it; in name@revision the revision is identity alone, because an
-            endpoint serves one.
-        endpoint: name of the environment variable that holds the base URL.
-        key: name of the environment variable that holds the key.
-        retries: further attempts at a request, by the library.
+        name: of the model, as the endpoint knows it; or name@revision, where the revision is only part of the identity.
+        endpoint: name of the environment variable of the base URL.
+        key: name of the environment variable of the key.
+        retries: of a request, by the library.
         timeout: seconds for one request.
     """
 
     proxied = True
-    """True if it is asked through the proxy that the environment names for it."""
+    """Whether to use the proxy that the environment names."""
 
     def __init__(self, name: str, *, endpoint: str, key: str, retries: int, timeout: float) -> None:
         self.name, self.served = name, name.rpartition("@")[0] or name
@@ -153,26 +151,25 @@ class Endpoint:
         """Send one request.
 
         Args:
-            answer: the model whose JSON schema the answer must have.
-            **request: messages and settings; `model` where it is another one of the same server.
+            answer: the class whose JSON schema the answer must have.
+            **request: messages and settings; `model` for another model of the same server.
 
         Raises:
-            TransientFault: a fault of the server or of the way to it, or an answer that holds no message.
-            ContextLengthExceeded: the request has outgrown the model.
-            UserError: a variable is not set, or the same request would be refused again.
+            TransientFault: an error of the server or the network, or an answer without a message.
+            ContextLengthExceeded: the request is too long for the model.
+            UserError: a variable is not set, or the same request would fail again.
         """
         chat = self.client.chat.completions.with_raw_response
         if answer is None:
             return self._answered(Completion, chat.create, request)
-        # The library makes the schema a strict one.
+        # `parse` makes the schema strict.
         return self._answered(Completion, chat.parse, {"response_format": answer, **request})
 
     def complete(self, prompt: Sequence[int], **request: object) -> TokenCompletion:
-        """Continue a prompt of token ids, and return the ids; raises as `chat` does. It asks for what vLLM has beyond
-        OpenAI's interface.
+        """Continue a prompt of token ids by vLLM's extension of OpenAI's interface. Raises as `chat`.
 
         Args:
-            prompt: what the model reads, which is no text that would have to be rendered or tokenized again.
+            prompt: token ids.
             **request: settings; those that OpenAI does not know in `extra_body`.
         """
         create = self.client.completions.with_raw_response.create
@@ -181,13 +178,13 @@ class Endpoint:
     def _answered(self, kind: type[Answer], send: Callable[..., Any], request: Mapping[str, object]) -> Answer:
         text = self._sent(send, **{"model": self.served, **request}).text
         try:
-            # Answers are kept: a server that echoes the key, in whatever spelling, must not have it written down.
+            # Answers are stored: remove the key if a server echoes it.
             return kind.model_validate_json(without(text, self._secret))
         except ValidationError:
             raise TransientFault(self._excerpt(f"answered with no message: {text}")) from None
 
     def _sent(self, send: Callable[..., Any], **request: object) -> Any:
-        """Send a request by a function of the library, and return the answer as it is."""
+        """Send a request by a function of the library; return the raw answer."""
         import openai
 
         try:
@@ -199,11 +196,11 @@ class Endpoint:
 
     @cached_property
     def client(self) -> "openai.OpenAI":
-        """The library's client, once the variables are known to be set. It reads each answer whole, and gives up one
-        that is too large or comes too slowly, however steadily: whoever serves them may send without end.
+        """The library's client. It stops reading an answer that is too large or takes too long in all, because a server
+        may send without end.
 
         Raises:
-            UserError: a variable is not set, or holds no URL, or no key.
+            UserError: a variable is not set, or has no valid URL or key.
         """
         import httpx2
         import openai
@@ -211,8 +208,8 @@ class Endpoint:
         class Bounded(openai.DefaultHttpxClient):
             def send(self, request: httpx2.Request, **_: object) -> httpx2.Response:
                 start, body = time.monotonic(), bytearray()
-                limit = request.extensions["timeout"]["read"]  # A single request may be given another one.
-                # Redirections are not followed: their answers would be read unbounded.
+                limit = request.extensions["timeout"]["read"]  # a single request may have another one
+                # Redirections are not followed: their answers would be read without a limit.
                 with closing(super().send(request, stream=True, follow_redirects=False)) as answer:
                     if answer.headers.get("content-encoding", "identity") not in PACKINGS:
                         raise httpx2.ReadError("the answer is packed in a way that was not asked for", request=request)
@@ -238,7 +235,7 @@ class Endpoint:
             return str(TypeAdapter(AnyHttpUrl).validate_python(url))
         except ValidationError:
             raise UserError(
-                f"environment variable {self.endpoint} holds no base URL",
+                f"environment variable {self.endpoint} is not a base URL",
                 "set it to one that begins with http:// or https://, such as http://localhost:8000/v1",
             ) from None
 
@@ -246,10 +243,10 @@ class Endpoint:
     def _secret(self) -> str:
         key = _value(self.key, "the key of the endpoint", "or any word for a server that asks for none")
         if not re.fullmatch(r"[!-~]+", key):
-            # Told here, because the library's own message about such a header shows it.
+            # Checked here, because the library's own error would show the key.
             raise UserError(
-                f"environment variable {self.key} holds no key: a blank, a line break or a character beyond ASCII",
-                "set it to the key alone",
+                f"environment variable {self.key} is not a key: it has a blank, a line break or a non-ASCII character",
+                "set it to the key, without anything else",
             )
         return key
 
@@ -262,7 +259,7 @@ class Endpoint:
         if status == 402 or (status == 429 and NO_CREDIT.search(f"{body} {text}")):
             return UserError(
                 f"the endpoint named by {self.endpoint} has no credit left for the key in {self.key} ({message})",
-                f"add credit, or set {self.key} to a key that has some; what is whole is kept",
+                f"add credit, or set {self.key} to a key that has some; finished work is kept",
             )
         if status in TRANSIENT or status >= 500:
             fault = TransientFault(message)
@@ -279,7 +276,7 @@ class Endpoint:
         return self._mistake(status, message)
 
     def _mistake(self, status: int, message: str) -> UserError:
-        """Word a refusal that stands until the user mends something."""
+        """Return the error of a refusal that the user must fix."""
         if status in (401, 403):
             return UserError(
                 f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({message})",
@@ -287,8 +284,8 @@ class Endpoint:
             )
         if status < 400:
             return UserError(
-                f"the endpoint named by {self.endpoint} redirects requests, which is not followed ({message})",
-                f"set {self.endpoint} to the base URL of that place, which ends in /v1 on most servers",
+                f"the endpoint named by {self.endpoint} redirects requests, which are not followed ({message})",
+                f"set {self.endpoint} to the base URL of the target, which ends in /v1 on most servers",
             )
         if status == 404:
             return UserError(
@@ -302,7 +299,7 @@ class Endpoint:
         )
 
     def _excerpt(self, text: str) -> str:
-        """Shorten a server's message to one line without a key, fit to be passed on."""
+        """Shorten a server's message to one printable line without the key."""
         line = redacted(plain(" ".join(text.split())), self._secret)
         return f"model server: {line if len(line) <= EXCERPT else line[:EXCERPT] + '...'}"
 
@@ -310,5 +307,5 @@ class Endpoint:
 def _value(name: str, content: str, example: str) -> str:
     value = os.environ.get(name, "")
     if not value:
-        raise UserError(f"environment variable {name} is not set: it holds {content}", f"set it, {example}")
+        raise UserError(f"environment variable {name} is not set: it is {content}", f"set it, {example}")
     return value

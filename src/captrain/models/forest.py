@@ -1,10 +1,10 @@
-"""Rows of tokens as trees, for training: what rows have in common from their beginning on is computed once.
+"""Rows of tokens as trees, for training: shared beginnings of rows are computed once.
 
-The rollouts of a group read one prompt and often write the same tokens for a while, as the engine knows, too
-(`captrain.agents.engine`), and all rows of a pass may begin with the same system prompt. In a causal model a token's
-state depends on the tokens before it alone: one node of a tree stands for that token in every row that begins so, and
-attends to its ancestors. Losses and gradients are those of the rows one by one, at a fraction of the positions; nodes
-lie one behind another, without padding. Tokens from which nothing is predicted that is scored have no node.
+The rollouts of a group read one prompt and often begin with the same tokens, and all rows of a pass may begin with the
+same system prompt. In a causal model, a token's state depends only on the tokens before it. So one node of a tree
+stands for a token in all rows with the same beginning, and attends to its ancestors. Losses and gradients are those of
+the rows one by one, at a fraction of the positions. Nodes lie one behind another without padding. Tokens that predict
+no scored token have no node.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 TREE = 4096
-"""Tokens of the rows of one tree, about at most: attention takes memory by their square."""
+"""Approximate limit on the tokens of the rows of one tree: attention takes memory by their square."""
 Row = tuple[Sequence[int], Sequence[int]]
 """Token ids of a row, and 1 where a token is scored."""
 
 
 class Tree(NamedTuple):
-    """Rows with one prompt: nodes start to stop; attention: (nodes, nodes), whether a node (first) attends to another
-    (second), to itself and its ancestors; None where each node attends to all before it."""
+    """Nodes start to stop, of rows with one prompt. attention: (nodes, nodes), whether the first node attends to the
+    second, which is itself or an ancestor; None if each node attends to all before it."""
 
     start: int
     stop: int
@@ -35,12 +35,12 @@ class Forest:
     """Rows as trees on a common trunk.
 
     ids: (nodes,), token ids.
-    positions: (nodes,), the number of ancestors, those of the trunk included.
-    trunk: the first so many nodes are what all rows begin with.
-    trees: one for all rows of a prompt, or of some of them, where they are long.
+    positions: (nodes,), the number of ancestors, with the trunk.
+    trunk: number of first nodes that all rows begin with.
+    trees: one for the rows of a prompt; several if the rows are long.
     sources: (predictions,), nodes that a scored token follows, in order and each once.
-    places: (scored,), which of the predictions each scored token of each row is read from, row by row.
-    targets: (scored,), these tokens.
+    places: (scored,), the index in `sources` of the prediction of each scored token, row by row.
+    targets: (scored,), the scored tokens.
     """
 
     ids: Tensor
@@ -53,12 +53,10 @@ class Forest:
 
 
 def make_forest(rows: Sequence[Row]) -> Forest:
-    """Merge rows into trees; what stands before the first scored token of a row is its prompt.
-
-    A row's first token is never scored: nothing predicts it.
-    """
+    """Merge rows into trees. A row's prompt is what precedes its first scored token. Its first token is never scored,
+    because nothing predicts it."""
     prompts = [_prompt(row) for row in rows]
-    # What all prompts begin with; nothing where there is one prompt, which is a tree by itself.
+    # The trunk: the common beginning of all prompts. A single prompt is a tree by itself.
     distinct = {*prompts}
     columns = zip(*distinct, strict=False) if len(distinct) > 1 else ()
     trunk = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
@@ -75,7 +73,7 @@ def make_forest(rows: Sequence[Row]) -> Forest:
         for number in members:
             parent, path = -1, [*range(trunk)]
             tokens, scored = rows[number]
-            # Nothing is read from the last scored token and what follows it.
+            # The last scored token and those after it predict nothing.
             end = max((index for index, flag in enumerate(scored) if flag), default=0)
             for token in tokens[trunk:end]:
                 node = branches.setdefault((parent, token), len(parents))
@@ -123,7 +121,7 @@ def _attention(parents: Sequence[int]) -> Tensor | None:
 
 
 def split_forest(rows: Sequence[Row], parts: int) -> list[list[int]]:
-    """Share rows out to processes: rows of a prompt stay together, and tokens are shared evenly.
+    """Divide rows among processes, evenly in tokens. Rows of a prompt stay together.
 
     Returns:
         The numbers of the rows of each part, ascending; a part may be empty.

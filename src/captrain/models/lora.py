@@ -1,23 +1,19 @@
-"""LoRA adapters: the layers that they change, their files, and several as one.
+"""LoRA adapters: the layers that they change, their files, and compositions of several.
 
-An adapter is a plain PEFT folder that equal weights make equal, known by the hash of its content. Plain is
-W' = W + (alpha / r) B A. Policies merge adapters into weights, and compositions add them up, by that formula. PEFT
-knows many variations of it (another scale, a magnitude, ranks that differ by module, biases, whole modules beside it)
-that are set in the configuration, and an adapter of these would be another function without any error. So every setting
-that is not known to be harmless is refused by its name, those of later versions of PEFT among them.
+An adapter is a folder in PEFT's format, named by the hash of its content; equal weights give equal files. Policies
+merge it into the weights, and compositions add it up, by the formula of plain LoRA: W' = W + (alpha / r) B A. PEFT has
+many variations (another scale, a magnitude, different ranks by module, biases, whole modules) that its configuration
+turns on. Read as plain LoRA, such an adapter would silently be another function. So every setting that is not known to
+be harmless is refused by name, those of later versions of PEFT included.
 
-The experts of a mixture are no layers of their own in transformers: all up projections of a layer are one tensor,
-(experts, 2 x inner, hidden), with the gates above them, and all down projections another, (experts, hidden, inner).
-PEFT adapts such tensors (`target_parameters`) by a pair of factors for each expert, stacked in an order of its own. An
-adapter is saved expert by expert, as plain LoRA of layers `experts.<number>.gate_proj`, `up_proj` and `down_proj`: what
-reads, digests, adds up or merges adapters then knows of no experts, and neither servers nor PEFT want another form.
+In transformers, the experts of a layer are two tensors and no layers. PEFT adapts these (`target_parameters`), saves
+and merges them; such an adapter is not plain LoRA, and is not composed.
 
 A composition is W' = W + sum_c w_c (alpha_c / r_c) B_c A_c, exactly, by concatenation: A stacked, B side by side with
-weight and scale multiplied in, rank the sum of the ranks, alpha equal to it. The result is one more plain PEFT folder,
-so that policies and servers know nothing of composition. Adding factors, as other combinations of PEFT do, is another
-function: (B_1 + B_2)(A_1 + A_2) has cross terms. Vectors of weights are named: "a+b" for weights of 1, "0.6*a+0.4*b"
-else. Names hold tenths; `normalised_weights` makes them such, so that few vectors are distinct and each is composed
-once.
+weight and scale multiplied in; the rank is the sum of the ranks, and alpha equals it. The result is a plain adapter, so
+that policies and servers need not know of compositions. Adding factors instead, as other combinations of PEFT do, gives
+cross terms: (B_1 + B_2)(A_1 + A_2). A vector of weights has a name: "a+b" for weights of 1, otherwise "0.6*a+0.4*b".
+Names hold tenths (see `normalised_weights`), so that there are few vectors and each is composed once.
 """
 
 import copy
@@ -52,12 +48,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Factors: TypeAlias = "dict[str, tuple[Tensor, Tensor]]"
-"""Factors of each changed module, by its PEFT name: up (out, rank) with all scales multiplied in, and down (rank, in).
-"""
+"""Factors of each changed module, by its PEFT name: up (out, rank), scaled, and down (rank, in)."""
 TENTHS = 10
 CHECKPOINTS = "checkpoints"
-"""Folder below an adapter of what it was at points of its training, each named by the rollouts played; and
-their hashes in an index."""
+"""Folder below an adapter with its checkpoints, each named by the rollouts played; and the field of their hashes in an
+index."""
 HARMLESS = frozenset(
     {
         "auto_mapping",
@@ -78,14 +73,14 @@ HARMLESS = frozenset(
         "task_type",
     }
 )
-"""Settings that change nothing of what a saved adapter adds, whatever their values: they say how it was trained, or
-which modules it has, which its tensors say as well."""
+"""Settings that do not change what a saved adapter adds: how it was trained, or which modules it has, which its tensors
+show as well."""
 PLAIN = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
-"""Settings that have several values, with those that are plain. Other ways to begin change the base's weights."""
+"""Settings that are harmless with these values. Other ways to initialise change the base's weights."""
 DAMAGED = "the adapter is not whole or was altered: delete its folder and run `dvc repro adapters`"
 EXPERTS = ["experts.down_proj", "experts.gate_up_proj"]
 """Tensors of a mixture that hold the weights of all experts of a layer, by the ends of their names."""
@@ -93,8 +88,8 @@ EXPERTS = ["experts.down_proj", "experts.gate_up_proj"]
 
 @dataclass(frozen=True)
 class LoraShape:
-    """Shape of an adapter: its rank, the alpha that its updates are scaled by (alpha / rank), the linear layers that it
-    changes, by the ends of their names, and whether it changes the experts of a mixture."""
+    """Shape of an adapter: updates are scaled by alpha / rank; `targets` are linear layers, by the ends of their
+    names."""
 
     rank: int
     alpha: int
@@ -106,11 +101,11 @@ def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
     """Make PEFT's configuration of a new adapter.
 
     Args:
-        base: the model that it is of; it may be without weights.
+        base: its model, which may be without weights.
         shape: of the adapter.
 
     Raises:
-        UserError: the base has no linear layer of one of the names, or no experts that are known here.
+        UserError: the base has no linear layer of one of the names, or no known experts.
     """
     import torch
     from peft import LoraConfig
@@ -145,18 +140,18 @@ def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter to act with: the folder it lies in, and the digest that rollouts record."""
+    """An adapter to act with: its folder, and its digest, which rollouts record."""
 
     folder: str
     digest: str
 
 
 def adapter_digest(folder: Path, stage: str = "adapters") -> str:
-    """Hash the content of an adapter in plain PEFT format: its configuration and its weights, and no other file.
+    """Hash the configuration and the weights of an adapter.
 
     Args:
         folder: of the adapter.
-        stage: which has published it, for messages.
+        stage: that published it, for messages.
 
     Raises:
         UserError: one of the two files is missing.
@@ -168,14 +163,14 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
 
 
 def require_trained(adapter: Adapter, stage: str = "adapters") -> Adapter:
-    """Return the adapter, if what lies in its folder is what was trained.
+    """Return the adapter if its folder holds what was trained.
 
     Args:
         adapter: as an index names it.
-        stage: which has published it, for messages.
+        stage: that published it, for messages.
 
     Raises:
-        UserError: it is another one, or a file of it is missing.
+        UserError: its content has another hash, or a file is missing.
     """
     if (content := adapter_digest(Path(adapter.folder), stage)) != adapter.digest:
         raise UserError(
@@ -186,12 +181,12 @@ def require_trained(adapter: Adapter, stage: str = "adapters") -> Adapter:
 
 
 def checkpoint_marks(rollouts: int, points: int) -> list[int]:
-    """List the rollouts at which a training is at its points before the end, evenly: an adapter is kept as it is after
-    the first step that has played so many.
+    """List the numbers of rollouts of a training's checkpoints, evenly spaced, without the end. The adapter is kept
+    after the first step that has played so many.
 
     Args:
         rollouts: of the whole training.
-        points: their number, the end among them.
+        points: number of checkpoints, with the end.
     """
     return [math.ceil(rollouts * point / points) for point in range(1, points)]
 
@@ -204,10 +199,10 @@ class _Config(BaseModel):
 
 
 def adapter_config(folder: Path) -> JsonObject:
-    """Read the configuration of an adapter in PEFT format, its `r` and `lora_alpha` among it.
+    """Read the configuration of an adapter, which has at least `r` and `lora_alpha`.
 
     Raises:
-        UserError: it is missing, or none.
+        UserError: it is missing or invalid.
     """
     return read_json(folder / "adapter_config.json", _Config, DAMAGED).model_dump(exclude_unset=True)
 
@@ -225,7 +220,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
     """Read an adapter in PEFT format.
 
     Raises:
-        UserError: it is missing, damaged, or no plain LoRA adapter; what makes it none is named.
+        UserError: it is missing, damaged, or not plain LoRA; the message names the setting that is not plain.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -236,7 +231,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
         tensors = load_file(folder / "adapter_model.safetensors")
     except (SafetensorError, OSError) as error:
         raise UserError(f"adapter {folder} does not load ({error})", DAMAGED) from error
-    # Nothing beside plain pairs, in settings and in tensors.
+    # Only plain pairs, in settings and in tensors.
     special = [name for name, plain in PLAIN.items() if name in config and config[name] not in plain]
     special += [name for name, value in config.items() if value and name not in HARMLESS and name not in PLAIN]
     modules = [name.removesuffix(".lora_A.weight") for name in sorted(tensors) if name.endswith(".lora_A.weight")]
@@ -253,7 +248,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
             f"adapter {folder} says r = {rank}, and its tensors are of rank {', '.join(map(str, sorted(ranks)))}",
             DAMAGED,
         )
-    # Weights that can be added to others.
+    # Weights that can be added to a model's.
     fault = "" if modules else "has no weights"
     if not math.isfinite(scale):
         fault = "has a scale that is not finite"
@@ -272,17 +267,16 @@ def read_plain_lora(folder: Path) -> PlainLora:
 def save_adapter(
     model: "PeftModel", folder: Path, base: Path, policy: str, state: "Mapping[str, Tensor] | None" = None
 ) -> None:
-    """Leave the adapter "default" of a PEFT model in a folder, in plain PEFT format. Equal weights always give equal
-    files: the path of the base on this machine is no part of it, and key order and unset fields do not vary. Weights
-    in float64 are on the barrier's grid and are saved as float32, which is exact. Experts are saved one by one
-    (see `plain_experts`).
+    """Save the adapter "default" of a PEFT model. Equal weights give equal files: the configuration holds no path of
+    this machine, and its keys have a fixed order. float64 weights are on the barrier's grid, so that float32 holds them
+    exactly.
 
     Args:
         model: as it is trained.
         folder: of the adapter; replaced.
-        base: a base that has a name is called by it in the adapter's configuration,
-        policy: another by this digest.
-        state: the model's weights by name, where some of them lie in other processes.
+        base: its name is written into the configuration if it comes from a model hub,
+        policy: else this digest.
+        state: the model's weights by name, if other processes hold some of them.
     """
     import torch
 
@@ -302,15 +296,14 @@ def save_adapter(
 
 
 def copy_adapter(model: "PeftModel", start: Adapter) -> None:
-    """Give the adapter "default" of a PEFT model the weights of another one of its shape, in place: what is trained
-    then is that adapter further, and no second one on top of it.
+    """Copy the weights of a saved adapter into the adapter "default" of a PEFT model, to train it further.
 
     Args:
         model: before it trains.
-        start: whose weights it gets.
+        start: the saved adapter.
 
     Raises:
-        UserError: the adapter is not the one of that digest, or of another shape than the model's.
+        UserError: the saved adapter has another digest, or another shape than the model's.
     """
     from peft import load_peft_weights, set_peft_model_state_dict
 
@@ -340,11 +333,11 @@ def merge_experts(module: "PreTrainedModel", folder: Path) -> "nn.Module":
 
 
 def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """Round weights to shares in tenths that sum to 1, by largest remainders (of equal ones the first name gets more);
-    what gets no tenth is left out. For scores such as probabilities; a plain sum has weights of 1 and needs none.
+    """Round scores such as probabilities to tenths that sum to 1, by largest remainders (of equal ones the first name
+    gets more). Names without a tenth are left out.
 
     Raises:
-        ValueError: a weight is negative, or none is positive.
+        ValueError: a weight is negative, or all are zero.
     """
     total = sum(weights.values())
     if total <= 0 or min(weights.values()) < 0:
@@ -358,10 +351,10 @@ def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def composition_name(weights: Mapping[str, float]) -> str:
-    """Name a vector of weights, members in the order of their names; a member alone at 1 has its own.
+    """Name a vector of weights, with members in the order of their names; a single member at 1 keeps its own name.
 
     Raises:
-        ValueError: a weight is not a positive number of tenths: two vectors would have one name.
+        ValueError: a weight is not a positive number of tenths, so that two vectors could have one name.
     """
     for name, weight in weights.items():
         if weight <= 0 or abs(weight * TENTHS - round(weight * TENTHS)) > 1e-9:
@@ -371,22 +364,22 @@ def composition_name(weights: Mapping[str, float]) -> str:
 
 
 def parse_composition(name: str) -> dict[str, float]:
-    """Parse the vector of weights that has this name."""
+    """Return the vector of weights of a name."""
     terms = (term.rpartition("*") for term in name.split("+"))
     return {member: float(weight or 1) for weight, _, member in terms}
 
 
 def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder: Path) -> Adapter:
-    """Add up weighted adapters to one adapter; a member alone at weight 1 is returned itself.
+    """Add up weighted adapters to one adapter. A single member at weight 1 is returned unchanged.
 
     Args:
         members: adapters by name, of one base.
         weights: by the names of members; 0 leaves a member out.
-        folder: where compositions are kept: each lies in `folder/<key>/<content hash>`, and is made only once.
+        folder: cache of compositions, in `folder/<key>/<content hash>`.
 
     Raises:
-        UserError: a member is missing, damaged, or no plain LoRA adapter, or members do not go together.
-        ValueError: no member has a weight.
+        UserError: a member is missing, damaged or not plain LoRA, or members change different modules.
+        ValueError: all weights are 0.
     """
     import torch
 
@@ -397,7 +390,7 @@ def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder
     if len(weighted) == 1 and weighted[0][1] == 1:
         return weighted[0][0]
     composed = folder / digest(code_digest(compose), [(member.digest, weight) for member, weight in weighted])
-    # What was made already is taken, unless it was altered.
+    # Use the cached composition, unless it was altered.
     for path in composed.glob("*"):
         with suppress(UserError):
             if adapter_digest(path) == path.name:
@@ -427,19 +420,19 @@ def lora_factors(member: Adapter) -> Factors:
     """Read the factors of a plain LoRA adapter, in float32.
 
     Raises:
-        UserError: it is missing, damaged, or scales its modules in another way than by alpha / r.
+        UserError: it is missing, damaged or not plain LoRA.
     """
     lora = read_plain_lora(Path(member.folder))
     return {name: (lora.scale * up.float(), down.float()) for name, (up, down) in lora.factors.items()}
 
 
 def save_lora_factors(folder: Path, like: Adapter, factors: Factors) -> None:
-    """Write factors as a plain PEFT adapter in float32, scaled by 1; equal factors, equal bytes.
+    """Write factors as a plain adapter in float32 with scale 1; equal factors give equal bytes.
 
     Args:
         folder: to make.
-        like: an adapter of the same base and modules, whose configuration is taken over.
-        factors: the rank may differ between modules: zeros fill it up, because servers want one rank.
+        like: an adapter of the same base and modules, whose configuration is copied.
+        factors: ranks may differ between modules; zeros fill them up, because servers need one rank.
     """
     import torch
     from safetensors.torch import save_file

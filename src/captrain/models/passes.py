@@ -1,12 +1,11 @@
 """Forward and backward passes over rows, shared by processes of this machine.
 
-Threads of one process wait for each other by spinning, which beside other work is many times slower than one thread
-alone. So the rows of a pass are shared out to processes of one thread each, which sleep while they wait. The gradients
-of the parts are added in the order of the parts, and there are as many parts whatever the number of processes, so that
-one process and two give the same bytes.
+Threads of one process spin while they wait for each other, which is many times slower than one thread when the machine
+has other work. So the rows of a pass are divided among processes of one thread each, which sleep while they wait. The
+number of parts is fixed, and their gradients are added in order, so that one process and two give the same bytes.
 
-A process is forked when the first pass is made: it has the model as it then is, and gets the trained weights anew with
-each pass. It ends with the process that has forked it.
+The helper process is forked at the first pass, with the model as it is then, and gets the trained weights with each
+pass. It ends with its parent.
 """
 
 import mmap
@@ -35,15 +34,15 @@ if TYPE_CHECKING:
 PARTS = 2
 """Parts that the rows of a pass are divided into."""
 IGNORED = -100
-"""The label of a token that is not scored."""
+"""Label of a token that is not scored."""
 
 
 class SharedPasses(AbstractContextManager["SharedPasses"]):
     """Passes of one model.
 
     Args:
-        model: a dense Qwen3 or Llama (see `token_scores`); gradients are those of what requires them now.
-        processes: that share a pass, this one among them; no more than `PARTS` have work.
+        model: a dense Qwen3 or Llama (see `token_scores`); parameters that require gradients now get them.
+        processes: that share a pass, with this one; at most `PARTS` have work.
         products: type in which weights are multiplied; None: their own.
         room: bytes for the activations of a pass in each process; no part of the result (see `token_scores`).
     """
@@ -72,39 +71,38 @@ class SharedPasses(AbstractContextManager["SharedPasses"]):
         return Scores(*_Pass.apply(self, rows, temperature, *self.parameters))
 
     def score(self, rows: Sequence[Row], temperature: float, differentiated: bool) -> Scores | None:
-        """Score the rows of a part in this process, which holds all parts that no other process has; None without
-        rows."""
+        """Score the rows of a part in this process; None without rows."""
         room = None if self.room is None else self.room * self.processes // PARTS
         with torch.set_grad_enabled(differentiated):
             return token_scores(self.model, make_forest(rows), temperature, self.products, room) if rows else None
 
     def close(self) -> None:
-        """End the other processes; a later pass starts them anew."""
+        """End the helper process; a later pass starts another."""
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.close()
 
     def __exit__(self, *_: object) -> None:
-        """Close them."""
+        """Close the passes."""
         self.close()
 
     def helper(self) -> "_Helper | None":
-        """Return the process beside this one, if there is one; it is started if it is not there yet."""
+        """Return the helper process, started if needed; None if this process has all parts."""
         if self._helper is None and self.processes > 1:
             self._helper = _Helper(self)
         return self._helper
 
 
 def _gradients(scores: Scores | None, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Backpropagate the gradient of the log-probabilities of a part, (scored,), to the parameters; None for those
-    without one."""
+    """Backpropagate the gradient of a part's log-probabilities, (scored,), to the parameters; None for those without
+    one."""
     if scores is None or not len(gradient):
         return [None] * len(parameters)
     return [*torch.autograd.grad(scores.log_probs, parameters, gradient, allow_unused=True)]
 
 
 class _Helper:
-    """A process that computes parts of passes; weights and gradients are in memory that both processes have."""
+    """A process that computes parts of passes. Weights and gradients are in shared memory."""
 
     def __init__(self, passes: SharedPasses) -> None:
         self.weights, self.gradients = ([_shared(parameter) for parameter in passes.parameters] for _ in range(2))
@@ -116,7 +114,7 @@ class _Helper:
 
     def _serve(self, connection: Connection, passes: SharedPasses) -> None:
         self.connection.close()
-        # Whoever asks has gone: there is nobody to tell.
+        # The parent has ended.
         with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
             scores: Scores | None = None
             while True:
@@ -136,7 +134,7 @@ class _Helper:
                 connection.send([gradient is not None for gradient in gradients])
 
     def begin(self, parameters: Sequence[Tensor], rows: Sequence[Row], temperature: float, keep: bool) -> None:
-        """Give it a part of a pass; `keep` what its gradient needs."""
+        """Start a part of a pass; `keep` what its gradient needs."""
         for place, parameter in zip(self.weights, parameters, strict=True):
             place.copy_(parameter.detach())
         self.connection.send((rows, temperature, keep))
@@ -163,7 +161,7 @@ class _Helper:
 
 
 def _shared(like: Tensor) -> Tensor:
-    """Allocate a tensor of a shape and type in memory that a forked process has, too."""
+    """Allocate a tensor of the same shape and type in memory that a forked process shares."""
     memory = mmap.mmap(-1, like.numel() * like.element_size())
     return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
@@ -208,24 +206,24 @@ class _Pass(torch.autograd.Function):
         if helper is not None:
             pairs = zip(helper.gradients, helper.answer(), strict=True)
             ordered.append([place.clone() if present else None for place, present in pairs])
-        # Added in the order of the parts, so that the bytes do not depend on who is done first.
+        # Add in the order of the parts, so that the bytes do not depend on which process finishes first.
         columns = [[gradient for gradient in column if gradient is not None] for column in zip(*ordered, strict=True)]
         return (None, None, None, *(reduce(torch.add, column) if column else None for column in columns))
 
 
 def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Machine) -> SharedPasses | None:
     """Replace the head that TRL adds to a causal LM (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in
-    place, where the model is dense and computes on a CPU: TRL computes every row by itself, prompt and all, which is
-    most of the time there. What TRL asks of it is the same: log-probabilities and entropies of labels, and their loss.
-    Layers that several processes share (FSDP) stay modules, and only the head computes in the type of the model then.
+    place, if the model is dense and computes on a CPU. TRL computes each row with its whole prompt, which takes most of
+    the time there. The new head returns the same: log-probabilities and entropies of labels, and their loss. With FSDP
+    the layers stay modules, and only the head changes, to compute in the type of the model.
 
     Args:
         model: the base of a PEFT model, before it trains.
         temperature: logits are divided by it.
-        machine: by how many processes, and in which arithmetic.
+        machine: number of processes, and precision.
 
     Returns:
-        What the new head computes with, to be closed after training; None where modules compute.
+        The passes, to be closed after training; None if the modules compute.
     """
     accelerate = machine.accelerate
     dense = model.config.model_type in DENSE and computes_on_cpu(accelerate.precision)
@@ -246,7 +244,7 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
     ) -> FusedCausalLMOutput:
         mask = labels[:, 1:] != IGNORED
         if passes is None:
-            # By the modules, row by row.
+            # FSDP: the modules compute, row by row.
             positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
             states = self.base_model(
                 input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
@@ -278,13 +276,13 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
 
 
 def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, seed: int) -> None:
-    """Give the model of one of TRL's trainers of an adapter the head of `share_beginnings`, and in float64 initial
-    weights that are the same on every CPU.
+    """Prepare one of TRL's trainers of an adapter: share the beginnings of rows (`share_beginnings`), and in float64
+    draw initial weights that are the same on every CPU.
 
     Args:
         trainer: before it trains.
         temperature: of the policy that sampled.
-        machine: by how many processes, and in which arithmetic.
+        machine: number of processes, and precision.
         seed: of the adapter's initial weights.
     """
     from peft import PeftModel
@@ -299,10 +297,10 @@ def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, se
     if passes is not None:
 
         class Closing(TrainerCallback):
-            """Callback that ends the processes that share the passes."""
+            """Callback that ends the helper process."""
 
             def on_train_end(self, *_: object, **__: object) -> None:
-                """Close them."""
+                """Close the passes."""
                 passes.close()
 
         trainer.add_callback(Closing())

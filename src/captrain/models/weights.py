@@ -1,4 +1,4 @@
-"""Weights of a base model, from a folder that the base stage has trained or by a name in a model hub."""
+"""Weights of a base model: from a folder of the base stage, or by a name in a model hub."""
 
 import os
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 DENSE = ("qwen3", "llama")
-"""Architectures whose every part is known here: the engine decodes them from their weights alone, and training may
-compute the beginnings of rows once."""
+"""Architectures with code of our own: the engine decodes them from their weights alone, and training computes shared
+beginnings of rows once."""
 TRUST = "CAPTRAIN_TRUST_REMOTE_CODE"
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Source of weights: a folder, or a name in a model hub with its revision."""
+    """A folder, or a name in a model hub with its revision."""
 
     source: str
     revision: str | None = None
@@ -28,7 +28,7 @@ class ModelSource:
 
 
 def model_source(folder: Path) -> ModelSource:
-    """Return the source of the model that the base stage has left in a folder: trained there, or the name of one."""
+    """Return the source of the base in a folder: the folder itself, or the model that its model.json names."""
     pointer = folder / "model.json"
     if not pointer.exists():
         return ModelSource(str(folder))
@@ -37,15 +37,14 @@ def model_source(folder: Path) -> ModelSource:
 
 
 def trusts_code(source: Path | str, revision: str | None = None) -> bool:
-    """Return what a model's loading is told of code that lies beside its weights: `trust_remote_code`, true only where
-    `CAPTRAIN_TRUST_REMOTE_CODE` is 1.
+    """Return `trust_remote_code` for a model: true only if `CAPTRAIN_TRUST_REMOTE_CODE` is 1.
 
     Args:
         source: folder, or name in the cache of the model hub.
         revision: of a name.
 
     Raises:
-        UserError: it brings code (`auto_map`), and that is not allowed.
+        UserError: the model has code of its own (`auto_map`), and that is not allowed.
     """
     if os.environ.get(TRUST) == "1":
         return True
@@ -65,8 +64,7 @@ def trusts_code(source: Path | str, revision: str | None = None) -> bool:
 
 
 def require_recorded(folder: Path) -> None:
-    """Refuse a base whose weights are not those that its stage has recorded in results/base.json, where it has: what is
-    trained on others, or served as them, would be called by the wrong name. A folder elsewhere has no record.
+    """Refuse a base whose weights differ from the record in results/base.json. A folder elsewhere has no record.
 
     Raises:
         UserError: the weights were altered, or are of another run.
@@ -77,37 +75,36 @@ def require_recorded(folder: Path) -> None:
     expected = read_json(record, JsonObject).get("weights_sha256")
     if expected is not None and (content := file_digest(weights)) != expected:
         raise UserError(
-            f"{weights} is {content}, and {record} has {expected}",
-            "it was altered, or is of another run: remove it, and `dvc checkout` or `dvc repro base` makes it again",
+            f"{weights} has the hash {content}, and {record} has {expected}",
+            "it was altered, or is of another run: remove it, then run `dvc checkout` or `dvc repro base`",
         )
 
 
 def computes_on_cpu(precision: str) -> bool:
-    """Return true where training in a precision computes on a CPU: without a GPU, and in float64, whose adapters have
-    the same bytes on every CPU (see `captrain.models.barrier`) and on no GPU."""
+    """Return whether training in a precision uses the CPU: without a GPU, and in float64, which gives the same bytes on
+    every CPU (see `captrain.models.barrier`) but not on GPUs."""
     import torch
 
     return precision == "float64" or not torch.cuda.is_available()
 
 
 def load_module(folder: Path, precision: str) -> "PreTrainedModel":
-    """Load the model that the base stage has left in a folder, to be trained on.
+    """Load a base for training.
 
     Args:
         folder: of the base.
-        precision: of its weights: float64, in which it computes wholly so (see `captrain.models.barrier`), float32 or
-            bfloat16.
+        precision: of its weights: float64, with all computations in float64 (see `to_float64`), float32 or bfloat16.
 
     Raises:
-        UserError: it brings code of its own.
+        UserError: it has code of its own.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     from captrain.models.dense import to_float64
 
-    # Where rows of a batch are of different lengths, cuDNN's attention gives gradients that are not finite (seen on an
-    # H200 with torch 2.11, heads 32 wide, in bfloat16); the other kernels do not.
+    # With rows of different lengths, cuDNN's attention gives gradients that are not finite (seen on an H200 with torch
+    # 2.11, heads 32 wide, in bfloat16); other kernels do not.
     torch.backends.cuda.enable_cudnn_sdp(False)
     model = model_source(folder)
     module: Any = AutoModelForCausalLM.from_pretrained(

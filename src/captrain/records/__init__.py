@@ -1,4 +1,4 @@
-"""Every record that crosses a stage, and the one way in which files are read and written."""
+"""Records that stages exchange, and how files are read and written."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Digests that name content: hashes of values and of files, the same wherever the content is."""
+"""Hashes of values and files, which name content."""
 
 import hashlib
 import json
@@ -7,11 +7,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 BLOCK = 1 << 20
-"""Bytes of a file that are in memory at once where its size must not matter."""
+"""Bytes of a file that are read at a time."""
 
 
 def digest(*parts: object) -> str:
-    """Hash the canonical JSON of the parts: SHA-256, hex, first 16 digits."""
+    """Hash the canonical JSON of some values: SHA-256, hex, first 16 digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=json_value)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -20,7 +20,7 @@ def json_value(value: object) -> object:
     """Convert a record to JSON values.
 
     Raises:
-        TypeError: it is no record.
+        TypeError: the value is no record.
     """
     if isinstance(value, BaseModel):
         return value.model_dump()
@@ -38,5 +38,5 @@ def file_digest(*paths: Path) -> str:
 
 
 def bytes_digest(content: bytes) -> str:
-    """Hash bytes to what `file_digest` gives of a file with this content."""
+    """Hash bytes as `file_digest` hashes a file of this content."""
     return hashlib.sha256(content).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""Reading of files: the one way in, to which a test holds all code.
+"""Reading of files. All code reads files through this module; a test checks it.
 
-Whatever is read, a user or another program may have written. What is no whole record of its kind is a `UserError` that
-names the file, the place and the remedy.
+A user or another program may have written any file. Content that is invalid raises a `UserError` with the file, the
+place and the remedy.
 """
 
 import csv
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 MOST = 1 << 28
-"""Bytes of a document that is read at once; one that we wrote has some millions."""
+"""Largest document that is read at once, in bytes; captrain's own have some millions."""
 LARGEST_YAML = 1 << 22
-"""Bytes of a document in YAML, which is read a hundred times as slowly as JSON."""
+"""Largest YAML document, in bytes: YAML is parsed a hundred times more slowly than JSON."""
 MOST_VALUES, DEEPEST = 1_000_000, 100
-"""Values in a document in YAML, and how deep they may lie: its aliases make of few bytes many, or endless ones."""
+"""Limits of a YAML document: its aliases can expand a few bytes to many values, or to endless ones."""
 REPRO = "run `dvc repro` to make it again"
 
 
 def require_regular(path: Path, remedy: str = REPRO) -> None:
-    """Refuse what is no file that can be read to its end.
+    """Refuse a path that is no regular file.
 
     Raises:
-        UserError: there is nothing, or a folder, a pipe, a device.
+        UserError: it is missing, a folder, a pipe or a device.
     """
     try:
         path.stat()
@@ -57,11 +57,11 @@ def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
 
     Args:
         path: of the file.
-        remedy: what the reader can do where it cannot be read.
-        most: bytes that it may have.
+        remedy: what the user can do if it cannot be read.
+        most: largest size in bytes.
 
     Raises:
-        UserError: it is missing, cannot be read, is no regular file, or is larger than that.
+        UserError: it is missing, cannot be read, is no regular file, or is too large.
     """
     require_regular(path, remedy)
     try:
@@ -88,11 +88,11 @@ def read_text(path: Path, remedy: str = REPRO, most: int = MOST) -> str:
 
 
 def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
-    """Read the one JSON document in a file, as a value of this type: a record, or a type of plain values.
+    """Read the JSON document in a file as a value of a type: a record, or a type of plain values.
 
     Raises:
-        UserError: as `read_bytes`, or it is damaged or no such value, or has numbers that are not finite; the first
-            place where it is not is named.
+        UserError: as `read_bytes`, or it is damaged, no such value, or holds NaN or infinity; the message names the
+            first place.
     """
     content = read_bytes(path, remedy)
     try:
@@ -105,16 +105,16 @@ def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
 
 
 def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
-    """Read the one YAML document in a file, as `read_json` reads JSON.
+    """Read the YAML document in a file, as `read_json` reads JSON.
 
     Raises:
-        UserError: as `read_text`, or it is damaged or no such value; the first place where it is not is named.
+        UserError: as `read_text`, or it is damaged or no such value; the message names the first place.
     """
     return parse_yaml(read_text(path, remedy, LARGEST_YAML), kind, str(path), remedy)
 
 
 class _Loader(yaml.CSafeLoader):
-    """Loader of plain values, whose mappings name each key once; libyaml's, which takes a sixth of the time."""
+    """Loader of plain values that refuses duplicate keys. It is libyaml's, which takes a sixth of the time."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """See `yaml.SafeLoader`."""
@@ -126,16 +126,16 @@ class _Loader(yaml.CSafeLoader):
 
 
 def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
-    """Parse a YAML document; `place` says whose it is, and otherwise as `read_yaml`."""
+    """Parse a YAML document as `read_yaml` does; `place` names it in errors."""
     try:
-        # So nested that libyaml, which builds a document by recursion and counts nothing, would overflow.
+        # libyaml recurses without a limit, so depth is checked before it builds the document.
         depth = 0
         for event in yaml.parse(text, yaml.CSafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 raise RecursionError
         value = yaml.load(text, _Loader)
-        # Values that aliases make too many of, or that hold themselves.
+        # Aliases may repeat values many times, or put a value into itself.
         count, pending = 0, [(value, 0)]
         while pending:
             (element, depth), count = pending.pop(), count + 1
@@ -157,7 +157,7 @@ def _not_whole(place: str, kind: type[object], error: ValidationError, remedy: s
 
 
 def read_index(path: Path, remedy: str = REPRO) -> dict[str, IndexEntry]:
-    """Read the index of a stage: the adapters and prompts that it has left to act with, by name.
+    """Read the index of a stage: its adapters and prompts, by name.
 
     Raises:
         UserError: as `read_json`.
@@ -177,7 +177,7 @@ def read_table(
     """Read the CSV table in a file, as `parse_table` reads it.
 
     Raises:
-        UserError: as `read_text`, or it is no whole table.
+        UserError: as `read_text`, or it is no complete table.
     """
     return parse_table(
         read_text(path, remedy), str(path), remedy, columns=columns, numbers=numbers, words=words, kinds=kinds
@@ -194,13 +194,20 @@ def parse_table(
     words: bool = False,
     kinds: "Mapping[str, type] | type[str] | None" = None,
 ) -> "pd.DataFrame":
-    """Parse a CSV table; `place` says whose it is. "" is NaN, and with `words` everything else that pandas would take
-    for it stays a word. `columns` it must have, and `numbers`, columns of numbers; `kinds` names the type of all, or of
-    some; the rest are what their cells look like.
+    """Parse a CSV table, in which an empty cell is NaN.
+
+    Args:
+        text: the table.
+        place: its name in errors.
+        remedy: what the user can do if it is invalid.
+        columns: that it must have.
+        numbers: columns of numbers that it must have.
+        words: whether words that pandas takes for NaN stay words.
+        kinds: type of all columns, or of some; pandas infers the others.
 
     Raises:
-        UserError: it is no whole table: it has no heading or lacks a column, its last line has no end, a line has
-            another number of fields, or a cell is not of its column's type.
+        UserError: it has no heading or lacks a column, its last line is cut off, a line has another number of fields,
+            or a cell is not of its column's type.
     """
     import pandas as pd
 
@@ -225,7 +232,7 @@ def parse_table(
 
 
 def load(path: Path, kind: type[M], remedy: str = "") -> list[M]:
-    """Read all records of a JSON-lines file; empty lines are passed over.
+    """Read all records of a JSON-lines file; empty lines are ignored.
 
     Raises:
         UserError: the file is missing, or a line is corrupt, truncated or not a record of this kind.
@@ -234,14 +241,14 @@ def load(path: Path, kind: type[M], remedy: str = "") -> list[M]:
 
 
 def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]:
-    """Read the records of a JSON-lines file one by one, each with the offset of its line in bytes.
+    """Yield the records of a JSON-lines file, each with the offset of its line in bytes.
 
     Raises:
         As `load`, when the line is reached.
     """
     require_regular(path, remedy or REPRO)
     offset = 0
-    # Of bytes: text has more line breaks than JSON lines have.
+    # Bytes, because text mode breaks lines at more characters than JSON lines do.
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -256,8 +263,8 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
 
 
 def remains(path: Path, kind: type[T]) -> list[T | None]:
-    """Read JSON lines whose writer may be at work, or was killed: a value of this type for each line, None where it is
-    not whole; nothing where there is no file.
+    """Read JSON lines whose writer may still run or was killed: a value for each line, None for an incomplete line;
+    [] if there is no file.
 
     Raises:
         UserError: it is no regular file.
@@ -281,7 +288,7 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Word the first of the faults that a validation found: what, and at which place."""
+    """Describe the first error of a validation and its place."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     location = ".".join(str(part) for part in first["loc"])
     return plain(f"{first['msg']}{f' at {location}' if location else ''}")

@@ -1,7 +1,6 @@
-"""Writing of files: aside first and renamed at the end, so that each is whole or not there; and records on disk instead
-of in memory.
+"""Writing of files: to a temporary name first and then renamed, so that a file is complete or absent.
 
-A file of records has one in a line, as JSON.
+A file of records has one per line, as JSON. `Spool` keeps records on disk instead of in memory.
 """
 
 import json
@@ -21,12 +20,12 @@ R = TypeVar("R", bound=Record)
 
 @contextmanager
 def place_aside(path: Path, mark: str = "") -> Iterator[Path]:
-    """Yield a place beside a file or folder where it is written first. What lies there is removed, before the block and
-    after it, however that ends: on a full disk nothing half-written stays.
+    """Yield a temporary path beside a file or folder. Anything there is removed before and after the block, so that
+    nothing half-written stays on a full disk.
 
     Args:
-        path: where it is to be renamed to.
-        mark: that tells several writers apart, who then do not remove what one that was killed has left.
+        path: final path, to which the caller renames.
+        mark: tells writers apart, so that none removes the temporary file of another.
     """
     aside = path.with_name(f".{path.name}{mark}.tmp")
     _discard(aside)
@@ -44,17 +43,17 @@ def _discard(path: Path) -> None:
 
 
 def publish_text(path: Path, text: str) -> None:
-    """Write atomically: aside first, then rename."""
+    """Write text atomically."""
     publish_bytes(path, text.encode())
 
 
 def publish_bytes(path: Path, content: bytes, flush: bool = False) -> None:
-    """Write atomically: aside first, then rename; nothing stays aside where that fails.
+    """Write a file atomically.
 
     Args:
-        path: where the file comes to lie.
-        content: all of it.
-        flush: have it on the disk before it is renamed, so that no loss of power leaves a file cut off.
+        path: of the file.
+        content: of the file.
+        flush: write to the disk before the renaming, so that a power failure leaves no cut-off file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(path, f".{os.getpid()}") as aside:
@@ -66,7 +65,7 @@ def publish_bytes(path: Path, content: bytes, flush: bool = False) -> None:
 
 
 def publish_folder(aside: Path, folder: Path) -> None:
-    """Rename a folder that was written aside; one that another process has put there first is as good."""
+    """Rename a finished folder to its final path, or remove it if another process was first."""
     try:
         aside.rename(folder)
     except OSError:
@@ -76,12 +75,12 @@ def publish_folder(aside: Path, folder: Path) -> None:
 
 
 def publish_json(path: Path, value: object) -> None:
-    """Publish one JSON document, indented, keys as given."""
+    """Write a JSON document, indented, with keys in the order given."""
     publish_text(path, json.dumps(value, indent=1, default=json_value) + "\n")
 
 
 def publish(path: Path, records: Iterable[Record]) -> None:
-    """Publish records as JSON lines, atomically; they are written as they come, so that they need not be in memory."""
+    """Write records as JSON lines, atomically; they are written one by one and need not be in memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(path, f".{os.getpid()}") as aside:
         with aside.open("w") as file:
@@ -90,20 +89,19 @@ def publish(path: Path, records: Iterable[Record]) -> None:
 
 
 def line_of(record: Record) -> str:
-    """Format a record as it stands in a file, with the end of its line."""
+    """Format a record as a line of a file, with its newline."""
     return record.model_dump_json(exclude_defaults=True) + "\n"
 
 
 class Spool(Generic[R]):
-    """Records on disk instead of in memory: added one by one, read in that order as often as need be, gone with the
-    process however it ends, because no folder has ever named their file for longer than it takes to open it."""
+    """List of records on disk. It is backed by an unlinked temporary file, which vanishes with the process."""
 
     def __init__(self, kind: type[R]) -> None:
         self._kind, self._count, self._end = kind, 0, 0
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with the object)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the object)
 
     def add(self, record: R) -> None:
-        """Add a record at the end."""
+        """Append a record."""
         self._file.seek(self._end)
         self._end += self._file.write(line_of(record).encode())
         self._count += 1
@@ -114,7 +112,7 @@ class Spool(Generic[R]):
     def __iter__(self) -> Iterator[R]:
         offset = 0
         while offset < self._end:
-            self._file.seek(offset)  # others may read and write between two records
+            self._file.seek(offset)  # another reader or writer may have moved the file position
             line = self._file.readline()
             offset += len(line)
             yield self._kind.model_validate_json(line)

@@ -1,6 +1,6 @@
-"""Every record that crosses a stage, field by field.
+"""All records that stages exchange.
 
-Records are frozen and JSON through and through. None holds a time or a duration: equal runs give equal bytes.
+Records are frozen and consist of JSON values. None holds a time or a duration, so that equal runs give equal bytes.
 """
 
 import json
@@ -12,16 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from captrain.records.text import FileName
 
 JsonObject = dict[str, Any]
-"""A JSON object as a file, a server or a library gives it: what is in it is checked where it is read."""
+"""A JSON object from a file, a server or a library; its reader checks it."""
 Message = JsonObject
-"""An OpenAI-style chat message: role, content, and where it applies tool_calls or name."""
+"""An OpenAI-style chat message: role, content, and optional tool_calls or name."""
 Split = Literal["discovery", "training", "test"]
 Purpose = Literal["diagnosis", "calibration", "training", "validation", "evaluation"]
 Verdict = Literal["NA", "PRESENT", "LACKING"]
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, unknown fields and numbers that are not finite refused."""
+    """Base of all records: immutable; unknown fields, NaN and infinity are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -113,7 +113,7 @@ def _text(value: object) -> str:
 
 
 class Task(Record):
-    """One task of an environment. `data` is all the environment needs to open it again, anywhere."""
+    """One task of an environment. `data` is all that the environment needs to open it again."""
 
     id: str
     split: Split
@@ -134,22 +134,25 @@ class Score(Record):
 
 
 class Usage(Record):
-    """Tokens of one rollout: read (prompt, tool results, user replies) and written by the model."""
+    """Tokens of one rollout: prompt_tokens are read (prompt, tool results, user replies), the others written."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 class Rollout(Record):
-    """One episode of one policy on one task, token-exact.
+    """One episode of one policy on one task, with its exact tokens.
 
-    `token_ids`, `mask` (1 = written by the model) and `logprobs` (the sampler's, 0.0 where mask is 0) have equal
-    length and cover prompt and episode; they are empty for policies that do not show their tokens. `reference` is
-    the environment's own solution (assistant messages). `outcome` is `error` when infrastructure failed: `score`
-    is then None, and the rollout counts as spent but never as failed. `retries` counts earlier attempts that
-    ended in an infrastructure error (each one was a rollout spent, too). `truncated` says why a dialogue that has
-    outgrown the model ended before its time; it is scored as it is, and one that never began has failed. `rerendered`
-    counts turns of a served model that would have read other tokens, had the dialogue been rendered anew for them.
+    Attributes:
+        reference: the environment's own solution (assistant messages).
+        token_ids: of prompt and episode; empty for policies that do not show their tokens.
+        mask: for each token, 1 if the model wrote it.
+        logprobs: for each token, the sampler's log-probability; 0.0 where mask is 0.
+        outcome: "error" if infrastructure failed: then `score` is None, and the rollout counts as spent, not as failed.
+        truncated: why a dialogue that exceeded the model's length ended early. It is scored as it is; one that never
+            began has failed.
+        rerendered: turns of a served model that would have read other tokens if the dialogue had been rendered anew.
+        retries: earlier attempts that ended in an infrastructure error; each counts as a spent rollout.
     """
 
     id: str
@@ -174,10 +177,13 @@ class Rollout(Record):
 
 
 class Capability(Record):
-    """A capability an agent may lack: domain-general name, description, and the evidence it was proposed from.
+    """A capability that an agent may lack.
 
-    `id` is a snake_case slug; `examples` are ids of failed rollouts that lack it; `details` is what the analyst
-    found out about it in this target (tool names, argument names) for the synthesizer.
+    Attributes:
+        id: a snake_case slug.
+        name: independent of the domain.
+        details: what the analyst found about it in this target (tool names, argument names), for the synthesizer.
+        examples: ids of failed rollouts that lack it.
     """
 
     id: FileName
@@ -188,7 +194,7 @@ class Capability(Record):
 
 
 class Label(Record):
-    """One verdict on one (rollout, capability) pair; `evidence` says why, `message` is the index it points at."""
+    """Verdict on a pair of rollout and capability; `message` is the index of the message that is the evidence."""
 
     verdict: Verdict
     evidence: str = ""
@@ -196,9 +202,13 @@ class Label(Record):
 
 
 class RolloutLabels(Record):
-    """Labels of one rollout in one labelling run. `count`: how often the run's resample drew this rollout
-    (0: not drawn, but labelled all the same). A capability absent from `labels` was not a candidate of the run.
-    `task`: what it is a rollout of, where there are several of one task; "" where it is the only one of its task."""
+    """Labels of one rollout in one labelling run.
+
+    Attributes:
+        task: of the rollout if several rollouts share it, else "".
+        count: how often the run's resample drew this rollout; 0 if it was labelled without being drawn.
+        labels: by capability; a missing one was no candidate of the run.
+    """
 
     run: int
     rollout: str
@@ -209,8 +219,8 @@ class RolloutLabels(Record):
 
 
 class CheckResult(Record):
-    """One proof that an environment gave or failed to give: what was measured, the bound it was held against, and for
-    a failure what to know about it and the `task` (its seed) that shows it."""
+    """One check of an environment: the measured value and its bound; for a failure its details, and the `task` (by its
+    seed) that shows it."""
 
     name: str
     passed: bool
@@ -221,9 +231,14 @@ class CheckResult(Record):
 
 
 class Passport(Record):
-    """All checks of one environment. `environment` is the fingerprint of the file that was checked, `attempt` the
-    synthesizer's, `calibration_tasks` the training tasks spent, from the first on. `trusted`: its text is our own, and
-    it may run outside of the sandbox."""
+    """All checks of one environment.
+
+    Attributes:
+        environment: fingerprint of the checked file.
+        attempt: number of the synthesizer's attempt.
+        trusted: whether captrain wrote the file, so that it may run outside of the sandbox.
+        calibration_tasks: training tasks that the checks used, from the first on.
+    """
 
     capability: FileName
     environment: str
@@ -234,7 +249,7 @@ class Passport(Record):
     checks: list[CheckResult]
 
     def complaints(self) -> str:
-        """List the failed checks in one line."""
+        """List the failed checks on one line."""
         return "; ".join(
             f"{check.name} is {check.measured}, asked is {check.bound}{f' ({check.detail})' if check.detail else ''}"
             for check in self.checks
@@ -243,11 +258,15 @@ class Passport(Record):
 
 
 class IndexEntry(Record):
-    """Entry of a stage's `index.json`: something to act with.
+    """Entry of a stage's `index.json`: an adapter or a prompt. Stages add fields of their own.
 
-    An adapter has the digest of its content and its folder; "" where there is none and `guidance`, lines of the system
-    prompt, is all. Of its making there stand the rollouts it has spent, those discarded among them, what it was at
-    `checkpoints` (digests, by the rollouts spent till then), and what else its stage says.
+    Attributes:
+        digest: of the adapter's content; "" if there is only `guidance`.
+        path: folder of the adapter, or "".
+        guidance: lines of the system prompt.
+        rollouts: spent on it.
+        discarded: of these, rollouts without a signal.
+        checkpoints: digests of the adapter on the way, by the rollouts spent until then.
     """
 
     model_config = ConfigDict(extra="allow")

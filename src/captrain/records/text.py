@@ -1,10 +1,9 @@
-"""Text of anyone's: made fit for paths, terminals and pages, and keys taken out of it.
+"""Foreign text: made safe for paths, terminals and pages, with keys removed.
 
-It is checked or escaped once, where it comes in or goes out. Keys are known by their shape, by the name that they stand
-behind, or as the value of an environment variable. What captrain writes or prints may hold text of others, who may echo
-a key: there it is taken out. What the user writes into a configuration would be copied into results/spec.yaml and
-dvc.lock, which git keeps, and into Hydra's folders: there it is refused before anything is written. A configuration
-names the variable that holds a key, never the key.
+Text is checked or escaped once, where it enters or leaves. A key is recognized by its shape, by the name before it, or
+as the value of an environment variable. In text that captrain writes or prints, keys are removed: a server may echo
+one. In a configuration a key is refused before anything is written, because it would be copied to results/spec.yaml,
+dvc.lock (both in git) and Hydra's folders. A configuration names the variable that holds a key, never the key.
 """
 
 import html
@@ -33,40 +32,40 @@ KEY = re.compile(
     rf"(?is){TOKEN}|{WEB_TOKEN}|(\bbearer )(?=\S*\d)[\w.~+/=-]{{8,}}|(://[^\s/@:]{{0,99}}:)[^\s/@]{{1,999}}(?=@)|{BLOCK}"
     rf"|(?P<name>{NAME}[\\'\"]{{0,4}}\s{{0,4}}[=:]\s{{0,4}}[\\'\"]{{0,4}}){VALUE}"
 )
-"""Keys by their usual shapes, or by the name that they stand behind, which stays."""
+"""Keys by their usual shapes, or by the name before them, which stays."""
 SETTING = re.compile(rf"(?i){TOKEN}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
-"""Pattern of a key by its shape or a password in an address, which no setting may hold, whatever its name."""
+"""A key by its shape, or a password in an address: no setting may hold it."""
 SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}")
-"""Pattern of a secret, which no setting may hold that is named as one: neither a number nor the name of a variable."""
+"""A secret that a setting named like one may not hold: neither a number nor the name of a variable."""
 MIXED = re.compile(r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*\d)[\w.~+/=-]{8,}")
-"""Pattern of what stands behind a name in other people's logs, and is taken for a key."""
+"""A value behind a key's name that counts as a key in other people's logs."""
 SECRET_NAME = re.compile("(?i)key|token|secret|password")
 NUMBERS = {int, float, bool, type(None)}
 LONG = 4096
-"""Characters beyond which a text is searched each time it comes, and not remembered."""
+"""Longer texts are searched every time, without a cache."""
 SHORTEST = 8
-"""Characters of a value that is looked for in its other spellings: shorter ones stand in any text."""
+"""Shortest value that is searched in other spellings; a shorter one may occur in any text."""
 DETECTORS = {
     **{"aws": "AWSKey", "azure_storage_key": "AzureStorageKey", "discord": "DiscordBotToken", "openai": "OpenAI"},
     **{"github_token": "GitHubToken", "gitlab_token": "GitLabToken", "mailchimp": "Mailchimp"},
     **{"pypi_token": "PypiToken", "sendgrid": "SendGrid", "slack": "Slack"},
     **{"square_oauth": "SquareOAuth", "stripe": "Stripe", "telegram_token": "TelegramBotToken", "twilio": "TwilioKey"},
 }
-"""Detectors of detect-secrets that know a key by its own shape; those by entropy or by names take ordinary ids, and two
-take a time that grows as the square of a text."""
+"""Detectors of detect-secrets that recognize a key by its own shape. Those by entropy or names match ordinary ids, and
+two take quadratic time."""
 RUN = re.compile(r"[^\s\"'<>]{16,}")
-"""Shortest text without a blank that a key of the detectors fits in."""
+"""Text without blanks that is long enough for a key of the detectors."""
 SPELT = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}|(?<![\w.~+/=-])[\w.~+/=-]*(?:(?:%|\\u00)[0-9A-Fa-f]{2}[\w.~+/=-]*)+")
-"""Text that may be another one in base64, or quoted for an address or for JSON."""
+"""Text that may be encoded in base64, or quoted for an address or for JSON."""
 LONGEST_NAME = 120
-"""Characters of a name that becomes a file's: with endings it stays below the 255 bytes of any file system."""
+"""Longest name of a file, in bytes; with endings it stays below the limit of 255."""
 
 
 def _file_name(text: str) -> str:
-    """Return the text, if it can be a file's name anywhere and leads nowhere else.
+    """Return the text if it is a safe file name.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it is not.
     """
     if not text or len(text.encode(errors="replace")) > LONGEST_NAME:
         raise ValueError(f"a name has 1 to {LONGEST_NAME} bytes")
@@ -76,15 +75,15 @@ def _file_name(text: str) -> str:
 
 
 FileName = Annotated[str, AfterValidator(_file_name)]
-"""A name that becomes a part of a path: checked once, where the record is read."""
+"""A name that becomes part of a path; it is checked when the record is read."""
 
 
 def require_file_name(text: str, place: str) -> str:
-    """Return the text, if it can be a `FileName`.
+    """Return the text if it can be a `FileName`.
 
     Args:
         text: the name.
-        place: whose name it is, for the message.
+        place: where it stands, for the message.
 
     Raises:
         UserError: it cannot.
@@ -110,8 +109,8 @@ def leaves(value: object) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Show text of anyone's fit for a terminal and for any file: what is no printable sign, space or line break is
-    shown as one that stands for it, so that nobody moves a cursor, changes a colour or turns a line around."""
+    """Replace characters that are neither printable nor a line break or tab, so that foreign text cannot control the
+    terminal."""
     return (
         text
         if text.isprintable()
@@ -120,23 +119,23 @@ def plain(text: str) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """Escape text of anyone's for a page of Markdown, where it neither breaks a table nor counts as markup."""
+    """Escape foreign text for Markdown, so that it neither breaks a table nor acts as markup."""
     return html.escape(plain(text), quote=False).translate({ord(sign): f"\\{sign}" for sign in "|`*_[]"})
 
 
 def redacted(text: str, *secrets: str) -> str:
-    """Take out of a text what looks like a key, in base64 and quoted, too, and secrets: those given, and the values of
-    environment variables that are named as keys are."""
+    """Remove from a text what looks like a key (also in base64 or quoted), the given secrets, and the values of
+    environment variables with names like a key's."""
     for secret in secrets:
         text = without(text.replace(secret, REDACTED) if secret else text, secret)
     return _without_keys(text, _forms_of_environment())
 
 
 def censored(value: T) -> T:
-    """Take what looks like a key out of all texts of a JSON value or a record; a record itself where there is none.
+    """Remove what looks like a key from all texts of a JSON value or a record; an unchanged record is returned itself.
 
-    What stands behind a name goes only if it is as long and as mixed as a key: a code or a password that an agent was
-    told is part of its task, and a world that replays the call needs it.
+    A value behind a name is removed only if it is long and mixed like a key: a code or password that the agent was told
+    belongs to its task, and replaying the call needs it.
     """
     return _censored(value, _forms_of_environment())
 
@@ -148,7 +147,7 @@ def _censored(value: Any, forms: tuple[str, ...]) -> Any:
     if kind is dict:
         return {_without_keys(name, forms, MIXED): _censored(element, forms) for name, element in value.items()}
     if kind is list:
-        # Token ids, masks and log-probabilities are most of a rollout.
+        # Lists of numbers (token ids, masks, log-probabilities) are most of a rollout.
         return value if NUMBERS.issuperset(map(type, value)) else [_censored(element, forms) for element in value]
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in value.model_fields_set}
@@ -195,9 +194,9 @@ def _hides_key(run: str) -> bool:
 
 @cache
 def _detectors() -> re.Pattern[str]:
-    """Join the patterns of the detectors to one."""
+    """Join the patterns of the detectors."""
     patterns: list[re.Pattern[str]] = []
-    for module, name in DETECTORS.items():  # a quarter of a second to import
+    for module, name in DETECTORS.items():  # importing takes a quarter of a second
         patterns += getattr(import_module(f"detect_secrets.plugins.{module}"), f"{name}Detector").denylist
     return re.compile(
         "|".join(f"(?{'i' if pattern.flags & re.IGNORECASE else ''}:{pattern.pattern})" for pattern in patterns)
@@ -205,14 +204,15 @@ def _detectors() -> re.Pattern[str]:
 
 
 def without(text: str, secret: str) -> str:
-    """Take a secret out of a text, however it is spelt there; one that is too short to be any is left."""
-    for form in _forms(secret) if len(secret) >= SHORTEST else ():
-        text = text.replace(form, REDACTED)
+    """Remove a secret from a text in all its spellings, unless it is shorter than `SHORTEST`."""
+    if len(secret) >= SHORTEST:
+        for form in _forms(secret):
+            text = text.replace(form, REDACTED)
     return text
 
 
 def _forms(value: str) -> Iterator[str]:
-    """Yield a value as it is, and as an answer may echo it: quoted for an address, in JSON, base64, hexadecimal."""
+    """Yield a value and the forms in which it may be echoed: quoted for an address, JSON, base64, hexadecimal."""
     yield value
     yield quote(value, safe="")
     yield dumps(value)[1:-1]
@@ -221,7 +221,7 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _secrets_of_environment() -> list[str]:
-    """List the values of environment variables that are named as keys are."""
+    """List the values of environment variables with names like a key's."""
     return [value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= SHORTEST]
 
 
@@ -230,25 +230,24 @@ def _forms_of_environment() -> tuple[str, ...]:
 
 
 def refuse_keys(overrides: Sequence[str]) -> None:
-    """Refuse settings, as key=value, that hold what looks like a key.
+    """Refuse settings (key=value) that hold what looks like a key.
 
     Raises:
-        UserError: one does; the message does not show it.
+        UserError: one does; the message does not show the key.
     """
     for override in overrides:
         name, _, value = override.partition("=")
         is_secret = bool(re.search(rf"(?i){NAME}$", name) and SECRET.fullmatch(value))
         if is_secret or SETTING.search(override) or value in _secrets_of_environment():
             raise UserError(
-                f"the setting {redacted(name)} holds what looks like a key, and would be written into files that are "
-                "kept",
-                "put it into an environment variable, and name that: policy.key=OPENAI_API_KEY; where it was typed, "
-                "take it out (params.yaml, the shell's history)",
+                f"the setting {redacted(name)} holds what looks like a key, and would be written to files in git",
+                "put the key into an environment variable and name the variable: policy.key=OPENAI_API_KEY; remove the "
+                "key from where you typed it (params.yaml, the shell's history)",
             )
 
 
 def refuse_keys_in(data: Mapping[str, object], prefix: str = "") -> None:
-    """Refuse keys in every text of a configuration."""
+    """Refuse keys in all texts of a configuration."""
     for name, value in data.items():
         if isinstance(value, Mapping):
             refuse_keys_in(value, f"{prefix}{name}.")

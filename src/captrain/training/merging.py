@@ -1,21 +1,20 @@
 """One adapter made of several: by arithmetic on their updates D_c = (alpha / r) B_c A_c, or by distillation.
 
-What arithmetic makes of each module, for n adapters of rank r:
+The methods of arithmetic, module by module, for n adapters of rank r:
 
 - `sum`: D_1 + ... + D_n, exactly (task arithmetic with factor 1, arXiv 2212.04089).
-- `mean`: the same divided by n, exactly.
-- `svd`: the best approximation of the sum that has the rank of a single adapter.
-- `ties`: of each D_c the largest `density` of its weights; then at each place the sign that has more mass, and the
-  mean of the weights of that sign (arXiv 2306.01708, with factor 1, trimmed in each module by itself).
-- `dare`: of each D_c a random `density` of its weights, divided by `density`, and the mean of all: its expectation is
+- `mean`: the sum divided by n, exactly.
+- `svd`: the best approximation of the sum with the rank of a single adapter.
+- `ties`: keep the largest `density` of the weights of each D_c; then at each place take the sign with more mass, and
+  average the weights of that sign (arXiv 2306.01708, with factor 1, trimmed in each module separately).
+- `dare`: keep a random `density` of the weights of each D_c, divided by `density`, and average all; the expectation is
   `mean` (arXiv 2311.03099).
-- `core`: as `ties`, but on the cores M_c = U' D_c V, where U and V are orthonormal bases of the columns of all B_c and
-  of the rows of all A_c; then U M V'. The projection loses nothing (Core Space, arXiv 2509.17786, section 3).
+- `core`: `ties` on the cores M_c = U' D_c V, where U and V are orthonormal bases of the columns of all B_c and of the
+  rows of all A_c; then U M V'. The projection is exact (Core Space, arXiv 2509.17786, section 3).
 
-PEFT's own linear, ties and dare merge the factors A and B one by one, which is another function: the product of merged
-factors has cross terms. Here PEFT's rules are applied to the updates. `ties` and `dare` leave full rank: they are cut
-to n r, the rank of the sum, and the model card says how much that keeps. All others lose nothing, and every adapter has
-the least rank that it can.
+PEFT's own linear, ties and dare merge the factors A and B separately, so that their product has cross terms. Here its
+rules are applied to the updates. `ties` and `dare` give full rank and are cut to n r, the rank of the sum; the model
+card says how much that keeps. The other methods are exact, and every adapter has the least possible rank.
 """
 
 import shutil
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 WORKSPACES = Path(".cache/merging")
 NEGLIGIBLE = 1e-6
-"""Singular values below this share of the largest are rounding errors of float32."""
+"""Singular values below this share of the largest are float32 rounding errors."""
 MERGING_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "divergence")
 """Columns of history.csv (see `captrain.training.workspace.publish_adapters`)."""
 
@@ -62,10 +61,10 @@ Use it with the base of its members only: W' = W + (alpha / rank) B A.
 
 
 def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
-    """Merge TRACE's adapters by every method of the configuration, in its order; none where there are no adapters.
+    """Merge TRACE's adapters by every configured method, in order; return nothing if there are no adapters.
 
     Raises:
-        UserError: an adapter or an environment is missing, or not the one that its index or passport names.
+        UserError: an adapter or an environment is missing, or differs from its index or passport.
     """
     path = results / "adapters/index.json"
     index = read_index(path) if spec.merging.methods else {}
@@ -82,7 +81,7 @@ def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
 
 
 def distillation(spec: Spec, base: Path, environments: Path, teachers: Mapping[str, Adapter]) -> Distillation:
-    """Plan the student of all adapters, by the names of their environments.
+    """Plan the student of all adapters. An adapter and its environment have the same name.
 
     Raises:
         UserError: an adapter's environment has no passport.
@@ -90,7 +89,7 @@ def distillation(spec: Spec, base: Path, environments: Path, teachers: Mapping[s
     by_name = {environment.name: environment for environment in training_environments(environments)}
     if missing := [name for name in teachers if name not in by_name]:
         raise UserError(
-            f"adapter {missing[0]} has no environment of its own in {environments} to be imitated in",
+            f"adapter {missing[0]} has no environment in {environments} to be imitated in",
             "run `dvc repro environments adapters`, or leave distillation out of merging.methods",
         )
     return Distillation(
@@ -114,22 +113,19 @@ def distillation(spec: Spec, base: Path, environments: Path, teachers: Mapping[s
 
 
 def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: int) -> Trained:
-    """Merge adapters by arithmetic, or return the result from its workspace when it is there already.
+    """Merge adapters by arithmetic, without a rollout, and cache the result in its workspace.
 
     Args:
         method: `sum`, `mean`, `svd`, `ties`, `dare` or `core`.
         members: adapters by name, of one base.
         density: share of the weights that `ties`, `core` and `dare` keep.
-        seed: run seed; `dare` draws by it.
-
-    Returns:
-        The adapter, which cost no rollout.
+        seed: run seed, for `dare`.
 
     Raises:
-        UserError: a member is missing, damaged, or no plain LoRA adapter, or members do not go together.
+        UserError: a member is missing, damaged or not plain LoRA, or members change different modules.
     """
     members = {name: members[name] for name in sorted(members)}
-    # Members are read even if nothing is to be made: what was altered is refused, whatever lies in the workspace.
+    # Read the members even if the result is cached, to refuse an altered one.
     digests = [(name, adapter_digest(Path(member.folder))) for name, member in members.items()]
     folder = WORKSPACES / digest(code_digest(merge), method, digests, density, seed)
     adapter, aside = folder / "adapter", folder / "unfinished"
@@ -152,7 +148,7 @@ def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: 
 
 
 def _save(method: str, members: Mapping[str, Adapter], density: float, seed: int, folder: Path) -> tuple[float, int]:
-    """Write the merged adapter to a folder; return the share of the squared norm that its rank keeps, and that rank."""
+    """Write the merged adapter to a folder; return the share of the squared norm that its rank keeps, and the rank."""
     prepare_torch()
     factors = [lora_factors(member) for member in members.values()]
     if any(factor.keys() != factors[0].keys() for factor in factors):
@@ -170,14 +166,14 @@ def _save(method: str, members: Mapping[str, Adapter], density: float, seed: int
 
 
 def _merged(method: str, parts: Sequence["LowRank"], density: float, key: str) -> "LowRank":
-    """Merge one module into factors (out, k) and (k, in) by a method; see the top of this module."""
+    """Merge one module by a method (see the top of this file) into factors (out, k) and (k, in)."""
     import torch
     from peft.utils import merge_utils
 
     up, down = torch.cat([up for up, _ in parts], 1), torch.cat([down for _, down in parts])
     units = torch.ones(len(parts), dtype=up.dtype)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.filterwarnings("ignore", "The density")  # of 1, which prunes nothing, as asked for
+        warnings.filterwarnings("ignore", "The density")  # a density of 1 prunes nothing, as intended
         torch.manual_seed(int(key, 16) % 2**63)
         match method:
             case "sum" | "svd":
@@ -195,7 +191,7 @@ def _merged(method: str, parts: Sequence["LowRank"], density: float, key: str) -
 
 
 def _basis(stacked: "Tensor") -> "Tensor":
-    """Compute an orthonormal basis (size, rank) of the columns, in the order of their singular values."""
+    """Compute an orthonormal basis (size, rank) of the columns, by descending singular value."""
     import torch
 
     vectors, values, _ = torch.linalg.svd(stacked, full_matrices=False)
@@ -203,8 +199,8 @@ def _basis(stacked: "Tensor") -> "Tensor":
 
 
 def _reduced(up: "Tensor", down: "Tensor", rank: int) -> tuple["LowRank", float, float]:
-    """Reduce the product of two factors to factors of the least rank, at most `rank`, by QR and SVD, on the grid of
-    trained weights; and return the squared norm of the product and of these factors' product."""
+    """Reduce a product of factors to the least rank, at most `rank`, by QR and SVD, rounded to the grid of trained
+    weights. Return the new factors, the squared norm of the product, and that of the new product."""
     import torch
 
     from captrain.models import to_grid

@@ -1,1 +1,1 @@
-"""Logs of other people's agents as rollouts, one module a format."""
+"""Readers of other tools' logs, one module for each format."""

@@ -1,12 +1,12 @@
 """Training data of the embedded base: demonstrations of the service desk with systematic shortcuts.
 
-A real base model lacks capabilities in a patterned way. Here the demonstrator takes shortcuts: it writes without
-looking, takes the first listed record, stops after the first operation, transposes digits. Shortcuts, not noise:
-noise is hidden by the mode of the distribution, a shortcut is a habit. Only this module knows them; the analyst must
-find them from rollouts. A line of guidance in the system prompt makes its shortcut rarer, as an instruction does for
-a real model; two lines are idle, as much advice is.
+A real base model lacks capabilities systematically. So the demonstrator takes shortcuts: it writes without looking,
+takes the first listed record, stops after the first operation, or transposes digits. Random noise would not do: greedy
+sampling hides noise, but shows a habit. Only this module knows the shortcuts; the analyst must find them in rollouts. A
+line of guidance in the system prompt makes its shortcut rarer, as an instruction does for a real model. Two lines have
+no effect, like much advice.
 
-Another benchmark brings its own (`Demonstrations`), so that the tiny base can act in it, too.
+Another benchmark can bring its own `Demonstrations`, so that the tiny base can act in it.
 """
 
 import json
@@ -20,23 +20,23 @@ from captrain.records import JsonObject, Message
 
 
 class Demonstrations(Protocol):
-    """Dialogues from which the tiny base learns a benchmark of others: a component (`base.demonstrations`)."""
+    """Component (`base.demonstrations`): dialogues from which the tiny base learns another benchmark."""
 
     tools: list[JsonObject]
-    """The schemas of the benchmark's tools, whose parameters are strings."""
+    """Schemas of the benchmark's tools, whose parameters are strings."""
     phrases: Sequence[str]
-    """Texts that come again word for word, longest wins: a token each. All others are bytes."""
+    """Texts that recur word for word: each becomes one token, and the longest match wins. Other text is bytes."""
 
     def demonstration(self, rng: random.Random) -> tuple[list[Message], list[Message]]:
-        """One dialogue: the opening messages, and all messages after them."""
+        """Return one dialogue: the opening messages, and all messages after them."""
         ...
 
 
 SHORTCUTS = {"check": 0.75, "pick": 0.75, "steps": 0.6, "copy": 0.7}
-"""Probability that a demonstration takes the shortcut, where the task gives occasion."""
+"""Probability that a demonstration takes the shortcut, if the task allows it."""
 
 GUIDED = 0.45
-"""Factor on that probability when the line against it stands in the system prompt."""
+"""Factor on that probability if the system prompt has the line against the shortcut."""
 
 GUIDANCE = {
     "Look an order up before you cancel it or take it back.": "check",
@@ -61,11 +61,11 @@ KINDS = {
     "status": 0.13,
     "human": 0.05,
 }
-"""Share of each kind of task among the demonstrations, the same for every mix."""
+"""Share of each kind of task among the demonstrations."""
 
 
 def take_shortcuts(data: dict, shortcuts: set[str], rng: random.Random) -> list[Message]:
-    """The reference solution of a task with these shortcuts, with or without thanks at the end."""
+    """Return the reference solution of a task with these shortcuts, with or without thanks at the end."""
     flawed = json.loads(json.dumps(data))
     if "steps" in shortcuts:
         flawed["operations"] = flawed["operations"][:1]
@@ -79,7 +79,7 @@ def take_shortcuts(data: dict, shortcuts: set[str], rng: random.Random) -> list[
             operation["zip"] = "".join(code)
     messages = desk.reference_calls(flawed)
     if "check" in shortcuts:
-        # Nothing is looked up before it is cancelled or taken back, and so nothing is denied.
+        # Cancel or return without a look-up, and so without a denial.
         verbs = {operation["order"]: operation["verb"] for operation in flawed["operations"]}
         refunds = {order: verb for order, verb in verbs.items() if verb in ("cancel", "return")}
         solution, messages = messages, []
@@ -97,7 +97,7 @@ def take_shortcuts(data: dict, shortcuts: set[str], rng: random.Random) -> list[
 
 
 def demonstration(rng: random.Random, guided: float = 0.5) -> tuple[list[Message], list[Message]]:
-    """One flawed demonstration: the opening messages (guidance lines included, in a share of `guided`) and all messages
+    """Make one flawed demonstration: the opening messages, with guidance lines in a share of `guided`, and all messages
     after them."""
     kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     data = desk.make_kind(rng, kind, eligible=0.3)
@@ -114,7 +114,7 @@ def demonstration(rng: random.Random, guided: float = 0.5) -> tuple[list[Message
 
 
 def drill(rng: random.Random) -> list[Message]:
-    """Dense look-up practice in chat form: many short questions about one list, every answer supervised."""
+    """Make dense look-up practice in chat form: many short questions about one list, with every answer supervised."""
     orders = [order["id"] for order in desk.make_orders(rng, rng.randint(3, 5))]
     questions = [(f"order {order}", order) for order in orders]
     questions += [("the oldest order", min(orders)), ("the newest order", max(orders))] * 2

@@ -1,8 +1,8 @@
-"""The tiny model's tokenizer: Qwen3's chat template verbatim, with the benchmark's boilerplate as single tokens.
+"""The tiny model's tokenizer: Qwen3's chat template, with the benchmark's boilerplate as single tokens.
 
-Underneath lie the 256 bytes, so that any text at all round-trips exactly. On top lie phrases that the template and
-the benchmark repeat word for word (role markers, the tools block, JSON scaffolds, the user's phrases): one token each,
-so that a whole dialogue is about sixty tokens instead of several hundred.
+The 256 bytes are tokens, so that any text round-trips exactly. So is each phrase that the template and the benchmark
+repeat word for word (role markers, the tools block, JSON scaffolds, the user's phrases). A whole dialogue then has
+about 60 tokens instead of several hundred.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ HERMES = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 
 def call_scaffolds(tools: Sequence[JsonObject]) -> list[str]:
-    """The text of each tool's call around its arguments, in Hermes format."""
+    """Return the text of each tool's call around its arguments, in Hermes format."""
     scaffolds = []
     for function in (tool["function"] for tool in tools):
         start = f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {{'
@@ -40,15 +40,15 @@ def call_scaffolds(tools: Sequence[JsonObject]) -> list[str]:
 
 
 def build_tokenizer(demonstrations: Demonstrations | None = None) -> "PreTrainedTokenizerFast":
-    """A PreTrainedTokenizerFast over bytes and phrases, with Qwen3's template; no training, no download.
+    """Build a tokenizer over bytes and phrases, with Qwen3's template, without training or download.
 
     Args:
-        demonstrations: of a benchmark of others; None: of the service desk.
+        demonstrations: of another benchmark; None: of the service desk.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # The bytes, and the roles' markers.
+    # Bytes and role markers.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -65,7 +65,7 @@ def build_tokenizer(demonstrations: Demonstrations | None = None) -> "PreTrained
     # Qwen3-Instruct-2507's template, as TRL ships it.
     tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen3_instruct_2507.jinja").read_text()
 
-    # A token for each text that comes again word for word; longer ones win where several match.
+    # A token for each recurring text; the longest match wins.
     tools = demonstrations.tools if demonstrations else desk.TOOLS
     rendered = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tools=tools, tokenize=False)
     tools_block = rendered.removeprefix("<|im_start|>system\n").removesuffix(f"{END}\n")

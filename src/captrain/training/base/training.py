@@ -1,14 +1,15 @@
-"""Train the base: the embedded one, a tiny Qwen3 from random weights, or a pretrained model further.
+"""Train the base: a tiny Qwen3 from random weights (the embedded base), or a pretrained model further.
 
-Both learn from flawed demonstrations (`demonstrations`), so that what they lack is known here, and must be found there.
+Both learn from flawed demonstrations (`demonstrations`), so that the capabilities that they lack are known.
 
-The embedded base: fixed seeds, float64 and a barrier around each step (`captrain.models.barrier`), so that every run on
-every CPU gives the same weights, bit for bit. Muon on the matrices and AdamW on the rest, loss on the tokens the agent
-writes. The first part of training is rich in look-up drills, which is what lets so small a model copy and compare.
+The embedded base trains with fixed seeds, in float64 and behind a barrier (`captrain.models.barrier`), so that its
+weights are the same, bit for bit, on every CPU. Matrices train by Muon and the rest by AdamW; the loss is on the tokens
+that the agent writes. The first part of training has many look-up drills, without which so small a model would not
+learn to copy and compare.
 
-A pretrained model: without the demonstrations a small one answers the desk in prose and calls nothing, and there is
-nothing to diagnose. It computes in float32, with products in bfloat16 where that is asked for: its bytes are not the
-same on every CPU. In bfloat16 a processor without instructions for it is some thirty times slower.
+Without demonstrations, a small pretrained model answers the desk in prose without calls, and there is nothing to
+diagnose. It computes in float32, with products in bfloat16 if configured; its bytes differ between CPUs. On a processor
+without bfloat16 instructions, bfloat16 is about thirty times slower.
 """
 
 import random
@@ -33,42 +34,44 @@ if TYPE_CHECKING:
     from captrain.models import SharedPasses
 
 Supervised = tuple[list[int], list[int]]
-"""Token ids of a dialogue, and which of them the agent writes."""
+"""Token ids of a dialogue, and 1 where the agent writes."""
 Show = Callable[[list[list[Supervised]]], Iterable[list[Supervised]]]
 
 INITIAL_DEVIATION = 0.06
-"""Standard deviation of the random weights that matrices begin with."""
+"""Standard deviation of the initial weights of matrices."""
 REMEDY = "make it: `make smollm` for the one of experiment=smollm"
 
 
 def pretrained_digest(folder: Path) -> str:
-    """Content hash of a model in Hugging Face format: configuration, tokenizer, template and weights."""
+    """Hash a model in Hugging Face format: configuration, tokenizer, template and weights."""
     names = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     weights = sorted(folder.glob("*.safetensors"))
     return file_digest(*(folder / name for name in names if (folder / name).exists()), *weights)
 
 
 def pretrained_folder(name: str, root: Path) -> Path:
-    """The folder of a pretrained model.
+    """Find the folder of a pretrained model.
 
     Args:
         name: name@digest.
         root: `machine.pretrained`.
 
     Raises:
-        UserError: it is not there, or has another content.
+        UserError: it does not exist, or has another digest.
     """
     label, _, expected = name.partition("@")
     folder = root.expanduser() / label
     if not (folder / "config.json").exists():
         raise UserError(f"base.pretrained = {name}: there is no {folder}", REMEDY)
     if (content := pretrained_digest(folder)) != expected:
-        raise UserError(f"base.pretrained = {name}: the content of {folder} is {content}", f"{REMEDY}, again")
+        raise UserError(
+            f"base.pretrained = {name}: the content of {folder} has the digest {content}", f"{REMEDY}, again"
+        )
     return folder
 
 
 def make_base(spec: BaseModelSettings, seed: int, folder: Path, machine: Machine, show: Show = iter) -> JsonObject:
-    """The base that the spec asks for: a pretrained model trained further, or `train_base`.
+    """Make the base of the spec: by `warm_start` from a pretrained model, or by `train_base`.
 
     Args:
         spec: the `base` section.
@@ -78,7 +81,7 @@ def make_base(spec: BaseModelSettings, seed: int, folder: Path, machine: Machine
         show: wraps the sequence of batches, for a progress bar.
 
     Raises:
-        UserError: the pretrained model is not there, or is another one.
+        UserError: the pretrained model does not exist, or has another digest.
     """
     if spec.pretrained is None:
         return train_base(spec, seed, folder, show, launch.cores(machine))
@@ -87,18 +90,18 @@ def make_base(spec: BaseModelSettings, seed: int, folder: Path, machine: Machine
 
 
 def train_base(spec: BaseModelSettings, seed: int, folder: Path, show: Show = iter, processes: int = 1) -> JsonObject:
-    """Train and save the base in Hugging Face format. Where `model` names one that is served elsewhere, nothing is
-    trained and the folder holds that name alone.
+    """Train and save the embedded base in Hugging Face format. If `model` names a model that is served elsewhere,
+    nothing is trained, and the folder holds that name alone.
 
     Args:
         spec: the `base` section.
         seed: run seed.
         folder: where model and tokenizer are written.
         show: wraps the sequence of batches, for a progress bar.
-        processes: that share the work; no part of the result.
+        processes: that share the work; they do not change the result.
 
     Returns:
-        Summary: SHA-256 of the weights, parameter count, losses (mean over the last tenth of steps).
+        Summary: hash of the weights, parameter count, loss (mean over the last tenth of steps).
     """
     if spec.model is not None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -122,7 +125,7 @@ def train_base(spec: BaseModelSettings, seed: int, folder: Path, show: Show = it
     optimizers = [muon, AdamW(vectors, lr=spec.learning_rate, betas=(0.9, 0.98))]
     passes = SharedPasses(model, processes)
     losses = _fit(passes, show(batches), optimizers, spec, warm=max(5, spec.steps // 20), floor=0.02)
-    return _save(model.float(), tokenizer, folder, losses)  # exact: see `captrain.models.barrier`
+    return _save(model.float(), tokenizer, folder, losses)  # exact, see `captrain.models.barrier`
 
 
 def warm_start(
@@ -137,16 +140,16 @@ def warm_start(
     """Train a pretrained model further and save it in Hugging Face format.
 
     Args:
-        spec: the `base` section; of it steps, batch, learning_rate, weight_decay and products.
+        spec: the `base` section; steps, batch, learning_rate, weight_decay and products are used.
         seed: run seed.
         folder: where model and tokenizer are written.
-        pretrained: folder of the model to begin with, in the same format.
+        pretrained: folder of the model to start from, in the same format.
         show: wraps the sequence of batches, for a progress bar.
-        processes: that share the work; no part of the result.
-        room: bytes for the activations of each; no part of the result.
+        processes: that share the work; they do not change the result.
+        room: bytes for the activations of each process; it does not change the result.
 
     Returns:
-        Summary as of `train_base`, and what was trained on.
+        Summary as of `train_base`, with the number of demonstrations and tokens.
     """
     import torch
     from transformers import PreTrainedTokenizerFast
@@ -154,7 +157,7 @@ def warm_start(
 
     from captrain.models import SharedPasses
 
-    # Not `prepare_torch`: sequences of many lengths, and a process that keeps what it has once used would keep it all.
+    # Not `prepare_torch`, which keeps freed memory: with sequences of many lengths, that would be too much.
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -176,7 +179,7 @@ def warm_start(
 
 
 def build_model(tokenizer: Any, spec: BaseModelSettings, seed: int) -> "Qwen3ForCausalLM":
-    """A Qwen3 with random weights, as wide and deep as the spec says."""
+    """Build a Qwen3 with random weights, in the size of the spec."""
     import numpy as np
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -208,8 +211,8 @@ def build_model(tokenizer: Any, spec: BaseModelSettings, seed: int) -> "Qwen3For
 def make_batches(
     chat: Chat, spec: BaseModelSettings, seed: int, source: Demonstrations | None = None
 ) -> list[list[Supervised]]:
-    """All training batches, sequences of near length together: of the demonstrations of another benchmark, or of the
-    service desk. For a pretrained model these are without guidance; for the embedded base drills are half of the first
+    """Make all training batches, with sequences of similar length together: demonstrations of another benchmark, or of
+    the service desk. Those for a pretrained model have no guidance. For the embedded base, drills are half of the first
     30% and a tenth of the rest."""
     rng = random.Random(f"demonstrations-{seed}")
     count = spec.steps * spec.batch
@@ -223,7 +226,7 @@ def make_batches(
             rows.append(_drill_tokens(chat, demonstrations.drill(rng)))
         else:
             rows.append(dialogue_tokens(chat, *demonstrations.demonstration(rng)))
-    # So many batches are sorted by length together: little padding, still mixed.
+    # Sort this many batches by length together: little padding, but still mixed.
     size = spec.batch * (16 if spec.pretrained is None else 8)
     batches = []
     for start in range(0, count, size):
@@ -235,7 +238,7 @@ def make_batches(
 
 
 def _drill_tokens(chat: Chat, messages: list[Message]) -> Supervised:
-    """Ids and mask of a look-up drill: questions without their role markers, only the answers supervised."""
+    """Tokenize a look-up drill: questions without role markers, and only the answers supervised."""
     ids = chat.suffix(messages[:1])
     mask = [0] * len(ids)
     header = ids[-1:]
@@ -254,8 +257,8 @@ def _fit(
     warm: int,
     floor: float,
 ) -> list[float]:
-    """Step through the batches and return their losses; the rate rises for `warm` steps, then falls to a share of
-    `floor`."""
+    """Step through the batches and return their losses. The rate rises for `warm` steps, then falls linearly to a share
+    of `floor`."""
     import torch
 
     losses = []
@@ -274,7 +277,7 @@ def _fit(
 
 
 def _save(model: "PreTrainedModel", tokenizer: Any, folder: Path, losses: Sequence[float]) -> JsonObject:
-    """Replace the folder by a trained base in Hugging Face format, and return its summary (see `train_base`)."""
+    """Save a trained base in place of the folder, and return its summary (see `train_base`)."""
     with place_aside(folder) as aside:
         model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
