@@ -68,7 +68,7 @@ def test_a_plan_reports_what_verifiers_lacks_and_refuses_what_cannot_work(tmp_pa
     (tmp_path / "conf").symlink_to(CONF)
     status, out, error = captrain(tmp_path, "plan", "benchmark=verifiers", "benchmark.taskset=desk")
     said = " ".join(out.split())
-    assert "to know: verifiers has no reference solutions" in said and "to know: rewards that a model judges" in said
+    assert "note: verifiers has no reference solutions" in said and "note: rewards judged by a model" in said
     assert "finds invalid_call and premature_stop, and what nearly all passed" in said
     assert status == 2 and "no environment can be derived from captrain.benchmarks.verifiers.Verifiers" in error
     assert "is not installed" in error and "captrain benchmark install verifiers" in error

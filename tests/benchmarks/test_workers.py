@@ -472,12 +472,12 @@ def test_a_benchmark_that_is_not_installed_is_missed_with_the_first_task_and_the
         ("toolsandbox", "categories=[cooking]", "benchmark.categories"),
         ("toolsandbox", "clock=noon", "benchmark.clock"),
         ("toolsandbox", "discovery=1.0", "benchmark.discovery"),
-        ("verifiers", "turns=0", "benchmark.turns"),
+        ("verifiers", "turns=0 benchmark.taskset=x", "benchmark.turns"),
     ],
 )
 def test_an_impossible_setting_is_refused_when_it_is_composed(benchmark: str, setting: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        compose_spec("default", 0, [f"benchmark={benchmark}", f"benchmark.{setting}"], CONF)
+        compose_spec("default", 0, f"benchmark={benchmark} benchmark.{setting}".split(), CONF)
 
 
 @pytest.mark.parametrize(
