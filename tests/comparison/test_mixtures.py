@@ -143,7 +143,7 @@ def test_too_few_tasks_are_rejected_before_playing(both: Job, tmp_path: Path) ->
     path = environment.folder / "beta.py"
     path.write_text(path.read_text().replace("range(count)", "range(min(4, count))"))
     few = TrainingEnvironment("beta", EnvironmentFile(tmp_path, passport(path)))
-    with inside(tmp_path / "work"), pytest.raises(UserError, match="beta gave 4 tasks .* where 5 were asked for"):
+    with inside(tmp_path / "work"), pytest.raises(UserError, match="beta gave 4 tasks .*; 5 were requested"):
         train(Job(**{**vars(both), "environments": (both.environments[0], few)}))
 
 

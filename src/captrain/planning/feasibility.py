@@ -5,7 +5,7 @@ asked for its tasks. What only the machine knows is in `captrain.planning.doctor
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from captrain.agents import RANKS
@@ -68,19 +68,16 @@ def _rollouts(spec: Spec) -> list[tuple[bool, Refusal]]:
 
 def _benchmark(spec: Spec) -> list[Refusal]:
     """Refuse a benchmark that has too few tasks, does not load, or from which nothing can be derived or learnt."""
-    checks = (_too_many_tasks, _synthesis, _demonstrations)
-    return [*dict.fromkeys(refusal for check in checks for refusal in _refusals_of(check, spec))]
-
-
-def _refusals_of(check: Callable[[Spec], Iterator[Refusal]], spec: Spec) -> list[Refusal]:
-    """The refusals of a check of the benchmark. If the check fails, that is a refusal, too."""
-    try:
-        return [*check(spec)]
-    except UserError as error:
-        return [Refusal("benchmark", error.problem, error.remedy)]
-    except InfrastructureError as error:
-        problem = f"{spec.benchmark.target} does not answer: {error}"
-        return [Refusal("benchmark", problem, "repair the environment")]
+    found = list[Refusal]()
+    for check in (_too_many_tasks, _synthesis, _demonstrations):
+        try:
+            found.extend(check(spec))
+        except UserError as error:
+            found.append(Refusal("benchmark", error.problem, error.remedy))
+        except InfrastructureError as error:
+            problem = f"{spec.benchmark.target} does not answer: {error}"
+            found.append(Refusal("benchmark", problem, "repair the environment"))
+    return [*dict.fromkeys(found)]
 
 
 def _too_many_tasks(spec: Spec) -> Iterator[Refusal]:
@@ -108,6 +105,14 @@ def _synthesis(spec: Spec) -> Iterator[Refusal]:
             "from it would earn a passport",
             "let the policy say them, or score no words; `captrain check-benchmark` counts the tasks",
         )
+
+
+def _can_synthesize(spec: Spec) -> bool:
+    """Return whether `_synthesis` refuses nothing."""
+    try:
+        return not [*_synthesis(spec)]
+    except UserError:
+        return False
 
 
 def _demonstrations(spec: Spec) -> Iterator[Refusal]:
@@ -278,7 +283,7 @@ def warnings(estimate: RunEstimate, money: float | None) -> list[str]:
             for name, times in task_uses(estimate).items()
         },
         "environments are derived for single capabilities: there will be none for pairs (pairs.count)": (
-            spec.pairs.count > 0 and derives and not _refusals_of(_synthesis, spec)
+            spec.pairs.count > 0 and derives and _can_synthesize(spec)
         ),
         **dict.fromkeys(lacking.values(), True),
         f"without references the programmatic analyst finds {' and '.join(UNAIDED)}, and what nearly all passed "
