@@ -193,8 +193,8 @@ class CheckedEnvironment:
         if len(tasks) != expected or len({task.id for task in tasks}) != expected:
             raise EnvironmentFault(
                 f"environment {self.name} gave {len(tasks)} tasks ({len({t.id for t in tasks})} distinct ids) of "
-                f"split {split} where {count} were asked for",
-                "ask for fewer tasks of this split",
+                f"split {split}; {count} were requested",
+                "request fewer tasks of this split",
             )
         if wrong := next((task for task in tasks if task.split != split), None):
             raise EnvironmentFault(

@@ -1,4 +1,4 @@
-"""Trajectories of the Agent Data Protocol: what is trained on is what an agent wrote."""
+"""Row `adp`: trajectories of the Agent Data Protocol; only agent messages are trained on."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ from captrain.training.sft import TOO_LONG, Demonstration, FineTuned
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    # A model this small, with random weights, is never sure: sampled cold, it shows what it has learnt.
+    # A small random model is never sure, so a low temperature shows what it has learnt.
     "policy.temperature=0.1", "policy.max_turns=3", "policy.max_tokens=8", "policy.precision=float32", "trainer.rank=8",
     "trainer.alpha=16",
     "baselines.adp.run=true", "baselines.adp.epochs=6", "baselines.adp.learning_rate=2e-2", "machine.workers=1",
@@ -109,7 +109,7 @@ SEEN = made(GO, step(2, "agent", PICTURE))
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[Path]:
-    """Workspaces and outputs lie in the working folder."""
+    """Use the working folder for workspaces and outputs."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         yield folder
@@ -130,7 +130,7 @@ def lesson(spec: Spec, base: Path) -> Lesson:
 
 
 def human(count: int, split: str = "training") -> list[Task]:
-    """Tasks that one call solves, which a model with random weights does not make."""
+    """Tasks that need one call, which a random model does not make."""
     data = [desk.make_kind(random.Random(f"human-{split}-{at}"), "human", 0.5) for at in range(count)]
     return [Task.model_validate({"id": f"{split}/{at}", "split": split, "data": one}) for at, one in enumerate(data)]
 
@@ -263,7 +263,7 @@ class TestDemonstrations:
         for split in ("training", "test"):
             tasks = target.tasks(split, 200)  # type: ignore[arg-type]
             shared = {target.open(task).messages[1]["content"] for task in tasks} & {*opened}
-            # Small requests ("speak with a human") are met by chance; no task of several orders is.
+            # Small requests ("speak with a human") may be identical by chance, but no task with several orders.
             assert all(text.count("#") < 2 for text in shared)
         asked = ("cancel", "return", "gift-wrap", "zip", "status", "human")
         assert all(any(word in text for text in opened) for word in asked)
@@ -271,7 +271,7 @@ class TestDemonstrations:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Solutions of tasks that one call solves, and a trajectory without an agent."""
+    """Solutions of one-call tasks, and a trajectory without an agent."""
     target = CheckedEnvironment(desk.ServiceDesk(), "desk", "")
     plays = [target.play(task, target.reference(task)) for task in human(64)]
     path = tmp_path_factory.mktemp("source") / "human.jsonl"

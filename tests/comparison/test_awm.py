@@ -31,7 +31,7 @@ TRAINING = [
     "trainer.groups_per_step=2", "trainer.rank=2", "trainer.alpha=2", "machine.workers=1",
 ]  # fmt: skip
 
-# An application of the published kind, but for the framework: it answers ASGI requests from its database.
+# An application like the published ones, without the framework: it answers ASGI requests from its database.
 APPLICATION = """
 import json
 import os
@@ -170,7 +170,7 @@ def inside(folder: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Environments of our own, made where there are no results of any diagnosis."""
+    """Our own environments, made without results of a diagnosis."""
     folder = tmp_path_factory.mktemp("drawn")
     with inside(folder):
         assert [
@@ -277,7 +277,7 @@ class TestPublished:
 
 class TestLayout:
     def test_the_real_framework_runs_if_installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        # The driver takes these over, in a process of its own where it is confined.
+        # The driver runs these, in its own process if confined.
         taken = ("sqlite3.connect", "sqlite3.dbapi2.connect", "os.getcwd", "os.path.exists", "os.path.isfile")
         for name in taken:
             monkeypatch.setattr(name, resolve_name(name))

@@ -1,4 +1,4 @@
-"""The causal test of capabilities: worlds with a known answer, sums by hand, and a project on a disk."""
+"""The causal test of capabilities: simulated worlds with a known answer, sums by hand, and a project on disk."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,8 +38,8 @@ def world(
     trials: int = 4,
     stages: Mapping[str, str] | None = None,
 ) -> Causality:
-    """A third of the tasks needs `copy`, a third `steps`, a third neither. The base passes a task with a chance of its
-    own; what it fails is labelled with what the task needs. `change`: arm -> need -> added chance."""
+    """A third of the tasks needs `copy`, a third `steps`, a third neither. The base passes each task with its
+    own chance. A failure is labelled with the task's need. `change`: arm -> need -> added chance."""
     random = np.random.default_rng(0)
     needs = np.array(["copy", "steps", ""])[np.arange(tasks) % 3]
     chances = random.uniform(0.0, 0.5, tasks)
@@ -67,7 +67,7 @@ def test_a_specific_repair_differs_from_no_repair() -> None:
         assert steps[f"{name}_low"] < 0 < steps[f"{name}_high"]
     assert copy["placebo_low"] < 0 < copy["placebo_high"]
     assert copy["claimed"] == pytest.approx(1 / 3, abs=0.03)
-    # 0.4 of what fails in other trials of tasks that failed: they pass with a chance a little below 0.25.
+    # The adapter adds 0.4. Other trials of failed tasks pass with a chance a little below 0.25.
     assert copy["efficacy"] == pytest.approx(0.4 / (1 - 0.22), abs=0.05)
     assert copy["repaired"] == pytest.approx(copy["claimed"] * copy["efficacy"], abs=0.02)
 
@@ -80,16 +80,16 @@ def test_adapters_from_solutions_are_listed_beside_those_from_rewards() -> None:
     by_rewards, by_solutions = (row(table, capability="copy", adapter=arm) for arm in ("copy", "solutions:copy"))
     assert by_rewards["claimed"] == by_solutions["claimed"] and by_rewards["efficacy_low"] > 0.3
     assert by_solutions["efficacy_low"] < 0 < by_solutions["efficacy_high"]
-    # Its placebo is its own family's other adapter, which was made to repair what this claims.
+    # Its placebo is the other adapter of its family, which repairs `copy` here.
     assert by_rewards["placebo_low"] < 0 < by_rewards["placebo_high"] and by_solutions["placebo_low"] > 0.3
 
 
 def test_regression_to_the_mean_is_no_repair() -> None:
-    """Every failed trial of a task with a chance is followed by better ones: the regression to the mean."""
+    """Regression to the mean: other trials of a failed task are better anyway."""
     causality = world({"copy": {}, "steps": {}})
     for name in ("copy", "steps"):
         lacking = row(causality.effects, capability=name, stratum="lacking", arm=name)
-        assert lacking["base"] > 0.15  # so much would seem to be repaired where labels and rates are of one trial
+        assert lacking["base"] > 0.15  # labels and rates of the same trial would show this as repaired
         assert lacking["low"] < 0 < lacking["high"]
         assert lacking["rate"] == pytest.approx(lacking["base"], abs=0.04)
     passed = row(causality.effects, stratum="passed", arm="copy")
@@ -105,8 +105,8 @@ def test_help_everywhere_is_no_specific_repair() -> None:
 
 
 def test_labels_of_one_trial_meet_only_outcomes_of_other_trials() -> None:
-    """Task 0 lacks both in trial 0; task 1 lacks copy in trials 0 and 1, which the adapter passes in trial 1; task 2
-    lacks nothing that is known and passes once."""
+    """Task 0 lacks both in trial 0. Task 1 lacks copy in trials 0 and 1, and the adapter passes trial 1. Task 2 has no
+    label and passes once."""
     passes = {
         "base": np.array([[0, 1], [0, 0], [0, 1]]),
         "copy": np.array([[1, 0], [0, 1], [1, 1]]),
@@ -122,9 +122,9 @@ def test_labels_of_one_trial_meet_only_outcomes_of_other_trials() -> None:
     assert effect["lacking"]["change"] == pytest.approx(0.0) and effect["lacking"]["base"] == pytest.approx(1 / 3)
     assert effect["sole"]["change"] == pytest.approx(1 / 2)
     assert row(causality.effects, capability="copy", stratum="other", arm="copy")["change"] == pytest.approx(0.0)
-    # Of failures that come again: none of (0,1), both of task 1; task 2's other trial passes.
+    # Recurring failures: none for task 0, both for task 1; task 2's other trial passes.
     assert numbers["sole_efficacy"] == pytest.approx(1 / 2) and numbers["repaired"] == pytest.approx(0.0)
-    # Task 0 lacks steps as well, so that the adapter of steps is a placebo on task 1 alone.
+    # Task 0 also lacks steps, so the adapter of steps is a placebo only on task 1.
     assert numbers["placebo"] == pytest.approx(0.0) and numbers["specificity"] == pytest.approx(1 / 2)
 
 
@@ -153,7 +153,7 @@ def test_an_adapter_without_a_selected_capability_is_shown_but_is_no_placebo() -
 
 
 class Reader:
-    """An analyst that finds copying lacking in everything, and remembers what it was shown."""
+    """An analyst that labels everything with copy, and records what it was shown."""
 
     deterministic = True
 

@@ -1,4 +1,4 @@
-"""Controls: TRACE with other capabilities, and everything else as it is."""
+"""Controls: TRACE with other capabilities, and everything else the same."""
 
 import contextlib
 import json
@@ -54,7 +54,7 @@ def capability(name: str) -> Capability:
 
 
 def report(**rows: tuple[float | None, float | None]) -> SelectionAccount:
-    """An account of candidates, name -> (gap, coverage), best first."""
+    """A selection account of candidates, name -> (gap, coverage), best first."""
     return account({"id": name, "gap": gap, "coverage": share} for name, (gap, share) in rows.items())
 
 
@@ -74,7 +74,7 @@ def test_failures_ranks_by_coverage_and_lowest_by_gap_with_undefined_last() -> N
 
 
 def test_a_controls_choice_depends_only_on_its_own_criterion() -> None:
-    """The draw sees no number; what ranks failures sees no passed rollout, so no gap."""
+    """`random` uses no numbers, and `failures` uses no passed rollouts and so no gap."""
     rng = random.Random(0)
     for seed in range(20):
         numbers = {name: (rng.random(), rng.random()) for name in "edcba"}
@@ -92,7 +92,7 @@ def test_controls_have_traces_number_of_capabilities_and_skip_those_without_envi
         return name != "c"
 
     found = choices(FIVE, has, 2, 0)
-    # In the order of TRACE's ranking, whatever the control's own is.
+    # Choices are in the order of TRACE's ranking, not of the control's.
     assert found["failures"] == ["a", "b"] and found["lowest"] == ["b", "e"]
     assert len(found["random"]) == 2 and "c" not in found["random"]
     assert "d" not in asked or "d" in rankings(FIVE, 0)["random"][:3]
@@ -104,12 +104,12 @@ def test_all_candidates_are_drawn_equally_often() -> None:
     assert all(120 < drawn.count(name) < 200 for name in "abcde")
 
 
-# Environments for what TRACE has none for.
+# Environments for capabilities without an adapter of TRACE.
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """Drafts and journals lie in the working folder."""
+    """Use the working folder for drafts and journals."""
     with contextlib.chdir(tmp_path):
         yield tmp_path
 
@@ -139,7 +139,7 @@ def test_calibration_is_charged_to_controls_without_bounds_on_rewards(
     )
     assert entry.rollouts == AGAINST.bounds.groups * AGAINST.bounds.group_size == 40
     passport = shop.syntheses["invalid_call"].best.passport
-    # A base that is perfect at it: every group is constant, which TRACE's passport would not allow.
+    # The base is perfect here, so every group is constant. TRACE's passport would fail.
     measured = {check.name: (check.measured, check.passed) for check in passport.checks}
     assert measured["share of constant-reward groups on the base"] == (1.0, True)
     assert measured["pass rate of the base"] == (1.0, True) and passport.calibration_tasks == 5
@@ -167,7 +167,7 @@ def test_rejected_capabilities_also_get_an_honest_environment(tmp_path: Path, na
         assert score.reward < 0.5 and score.parts["skill"] < 1.0
         assert task.data["operations"][0]["order"] in environment.hint(task.model_dump()) or name == "reply_wording"  # type: ignore[attr-defined]
         verbs.add(task.data["operations"][0]["verb"])
-    # The desk's other rules are asked for, too.
+    # The environments also need the desk's other rules.
     assert verbs == {"wrap", "zip", "cancel", "return"}
 
 
@@ -205,7 +205,7 @@ def test_a_control_with_traces_capabilities_is_routed_like_trace(
     component, base = spec.router, AskedModel.of(spec, tiny)
     known = RoutingEvidence({name: environments[name] for name in DEFICITS}, {}, {}, rollouts)
     tasks = BENCHMARK.tasks("test", 20)
-    # One of them has gained nothing: TRACE's router does not use it, and no control's does.
+    # One adapter gained nothing, so neither TRACE's router nor a control's uses it.
     gains = gained(**dict.fromkeys(DEFICITS[:3], 0.2), **{DEFICITS[3]: 0.0})
     trace = route_tasks(component, base, known, gains, BENCHMARK, tasks).table
     wider = replace(known, targets=environments)
@@ -234,7 +234,7 @@ def test_compositions_of_controls_are_written_with_their_weights(tmp_path: Path)
 
 
 def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
-    """Leave what TRACE's stages leave, two capabilities of it."""
+    """Write the outputs of TRACE's stages for two capabilities."""
     publish_spec(SPEC, folder / "results/spec.yaml")
     (folder / "artifacts").mkdir()
     (folder / "artifacts/base").symlink_to(base)
@@ -286,7 +286,7 @@ def test_the_stage_trains_only_missing_adapters_with_the_same_budget(
     assert [*table] == ["task", *(f"control:{name}" for name in NAMES)]
     assert table["task"].tolist() == [task.id for task in BENCHMARK.tasks("test", 10)]
     assert {*table["control:lowest"]} <= {"base", *chosen["lowest"]}
-    # Jobs differ from TRACE's in their place alone, and calibration has spent as many tasks of it.
+    # Jobs differ from TRACE's only in their environment, and calibration used the same number of tasks.
     mine, trace = (capability_jobs(SPEC, tiny, Path("results", stage)) for stage in ("controls", "environments"))
     for job in mine:
         assert replace(job, name=trace[0].name, environments=trace[0].environments) == trace[0]

@@ -141,7 +141,7 @@ def test_unequal_totals_are_rejected_with_both_numbers() -> None:
 
 
 def many(outcomes: Mapping[str, str]) -> pd.DataFrame:
-    """`SMALL`, and arms of other stages: "stage/arm" -> one string a task, "" where it was not played."""
+    """`SMALL` with arms of other stages: "stage/arm" -> one string per task, "" if not played."""
     frames = [outcomes_of(SMALL)]
     for name, tasks in outcomes.items():
         stage, arm = name.split("/")
@@ -172,12 +172,12 @@ def test_every_acting_stage_is_a_row_with_its_charges() -> None:
         dict.fromkeys(("trace", "grpo_target", "gepa", "single", "mixed", "merged:sum"), 120)
         | {"single": 120, "mixed": 120}
     )
-    # The first capability's adapter alone: diagnosis, its calibration, its training.
+    # Only the first capability's adapter: diagnosis, its calibration, its training.
     assert row(main, method="single_share")["label"] == "single capability, one share"
     assert rates["single_share"] == 0.5 and spent["single_share"] == 120
     assert "single_share" not in set(run(many({}), routes_of(["base"] * 4)).main["method"])
     assert (spent["adp"], spent["merged:distillation"]) == (0, 150)
-    # Diagnosis and calibration, and the time of what has no entry of its own.
+    # Diagnosis, calibration, and the stage without a ledger entry.
     assert spent["solutions"] == 60 and unequal_total("solutions").startswith(
         "is taught the environments' own solutions"
     )
@@ -313,7 +313,7 @@ def test_row_order_does_not_matter_and_equal_input_gives_equal_bytes(tmp_path: P
 
 
 def test_an_oracle_below_a_router_is_marked_as_no_bound(tmp_path: Path) -> None:
-    """With two trials its choice is luck: an arm that passes by chance once is taken, and fails in the other."""
+    """With two trials the oracle's choice is luck: it takes an arm that passed once by chance and fails next time."""
 
     luck = {"base": ["PF", "FP", "PF", "FP"], "grpo_target": ["FF"] * 4, "a": ["PF", "FP", "FP", "PP"]}
     arms = {name: [list(task) for task in tasks] for name, tasks in luck.items()}

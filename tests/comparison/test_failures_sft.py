@@ -1,4 +1,4 @@
-"""The adapter that is taught the target's own solutions of the tasks that failed in the diagnosis."""
+"""The row `failures_sft`: trained on the target's own solutions of failed discovery tasks."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def chosen(*overrides: str) -> Spec:
 
 
 def diagnosed(folder: Path, base: Path, failed: int, split: Split = "discovery") -> Path:
-    """A project whose first tasks have failed, and one more has passed."""
+    """A project whose first tasks failed and whose last one passed."""
     (folder / "artifacts/rollouts").mkdir(parents=True)
     (folder / "artifacts/base").symlink_to(base)
     spec = chosen()

@@ -1,4 +1,4 @@
-"""GEPA: it finds the lines that help, at an exact budget, from training tasks alone, and the same whatever happens."""
+"""GEPA finds helpful lines with an exact budget, from training tasks only, with reproducible results."""
 
 import contextlib
 import json
@@ -69,14 +69,14 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """Journals, answers and results lie in the working folder."""
+    """Use the working folder for journals, answers and results."""
     with contextlib.chdir(tmp_path):
         yield tmp_path
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[GEPAResult, Path]:
-    """A search, and the folder in which it was made and published."""
+    """A search, and the folder of its results."""
     folder = tmp_path_factory.mktemp("searched")
     with contextlib.chdir(folder):
         one = found()
@@ -105,7 +105,7 @@ def test_a_reader_can_follow_the_search(searched: tuple[GEPAResult, Path]) -> No
     for row in kept[1:]:
         parent, child = row["minibatch"]
         assert row["accepted"] == (child > parent) == (row["validation"]["scored"] == 20)
-        # One line more, one fewer, or another one.
+        # One line was added, dropped or replaced.
         assert 1 <= len(set(row["lines"]) ^ set(kept[row["parent"]]["lines"])) <= 2
     accepted = [tuple(row["lines"]) for row in kept if row["accepted"]]
     assert len(set(accepted)) == len(accepted)
@@ -120,7 +120,7 @@ def test_a_reader_can_follow_the_search(searched: tuple[GEPAResult, Path]) -> No
 @pytest.mark.parametrize("budget", [20, 21, 100, 333, 641])
 def test_the_budget_is_spent_to_the_last_rollout(budget: int, opened: list[Task]) -> None:
     one = found(budget=budget)
-    # Every task is opened once a rollout: what is counted is what was played.
+    # Each rollout opens its task once, so the count equals the rollouts played.
     assert spent(one) == len(opened) == budget
     assert {(entry.stage, entry.method, entry.item) for entry in one.ledger} == {("gepa", "gepa", "gepa")}
 
@@ -147,7 +147,7 @@ def test_errors_are_counted_but_not_scored(stays: bool, opened: list[Task]) -> N
     assert spent(one) == len(opened) == BUDGET
     errors = {entry.purpose: entry.errors for entry in one.ledger}
     assert min(errors.values()) > 0
-    # Whoever never fails has a pass rate of 1 however many of its rollouts ended in errors.
+    # An agent that never fails has a pass rate of 1, whatever the number of errors.
     assert one.candidates[0].pass_rate == 1.0
     validated = sum(len(candidate.search + candidate.choice) for candidate in one.candidates)
     assert validated == {entry.purpose: entry.rollouts - entry.errors for entry in one.ledger}["validation"]
@@ -161,7 +161,7 @@ def test_a_batch_of_errors_ends_the_search() -> None:
 def test_only_training_tasks_are_used_and_validation_tasks_are_not_learnt_from(opened: list[Task]) -> None:
     found(run_of("baselines.gepa.validation=10"))
     assert {task.split for task in opened} == {"training"}
-    # 10 set aside, and 16 to learn from: a multiple of the minibatch, so that none comes twice in one.
+    # 10 for validation and 16 to learn from: a multiple of the minibatch, so no task repeats within one.
     journals = [load(path, Rollout) for path in Path(".cache/rollouts").glob("*.jsonl")]
     set_aside, learnt = (
         {rollout.task.id for rollouts in journals for rollout in rollouts if rollout.purpose == purpose}
@@ -195,7 +195,7 @@ def prepared(folder: Path, run: Spec) -> None:
 
 
 def stage(folder: Path, *, code: int = 0, **variables: str) -> str:
-    """Run the stage by the command of the pipeline."""
+    """Run the stage with the command of the pipeline."""
     _, script, name = shipped_stages()["gepa"]["cmd"].split()
     places = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     done = subprocess.run(
@@ -242,7 +242,7 @@ def test_a_failing_proposer_fails_the_stage_without_spending_the_budget(
     monkeypatch.setattr(Walk, "propose", broken)
     with pytest.raises(KeyError, match="no such line"):
         found()
-    # The validation of the first candidate, and a minibatch in each step.
+    # The first candidate's validation, and a minibatch per step.
     assert asked == [1, 2, 3] and len(opened) == 20 + 3 * 8
 
 
@@ -258,7 +258,7 @@ def texts(body: dict[str, Any]) -> str:
 
 
 def writes(*answers: Any) -> Callable[[dict[str, Any]], Any]:
-    """Answers in turn, and then the last one again."""
+    """Give the answers in turn, then repeat the last one."""
     left = list(answers)
     return lambda body: left.pop(0) if len(left) > 1 else left[0]
 
@@ -271,7 +271,7 @@ def test_a_language_model_reflects_on_rollouts_and_is_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of("baselines.gepa.model=some/model", helps=MODEL)
-    # One that is refused for its form, one that helps, and then one that does harm.
+    # A malformed answer, a helpful one, and a harmful one.
     with Answering(writes(answer("Two\nlines"), answer("- " + MODEL), answer(MODEL, FRIENDLY))) as server:
         server.use(monkeypatch)
         one = found(run)
@@ -281,10 +281,10 @@ def test_a_language_model_reflects_on_rollouts_and_is_asked_once(
     assert "line break" in again and server.requests[0]["model"] == "some/model"
     results = published(one, tmp_path / "first")
     asked = json.loads(results["asked.json"])
-    # The refused answer is none; what was asked for in vain is no part of the result.
+    # The malformed answer is not counted.
     assert asked["model"] == "some/model" and asked["answers"] == len(server.answered) - 1 > 3
     assert min(asked["prompt_tokens"], asked["completion_tokens"]) > 0
-    # Replayed without a server.
+    # A rerun needs no server.
     assert published(found(run), tmp_path / "second") == results
 
 
@@ -302,7 +302,7 @@ def test_a_model_that_does_not_answer_fails_the_stage(monkeypatch: pytest.Monkey
 
 
 def test_a_served_policy_is_prompted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that hands every customer over to a human once a line is in its prompt."""
+    """A model that transfers every customer to a human once a line is in its prompt."""
 
     def acts(body: dict[str, Any]) -> Any:
         told = body["messages"][0]["content"].endswith(f"\n- {SHORT}")
@@ -360,6 +360,6 @@ def test_lines_with_words_of_failures_are_proposed_more_often() -> None:
     assert drawn[(COPY,)] > 1.5 * drawn[(FRIENDLY,)]
     everything = frozenset((line,) for line in GUIDANCE)
     assert walk.propose(Reflection((), [failed], everything, 1)) is None
-    # A line is dropped where nothing else is left to do, and lines that are not known stay.
+    # Dropping is the last option, and unknown lines stay.
     kept = walk.propose(Reflection(("Mine.", *GUIDANCE), [failed], frozenset(), 1))
     assert kept is not None and kept[0] == "Mine." and len(kept) == len(GUIDANCE)

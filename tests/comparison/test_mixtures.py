@@ -1,4 +1,4 @@
-"""Training in several environments, and the baselines that do: exact budgets, places in turn, nothing that collides."""
+"""Training in several environments: exact budgets, environments in turn, and no collisions of task ids."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def places(letters: Letters, folder: Path) -> tuple[TrainingEnvironment, ...]:
 
 @pytest.fixture
 def both(tiny: Path, letters: Letters, tmp_path: Path) -> Job:
-    """A job of two places: five steps of two groups."""
+    """A job in two environments: five steps of two groups."""
     return job(tiny, letters(), environments=places(letters, tmp_path), rollouts=40)
 
 
@@ -84,7 +84,7 @@ def test_environments_take_turns_and_play_their_tasks_in_order(
 
 
 def few(letters: Letters, size: int) -> Path:
-    """An environment that has only so many tasks."""
+    """An environment with a limited number of tasks."""
     path = letters()
     known = f"class Environment:\n    def size(self, split):\n        return {size}\n"
     path.write_text(path.read_text().replace("class Environment:", known))
@@ -143,7 +143,7 @@ def test_too_few_tasks_are_rejected_before_playing(both: Job, tmp_path: Path) ->
     path = environment.folder / "beta.py"
     path.write_text(path.read_text().replace("range(count)", "range(min(4, count))"))
     few = TrainingEnvironment("beta", EnvironmentFile(tmp_path, passport(path)))
-    with inside(tmp_path / "work"), pytest.raises(UserError, match="beta gave 4 tasks .* where 5 were asked for"):
+    with inside(tmp_path / "work"), pytest.raises(UserError, match="beta gave 4 tasks .*; 5 were requested"):
         train(Job(**{**vars(both), "environments": (both.environments[0], few)}))
 
 

@@ -29,7 +29,7 @@ DESIGN = Design(base=0.4, tasks=120, trials=4, icc=0.6, shared=0.7)
 
 
 COPULA = 0.7
-"""Correlation of the normal variables behind the chances that are drawn here."""
+"""Correlation of the normal variables behind the chances."""
 
 
 def chances(design: Design, difference: float, random: np.random.Generator, tasks: int) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""The published numbers: whole, apart from ours, and what in them does not agree by computation."""
+"""The published numbers: complete, separate from ours, and their contradictions by computation."""
 
 from io import StringIO
 from pathlib import Path

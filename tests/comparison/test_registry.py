@@ -1,4 +1,4 @@
-"""A row of the table is declared in its own module alone: everything else learns of it from the registry."""
+"""A row is declared only in its own module; everything else reads the registry."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from captrain.reporting.figures import training
 from captrain.run import Spec, compose_spec
 
 ROOT = Path(__file__).parents[2]
-room = import_module("captrain.comparison.baselines")  # the comparison has a function of that name
+package = import_module("captrain.comparison.baselines")  # `captrain.comparison.baselines` is also a function
 PIPELINE = shipped_stages()
 TOY = """
 from captrain.comparison.baselines.baseline import DIAGNOSIS
@@ -50,17 +50,17 @@ LEDGER = [
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module with a row of its own in the room of the baselines."""
+    """A further module with a row in the package of baselines."""
     publish_text(tmp_path / "further/toy.py", TOY)
-    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path / "further")])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / "further")])
     row_modules.cache_clear()
     baselines.cache_clear()
     yield
     row_modules.cache_clear()
     baselines.cache_clear()
     sys.modules.pop("captrain.comparison.baselines.toy", None)
-    if hasattr(room, "toy"):
-        delattr(room, "toy")
+    if hasattr(package, "toy"):
+        delattr(package, "toy")
 
 
 def evaluated(toy_rollouts: int) -> EvaluationTables:
@@ -108,7 +108,7 @@ def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
 
 
 def with_toy(spec: Spec) -> Spec:
-    """The specification with a section for the toy, as its schema would have it."""
+    """The specification with a section for the toy row."""
     sections = spec.baselines.model_copy(update={"toy": SimpleNamespace(run=True)})
     return spec.model_copy(update={"baselines": sections})
 
@@ -133,10 +133,10 @@ def test_the_pipeline_evaluates_all_arms_and_draws_all_trainings() -> None:
 
 def test_duplicate_row_names_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_text(tmp_path / "second_adp.py", TOY.replace('"toy"', '"adp"'))
-    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     row_modules.cache_clear()
     baselines.cache_clear()
     with pytest.raises(ValueError, match="declares row adp, which another module declares, too"):
         baselines()
     sys.modules.pop("captrain.comparison.baselines.second_adp", None)
-    delattr(room, "second_adp")
+    delattr(package, "second_adp")

@@ -1,4 +1,4 @@
-"""Rejection fine-tuning on the target: equal rollouts, rewards alone, and nothing played twice."""
+"""Rejection fine-tuning on the target: equal totals, rewards only, and no task played twice."""
 
 from collections import Counter
 from pathlib import Path
@@ -27,7 +27,7 @@ def small(*overrides: str) -> Spec:
 
 @pytest.fixture
 def target(letters: Letters, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment in the place of the benchmark."""
+    """An environment that replaces the benchmark."""
     path = letters()
     monkeypatch.setattr(rejection_sft, "load_benchmark", lambda component, machine: load_file(path))
     return path
@@ -47,7 +47,7 @@ def test_rounds_play_fresh_tasks_and_spend_exactly_the_total(
     entry = adapter.ledger("rejection_sft", "rejection_sft")
     assert (entry.rollouts, entry.purpose, entry.method) == (25, "training", "rejection_sft")
     assert adapter.digest == adapter_digest(tmp_path / adapter.folder)
-    # What is taught are the rollouts that passed, of all rounds, as often as comes nearest to the dose.
+    # The demonstrations are the passed rollouts of all rounds, repeated to about the dose.
     passed = [round(row.success * count) for row, count in zip(adapter.rounds, (8, 8, 9), strict=True)]
     assert [row.demonstrations for row in adapter.rounds] == [sum(passed[: number + 1]) for number in range(3)]
     assert [row.epochs for row in adapter.rounds] == [max(1, round(20 / row.demonstrations)) for row in adapter.rounds]

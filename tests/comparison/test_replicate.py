@@ -1,4 +1,4 @@
-"""Replication over seeds: gathering from hand-made results, and the script itself on a pipeline of two quick stages."""
+"""Replication over seeds: tables from hand-made results, and the script on a pipeline of two quick stages."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def replicate() -> ModuleType:
 
 
 def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequence[str]) -> None:
-    """Write what the evaluation and capabilities stages write, where so many of ten tasks are passed in both trials."""
+    """Write the outputs of the stages evaluation and capabilities, with a number of ten tasks passed in both trials."""
     arms = {"idle": 0, "base": base, "grpo_target": grpo, "a": trace}
     stages = {"a": "adapters", "grpo_target": "grpo_target"}
     rows = [
@@ -93,7 +93,7 @@ def test_a_point_gives_one_row_per_method(replicate: ModuleType, tmp_path: Path)
         "TRACE",
     )
     assert trace["over_grpo"] == pytest.approx(0.3) and trace["over_low"] <= 0.3 <= trace["over_high"]
-    # The evaluation compared GRPO on the target with the base, and the row of the base says it the other way round.
+    # The evaluation compared GRPO on the target with the base; the base's row has the opposite sign.
     assert base["over_grpo"] == pytest.approx(-0.4) and base["over_low"] <= -0.4 <= base["over_high"]
     assert trace["reading"] and rows["idle"]["over_grpo"] is rows["idle"]["reading"] is None
     assert trace["selected"] == "missing_lookup missing_write premature_stop wrong_record"
@@ -111,7 +111,7 @@ def test_cpu_seconds_need_all_stages_to_have_run_here(replicate: ModuleType, tmp
 
 
 def points_of(rates: Mapping[str, Sequence[float]], experiment: str = "single") -> list[dict[str, Any]]:
-    """Make the points of three seeds, with so many rollouts each."""
+    """Make the points of three seeds, with the given rollouts."""
     return [
         {"experiment": experiment, "seed": seed, "method": name, "label": name, "pass_rate": rate, "rollouts_spent": 10}
         for name, values in rates.items()
@@ -150,7 +150,7 @@ def test_interval_and_correction_decide_what_is_distinguishable() -> None:
     assert said["router:retrieval", "trace"] == "not distinguishable"  # the same method by another name
     assert said["gepa", "base"] == "not distinguishable"
     assert said["trace", "grpo_target"] == "not distinguishable after correction"
-    assert ("gepa", "grpo_target") in said  # each baseline is held against GRPO on the target
+    assert ("gepa", "grpo_target") in said  # each baseline is compared with GRPO on the target
 
 
 def test_a_full_disk_is_one_message(
@@ -227,7 +227,7 @@ else:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A repository with a pipeline of two quick stages; a stage notes down that it ran."""
+    """A repository with a pipeline of two quick stages, which record that they ran."""
     publish_text(tmp_path / "dvc.yaml", PIPELINE)
     publish_text(tmp_path / "stages/fake.py", STAGE)
     publish_text(tmp_path / ".gitignore", "/.cache/\n")

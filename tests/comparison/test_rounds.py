@@ -1,4 +1,4 @@
-"""Rounds: what a further diagnosis finds new, lacking and undecided, and what is taught then."""
+"""Rounds: which capabilities a further diagnosis finds new, lacking or undecided, and the next training."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -32,7 +32,7 @@ def evidence(labels: Sequence[RolloutLabels] = (), *taught: str, **lacking: int)
 
 
 def rows(prefix: str, runs: int = 5, **counts: tuple[str, int]) -> list[RolloutLabels]:
-    """Labels of rollouts in every run: outcome_name=("a's verdict b's verdict", how many)."""
+    """Labels of rollouts in every run: outcome_name=("verdicts of a and b", count)."""
     return [
         RolloutLabels(
             run=run,
@@ -82,7 +82,7 @@ def test_demonstrations_are_divided_evenly_with_more_for_lacking_capabilities() 
 
 
 def test_a_candidate_without_passed_occasions_is_undecided(spec: Spec) -> None:
-    # Nobody who passed met `a`; `b` is lacking among passed rollouts as often as among failed ones.
+    # No passed rollout exercised `a`. `b` is lacking in passed rollouts as often as in failed ones.
     labels = rows("x", f=("LL", 10), g=("--", 1), f2=("LP", 10), p=("-L", 10), p2=("-P", 10))
     assert undecided(account(spec, labels)) == ["a"]
     decided = rows("x", f=("LP", 20), p=("PP", 20))
@@ -92,7 +92,7 @@ def test_a_candidate_without_passed_occasions_is_undecided(spec: Spec) -> None:
 def test_pooled_labels_may_select_what_neither_diagnosis_selects_alone(spec: Spec) -> None:
     first = rows("x", f=("LL", 12), p=("-P", 12))
     assert undecided(account(spec, first)) == ["a"]
-    # The agent that was taught `b` passes where `a` is met, and fails elsewhere.
+    # The agent that learnt `b` passes rollouts that exercise `a`, and fails others.
     fresh = rows("y", f=("-P", 6), p=("PP", 14))
     rollouts = [rollout(f"y{index}", "passed" if index else "failed") for index in range(20)]
     candidates = [capability("a"), capability("b")]
@@ -103,7 +103,7 @@ def test_pooled_labels_may_select_what_neither_diagnosis_selects_alone(spec: Spe
 
 
 def test_differences_between_agents_are_not_selected_by_pooled_labels(spec: Spec) -> None:
-    # The base always lacked `a`, passing or not; the taught agent never does, and passes: no failure is explained.
+    # The base always lacks `a` and the trained agent never does, whatever the outcome: `a` explains no failure.
     first = rows("x", f=("LL", 16), p=("LP", 8))
     fresh = rows("y", f=("PP", 2), p=("PP", 22))
     diagnosis = contrast(spec, 1, [], [capability("a"), capability("b")], fresh, evidence(first, "b"))
@@ -121,7 +121,7 @@ def test_a_taught_capability_selected_again_is_lacking_not_new(spec: Spec) -> No
 def test_few_failures_of_a_good_agent_do_not_start_a_round(spec: Spec) -> None:
     known = evidence(rows("x", f=("LL", 12), p=("PP", 12)), "a", "b")
     candidates = [capability("a"), capability("b")]
-    # All failures lack `a`; a tenth of half of all rollouts would be 5 of 100.
+    # All failures lack `a`. The threshold is a tenth of half of all rollouts: 5 of 100.
     for failures, lacking in ((4, []), (5, ["a"])):
         fresh = rows("y", f=("LP", failures), p=("PP", 100 - failures))
         assert contrast(spec, 1, [], candidates, fresh, known).lacking == lacking

@@ -1,4 +1,4 @@
-"""An evaluation on the tasks of all splits: declared, and said in every row."""
+"""An evaluation on all splits, which every row of the table declares."""
 
 from collections.abc import Callable
 from pathlib import Path

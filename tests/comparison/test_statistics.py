@@ -1,4 +1,4 @@
-"""Tests, corrections, effect sizes and intervals against exact sums, the libraries, and worlds with a known answer."""
+"""Tests, corrections, effect sizes and intervals against exact sums, libraries, and simulations with a known answer."""
 
 from itertools import product
 from math import comb

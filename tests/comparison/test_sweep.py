@@ -1,4 +1,4 @@
-"""`captrain-sweep` on a pipeline of two quick stages: the real Hydra, launchers and DVC."""
+"""`captrain-sweep` on a pipeline of quick stages, with the real Hydra, launchers and DVC."""
 
 import json
 import os
@@ -96,7 +96,7 @@ hydra:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A repository with three quick stages; a stage notes down that it ran."""
+    """A repository with three quick stages, which record that they ran."""
     publish_text(tmp_path / "dvc.yaml", PIPELINE)
     publish_text(tmp_path / "stages/fake.py", STAGE)
     publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 0\noverrides: [selection.count=3]\n")
@@ -115,13 +115,13 @@ def project(tmp_path: Path) -> Path:
 
 
 def sweep(project: Path, *arguments: str) -> tuple[int, str, list[str]]:
-    """Exit status, what was said, and the stages that ran."""
+    """Exit status, output, and the stages that ran."""
     ran = project / ".cache/ran.txt"
     ran.parent.mkdir(exist_ok=True)
     ran.unlink(missing_ok=True)
     environment = {**os.environ, "RAN": str(ran), "MENDED": str(project / ".cache/mended"), "COLUMNS": "200"}
     command: list[str | Path] = [BIN / "captrain-sweep"]
-    if not any(argument.startswith("hydra/launcher=") for argument in arguments):  # these have processes of their own
+    if not any(argument.startswith("hydra/launcher=") for argument in arguments):  # these start processes
         environment[EXECUTABLE] = str(warm_commands() / "python")
         command.insert(0, environment[EXECUTABLE])
     done = subprocess.run(
@@ -144,7 +144,7 @@ def test_a_study_names_its_table_shares_points_and_can_be_overridden(project: Pa
     table = pd.read_csv(project / "results/sweeps/thresholds.csv")
     assert list(table.columns[:4]) == ["experiment", "seed", "selection.delta", "point"]
     assert sorted(set(table["selection.delta"])) == [0.1, 0.4] and set(table["seed"]) == {0}
-    # The same settings without the study are the same points.
+    # The same settings without the study give the same points.
     status, said, ran = sweep(project, "-m", "selection.delta=0.1,0.4")
     assert (status, ran, points(project, "sweep")) == (0, [], points(project, "thresholds")), said
 
@@ -194,7 +194,7 @@ SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=1", "hydra.laun
 def test_a_grid_of_slurm_jobs_shares_stages_and_resumes_after_a_failure(project: Path, cluster: Cluster) -> None:
     grid = ["-m", "selection.delta=0.1,0.9", "seed=0,1", "hydra.job.name=grid", *SLURM]
     status, said, ran = sweep(project, *grid)
-    # Which point comes first to a stage that others share, nobody knows.
+    # Any point may run a shared stage first.
     assert (status, [one[:6] if one.startswith("base") else one for one in ran]) == (1, [
         "base 0", "base 1",
         "evaluation 0 0.1 3", "evaluation 0 0.9 3", "evaluation 1 0.1 3", "evaluation 1 0.9 3",
@@ -304,5 +304,5 @@ def test_two_processes_use_a_points_workspace_one_after_the_other(
     with ThreadPoolExecutor() as pool, exclusive(SweepPoint(selections[0]).lock(project)):
         reading = pool.submit(point_rows, SweepPoint(selections[1]), project)
         with pytest.raises(TimeoutError):
-            reading.result(0.3)  # whoever holds the lock may be at work there
+            reading.result(0.3)  # the holder of the lock may be working there
     assert [row["method"] for row in reading.result()] == ["base", "trace"]

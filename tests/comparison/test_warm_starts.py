@@ -1,4 +1,4 @@
-"""Rows that go on from the adapter of another row: GRPO on the target after demonstrations."""
+"""Rows that start from the adapter of another row: GRPO on the target after demonstrations."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def composed(*overrides: str) -> Spec:
 
 
 def leave(project: Path, row: str) -> Adapter:
-    """An index as the stage of a row leaves it, and the adapter that it names."""
+    """The index of a row's stage, and its adapter."""
     publish_json(project / f"results/{row}/index.json", {row: {"digest": "abcd", "path": f"artifacts/{row}/abcd"}})
     return Adapter(str(project / f"artifacts/{row}/abcd"), "abcd")
 

@@ -62,7 +62,7 @@ def test_logs_of_one_outcome_give_a_report_without_a_ranking(tmp_path: Path) -> 
     data["simulations"] = [one for one in data["simulations"] if one["reward_info"]["reward"] == 1.0]
     path = tmp_path / "passed.json"
     path.write_text(json.dumps(data))
-    assert "4 passed and 0 failed rollouts: there is nothing to contrast" in diagnose(path, "--out", tmp_path / "out")
+    assert "4 passed and 0 failed rollouts: nothing to contrast" in diagnose(path, "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "selection.json").exists() and (tmp_path / "out" / "report.md").exists()
 
 
@@ -95,9 +95,7 @@ def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path)
 
 def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tmp_path: Path) -> None:
     said = diagnose(LIBRARY, "--out", tmp_path)
-    counts = (
-        "contrasted: 4 passed, 6 failed; left out: 0 of suspect references, 2 as faults of infrastructure or simulator"
-    )
+    counts = "4 passed and 6 failed rollouts are compared; left out: 0 with a suspect reference, 2 with a fault of"
     assert counts in said.replace("\n", " ")
     report = (tmp_path / "report.md").read_text()
     assert "tau2/library/fee (error, trial 2): the simulation ended with infrastructure_error" in report
@@ -170,7 +168,7 @@ def test_the_shared_files_are_explained_in_seconds(tmp_path: Path) -> None:
     # Of processors: whoever else is at work here has a share of the clock.
     seconds = sum(after[:4]) - sum(before[:4])
     assert seconds < 25, "with replay, tau2's world and its start among them"
-    assert "50 rollouts read" in said and "unexplained: 0 of 31" in said
+    assert "50 rollouts read" in said and "31 failed, 0 of them unexplained" in said
 
 
 def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path: Path) -> None:
@@ -199,7 +197,7 @@ def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path
     assert report.count("(its reference is suspect)") == of_suspects and "cause-suspect_reference" in page
     fixes = {entry["subject"]: entry["facts"] for entry in json.loads((out / "advice.json").read_text())}
     assert fixes["a suspect reference"].startswith(
-        f"in {of_suspects} of {len(failed)} failures, alone in {of_suspects}"
+        f"{of_suspects} of {len(failed)} failures, the only fault in {of_suspects}"
     )
     counted = json.loads((out / "selection.json").read_text())["rollouts"]
     assert counted["passed"] + counted["failed"] == sum(row["standing"] == "contrasted" for row in causes.values())
@@ -221,9 +219,7 @@ def test_agents_are_columns_paired_by_task_and_a_task_that_none_passes_is_suspec
     assert "none of 4 rollouts of 2 agents passes the task" in report
     suspects = [json.loads(line)["task"] for line in (tmp_path / "out/suspects.jsonl").read_text().splitlines()]
     assert set(suspects) == {"tau2/library/keep"}
-    assert "a contrast would pool 2 agents" in said and not any(
-        row["selected"] for row in ranked(tmp_path / "out").values()
-    )
+    assert "the logs hold 2 agents" in said and not any(row["selected"] for row in ranked(tmp_path / "out").values())
 
 
 @pytest.mark.parametrize("is_common", [True, False])

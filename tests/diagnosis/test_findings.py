@@ -68,8 +68,8 @@ def test_without_references_the_look_up_that_every_failure_lacks_is_named_and_th
         app, ["diagnose", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "out")], env={"COLUMNS": "160"}
     )
     assert done.exit_code == 0, done.output
-    name, line = "restart without an earlier get_metric", 'a line in the prompt: "Call get_metric before restart."'
-    assert f"1. {name}, in 10 of 10 failures, alone in 10 (not proven)" in done.output
+    name, line = "restart without an earlier get_metric", 'add to the prompt: "Call get_metric before restart."'
+    assert f"1. {name}: 10 of 10 failures, the only fault in 10; not proven by replay" in done.output
     report, page = ((tmp_path / "out" / file).read_text() for file in ("report.md", "report.html"))
     assert f"| {name} | 10 of 10 | 0 of 8 |" in report and line in report
     assert "message 1: restart(api)" in report and "bring the solutions of the tasks as `reference`" in report
@@ -110,8 +110,8 @@ def test_a_skipped_look_up_without_a_verb_in_its_name_is_the_cause_and_the_first
     causes = {name: (tally.primary, tally.secondary) for name, tally in diagnosis.account.causes.items()}
     assert causes == {"missing_lookup": (11, 0), "extra_write": (1, 0)}
     first = advise(diagnosis)[0]
-    assert (first.subject, "in 11 of 12 failures" in first.facts) == ("open_valve: another valve", True)
-    assert 'a line in the prompt: "Call bed_plan before open_valve."' in first.action
+    assert (first.subject, "11 of 12 failures" in first.facts) == ("open_valve with another valve", True)
+    assert 'add to the prompt: "Call bed_plan before open_valve."' in first.action
 
 
 def test_a_look_up_that_other_changes_need_is_not_blamed_for_a_change_that_passes_without_it(tmp_path: Path) -> None:
@@ -159,12 +159,12 @@ def test_a_step_counts_over_the_rollouts_whose_reference_has_it(tmp_path: Path) 
     chats += [chat(f"d{number}", free, 1, free) for number in range(6)] + [chat("e", [], 0)]
     diagnosis = diagnosed(tmp_path, chats)
     row = diagnosis.findings.steps[0]
-    assert (row.name, row.failed, row.passed) == ("restart: unmade", (11, 11), (1, 5))
+    assert (row.name, row.failed, row.passed) == ("restart not called", (11, 11), (1, 5))
     fix = advise(diagnosis)[0]
-    assert fix.subject == "restart: unmade" and "in 11 of 12 failures" in fix.facts
-    assert "its reference has: " not in fix.facts, "that a task asks for the step says nothing of the step"
+    assert fix.subject == "restart not called" and "11 of 12 failures" in fix.facts
+    assert "reference step" not in fix.facts, "that a task asks for the step says nothing of the step"
     kinds = {row.name: (row.passed, row.failed) for row in diagnosis.findings.tasks}
-    assert kinds["its reference has: page_person"] == ((6, 11), (0, 11))
+    assert kinds["reference step: page_person"] == ((6, 11), (0, 11))
 
 
 def test_where_trials_of_one_task_part_is_counted_over_tasks(tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ def test_a_gap_that_no_passed_rollout_defines_is_not_called_as_frequent(tmp_path
     failed = [chat(f"f{number}", ["metric", "restart"], 0, due) for number in range(12)]
     diagnosis = diagnosed(tmp_path, failed + [chat(f"p{number}", ["metric"], 1, ["metric"]) for number in range(12)])
     actions = {entry.subject: entry.action for entry in advise(diagnosis)}
-    assert actions["missing_write"].startswith("no passed rollout had occasion to show it")
+    assert actions["missing_write"].startswith("no passed rollout could have shown it")
     assert not any("as often" in action for action in actions.values())
 
 
-@pytest.mark.parametrize("name", ["restart: unmade", "restart: another service"])
+@pytest.mark.parametrize("name", ["restart not called", "restart with another service"])
 def test_a_changed_value_and_a_step_left_out_are_told_apart(tmp_path: Path, name: str) -> None:
     due = ["metric", "restart"]
     failed = [chat(f"f{number}", due if "another" in name else ["metric"], 0, due) for number in range(10)]
@@ -391,8 +391,8 @@ def test_a_world_that_fails_leaves_causes_unproven_and_says_why_once(
     assert "no argument_1" in refused and "died" in dead and "no such scenario" in unopened
     assert "unproven" not in rows[3]
     report = (tmp_path / "out/report.md").read_text()
-    note = "3 rollouts could not be played again, so that their causes are not proven; of chat/multi\\_turn\\_base\\_0"
-    assert report.count("could not be played again") == 1 and note.replace("\\", "") in report.replace("\\", "")
+    note = "3 rollouts could not be replayed, so their causes are not proven; the first is chat/multi\\_turn\\_base\\_0"
+    assert report.count("could not be replayed") == 1 and note.replace("\\", "") in report.replace("\\", "")
 
 
 class Guarded(World):

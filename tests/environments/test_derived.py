@@ -167,7 +167,7 @@ def test_a_benchmark_whose_solutions_call_every_tool_once_has_its_environments(
     assert not failed
     every = load_file(path).tasks("training", 500, fewer=True)  # fifty plates, four numbers of axles
     assert 150 < len(every) <= 200
-    with pytest.raises(EnvironmentFault, match="where 500 were asked for"):
+    with pytest.raises(EnvironmentFault, match="500 were requested"):
         load_file(path).tasks("training", 500)
 
 

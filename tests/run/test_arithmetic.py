@@ -1,4 +1,4 @@
-"""Memory that a process which computes keeps, and what it gives back where its user asks for that."""
+"""A computing process keeps freed memory, unless the user configures glibc."""
 
 import os
 import subprocess

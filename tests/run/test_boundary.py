@@ -1,4 +1,4 @@
-"""Messages of errors, whoever caused them."""
+"""Messages of errors."""
 
 import base64
 import errno
@@ -57,7 +57,7 @@ def test_disk_faults_are_recognised_in_wrapped_exceptions() -> None:
 
 
 def limited(code: str, size: int) -> subprocess.CompletedProcess[str]:
-    """A program that may write files up to a size."""
+    """A program with a file size limit."""
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -141,4 +141,4 @@ def test_the_hub_stays_offline_unless_a_model_is_named(
     seen: list[str | None] = []
     entry_point(lambda: seen.append(os.environ.get("HF_HUB_OFFLINE")), stage=False)()
     entry_point(lambda: seen.append(os.environ.get("HF_HUB_OFFLINE")))()
-    assert seen == [before, during]  # what starts stages leaves that to each of them
+    assert seen == [before, during]  # each stage decides for itself

@@ -1,4 +1,4 @@
-"""Times of stages: noted by the results that were made, apart from them."""
+"""Times of stages, stored apart from results and named by their digest."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Output of a stage on the screen and in its log."""
+"""Output of a stage in the terminal and in its log."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ main()
 
 
 def ended(folder: Path, said: str) -> subprocess.CompletedProcess[str]:
-    """A stage `small` that warns, makes a file, and returns this."""
+    """A stage `small` that warns, writes a file, and returns a text."""
     script = folder / "small.py"
     script.write_text(STAGE.replace("SAID", said))
     return subprocess.run(

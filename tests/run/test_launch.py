@@ -1,4 +1,4 @@
-"""Work spread over processes: in order, with errors whole, and gone when its starter is gone."""
+"""Work in processes: results in order, exceptions unchanged, and no processes left behind."""
 
 import os
 import pickle
@@ -72,7 +72,7 @@ def test_exceptions_of_workers_reach_the_caller_unchanged(
 
 
 def die_once(item: tuple[Path, int]) -> int:
-    """Kill the worker that has the second item first, or each that has it where the file is a folder."""
+    """Kill the first worker with the second item, or every such worker if the file is a folder."""
     path, number = item
     if number == 1 and not path.is_file():
         if not path.exists():
@@ -118,7 +118,7 @@ def test_only_cluster_jobs_print_progress(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def alive(process: int) -> bool:
-    """Return whether a process runs: a dead one that nobody has waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -168,7 +168,7 @@ def test_trainings_at_once_have_each_gpus_of_their_own_and_all_of_them_where_the
     assert sorted(launch.run(layout, [node] * items, node, "layouts")) == [(gpus, places) for gpus in devices]
     monkeypatch.setenv("AT_ONCE", str(items + 1))
     assert launch.run(layout, [node], node, "layouts") == [(None, 4 // processes)]
-    # Items that may start servers run one after another, each on the GPUs of all.
+    # Items that may start servers run one after another, each on all GPUs for training.
     served = node.model_copy(update={"vllm": VLLM(python="python", gpus=2)})
     assert launch.run(layout, [served], served, "layouts") == [(None, 4 // processes)]
     assert launch.run(process, [0, 1], served, "layouts") == [os.getpid()] * 2
@@ -190,7 +190,7 @@ def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_
         return 0
 
     monkeypatch.setattr(processes, "_run", run)
-    for gpus in (8, 16):  # of these two serve and two are the endpoint's
+    for gpus in (8, 16):  # two serve and two belong to the endpoint
         node = Machine(workers=0, accelerate=Accelerate(processes=2, strategy="ddp"), **{**EIGHT, "gpus": gpus})
         processes.fit("divided", node, (10, "portions"), train, tmp_path)
     assert ran == [2, 10]

@@ -1,4 +1,4 @@
-"""The light installation: what works without the packages that it leaves out, and what it says of the rest."""
+"""The light installation: what works without the extras, and messages for the rest."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ WITHOUT += "from captrain.cli.app import main; main()"
 
 
 def light(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`captrain WORDS` in a process that finds none of the packages of the extras."""
+    """Run `captrain WORDS` in a process without the packages of the extras."""
     code = WITHOUT.format(modules=sorted(EXTRAS), words=["captrain", *words])
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""Output of commands for their user: beside what is theirs, and never over it."""
+"""Outputs of commands never replace files of the user."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_a_failed_command_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_deleted_current_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As some file systems answer in it.
+    # Some file systems answer like this there.
     monkeypatch.setattr(Path, "exists", lambda _: False)
     monkeypatch.setattr(Path, "is_dir", lambda _: False)
     with pytest.raises(UserError, match="^. is not a folder"):

@@ -1,4 +1,4 @@
-"""Work sent to a real Slurm cluster: once each, found again after any death, and with the results that it has here."""
+"""Work on a real Slurm cluster: submitted once, found again after crashes, with the same results as here."""
 
 import json
 import os
@@ -49,14 +49,14 @@ ENVIRONMENTS = ["wrong_argument", "wrong_record"]
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Slurm cluster of two nodes; without the daemons or root, what needs it is skipped."""
+    """A Slurm cluster of two nodes; skips tests without the daemons or root."""
     with running(tmp_path_factory.mktemp("cluster")) as one:
         yield one
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty repository, whose jobs find the tests' functions."""
+    """An empty repository whose jobs can import the tests' functions."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     monkeypatch.setattr(slurm, "GRACE", 0.5)
@@ -71,7 +71,7 @@ def home(cluster: Cluster, here: Path) -> Iterator[Cluster]:
 
 
 def pipeline(*names: str, moment: str = "") -> subprocess.Popen[str]:
-    """Start a pipeline in a process of its own."""
+    """Start a pipeline in its own process."""
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "support.cluster.pipeline", *names], env={**os.environ, "MOMENT": moment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -79,23 +79,23 @@ def pipeline(*names: str, moment: str = "") -> subprocess.Popen[str]:
 
 
 def spoke(one: subprocess.Popen[str]) -> bool:
-    """Return whether a pipeline has sent its jobs, or found them: it speaks first when it has, or else ends."""
+    """Return whether a pipeline has submitted or found its jobs, which it prints first, unless it ends."""
     assert one.stdout is not None
     return bool(select.select([one.stdout], [], [], 0)[0])
 
 
 def runs() -> list[str]:
-    """The names of the chores that were begun, each as often as it was."""
+    """The names of all started chores, with repetitions."""
     return sorted(Path("runs").read_text().split()) if Path("runs").exists() else []
 
 
 def sent() -> list[str]:
-    """All jobs of this repository that Slurm took."""
+    """All jobs of this repository that Slurm accepted."""
     return [attempt.job for submission in jobs.submissions() for attempt in submission.attempts()]
 
 
 class Background:
-    """A call of launch.run that can be watched while it waits."""
+    """A call of launch.run in a thread."""
 
     def __init__(self, function: Any, items: list[Any], machine: Machine, label: str) -> None:
         self.outcome: Any = None
@@ -137,14 +137,14 @@ def test_items_run_once_as_one_array_and_return_in_order(home: Cluster) -> None:
     print(f"three jobs took {time.monotonic() - begun:.1f} s")
     array = sent()[0].partition("_")[0]
     assert sent() == [f"{array}_0", f"{array}_1", f"{array}_2"]
-    # In another order, with others, and on a machine with other settings: what is there is taken.
+    # Results are reused in another order, with other items, and with other machine settings.
     assert MACHINE.slurm is not None
     other = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"minutes": 7}), "batch": 9})
     assert launch.run(chore, [Chore("d"), *reversed(items)], other, "chores") == [
         ("D", "1"), ("C", "1"), ("B", "1"), ("A", "1")
     ]  # fmt: skip
     assert runs() == ["a", "b", "c", "d"] and len(sent()) == 4
-    # One item is a job and no array.
+    # One item is a job, not an array.
     assert sent()[3].isdigit() and row(sent()[3])[2] == "finished"
 
 
@@ -162,7 +162,7 @@ def test_a_killed_pipeline_finds_its_jobs_again(home: Cluster, moment: str, subm
     assert pipeline("a", "b", moment=moment).wait(PATIENCE) == -signal.SIGKILL
     assert not Path("done.json").exists()
     again = pipeline("a", "b")
-    # A job that is over before it is looked for is neither waited for nor written down.
+    # A job that has ended already is neither waited for nor listed.
     until(lambda: spoke(again))
     Path("go").touch()
     said, problem = again.communicate(timeout=PATIENCE)
@@ -172,7 +172,7 @@ def test_a_killed_pipeline_finds_its_jobs_again(home: Cluster, moment: str, subm
     assert len(jobs.submissions()) == submissions
     ours = {submission.name for submission in jobs.submissions()}
     listed = home.say("squeue", "--noheader", "--array", "--states=all", "--format=%j").split()
-    # One without work ends by itself.
+    # A job without work ends by itself.
     assert sum(name in ours for name in listed) == (4 if moment.startswith("after") else 2)
     assert ("waiting for earlier jobs" in said) == (submissions == 1 and moment != "before publishing")
 
@@ -227,7 +227,7 @@ def test_preempted_and_timed_out_jobs_are_requeued_and_resume(home: Cluster) -> 
     waiting = Background(chore, [Chore(name, "never", once=True) for name in names], MACHINE, "chores")
     until(lambda: runs() == sorted(names))
     told, requeued, late = sent()
-    # As a scheduler does it that gives notice; as one that does not; and when the time is nearly up.
+    # Preemption with notice, preemption without notice, and a time limit.
     home.say("scancel", "--signal=USR2", told)
     home.say("scontrol", "requeue", requeued)
     home.say("scontrol", "update", f"JobId={late}", "TimeLimit=1")
@@ -235,7 +235,7 @@ def test_preempted_and_timed_out_jobs_are_requeued_and_resume(home: Cluster) -> 
     assert runs() == sorted([*names, *names]) and sent() == [told, requeued, late]
     for job in (told, late):
         assert jobs.job_log(Path(), job).count("Calling checkpoint method") == 1
-    # What it said before it was queued again is not lost.
+    # Its earlier output is kept.
     assert jobs.job_log(Path(), requeued).count(" of 5: at requeued") == 2
 
 
@@ -252,9 +252,9 @@ def test_exceptions_of_jobs_reach_the_pipeline_unchanged(home: Cluster) -> None:
         launch.run(refuse, [Chore("faulty"), Chore("broken")], MACHINE, "chores")
     with pytest.raises(ZeroDivisionError, match="three by nothing") as error:
         launch.run(refuse, [Chore("broken")], MACHINE, "chores")
-    # Where it went wrong is known here too.
+    # The traceback is also known here.
     assert 'raise ZeroDivisionError("three by nothing")' in error.value.__notes__[0]
-    # Both pipelines sent what is broken: nothing that failed is kept.
+    # Both pipelines submitted the failing item, because failures are not kept.
     assert len(sent()) == 3 + 2 + 1
     assert [row(job)[2] for job in (sent()[0], sent()[1])] == ["finished", "failed"]
     assert row(sent()[1])[-1] == "one is out of stock" and row(sent()[-1])[5] == "ZeroDivisionError: three by nothing"
@@ -298,8 +298,8 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
     from captrain.training.jobs import TrainingEnvironment
     from captrain.training.runs import train
 
-    # While `hold` is there, a process stops within its third step; each says what it has scored. A benchmark may, in
-    # this process; an environment from a file is confined.
+    # While the file `hold` exists, a process stops within its third step. Each process records its scores, which a
+    # benchmark can do here, but a confined environment cannot.
     holding = Component.model_validate({"_target_": "support.cluster.holding.Letters"})
     places = {"environments": (TrainingEnvironment("letters", holding, 2),)}
     Path("hold").touch()
@@ -309,13 +309,13 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
     ]
     machine = Machine(launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30), workers=1, batch=1)
     waiting = Background(train, items, machine, "adapters")
-    # Of the long one: the short one has a single step.
+    # Only for the long training; the short one has a single step.
     until(lambda: list(Path().glob(".cache/adapters/*/checkpoints/checkpoint-4/history.json")))
     home.say("scontrol", "requeue", sent()[0])
     until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
     Path("hold").unlink()
     trained = waiting.result()
-    # The two steps that lay in the checkpoint were not played again.
+    # The two steps in the checkpoint were not played again.
     processes = Path("scored").read_text().split()
     assert processes.count(processes[-1]) == 48 - 16 and len(set(processes)) == 3 and len(sent()) == 2
     (tmp_path / "local").mkdir()
@@ -347,7 +347,7 @@ def test_two_nodes_train_an_adapter_with_the_bytes_of_one_node(home: Cluster, ti
         )  # fmt: skip
         trained += launch.run(train, [replace(one, machine=machine)], machine, "adapters")
         scored = Path("nodes").read_text().split()
-        # Each process plays its own rollouts, on its own node.
+        # Each process plays its rollouts on its own node.
         assert {name: scored.count(name) for name in scored} == ({"n1": 8, "n2": 8} if nodes == 2 else {"n1": 16})
     (tmp_path / "here").mkdir()
     os.chdir(tmp_path / "here")
@@ -378,7 +378,7 @@ def test_killed_nodes_resume_from_the_checkpoint_to_the_same_bytes(home: Cluster
     Path("hold").unlink()
     [killed] = waiting.result()
     scored = Path("nodes").read_text().split()
-    # What lay in the checkpoint was not played again; the third step may have begun.
+    # Steps in the checkpoint were not played again; the third step may have started.
     assert 24 <= len(scored) < 24 + 8 and {*scored} == {"n1", "n2"}
     (tmp_path / "here").mkdir()
     os.chdir(tmp_path / "here")
@@ -388,7 +388,7 @@ def test_killed_nodes_resume_from_the_checkpoint_to_the_same_bytes(home: Cluster
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
-    """A project of experiment smoke with a base of little training, and two environments of this repository."""
+    """A project of experiment smoke with a little-trained base and two environments of this repository."""
     folder = tmp_path_factory.mktemp("smoke")
     chosen = compose_spec("smoke", 0, SMALL, ROOT / "conf")
     publish_spec(chosen, folder / "results/spec.yaml")
@@ -400,7 +400,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
 
 
 def staged(stage: str, folder: Path) -> str:
-    """Run a stage as the pipeline does; what it said."""
+    """Run a stage like the pipeline; return its output."""
     done = subprocess.run(
         [warm_commands() / "python", *command_of(stage, ROOT)], cwd=folder, text=True, timeout=PATIENCE,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -410,7 +410,7 @@ def staged(stage: str, folder: Path) -> str:
 
 
 def left(folder: Path, stage: str) -> dict[str, bytes]:
-    """All that a stage has left, by path."""
+    """All outputs of a stage, by path."""
     places = [folder / "artifacts" / stage, folder / "results" / stage]
     files = [path for place in places for path in sorted(place.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
@@ -431,7 +431,7 @@ def test_diagnosis_and_the_adapters_of_smoke_are_byte_for_byte_the_same_from_job
     assert [len(submission.attempts()) for submission in (diagnosis, training)] == [4, 2]
     journals = [len(list((folder / ".cache/rollouts").glob("*.jsonl"))) for folder in (here, smoke)]
     assert journals == [4, 1]
-    # Without the stage's outputs, the jobs' results are taken as they are.
+    # If the stage's outputs are missing, the jobs' results are reused.
     shutil.rmtree(here / "artifacts/rollouts")
     assert "submitted" not in staged("rollouts", here) and left(here, "rollouts") == left(smoke, "rollouts")
 
@@ -563,7 +563,7 @@ def test_a_key_depends_only_on_the_code_that_runs(here: Path, monkeypatch: pytes
     for name in others:
         (package / name).write_text((package / name).read_text() + "\n")
         assert digest() == before, name
-    # Imported at the top, within a function, by another; components, which are named and not imported.
+    # Imports at the top, within functions and transitive ones, and components, which are named but not imported.
     reached = ("training/runs.py", "training/grpo.py", "models/chat.py", "records/files.py", "agents/engine.py")
     for name in (*reached, "benchmarks/servicedesk.py"):
         (package / name).write_text((package / name).read_text() + "\n")
@@ -596,7 +596,7 @@ def _folder(item: Chore) -> dict[str, Path]:
 
 
 def _stubborn(_: Any) -> str:
-    """Takes every exception for its own."""
+    """Catches every exception."""
     with suppress(Exception):
         signal.raise_signal(signal.SIGUSR2)
     return "went on"
@@ -606,7 +606,7 @@ def _stubborn(_: Any) -> str:
 def test_requeues_are_limited(
     here: Path, monkeypatch: pytest.MonkeyPatch, minutes: int, countdown: int, queued: list[int]
 ) -> None:
-    # A job of 60 minutes that is told in its first has not met its limit: it is preempted, and always queued again.
+    # A job of 60 minutes that is warned in its first minute was preempted, so it is always queued again.
     monkeypatch.setattr(slurm, "ENDING", threading.Event())
     again: list[int] = []
     environment = SlurmJobEnvironment()
@@ -647,7 +647,7 @@ def test_state_is_flushed_to_disk_before_it_counts(here: Path, monkeypatch: pyte
     submitted(here, monkeypatch, Chore("a"))
     names = ["whole.pkl", "failed.failure", jobs.RECORD]
     for name, path in zip(names, flushed, strict=True):
-        assert name in Path(path).name != name  # aside still
+        assert name in Path(path).name != name  # still the temporary file
 
 
 def test_submissions_are_ordered_by_time_across_time_zones(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,7 +661,7 @@ def test_submissions_are_ordered_by_time_across_time_zones(here: Path, monkeypat
 
 
 def submitted(here: Path, monkeypatch: pytest.MonkeyPatch, item: Chore) -> None:
-    """Submit a job to a Slurm that takes it and knows nothing of it."""
+    """Submit a job to a Slurm that accepts it and does not list it."""
     for name in ("sbatch", "squeue"):
         (here / name).write_text('#!/bin/sh\necho "Submitted batch job 12"\n')
         (here / name).chmod(0o755)
@@ -678,7 +678,7 @@ def test_exceptions_during_a_requeue_are_no_failures(
     def ended(item: Any) -> None:
         if item == "told":
             work.checkpoint()
-        # As submitit's handler does, when Slurm ends the process that asks for the job to be queued again.
+        # Like submitit's handler, if Slurm ends the process that requeues the job.
         raise subprocess.CalledProcessError(-signal.SIGTERM, ["scontrol", "requeue"])
 
     here.joinpath("jobs").mkdir()

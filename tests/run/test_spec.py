@@ -1,4 +1,4 @@
-"""The configuration, through `compose` and through the compose stage as DVC runs it."""
+"""The configuration, by `compose` and by the compose stage."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def workspace(tmp_path: Path) -> Path:
     shutil.copytree(CONF, tmp_path / "conf")
     (tmp_path / "stages").mkdir()
     shutil.copy(ROOT / "stages/compose.py", tmp_path / "stages")
-    # Not the committed one: what it selects at the moment is its owner's business.
+    # Not the committed params.yaml, which its owner may change.
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"experiment": "default", "seed": 0, "overrides": []}))
     return tmp_path
 
@@ -54,13 +54,13 @@ def python(workspace: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def write_params(workspace: Path, **params: object) -> None:
-    """Replace some of params.yaml."""
+    """Replace parts of params.yaml."""
     path = workspace / "params.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | params))
 
 
 def run_stage(workspace: Path) -> int:
-    """Run the compose stage in this process, which is several times faster; its exit status."""
+    """Run the compose stage in this process, which is faster; return its exit status."""
     with contextlib.chdir(workspace):
         try:
             runpy.run_path("stages/compose.py", run_name="__main__")
@@ -286,7 +286,7 @@ class Served(Protocol):
 
 
 class Lazy:
-    """Its member is there, and costs a server when it is read."""
+    """Has the member, whose evaluation would start a server."""
 
     def __init__(self, *, calls: int = 0) -> None:
         self.answer = str
@@ -350,7 +350,7 @@ def test_a_model_behind_an_endpoint_is_the_base(workspace: Path) -> None:
     assert compose("default", "policy=openai", "base.model=other", "policy.name=alias").base.model == "other"
     pretrained = "base.pretrained=a@0123456789abcdef"
     assert compose("default", pretrained, "policy=openai", "policy.name=some/model").base.pretrained is None
-    assert compose("default", "policy=vllm").base.model is None  # its servers are given the base that is trained here
+    assert compose("default", "policy=vllm").base.model is None  # its servers serve the base that is trained here
     write_params(workspace, overrides=["policy=openai", "policy.name=some/model"])
     assert run_stage(workspace) == 0
     shutil.copy(ROOT / "stages/base.py", workspace / "stages")
@@ -430,7 +430,7 @@ def test_every_param_of_a_stage_exists() -> None:
 
 
 def alike(stage: str) -> list[str]:
-    """The stages that dvc.yaml writes as one, by `foreach`, with this one."""
+    """The stages of the same `foreach` in dvc.yaml."""
     groups = {row_of(name): name.partition("@")[0] for name in read_stages(ROOT / "dvc.yaml", "")}
     return [name for name, group in groups.items() if group == groups[stage]]
 
@@ -458,7 +458,7 @@ def test_component_packages_count_as_a_whole(experiment: str) -> None:
 
 
 def targets_of(component: Component) -> Iterator[str]:
-    """Its import path, and those of the components among its settings."""
+    """Its import path, and those of inner components."""
     yield component.target
     for name, value in component.settings().items():
         if (inner := nested(name, value)) is not None:

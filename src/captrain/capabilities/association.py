@@ -39,13 +39,13 @@ PHRASES = {
         "Call {1} with the same {2} before {0}.",
     ),
     "repaired": Phrase(
-        "error of {0}, then a corrected call",
-        "error of {0}, and no corrected call after it",
-        "When {0} reports an error, read it, correct the call and make it again.",
+        "{0} failed, then a corrected call",
+        "{0} failed and was never corrected",
+        "When {0} fails, read the error, correct the call and repeat it.",
     ),
     "sourced": Phrase(
         "{0} with {1} from an earlier message",
-        "{0} with a {1} that stands in no earlier message",
+        "{0} with a {1} from no earlier message",
         "Take {1} of {0} from the user's words or a tool's result.",
     ),
     "once": Phrase(
@@ -66,17 +66,17 @@ PHRASES = {
         "{0} of another record than the user describes",
         "Of several records, take {0} from the one that the user's words describe.",
     ),
-    "made": Phrase("{0}: unmade", line="Do not close before {0} is done, where the task needs it."),
-    "equal": Phrase("{0}: another {1}", line="Before {0}, check {1} against the records and what was asked for."),
+    "made": Phrase("{0} not called", line="Do not close before {0} is done, where the task needs it."),
+    "equal": Phrase("{0} with another {1}", line="Before {0}, check {1} against the records and the request."),
     "instead": Phrase(
-        "{0}: something else instead",
+        "another call instead of {0}",
         line="Before you change a record, read it, and let what it says decide between {0} and anything else.",
     ),
-    "beyond": Phrase("{0}: not in the reference", line="Make {0} only where it is asked for and allowed."),
+    "beyond": Phrase("{0} not in the reference", line="Call {0} only where it is asked for and allowed."),
     "told": Phrase(
-        "{0}: not told", line="Before you close, answer every question with the value that the tools returned."
+        "{0} not told", line="Before you close, answer every question with the value that the tools returned."
     ),
-    "ended": Phrase("{0}: too early", line="Do not end before all that was asked for is done."),
+    "ended": Phrase("{0} too early", line="Do not end before everything that was asked for is done."),
     "cause": Phrase("{0}"),
     "suspect": Phrase("{0}"),
     "order": Phrase("{0}", line="{1}"),

@@ -82,7 +82,12 @@ class Parsed(ABC):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> core_schema.CoreSchema:
-        return core_schema.no_info_after_validator_function(cls.parse, core_schema.str_schema())
+        schema = core_schema.is_instance_schema(cls)
+        return core_schema.no_info_before_validator_function(cls._read, schema)
+
+    @classmethod
+    def _read(cls, value: object) -> object:
+        return cls.parse(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
-"""The selection rule, the one place where it is decided which candidates are selected.
+"""The selection rule: which candidates are selected.
 
-Source: TRACE, capability selection: a candidate is retained in a labelling run when its gap and its coverage reach
-their thresholds there, and selected when enough runs retain it. Two additions: a run that leaves the gap undefined has
-no say; and the lower bound of the pooled gap must exceed a floor, which one that is undefined in most of its many
-resamples does not have. So whether there is something to contrast is decided once, and not by chance of the few runs.
+Source: TRACE, capability selection. A labelling run retains a candidate if its gap and coverage reach their thresholds
+there; a candidate is selected if enough runs retain it. There are two additions. A run with an undefined gap has no
+vote. And the lower bound of the pooled gap must exceed a floor; a gap that is undefined in most resamples has no bound.
+So the many resamples decide once whether there is anything to contrast, and not the few runs by chance.
 
-A weak agent passes only what asks for nothing hard, and then there is nothing to contrast. A proven need does not ask
-for it: with a threshold `proof`, a candidate is selected as well if the share of the failures that, replayed, do not
-pass without its repair has a lower bound that reaches it. Such candidates rank behind those that the contrast selects.
+A weak agent passes only easy tasks, and then there is nothing to contrast. A proven need does not require a contrast.
+With a threshold `proof`, a candidate is also selected if its share of the failures that need its repair (by replay) has
+a lower bound that reaches `proof`. Such candidates rank behind those that the contrast selects.
 
-The rule works on the account of a selection (results/capabilities/selection.json) and on nothing else, that is on
-numbers rounded as they are written there. So the selection itself, its replay under other thresholds, the table of
-stability and the report's sliders (reporting/pages/static/report.js, held to `decide` by a test) cannot disagree.
+The rule uses only the account of a selection (results/capabilities/selection.json), with its rounded numbers. So the
+selection, its replay under other thresholds, the stability table and the report's sliders
+(reporting/pages/static/report.js, compared with `decide` by a test) cannot disagree.
 """
 
 import math
@@ -30,16 +30,20 @@ if TYPE_CHECKING:
 
 
 class RunRates(TypedDict):
-    """Gap and coverage of a candidate in one labelling run, null where undefined. The coverage is undefined where the
-    run did not propose the candidate or drew no failed rollout."""
+    """Gap and coverage of a candidate in one labelling run, null where undefined.
+
+    The coverage is undefined if the run did not propose the candidate or drew no failed rollout.
+    """
 
     gap: float | None
     coverage: float | None
 
 
 class Contrast(TypedDict):
-    """Numbers of a candidate that the rule needs: pooled gap, its lower bound, pooled coverage, rates of each run; and,
-    where proofs were asked for, the share of failures that need its repair, `proven`, with its interval."""
+    """The numbers of a candidate that the rule needs: pooled gap, its lower bound, pooled coverage, rates of each run.
+
+    With proofs also `proven`, the share of failures that need its repair, and its interval.
+    """
 
     id: str
     gap: float | None
@@ -52,8 +56,10 @@ class Contrast(TypedDict):
 
 
 class CandidateAccount(Contrast):
-    """A candidate in the account of a selection; `by_proof`, where proofs were asked for: the contrast alone would not
-    select it."""
+    """A candidate in the account of a selection.
+
+    With proofs, `by_proof` says that the contrast alone would not select it.
+    """
 
     name: str
     description: str
@@ -69,8 +75,11 @@ class CandidateAccount(Contrast):
 
 
 class Limits(TypedDict):
-    """The settings that a selection was made by. `agreement`: of how many runs; `count`: selected at most; `ranking`:
-    "product" where it is not named; `proof`: least share of failures that need the repair, where that selects."""
+    """The settings of a selection.
+
+    `agreement`: runs that must retain a candidate. `count`: selected at most. `ranking`: "product" if missing. `proof`:
+    least share of failures that need the repair, if that selects.
+    """
 
     delta: float
     coverage: float
@@ -83,7 +92,7 @@ class Limits(TypedDict):
 
 
 class SelectionAccount(TypedDict):
-    """The account of a selection; candidates are in rank order, best first. `rollouts`: how many passed and failed."""
+    """The account of a selection: candidates in rank order, best first, and how many rollouts passed and failed."""
 
     thresholds: Limits
     rollouts: Mapping[str, int]
@@ -91,19 +100,21 @@ class SelectionAccount(TypedDict):
 
 
 def read_selection(results: Path) -> SelectionAccount:
-    """The account that the stage `capabilities` has left.
+    """Read the account that the stage `capabilities` wrote.
 
     Raises:
-        UserError: it is missing, or not whole.
+        UserError: it is missing or damaged.
     """
     return read_json(results / "capabilities/selection.json", SelectionAccount, "run `dvc repro capabilities`")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Verdict of the rule on one candidate: in how many runs it is retained and in how many it must be, whether the
-    lower bound of its gap exceeds the floor, its rank among all candidates, from 1, whether it is selected, and whether
-    that is by proof alone."""
+    """The rule's decision on one candidate.
+
+    It says how many runs retain it and must, whether the lower bound of its gap exceeds the floor, its rank from 1,
+    whether it is selected, and whether by proof alone.
+    """
 
     id: str
     retained: int
@@ -149,7 +160,7 @@ def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
 
 
 def replay(account: SelectionAccount, delta: float, coverage: float) -> list[str]:
-    """The capabilities that would have been selected under other thresholds, in rank order: no labels, no bootstrap.
+    """The capabilities that other thresholds would select, in rank order, without new labels or resamples.
 
     Args:
         account: of a selection; its agreement, floor and count stay.
@@ -161,8 +172,10 @@ def replay(account: SelectionAccount, delta: float, coverage: float) -> list[str
 
 
 def undecided(account: SelectionAccount) -> list[str]:
-    """The candidates that more rollouts may decide: their coverage reaches its threshold, and their gap is undefined,
-    or enough runs retain them and the lower bound of the gap alone speaks against them."""
+    """The candidates that more rollouts may decide.
+
+    Their coverage is high enough, and either their gap is undefined, or only its lower bound is too low.
+    """
     limits = account["thresholds"]
     decisions = {decision.id: decision for decision in decide(account["candidates"], limits)}
     names = []
@@ -176,14 +189,16 @@ def undecided(account: SelectionAccount) -> list[str]:
 
 
 def is_retained(run: RunRates, limits: Limits) -> bool:
-    """Tell if a run retains a candidate: its gap and its coverage are defined and reach their thresholds."""
+    """Tell whether a run retains a candidate: its gap and coverage are defined and reach their thresholds."""
     gap, coverage = run["gap"], run["coverage"]
     return gap is not None and coverage is not None and gap >= limits["delta"] and coverage >= limits["coverage"]
 
 
 def mean_gap(candidate: Contrast) -> float | None:
-    """The mean of the gaps of the runs that define one; None where none does. Gaps have six digits, so that sums of
-    their millionths are exact, and the report's script finds the same mean."""
+    """The mean of the defined gaps; None without any.
+
+    Gaps have six digits, so sums of millionths are exact and the report's script finds the same mean.
+    """
     gaps = [round(run["gap"] * 1e6) for run in candidate["per_run"] if run["gap"] is not None]
     return sum(gaps) / (1e6 * len(gaps)) if gaps else None
 

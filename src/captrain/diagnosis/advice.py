@@ -1,8 +1,8 @@
-"""Advice on what to do next: steps whose repair would have turned most failures into passes, then all else, in order.
+"""Advice on what to do next, most urgent first: the steps whose repair turns most failures into passes come first.
 
-A line in the prompt can remind an agent of what it can do and forgets; it cannot teach it to compute, to choose or to
-copy, and it may cost elsewhere, which only a run shows. Training needs a contrast that holds and tools to build an
-environment of; a contrast that does not hold yet needs more rollouts, and how many, the power of the comparison says.
+A line in the prompt reminds an agent of what it can do but forgets. It cannot teach computing, choosing or copying, and
+it may cost elsewhere, which only a run shows. Training needs a contrast that holds, and tools to build an environment.
+A contrast that does not hold yet needs more rollouts; the power of the comparison says how many.
 """
 
 from collections.abc import Mapping
@@ -11,22 +11,23 @@ from pathlib import Path
 from shlex import quote
 
 from captrain.capabilities import KINDS, LEVEL, Association, CandidateAccount, name_of, prompt_line
-from captrain.diagnosis.diagnosis import Diagnosis
-from captrain.diagnosis.findings import REFERENCE, Fix
+from captrain.diagnosis.diagnosis import Account, Diagnosis
+from captrain.diagnosis.findings import REFERENCE, Findings, Fix
+from captrain.diagnosis.rollouts import Standing
 from captrain.diagnosis.synthesis import Writer, possible_writers
 from captrain.statistics import Design, tasks_needed
 
 MARGIN = 0.02
-"""Rates of 0 and 1 are taken as this far from them: a test of two certain outcomes needs no power."""
-TRAINED = "words do not repair it: train it"
+"""Rates of 0 and 1 are replaced by rates this far from them: a test of two certain outcomes needs no power."""
+TRAINED = "a line in the prompt does not repair this: train it"
 ORDERS = 3
-"""Orders of calls that get a line."""
+"""Most orders of calls that get a line."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice, and its subject: a step to repair, a kind of cause, the benchmark or the
-    simulator. Of a step, the counts (`facts`) and one failure, quoted (`example`)."""
+    """What to do about a subject: a step to repair, a kind of cause, the benchmark or the simulator. A step to repair
+    also has its counts (`facts`) and one quoted failure (`example`)."""
 
     subject: str
     action: str
@@ -35,47 +36,67 @@ class Advice:
 
 
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
-    """Advise, most urgent first: what to fix, what is not the agent's, then its causes in the order of the ranking.
+    """Advise, most urgent first: steps to fix, faults that are not the agent's, then its causes as ranked.
 
     Args:
         diagnosis: of logs.
-        folder: that it is written to, for commands that read it; None: nowhere yet.
+        folder: where the diagnosis is written, for the commands in the advice; None: nowhere yet.
     """
     account, findings = diagnosis.account, diagnosis.findings
     candidates = diagnosis.report["candidates"] if diagnosis.report else []
     selected = [entry["id"] for entry in candidates if entry["selected"]]
     writers = possible_writers(diagnosis) if selected else {}
     training = {name: _training(name, writers.get(name), folder) for name in selected}
-    advice = [_about_fix(fix, account.failures, training) for fix in findings.fixes]
-    suspects, spoilt, errors = (account.standings[standing] for standing in ("suspect", "spoilt", "error"))
-    faults = {
-        "benchmark": (
-            suspects,
-            f"suspect the benchmark: read the {suspects} references in suspects.jsonl before anything is trained",
-        ),
-        "simulator": (spoilt, f"repair the simulated user: it spoilt {spoilt} of {account.failures} failures"),
-        "infrastructure": (errors, f"repair what the agent runs on: {errors} rollouts have no verdict"),
+    return [
+        *(_about_fix(fix, account.failures, training) for fix in findings.fixes),
+        *_about_faults(account),
+        *(Advice(entry["id"], _about_cause(diagnosis, entry, training)) for entry in candidates),
+        *_about_orders(findings, account),
+        *_about_unexplained(account),
+    ]
+
+
+def _about_faults(account: Account) -> list[Advice]:
+    """Advice on failures that the benchmark, the simulated user or the infrastructure caused."""
+    actions: dict[str, tuple[Standing, str]] = {
+        "benchmark": ("suspect", "check {} references in suspects.jsonl before you train anything: they may be wrong"),
+        "simulator": ("spoilt", "repair the simulated user: it caused {} of {} failures"),
+        "infrastructure": ("error", "repair the infrastructure: {} rollouts have no verdict"),
     }
-    advice += [Advice(subject, action) for subject, (number, action) in faults.items() if number]
-    advice += [Advice(entry["id"], _about_cause(diagnosis, entry, training)) for entry in candidates]
-    # Orders of calls that go with failing and are no fix already; for want of fixes the surest, which may be luck.
+    return [
+        Advice(subject, action.format(account.standings[standing], account.failures))
+        for subject, (standing, action) in actions.items()
+        if account.standings[standing]
+    ]
+
+
+def _about_orders(findings: Findings, account: Account) -> list[Advice]:
+    """Advice on orders of calls that correlate with failure and are no fix; without any fix, on the surest order."""
     subjects = {name_of(fix.key) for fix in findings.fixes}
-    orders = [row for row in findings.order if row.p_holm <= LEVEL and not row.holds and row.name not in subjects]
-    actions = [(row, f'a line in the prompt costs little: "{prompt_line(row.key)}"') for row in orders[:ORDERS]]
-    advice += [Advice(row.name, f"{_counts(row)}; {action}") for row, action in actions]
-    for row in [row for row in findings.order if row.p == row.p][:1] if account.failures and not findings.fixes else ():
-        action = f"the surest order of calls, but luck may bring it about (p, Holm {row.p_holm:.2g})"
-        advice.append(Advice(row.name, f"{_counts(row)}: {action}; collect more rollouts to conclude"))
+    sure = [row for row in findings.order if row.p_holm <= LEVEL and not row.holds and row.name not in subjects]
+    advice = [
+        Advice(row.name, f'{_counts(row)}; a line in the prompt costs little: "{prompt_line(row.key)}"')
+        for row in sure[:ORDERS]
+    ]
+    tested = [row for row in findings.order if row.p == row.p]
+    if account.failures and not findings.fixes and tested:
+        note = f"the strongest correlation, but it may be chance (p after Holm {tested[0].p_holm:.2g})"
+        action = f"{_counts(tested[0])}: {note}; collect more rollouts to conclude"
+        advice.append(Advice(tested[0].name, action))
+    return advice
+
+
+def _about_unexplained(account: Account) -> list[Advice]:
     if account.failures and account.unreferenced:
         action = (
-            "bring the solutions of the tasks as `reference`, or let a language model read the dialogues by "
-            "`--analyst openai`: without either only what a log shows by itself and what goes with failing can be told"
+            "bring the solutions of the tasks as `reference`, or let a language model read the dialogues with "
+            "`--analyst openai`: without either, captrain can only say what correlates with failure"
         )
-        advice.append(Advice(f"{account.unreferenced} rollouts without a reference", action))
-    elif account.unexplained:
-        action = "let a language model read the dialogues by `--analyst openai`"
-        advice.append(Advice(f"{account.unexplained} unexplained failures", action))
-    return advice
+        return [Advice(f"{account.unreferenced} rollouts without a reference", action)]
+    if account.unexplained:
+        action = "let a language model read the dialogues with `--analyst openai`"
+        return [Advice(f"{account.unexplained} unexplained failures", action)]
+    return []
 
 
 def _counts(row: Association) -> str:
@@ -83,54 +104,59 @@ def _counts(row: Association) -> str:
 
 
 def _about_fix(fix: Fix, failures: int, training: Mapping[str, str]) -> Advice:
-    causes = [cause for cause, _ in fix.causes.most_common(1)]
-    is_skipped = causes == ["missing_lookup"] and fix.key[0] in ("equal", "beyond")
-    skipped = [tool for tool, _ in fix.lookups.most_common(1)] if is_skipped else []
-    orders = [prompt_line(("after", fix.key[1], tool)) for tool in skipped]
-    lines = [line for line in (*orders, prompt_line(fix.key), *(KINDS[cause].line for cause in causes)) if line]
-    action = f'a line in the prompt: "{lines[0]}"' if lines else TRAINED
+    cause = fix.causes.most_common(1)[0][0] if fix.causes else ""
+    lines = [prompt_line(fix.key), KINDS[cause].line if cause else ""]
+    if cause == "missing_lookup" and fix.key[0] in ("equal", "beyond") and fix.lookups:
+        lines.insert(0, prompt_line(("after", fix.key[1], fix.lookups.most_common(1)[0][0])))
+    line = next((line for line in lines if line), "")
+    action = f'add to the prompt: "{line}"' if line else TRAINED
     if fix.key == REFERENCE:
-        action = "read these references in suspects.jsonl, and correct those that are wrong"
-    elif causes and causes[0] in training:
-        action += f"; if it is not enough, train {causes[0]}{training[causes[0]]}"
-    proof = f"proven by replay in {fix.counts['proven']}" if fix.counts["proven"] else "not proven"
-    facts = [f"in {fix.counts['failures']} of {failures} failures, alone in {fix.counts['alone']} ({proof})"]
-    facts += [f"mostly {causes[0]}"] if causes and causes[0] not in fix.key else []
-    facts += [f"above all where {' or '.join(f'{kind} ({number})' for kind, number in fix.kinds)}"] if fix.kinds else []
+        action = "read these references in suspects.jsonl and correct the wrong ones"
+    elif cause in training:
+        action += f"; if that is not enough, train {cause}{training[cause]}"
+    kinds = " or ".join(f"{kind} ({number})" for kind, number in fix.kinds)
+    facts = [
+        f"{fix.counts['failures']} of {failures} failures, the only fault in {fix.counts['alone']}",
+        f"proven by replay in {fix.counts['proven']}" if fix.counts["proven"] else "not proven by replay",
+        f"usual cause: {cause}" if cause and cause not in fix.key else "",
+        f"more frequent in tasks with {kinds}" if kinds else "",
+    ]
     example = fix.example
     quotation = f"{example.quote} ({example.evidence})" if example.quote else example.evidence
-    return Advice(name_of(fix.key), action, "; ".join(facts), f"{fix.place}, message {example.message}: {quotation}")
+    return Advice(
+        name_of(fix.key), action, "; ".join(filter(None, facts)), f"{fix.place}, message {example.message}: {quotation}"
+    )
 
 
 def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: Mapping[str, str]) -> str:
     line, gap, passed = KINDS[entry["id"]].line, entry["gap"], entry["er_passed"]
     if entry["selected"]:
-        reminder = f'try a line in the prompt first: "{line}"; if it is not enough, train it' if line else TRAINED
-        return f"{reminder}{training[entry['id']]}"
+        first = f'first add to the prompt: "{line}"; if that is not enough, train it' if line else TRAINED
+        return first + training[entry["id"]]
     reminder = f'; a line in the prompt costs little: "{line}"' if line else ""
     if gap is None or passed is None:
-        return f"no passed rollout had occasion to show it: bring passed rollouts of such tasks{reminder}"
+        return f"no passed rollout could have shown it: bring passed rollouts of such tasks{reminder}"
     if gap <= 0:
         return "leave it: passed rollouts show it as often as failed ones"
-    # So many rollouts of each outcome tell this gap from none, on 8 in 10 occasions.
+    # So many rollouts of each outcome detect this gap with power .8.
     base = min(max(passed, MARGIN), 1 - MARGIN)
     gap, count = min(gap, 1 - MARGIN - base), max(2, min(diagnosis.account.passed, diagnosis.account.failed))
     least = tasks_needed(Design(base=base, tasks=count, trials=1, icc=0.0, shared=0.0), gap) if gap > 0 else None
     if least is None:
-        return f"no number of rollouts will tell this gap from luck{reminder}"
+        return f"no number of rollouts can separate this gap from chance{reminder}"
     if least <= count:
-        return f"real, as far as these rollouts tell, but below the thresholds of the selection{reminder}"
+        return f"these rollouts show the gap, but it is below the thresholds of the selection{reminder}"
     return f"collect about {least - count} more passed and failed rollouts to conclude{reminder}"
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> str:
-    """Return the words on how to get an environment for a cause: the command to type, where it would work."""
+    """How to get an environment for a cause: the command, where it would work."""
     if writer is None:
         return (
-            " (an environment needs the tools' schemas, which these logs do not hold: bring them as `tools`, or by "
-            "`--tools FILE` to `captrain synthesize`)"
+            " (an environment needs the tools' schemas, which these logs lack: add them to the logs as `tools`, or "
+            "pass them with `--tools FILE` to `captrain synthesize`)"
         )
     command = f"captrain synthesize {name} --diagnosis {quote(str(folder or 'DIR'))} --out environments"
     if writer == "program":
         return f": `{command}`"
-    return f", where a language model writes the environment (MODEL: its name): `{command} --model MODEL`"
+    return f"; a language model (its name in place of MODEL) writes the environment: `{command} --model MODEL`"

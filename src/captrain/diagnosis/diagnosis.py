@@ -113,10 +113,11 @@ def label_causes(
         could.extend(has_solution(rollout) or label.verdict != "NA" for label in labels.values())
         failed.append(row.outcome == "failed")
         tasks.append(numbers.setdefault(row.task, len(numbers)))
-        for kind, label in labels.items() if row.outcome == "failed" else ():
-            if label.verdict == "LACKING":
+        for kind, label in labels.items():
+            if row.outcome == "failed" and label.verdict == "LACKING":
                 tools[kind].update(row.tools)
-                examples[kind] += [rollout] if len(examples[kind]) < EXAMPLES else []
+                if len(examples[kind]) < EXAMPLES:
+                    examples[kind].append(rollout)
     draws = [np.random.default_rng([seed, run]).integers(len(numbers), size=len(numbers)) for run in range(runs)]
     counts = np.array([np.bincount(draw, minlength=len(numbers)) for draw in draws], np.uint16)[:, tasks]
     shape = len(tasks), len(kinds)
@@ -189,10 +190,8 @@ class Account:
         """A sentence on the rollouts whose world failed; "" where there are none."""
         if self.unplayed is None:
             return ""
-        return (
-            f"{self.unproven} rollouts could not be played again, so that their causes are not proven; of "
-            f"{self.unplayed.place}: {self.unplayed.unproven}"
-        )
+        reason = f"{self.unplayed.place}: {self.unplayed.unproven}"
+        return f"{self.unproven} rollouts could not be replayed, so their causes are not proven; the first is {reason}"
 
     @property
     def shares(self) -> list[tuple[str, CauseTally]]:
@@ -214,28 +213,31 @@ class Account:
             entries += [row] if len(entries) < LIST_LENGTH else []
         if row.outcome == "failed":
             self.failures += 1
-            kind = counted_cause(row)
-            self.unexplained += kind is None
-            if kind is not None:
+            if (kind := counted_cause(row)) is None:
+                self.unexplained += 1
+            else:
                 tally = self.causes.setdefault(kind, CauseTally())
                 tally.primary += 1
                 tally.example = tally.example or row
-        for cause in row.secondary if row.standing in ("contrasted", "spoilt") else ():
-            tally = self.causes.setdefault(cause.cause, CauseTally())
-            tally.secondary += row.outcome == "failed"
-            tally.passed += row.outcome == "passed"
+        if row.standing in ("contrasted", "spoilt"):
+            for cause in row.secondary:
+                tally = self.causes.setdefault(cause.cause, CauseTally())
+                tally.secondary += row.outcome == "failed"
+                tally.passed += row.outcome == "passed"
 
     def shortage(self, agents: int) -> str:
         """Say why nothing can be concluded from these rollouts of so many agents; "" where enough were read."""
         counts = f"{self.passed} passed and {self.failed} failed rollouts"
         if not self.passed or not self.failed:
-            return f"{counts}: there is nothing to contrast"
+            return f"{counts}: nothing to contrast"
         if agents > 1:
-            return f"a contrast would pool {agents} agents; diagnose the rollouts of each by themselves for a ranking"
+            return f"the logs hold {agents} agents; diagnose the rollouts of one agent at a time to get a ranking"
         if min(self.passed, self.failed) < FEW:
             return f"{counts}; at least {FEW} of each are needed to conclude anything"
-        requirement = f"at least {FEW} are needed to conclude anything: trials of one task are nearly the same one"
-        return f"{len(self.tasks)} tasks; {requirement}" if len(self.tasks) < FEW else ""
+        if len(self.tasks) < FEW:
+            reason = "trials of the same task are too much alike"
+            return f"{len(self.tasks)} tasks; at least {FEW} are needed to conclude anything: {reason}"
+        return ""
 
 
 @dataclass(frozen=True)

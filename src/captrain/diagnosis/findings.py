@@ -53,7 +53,7 @@ NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
 """Fields that the data of an imported task holds beside its own fields."""
 REFERENCED: Key = ("referenced",)
 REFERENCE: Key = ("suspect", "a suspect reference")
-WORD, STEP = "task id", "its reference has"
+WORD, STEP = "task id", "reference step"
 """Names of values of which a task may have several."""
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
 """The kind of feature that stands for a repair."""
@@ -119,11 +119,13 @@ class Findings:
 
 def quote_of(message: Message) -> str:
     """Quote a message: its role and the beginning of what is said and called."""
-    calls = [
-        f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls_of(message)
-    ]
-    text = " ".join(" ".join([text_of(message.get("content") or ""), *calls]).split())
+    text = " ".join(" ".join([text_of(message.get("content") or ""), *call_lines(message)]).split())
     return f"{message['role']}: {text if len(text) <= QUOTED else text[:QUOTED] + ' ...'}"
+
+
+def call_lines(message: Message) -> list[str]:
+    """A line for each tool call of a message."""
+    return [f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls_of(message)]
 
 
 class Collection:

@@ -19,12 +19,11 @@ from markupsafe import Markup
 from rich.table import Table
 
 from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association
-from captrain.contract import calls_of
 from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
-from captrain.diagnosis.findings import quote_of
+from captrain.diagnosis.findings import call_lines, quote_of
 from captrain.diagnosis.rollouts import DiagnosedRollout
-from captrain.records import JsonObject, Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
+from captrain.records import Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
 from captrain.run import user_outputs
 from captrain.statistics import wilson
 
@@ -49,18 +48,21 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
     """Summarize for the screen: counts, what to fix first, the causes and their shares, the ranking, what is amiss."""
     account, standings = diagnosis.account, diagnosis.account.standings
     lines: list[Table | str] = [
-        f"{len(diagnosis.logs.rollouts)} rollouts read, {diagnosis.logs.unread} entries not readable; "
-        f"{account.failures} failed, unexplained: {account.unexplained} of {account.failures}",
-        f"contrasted: {account.passed} passed, {account.failed} failed; left out: {standings['suspect']} of suspect "
-        f"references, {standings['spoilt'] + standings['error']} as faults of infrastructure or simulator",
+        f"{len(diagnosis.logs.rollouts)} rollouts read ({diagnosis.logs.unread} entries unreadable): "
+        f"{account.failures} failed, {account.unexplained} of them unexplained",
+        f"{account.passed} passed and {account.failed} failed rollouts are compared; left out: {standings['suspect']} "
+        f"with a suspect reference, {standings['spoilt'] + standings['error']} with a fault of infrastructure or "
+        "simulator",
     ]
     for reason, count in Counter(entry.reason for entry in diagnosis.logs.skipped).most_common(1):
-        lines.append(f"not readable, most often: {reason} ({count} of {len(diagnosis.logs.skipped)} listed)")
+        lines.append(f"most frequent reason for unreadable entries: {reason} ({count})")
     fixes = [entry for entry in advice if entry.facts]
-    lines += ["What to fix first" if fixes else "What to do next"] if advice else []
+    if advice:
+        lines.append("What to fix first" if fixes else "What to do next")
     for number, entry in enumerate(fixes or advice, start=1):
-        lines.append(f"{number}. {entry.subject}{f', {entry.facts}' if entry.facts else ''}")
-        lines += [f"   {entry.example}"] if entry.example else []
+        lines.append(f"{number}. {entry.subject}: {entry.facts}" if entry.facts else f"{number}. {entry.subject}")
+        if entry.example:
+            lines.append(f"   {entry.example}")
         lines += [f"   -> {action}" for action in entry.action.split("; ")]
     for table in tables(diagnosis):
         if table.brief:
@@ -71,8 +73,8 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
     if diagnosis.shortage:
         lines.append(f"nothing can be concluded: {diagnosis.shortage}")
     if account.unreferenced and account.failures:
-        note = "rollouts come without a reference: of them is told what goes with failing, not proven"
-        lines.append(f"{account.unreferenced} {note}")
+        note = "for them captrain only says what correlates with failure, which proves nothing"
+        lines.append(f"{account.unreferenced} rollouts have no reference: {note}")
     return [*lines, account.unproven_note] if account.unplayed else lines
 
 
@@ -109,17 +111,17 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
 def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> None:
     """Write report.md and report.html."""
     account, logs = diagnosis.account, diagnosis.logs
-    failures, count, reported = list[JsonObject](), 0, 0
+    failures, count, reported = list[FailureCard](), 0, 0
     for row, rollout in zip(diagnosis.diagnosed.rollouts, logs.rollouts, strict=True):
         if row.outcome == "failed":
-            # Spoilt rollouts are on the page, and in report.md among those left out.
+            # The page shows spoilt rollouts too; report.md lists them among those left out.
             count, reported = count + 1, reported + (row.standing != "spoilt")
             is_reported = row.standing != "spoilt" and reported <= LIST_LENGTH
             if count <= LIST_LENGTH or is_reported:
-                failures.append({**_failure(row, rollout), "is_reported": is_reported})
-    groups: dict[str, list[JsonObject]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
+                failures.append(_failure(row, rollout, is_reported))
+    groups: dict[str, list[FailureCard]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
     for failure in failures[:LIST_LENGTH]:
-        groups[counted_cause(failure["row"]) or UNEXPLAINED].append(failure)
+        groups[counted_cause(failure.row) or UNEXPLAINED].append(failure)
     names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in KINDS.items()}
     content = {
         "account": account,
@@ -157,37 +159,54 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
     publish_text(out / "report.md", re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
 
-def _failure(row: DiagnosedRollout, rollout: Rollout) -> JsonObject:
-    """Collect what is shown of a failed rollout: its messages beside those of its reference."""
+@dataclass(frozen=True)
+class ShownMessage:
+    """A message as the page shows it: its words, a line for each call, and why it is part of the failure."""
+
+    role: str
+    text: str
+    calls: list[str]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class FailureCard:
+    """A failed rollout as the reports show it. `is_reported`: report.md lists it, too."""
+
+    row: DiagnosedRollout
+    is_reported: bool
+    quote: str
+    messages: list[ShownMessage]
+    reference: list[ShownMessage]
+
+
+def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> FailureCard:
+    """Collect what the reports show of a failed rollout: its messages beside those of its reference."""
     reasons: dict[int, list[str]] = {}
     for cause in row.causes:
         reasons.setdefault(cause.message, []).append(f"{KINDS[cause.cause].name}: {cause.evidence}")
-    messages, caller = list[JsonObject](), ""
+    messages, caller = list[ShownMessage](), ""
     for index, message in enumerate(rollout.messages):
-        # A tool that answers the user is the user's own.
-        caller = caller if message["role"] == "tool" else message["role"]
-        is_of_user = message["role"] == "tool" and caller == "user"
-        role = "tool of the user" if is_of_user else message["role"]
-        messages.append({**_shown(message), "role": role, "reason": "; ".join(reasons.get(index, []))})
+        role = message["role"]
+        if role != "tool":
+            caller = role
+        elif caller == "user":
+            role = "tool of the user"
+        messages.append(_shown(message, role, "; ".join(reasons.get(index, []))))
     steps = [{"function": asdict(step)} for step in rollout.task.facts.user_calls]
-    of_user = [{"role": "user", "content": "By the user:", "tool_calls": steps}] if steps else []
-    reference = [_shown(message) for message in (*rollout.reference, *of_user)]
+    reference: list[Message] = [*rollout.reference]
+    if steps:
+        reference.append({"role": "user", "content": "By the user:", "tool_calls": steps})
+    expected = [_shown(message, message["role"]) for message in reference]
     place = row.primary.message if row.primary else len(messages)
-    return {
-        "row": row,
-        "quote": quote_of(rollout.messages[place]) if place < len(messages) else "",
-        "messages": messages,
-        "reference": [message for message in reference if message["text"] or message["calls"]],
-    }
+    quote = quote_of(rollout.messages[place]) if place < len(messages) else ""
+    shown = [message for message in expected if message.text or message.calls]
+    return FailureCard(row, is_reported, quote, messages, shown)
 
 
-def _shown(message: Message) -> JsonObject:
-    """Take words and calls of a message, one line each."""
+def _shown(message: Message, role: str, reason: str = "") -> ShownMessage:
     text = str(message.get("content") or "")
-    calls = [
-        f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls_of(message)
-    ]
-    return {"text": text if len(text) <= LONGEST else text[:LONGEST] + " …", "calls": calls}
+    return ShownMessage(role, text if len(text) <= LONGEST else text[:LONGEST] + " …", call_lines(message), reason)
 
 
 def _plain(value: object) -> str:
@@ -289,12 +308,18 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
     sure = [entry for entry in tested if entry.p_holm <= LEVEL][:ROWS]
     rows = [(*_counts(entry), _alike(entry), findings.examples.get(entry.key, "")) for entry in sure]
     columns = ("in the order of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
-    note = f"{len(tested)} features could have shown something; those with p, Holm of {LEVEL:g} at most are listed"
+    note = f"{len(tested)} features could be tested; the table lists those with p, Holm of at most {LEVEL:g}"
     yield ReportTable("Calls that go with failing", columns, rows, notes=(note,))
     rows = [(*calls, str(count)) for calls, count in findings.partings[:ROWS]]
-    note = f"{findings.mixed} tasks have passed and failed trials; a failed one is held against the passed one it goes "
+    note = f"{findings.mixed} tasks have passed and failed trials; "
+    note += "each failed trial is compared with the passed trial that it follows longest"
     columns = ("the passed trial calls", "the failed trial calls", "tasks")
-    yield ReportTable("Where trials of one task part", columns, rows, notes=(note + "along with longest",))
+    yield ReportTable(
+        "Where trials of one task part",
+        columns,
+        rows,
+        notes=(f"{findings.mixed} tasks have passed and failed trials; {note}",),
+    )
 
 
 def _counts(entry: Association) -> tuple[str, ...]:

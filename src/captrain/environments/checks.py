@@ -74,7 +74,7 @@ LOSS = 0.05
 ROUNDS = 6
 """Least uses of each flaw: in all calls, in the last, and in one, each on two tasks."""
 STRICT = 0.1
-"""Most tasks with a fault, where a few may be right."""
+"""Most tasks with a fault, if a few faults are acceptable."""
 PREDICTED = 0.9
 """Most tasks in which the value to look up may be known before."""
 FEWEST = 3
@@ -242,7 +242,7 @@ def reference(evidence: Evidence) -> CheckResult:
     scores = {task.id: evidence.solution(task) for task in evidence.all_tasks}
     worst = min(scores, key=lambda task: (scores[task].success, scores[task].reward))
     unsolved = sum(not is_solved(score) for score in scores.values())
-    detail = f"not so on {unsolved} of {len(scores)} tasks"
+    detail = f"{unsolved} of {len(scores)} tasks are not solved"
     return result(is_solved(scores[worst]), scores[worst].reward, "1, and success, on every task", detail, worst)
 
 
@@ -250,10 +250,10 @@ def same_play(evidence: Evidence) -> CheckResult:
     """Check that the same process gives the same tasks, observations and rewards again."""
     pairs = zip(evidence.first_tasks, evidence.target.tasks("training", evidence.reach), strict=False)
     if changed := [task.id for task, again in pairs if task != again]:
-        return exactly(False, f"another task where {evidence.reach} are asked for", changed[0])
+        return exactly(False, f"another task if {evidence.reach} are requested", changed[0])
     check = played_again(evidence, evidence, evidence.tasks)
     if check.passed and (size := evidence.target.size("training")) != evidence.size:
-        return exactly(False, f"the training split has {evidence.size} tasks, and asked again {size}")
+        return exactly(False, f"the training split had {evidence.size} tasks at first, and later {size}")
     return check
 
 
@@ -271,7 +271,7 @@ def played_again(evidence: Evidence, again: Evidence, order: Sequence[Task]) -> 
             return exactly(False, "another task", task.id)
     for task in order:
         if again.play(task, evidence.reference(task)) != evidence.solved(task):
-            return exactly(False, "the same actions meet other observations", task.id)
+            return exactly(False, "the same actions get other observations", task.id)
         if again.score(task, evidence.solved(task)) != evidence.solution(task):
             return exactly(False, "the same messages earn another reward", task.id)
     return exactly(True)
@@ -372,7 +372,7 @@ def claiming_reward(evidence: Evidence, task: Task) -> float:
 def given_away(evidence: Evidence) -> CheckResult:
     """Check that few of the reference's calls could be read, tool and values together, before they were made."""
     shares = {task.id: given_share(evidence, task) for task in evidence.tasks}
-    detail = "a call of the reference stands where the agent reads it first"
+    detail = "the agent can read a call of the reference before it makes it"
     return at_most(mean(shares.values()), GIVEN_AWAY, detail, max(shares, key=lambda task: shares[task]))
 
 
@@ -505,7 +505,7 @@ def demanded_words(evidence: Evidence, task: Task) -> str | None:
         return None
     actions = in_other_words(solution, evidence.solved(task), rng)
     loss = evidence.solution(task).reward - evidence.reward_of(task, actions)
-    detail = "the reference loses by words beside its calls, or by last words that nobody has told the agent"
+    detail = "the reference loses reward by words beside its calls, or by other closing words"
     return detail if loss > LOSS else ""
 
 
@@ -541,7 +541,7 @@ def false_success(evidence: Evidence, task: Task) -> str:
     if evidence.has_broken:
         scores.append(evidence.score(task, evidence.play(task, evidence.broken(task))))
     wrong = any(score.success and score.reward < SOLVED for score in scores)
-    return "a play that earns less than all is called a success" if wrong else ""
+    return "a play without the full reward is called a success" if wrong else ""
 
 
 # Knowledge and transfer.
@@ -586,9 +586,9 @@ def given_before(evidence: Evidence) -> CheckResult:
             first[task.id], last[task.id] = value == entries[0], value == entries[-1]
     worst = (0.0, "", "")
     for given, detail in (
-        (named, "the opening messages have what is to be looked up"),
-        (first, "what is to be looked up is the first that results show"),
-        (last, "what is to be looked up is the last that results show"),
+        (named, "the opening messages contain the value to look up"),
+        (first, "the value to look up is always the first in the results"),
+        (last, "the value to look up is always the last in the results"),
     ):
         if len(given) >= FEWEST and sum(given.values()) / len(given) > worst[0]:
             worst = sum(given.values()) / len(given), detail, max(given, key=lambda task: given[task])

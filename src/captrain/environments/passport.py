@@ -58,7 +58,7 @@ def run_checks(
     for check in CHECKS:
         evidence.task_id = ""
         try:
-            results.append(check.measure(evidence).model_copy(update={"name": check.name}))
+            results.append(named(check.name, check.measure(evidence)))
         except EnvironmentFault as fault:
             results.append(failed_check(check.name, fault, evidence.task_id))
         except UNREADABLE as error:
@@ -85,29 +85,31 @@ def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: EnvironmentS
     """Check the rewards of the base: each `group_size` consecutive rollouts are a group of one task."""
     scores = [rollout.score for rollout in rollouts if rollout.score is not None]
     if len(scores) < len(rollouts):
-        [name, bound], task = ("rollouts without error", "all"), next(r.task.id for r in rollouts if r.score is None)
+        task = next(rollout.task.id for rollout in rollouts if rollout.score is None)
         detail = f"{len(rollouts) - len(scores)} rollouts ended in an infrastructure error"
-        return [result(False, len(scores), bound, detail, task).model_copy(update={"name": name})]
-    measured: dict[str, dict[str, float]] = {BASE_REWARD: {}, BASE_PASSES: {}, BASE_CONSTANT: {}}
-    for start in range(0, len(scores), group_size):
-        task, group = rollouts[start].task.id, scores[start : start + group_size]
-        rewards = [score.reward for score in group]
-        measured[BASE_REWARD][task] = mean(rewards)
-        measured[BASE_PASSES][task] = mean(score.success for score in group)
-        measured[BASE_CONSTANT][task] = float(max(rewards) - min(rewards) <= 1e-6)
-    limits = {
-        BASE_REWARD: bounds.mean_reward,
-        BASE_PASSES: bounds.success,
-        BASE_CONSTANT: (0.0, bounds.constant_groups),
-    }
-    checks: list[CheckResult] = []
-    for name, values in measured.items():
-        # The mean over groups; on failure the group that is furthest out.
-        value, (low, high) = mean(values.values()), limits[name]
-        furthest = (min if value < low else max)(values, key=values.__getitem__)
-        check = result(low <= value <= high, value, f"{low} to {high}", "", furthest)
-        checks.append(check.model_copy(update={"name": name}))
-    return checks
+        return [named("rollouts without error", result(False, len(scores), "all", detail, task))]
+    starts = range(0, len(scores), group_size)
+    groups = {rollouts[start].task.id: scores[start : start + group_size] for start in starts}
+    rewards = {task: [score.reward for score in group] for task, group in groups.items()}
+    passes = {task: mean(score.success for score in group) for task, group in groups.items()}
+    constant = {task: float(max(group) - min(group) <= 1e-6) for task, group in rewards.items()}
+    return [
+        _within(BASE_REWARD, {task: mean(group) for task, group in rewards.items()}, *bounds.mean_reward),
+        _within(BASE_PASSES, passes, *bounds.success),
+        _within(BASE_CONSTANT, constant, 0.0, bounds.constant_groups),
+    ]
+
+
+def _within(name: str, values: dict[str, float], low: float, high: float) -> CheckResult:
+    """Check that the mean over groups is within bounds; on failure, name the group that is furthest out."""
+    value = mean(values.values())
+    furthest = (min if value < low else max)(values, key=values.__getitem__)
+    return named(name, result(low <= value <= high, value, f"{low} to {high}", "", furthest))
+
+
+def named(name: str, check: CheckResult) -> CheckResult:
+    """Give the result of a check its name."""
+    return check.model_copy(update={"name": name})
 
 
 def audit(target: CheckedEnvironment, passport: Passport, tasks: Sequence[Task], seed: int) -> None:

@@ -117,14 +117,14 @@ def _examine(connection: Connection, target: str, settings: Mapping[str, object]
         facts = {"name": str(benchmark.name)}
         with benchmark.noting():
             _test_members(benchmark, facts)
-        tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
+        tasks: dict[Split, list[Task]] = {split: [] for split in SPLITS}
         for split in SPLITS:
             with benchmark.noting():
                 tasks[split] = _test_tasks(benchmark, split, count, facts)
         with benchmark.noting():
             _test_splits(tasks)
             if any(tasks.values()):
-                _test_other_process(target, settings, count, START + 6 * limit)
+                _test_other_process(target, settings, tasks, START + 6 * limit)
         _test_plays(benchmark, [task for split in SPLITS for task in tasks[split]], facts)
         connection.send(facts)
     except UserError as error:
@@ -165,7 +165,7 @@ def _test_tasks(benchmark: ExaminedBenchmark, split: Split, count: int, facts: d
     if size is not None and (type(size) is not int or size < 0):
         raise EnvironmentFault(f"size on split {split} is {str(size)[:60]!r}", "return a whole number, 0 or more")
     facts[f"tasks of {split}"] = "no end" if size is None else str(size)
-    count = _number(count, size)
+    count = count if size is None else min(count, size)
     tasks, again, fewer = (benchmark.tasks(split, number) for number in (count, count, count // 2))
     for task in tasks:
         _plain(task.data, f"the data of task {task.id}")
@@ -177,9 +177,10 @@ def _test_tasks(benchmark: ExaminedBenchmark, split: Split, count: int, facts: d
     return tasks
 
 
-def _test_splits(tasks: Mapping[str, Sequence[Task]]) -> None:
+def _test_splits(tasks: Mapping[Split, Sequence[Task]]) -> None:
     """Test that splits share no id, and hardly any content."""
-    for first, second in (("discovery", "test"), ("training", "test"), ("discovery", "training")):
+    pairs: list[tuple[Split, Split]] = [("discovery", "test"), ("training", "test"), ("discovery", "training")]
+    for first, second in pairs:
         ids = [{task.id for task in tasks[split]} for split in (first, second)]
         contents = [{json.dumps(task.data, sort_keys=True) for task in tasks[split]} for split in (first, second)]
         shared, least = contents[0] & contents[1], min(map(len, contents))
@@ -190,28 +191,28 @@ def _test_splits(tasks: Mapping[str, Sequence[Task]]) -> None:
             )
 
 
-def task_listing(target: str, settings: Mapping[str, object], count: int) -> str:
-    """List the first tasks of every split as JSON, for a comparison between processes."""
+def task_listing(target: str, settings: Mapping[str, object], counts: Mapping[Split, int]) -> str:
+    """List the first tasks of splits as JSON, for a comparison between processes."""
     benchmark = CheckedEnvironment(load_environment_class(target, settings), target, "")
-    sizes = {split: benchmark.size(split) for split in SPLITS}
-    listing = [task.model_dump() for split in SPLITS for task in benchmark.tasks(split, _number(count, sizes[split]))]
-    return json.dumps(listing)
+    return _listing({split: benchmark.tasks(split, count) for split, count in counts.items()})
 
 
-def _number(count: int, size: int | None) -> int:
-    return count if size is None else min(count, size)
+def _listing(tasks: Mapping[Split, Sequence[Task]]) -> str:
+    return json.dumps({split: [task.model_dump() for task in listed] for split, listed in tasks.items()})
 
 
-def _test_other_process(target: str, settings: Mapping[str, object], count: int, seconds: float) -> None:
+def _test_other_process(
+    target: str, settings: Mapping[str, object], tasks: Mapping[Split, Sequence[Task]], seconds: float
+) -> None:
     """Test that another process, in which texts have other hashes, lists the same tasks."""
-    arguments = (target, dict(settings), count)
+    arguments = (target, dict(settings), {split: len(listed) for split, listed in tasks.items()})
     command = [sys.executable, "-c", FOREIGN, json.dumps(arguments)]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         text = f"tasks do not come in another process within {seconds:.0f} s"
         raise EnvironmentFault(text, "list tasks in less, or raise --limit") from None
-    if process.returncode or process.stdout.strip().splitlines()[-1:] != [task_listing(*arguments)]:
+    if process.returncode or process.stdout.strip().splitlines()[-1:] != [_listing(tasks)]:
         last = "".join(process.stderr.strip().splitlines()[-1:])
         raise EnvironmentFault(
             f"tasks fail in another process: {last}" if process.returncode else "tasks are others in another process",

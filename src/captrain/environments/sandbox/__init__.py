@@ -1,4 +1,4 @@
-"""The sandbox: environments that nobody has vouched for, run in processes that can reach nothing."""
+"""The sandbox: runs untrusted environments in confined processes."""
 
 import lazy_loader
 
