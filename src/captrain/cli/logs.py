@@ -30,7 +30,7 @@ from captrain.run import (
 )
 
 RUNS = 10
-"""Labelling runs over logs."""
+"""Labelling runs on logs."""
 AnalystName = Literal["programmatic", "openai"]
 
 
@@ -62,7 +62,7 @@ def diagnose(
     prices: Prices = None,
     dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
 ) -> None:
-    """Diagnose an agent's logs: why its rollouts failed, and what it lacks; causes, a ranking, reports."""
+    """Diagnose an agent's logs: why its rollouts failed and what it lacks. Writes causes, a ranking and reports."""
     require_folder(out)
     require_apart(out)
     if dry_run and analyst != "openai":
@@ -78,7 +78,7 @@ def diagnose(
     )
     logs = interop.read_logs(files, scores, keep_secrets=keep_secrets)
     if analyst == "openai":
-        # A language model: its cost first, then the questions.
+        # Print the cost before asking anything.
         if not model:
             raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
         access = model_access(endpoint_env, key_env, tokens, prices)
@@ -113,11 +113,10 @@ def diagnose(
 
 
 def benchmark_of_project(name: str) -> tuple[CheckedEnvironment | None, Machine | None]:
-    """Load the benchmark of this name that the project around has of its own, None where there is none, and the
-    machine that the project sets.
+    """Load the surrounding project's own benchmark of this name, if any, and the machine settings of the project.
 
     Raises:
-        UserError: it does not load.
+        UserError: the benchmark does not load.
     """
     project = find_project(Path.cwd())
     if not name or project is None:

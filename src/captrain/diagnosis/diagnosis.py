@@ -1,12 +1,11 @@
-"""Diagnosis of an agent's own logs: explain each failure, contrast, select. No model, no network, no torch.
+"""Diagnosis of an agent's own logs: explain each failure, compare failed with passed rollouts, select causes.
 
-Each failed rollout gets the causes that the log proves (`captrain.diagnosis.explanation`); the contrast between failed
-and passed rollouts and the selection are those of the pipeline, with causes for capabilities. What infrastructure or
-the simulated user brought about is listed and not contrasted, and so is what a suspect reference judged: neither says
-anything of the agent. A ranking of few rollouts is luck, so where fewer than `FEW` passed or failed the report says so
-before anything else, and selects nothing.
+It needs no model, network or torch. Each failed rollout gets the causes that the log proves. The comparison and the
+selection are the pipeline's, with causes in place of capabilities. Two groups are listed but not compared, because they
+say nothing about the agent: rollouts spoilt by infrastructure or the simulated user, and rollouts judged by a suspect
+reference. With fewer than `FEW` passed or failed rollouts, the report says so first and selects nothing.
 
-Logs may hold more rollouts than memory: they are read one by one, a few times over, and what stays of each is counted.
+Logs may be larger than memory: they are read rollout by rollout, a few times, and only counts stay in memory.
 """
 
 from collections import Counter
@@ -35,22 +34,22 @@ from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabe
 from captrain.run import SelectionSettings
 
 FEW = 10
-"""Fewer passed or fewer failed rollouts than this conclude nothing: with 9 on a side, the 95% interval of a rate of one
-half is wider than 0.6."""
+"""Least passed and least failed rollouts for a conclusion: with 9, the 95% interval of a rate of one half is wider
+than 0.6."""
 LIST_LENGTH = 200
-"""Rollouts that are listed one by one; of more there is the number alone."""
+"""Most rollouts listed one by one; the rest are only counted."""
 
 
 class DiagnosedLabels(RolloutLabels):
-    """Labels of a rollout of logs. `suspect`: its reference is suspect, so that it counts nowhere."""
+    """Labels of a rollout of logs. `suspect`: its reference is suspect, so it is not counted."""
 
     suspect: bool = False
 
 
 @dataclass(frozen=True)
 class StreamedLabels:
-    """Candidates, as of `captrain.capabilities.label_runs`; the verdicts on contrasted rollouts as arrays, for
-    `select_by_verdicts`; the first failed rollouts that lack each candidate; and all rollouts, explained."""
+    """Labels of all runs: the candidates; the verdicts on compared rollouts as arrays; the first failed rollouts
+    that lack each candidate; all diagnosed rollouts."""
 
     candidates: list[Capability]
     verdicts: Verdicts
@@ -59,7 +58,7 @@ class StreamedLabels:
 
     @property
     def rows(self) -> Iterator[DiagnosedLabels]:
-        """One row for every run and rollout, run by run: a program's labels are the same in each."""
+        """One row for each run and rollout, run by run. Labels of a program are the same in each run."""
         kinds = [candidate.id for candidate in self.candidates]
         for run, counts in enumerate(self.verdicts.counts):
             draws = iter(counts)
@@ -88,12 +87,12 @@ def label_of(row: DiagnosedRollout, kind: str) -> Label:
 def label_causes(
     rows: Spool[DiagnosedRollout], rollouts: Iterable[Rollout], runs: int, seed: int, toolbox: Toolbox
 ) -> StreamedLabels:
-    """Label contrasted rollouts with every kind of cause that some failed one shows, in `runs` resamples of the tasks.
+    """Label the compared rollouts with every kind of cause that some failed rollout shows.
 
     Args:
-        rows: all rollouts, explained.
+        rows: all diagnosed rollouts.
         rollouts: the same, in the same order.
-        runs: resamples of the tasks of contrasted rollouts.
+        runs: number of resamples of the tasks.
         seed: of the resamples.
         toolbox: of the logs.
     """
@@ -102,14 +101,14 @@ def label_causes(
     kinds = [kind for kind, entry in KINDS.items() if entry.of_agent and kind in failures_kinds]
     examples: dict[str, list[Rollout]] = {kind: [] for kind in kinds}
     tools: dict[str, set[str]] = {kind: set() for kind in kinds}
-    # A byte for each candidate and rollout is all that stays in memory.
+    # Only a byte for each candidate and rollout stays in memory.
     codes, could, failed, tasks, numbers = bytearray(), bytearray(), bytearray(), list[int](), dict[str, int]()
     for row, rollout in zip(rows, rollouts, strict=True):
         if row.standing != "contrasted":
             continue
         labels = {kind: label_of(row, kind) for kind in kinds}
         codes.extend(code_of(label) for label in labels.values())
-        # Without a solution most kinds cannot show: such a rollout must not speak against them.
+        # Most kinds cannot show without a solution: such a rollout must not count against them.
         could.extend(has_solution(rollout) or label.verdict != "NA" for label in labels.values())
         failed.append(row.outcome == "failed")
         tasks.append(numbers.setdefault(row.task, len(numbers)))
@@ -124,7 +123,7 @@ def label_causes(
     verdicts = Verdicts(
         np.ascontiguousarray(np.frombuffer(codes, np.uint8).reshape(shape).T)[:, None],
         counts,
-        # What is looked for does not depend on the resample, as what an analyst proposes would.
+        # The rules look for the same kinds in each resample; what an analyst proposes would depend on it.
         np.ones((len(kinds), runs), bool),
         np.frombuffer(failed, bool),
         np.array(tasks, np.intp),
@@ -146,8 +145,8 @@ def label_causes(
 
 @dataclass
 class CauseTally:
-    """Numbers of failures that a cause was primary and secondary to, and of rollouts that passed in spite of it; and
-    the first failure that it is primary to."""
+    """How many failures have a cause as primary and as secondary cause, how many passed rollouts have it, and the
+    first failure with it as primary cause."""
 
     primary: int = 0
     secondary: int = 0
@@ -156,8 +155,8 @@ class CauseTally:
 
 
 def counted_cause(row: DiagnosedRollout) -> str | None:
-    """The cause that a failure counts under, None where nothing explains it: of a suspect reference it is the
-    reference, whatever the agent did."""
+    """The cause that a failure counts under, None if unexplained. With a suspect reference it is always the
+    reference."""
     if row.standing == "suspect":
         return SUSPECT
     return row.primary.cause if row.primary else None
@@ -165,12 +164,12 @@ def counted_cause(row: DiagnosedRollout) -> str | None:
 
 @dataclass
 class Account:
-    """Counts over explained rollouts.
+    """Counts over diagnosed rollouts.
 
-    standings: rollouts by what they are to the contrast. passed, failed: of the contrasted ones, tasks: the first
-    `FEW` that these are of. failures: failed rollouts in all, unexplained those without any cause. causes: by kind.
-    unreferenced: rollouts with neither reference nor milestones. unproven: rollouts whose world failed to play them,
-    and unplayed the first of these. left_out: the first that are, by standing.
+    standings: rollouts by their part in the comparison. passed, failed: of the compared ones. tasks: their first `FEW`
+    tasks. failures: all failed rollouts. unexplained: failures without a cause. causes: by kind. unreferenced: rollouts
+    with neither reference nor milestones. unproven: rollouts whose world failed to replay them. unplayed: the first of
+    these. left_out: the first rollouts left out, by standing.
     """
 
     standings: Counter[Standing] = field(default_factory=Counter[Standing])
@@ -187,7 +186,7 @@ class Account:
 
     @property
     def unproven_note(self) -> str:
-        """A sentence on the rollouts whose world failed; "" where there are none."""
+        """A sentence on the rollouts that could not be replayed; "" if there are none."""
         if self.unplayed is None:
             return ""
         reason = f"{self.unplayed.place}: {self.unplayed.unproven}"
@@ -195,11 +194,11 @@ class Account:
 
     @property
     def shares(self) -> list[tuple[str, CauseTally]]:
-        """The causes by how many failures they are primary to, the most first."""
+        """The causes, those that are primary in most failures first."""
         return sorted(self.causes.items(), key=lambda item: (-item[1].primary, -item[1].secondary, item[0]))
 
     def add(self, row: DiagnosedRollout, rollout: Rollout) -> None:
-        """Count a rollout in."""
+        """Count a rollout."""
         self.standings[row.standing] += 1
         self.unreferenced += not has_solution(rollout)
         if row.unproven:
@@ -226,7 +225,7 @@ class Account:
                 tally.passed += row.outcome == "passed"
 
     def shortage(self, agents: int) -> str:
-        """Say why nothing can be concluded from these rollouts of so many agents; "" where enough were read."""
+        """Say why these rollouts of so many agents conclude nothing; "" if they are enough."""
         counts = f"{self.passed} passed and {self.failed} failed rollouts"
         if not self.passed or not self.failed:
             return f"{counts}: nothing to contrast"
@@ -244,11 +243,10 @@ class Account:
 class Diagnosis:
     """The outcome of a diagnosis.
 
-    logs: what was read. diagnosed: of every rollout. findings: what goes with failing, and what to fix. account:
-    counts over all rollouts, and agents those of each agent by its name. labels: of every run, with the candidates,
-    which are causes that some failed rollout shows; None where nothing could be contrasted, and so is report, the
-    account of the selection. shortage: why nothing can be concluded, "" where enough was read; then nothing is selected
-    either.
+    logs: what was read. diagnosed: every rollout with its causes. findings: what correlates with failure, and what to
+    fix. account: counts over all rollouts. agents: counts for each agent by name. labels: of every run; None where
+    nothing could be compared. report: the account of the selection, None likewise. shortage: why nothing can be
+    concluded, else ""; with a shortage nothing is selected.
     """
 
     logs: Logs
@@ -272,15 +270,15 @@ def diagnose(
     kinds: Mapping[str, Kind] | None = None,
     clauses: Sequence[Clauses] = (),
 ) -> Diagnosis:
-    """Explain the failed rollouts of other people's logs, and rank the causes by the contrast with passed ones.
+    """Explain the failed rollouts of logs, and rank the causes by comparison with passed rollouts.
 
     Args:
         logs: from `captrain.interop.read_logs`.
         selection: thresholds, as in the pipeline.
         runs: labelling runs, each on a resample of the rollouts.
-        count: capabilities selected at most.
+        count: most capabilities selected.
         seed: of the resamples.
-        worlds: in which rollouts are replayed, so that causes are proven.
+        worlds: replay rollouts, so that causes are proven.
         kinds: what tools do, where their names mislead.
         clauses: of policies, beside those of captrain's benchmarks.
     """

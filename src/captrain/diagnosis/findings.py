@@ -1,9 +1,9 @@
-"""Findings that a developer can act on: which steps, tasks and orders of calls go with failing, where trials part, what
-to fix.
+"""Findings that a developer can act on: the steps, tasks and orders of calls that correlate with failure, and what to
+fix.
 
-Rollouts are counted as they go by; what the order of calls and the comparison of trials need of each lies in a database
-that SQLite holds on disk. Calls are those of the agent and those of a user that has tools of its own. Texts of several
-words are no values: two wordings of one thing are no difference.
+Rollouts are counted one by one. What the order of calls and the comparison of trials need of each is stored in a
+temporary SQLite database. Calls are those of the agent, and those of a simulated user with tools of its own. A text of
+several words is not a value: two wordings of one thing are not a difference.
 """
 
 import re
@@ -44,27 +44,30 @@ from captrain.records import Message, Record, Rollout
 from captrain.statistics import fisher, holm
 
 FIXES = 3
-"""Steps or decisions that the report names first."""
+"""Steps that the report names first."""
 QUOTED = 240
-"""Characters quoted of a message."""
+"""Most characters quoted of a message."""
 MANY = 3
-"""Changes of a reference that are not told apart from more."""
+"""Changes of a reference are counted up to this number; more count as this many."""
 NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
-"""Fields that the data of an imported task holds beside its own fields."""
+"""Fields of an imported task's data that captrain adds to the task's own fields."""
 REFERENCED: Key = ("referenced",)
 REFERENCE: Key = ("suspect", "a suspect reference")
 WORD, STEP = "task id", "reference step"
 """Names of values of which a task may have several."""
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
-"""The kind of feature that stands for a repair."""
+"""The kind of feature for each kind of repair."""
 SUBJECTS = {"say": "what was asked", "end": "the end"}
-"""Subjects of repairs that are of no tool."""
+"""Subjects of repairs that concern no tool."""
 END = "(end)"
 
 
 class Fault(Record):
-    """A step whose repair may turn a failure into a pass, by the key of its feature, where it shows, whether replay has
-    proven it, and the tool of the look-up that was skipped, "" where the evidence names none."""
+    """A step whose repair may turn a failure into a pass.
+
+    key: of its feature. message: where it shows. proven: by replay. lookup: the skipped read tool, "" if the evidence
+    names none.
+    """
 
     key: Key
     message: int
@@ -75,8 +78,7 @@ class Fault(Record):
 
 
 class Played(Record):
-    """Summary of a rollout: where it stands, its calls, the faults of a failed one, its primary cause, and the
-    values of its task."""
+    """A rollout in short: its place, calls, faults if it failed, primary cause, and the values of its task."""
 
     place: str
     calls: list[Call]
@@ -87,10 +89,12 @@ class Played(Record):
 
 @dataclass
 class Fix:
-    """A step or decision: in how many failures it differs, in how many it alone does, in how many replay has proven
-    that the repair is needed (`counts`); the primary causes of these failures, the look-ups that were skipped, the
-    values of their tasks, the kinds of task that are over-represented among them with how many they are, and one
-    failure."""
+    """A step to fix, over all failures that differ in it.
+
+    counts: failures with it, failures with it alone, failures where replay proved that the repair is needed. causes:
+    the primary causes of these failures. lookups: read tools that were skipped. values: of their tasks. kinds: the
+    kinds of task that are over-represented, with their numbers. example: the fault of one failure, at `place`.
+    """
 
     key: Key
     place: str
@@ -104,9 +108,12 @@ class Fix:
 
 @dataclass(frozen=True)
 class Findings:
-    """Associations of steps of the reference, of the task and of the order of calls with failing; examples of the order
-    features that hold, by key; of how many tasks that have both the first calls at which a passed and a failed trial
-    part are these two; how many tasks have both; and what to fix first."""
+    """What correlates with failure, and what to fix.
+
+    steps, tasks, order: associations of reference steps, of task values and of orders of calls. examples: one for each
+    order feature that holds. partings: the first calls in which a passed and a failed trial differ, with the number of
+    tasks. mixed: tasks with passed and failed trials. fixes: what to fix first.
+    """
 
     steps: list[Association]
     tasks: list[Association]
@@ -118,7 +125,7 @@ class Findings:
 
 
 def quote_of(message: Message) -> str:
-    """Quote a message: its role and the beginning of what is said and called."""
+    """Quote a message: its role and the beginning of its text and calls."""
     text = " ".join(" ".join([text_of(message.get("content") or ""), *call_lines(message)]).split())
     return f"{message['role']}: {text if len(text) <= QUOTED else text[:QUOTED] + ' ...'}"
 
@@ -129,24 +136,24 @@ def call_lines(message: Message) -> list[str]:
 
 
 class Collection:
-    """Gathers what `Findings` are made of.
+    """Counts rollouts and makes `Findings` of them.
 
     Args:
         toolbox: the tools of the logs.
-        needs: of rollouts without a reference.
+        needs: what rollouts without a reference need.
     """
 
     def __init__(self, toolbox: Toolbox, needs: Needs | None = None) -> None:
         self._toolbox, self._needs = toolbox, needs
         self._steps, self._tasks, self._order = Tally(), Tally(), Tally()
-        self._database = sqlite3.connect("", isolation_level=None)  # a file that SQLite removes
+        self._database = sqlite3.connect("", isolation_level=None)  # SQLite's own temporary file
         self._database.executescript("""
         PRAGMA journal_mode = OFF;
         CREATE TABLE played (task TEXT, failed INTEGER, counted INTEGER, content TEXT);
         BEGIN""")
 
     def add(self, row: DiagnosedRollout, rollout: Rollout) -> None:
-        """Take a rollout in; one of a suspect reference speaks for that alone."""
+        """Count a rollout; one with a suspect reference counts only as a fault of the reference."""
         calls, view = sourced_calls(rollout, self._toolbox), bare_view(rollout, self._toolbox)
         failed, counts = row.outcome == "failed", row.standing != "suspect"
         tasks = _task_traits(rollout, view)
@@ -180,7 +187,7 @@ class Collection:
         self._database.execute("INSERT INTO played VALUES (?, ?, ?, ?)", (task, failed, counts, content))
 
     def findings(self) -> Findings:
-        """Test what was counted, and name what to fix first."""
+        """Test the counted features, and choose what to fix first."""
         order = self._order.associations()
         sure = [row for row in reversed(order) if row.p_holm <= LEVEL]
         examples, fixes = dict[Key, str](), dict[Key, Fix]()
@@ -191,7 +198,7 @@ class Collection:
             for row in [row for row in sure if traits.shows(row) and record.calls]:
                 call = place_of(row.key, record.calls)
                 examples.setdefault(row.key, f"{record.place}, message {call.message}: {call}")
-                # A look-up that other changes need, and the reason of their failures, is no reason of this one's.
+                # Other changes may need a read tool and fail for want of it; that does not explain this failure.
                 is_lookup = row.key[0] == "called" and not row.holds and self._toolbox.kind(row.key[1]) == "read"
                 if not (is_lookup and changes) and (not record.faults or record.faults[0].key[0] == "cause"):
                     faults = [_fault_of(row, call.message, row.name).model_copy(update={"quote": str(call)})]
@@ -217,12 +224,12 @@ class Collection:
         return Findings(self._steps.associations(), self._tasks.associations(), order, examples, parted, mixed, first)
 
     def _kinds(self, fix: Fix) -> list[tuple[str, int]]:
-        """The values of the task that more of these failures have than of all other rollouts, the surest first."""
+        """Values of the task that are more frequent among these failures than elsewhere, the surest first."""
         rows, features = list[tuple[float, Key, int]](), self._tasks.features
         values = {key: number for key, number in fix.values.items() if key in features and fix.key != REFERENCE}
         reach = Counter({EVERY: fix.counts["failures"]})
         for key, number in values.items():
-            # A task has one value of each field, but several words and steps.
+            # A task has one value for each field, but several words and steps.
             reach[features[key][0]] += number if key[1] not in (WORD, STEP) else 0
         for key, number in values.items():
             base, cell = features[key]
@@ -236,9 +243,13 @@ class Collection:
 
 
 def reference_traits(rollout: Rollout, view: RolloutView) -> tuple[Traits, list[Fault]]:
-    """Compare a rollout with its reference: steps that are not made, or made otherwise, and changes that it does not
-    have, as traits; and those of them that change something, as faults. Where the state at the end is not judged, a
-    further change is no fault."""
+    """Compare a rollout with its reference: steps that it misses or makes differently, and changes that the reference
+    lacks.
+
+    Returns:
+        All differences as traits, and as faults those that change something. A further change is no fault if the check
+        does not compare the final state.
+    """
     traits, faults, bases = Traits(), list[Fault](), {"beyond": REFERENCED, "told": ("informs",)}
     facts = rollout.task.facts
     user_calls = [(call.name, call.arguments) for call in facts.user_calls]
@@ -275,10 +286,10 @@ def reference_traits(rollout: Rollout, view: RolloutView) -> tuple[Traits, list[
 
 
 def _unmade(view: RolloutView) -> Iterator[Call]:
-    """The look-ups and hand-overs of a reference that the rollout has none of.
+    """Read calls and transfers of a reference that the rollout never makes.
 
-    Each is compared with the calls that share a value with it, the fewest such: where there are thousands, comparing
-    each with each takes minutes.
+    Each is compared with the smallest group of calls that share a value with it: comparing every pair takes minutes
+    where there are thousands.
     """
     index: dict[tuple[str, str, object], list[Call]] = {}
     for act in view.acts:
@@ -297,7 +308,7 @@ def _unmade(view: RolloutView) -> Iterator[Call]:
 
 
 def _task_traits(rollout: Rollout, view: RolloutView) -> Traits:
-    """Attributes of the task: environment, its own fields, the words of its id, the calls of its reference."""
+    """Values of the task: environment, its own fields, the words of its id, the calls of its reference."""
     traits, data = Traits(), {"environment": rollout.environment, **rollout.task.data}
     for name, value in data.items():
         if name not in NOT_OF_TASK and not isinstance(value, dict) and is_value(value):
@@ -315,12 +326,12 @@ def _task_traits(rollout: Rollout, view: RolloutView) -> Traits:
 
 
 def _fault_of(row: Association, message: int, evidence: str) -> Fault:
-    """A fault by what goes with failing."""
+    """A fault from an order of calls that correlates with failure."""
     return Fault(key=("order", row.name, "" if row.holds else prompt_line(row.key)), message=message, evidence=evidence)
 
 
 def _needed_faults(row: DiagnosedRollout) -> list[Fault]:
-    """The needed repairs of a rollout; a call to be dropped and one to be made for the same reason are one decision."""
+    """The needed repairs of a rollout; a dropped and an inserted call with the same reason are one fault."""
     repairs, faults = [repair for repair in row.repairs if repair.needed], list[Fault]()
     reasons = {kind: {(r.message, r.evidence) for r in repairs if r.kind == kind} for kind in ("insert", "drop")}
     for repair in repairs:
@@ -337,7 +348,7 @@ def _needed_faults(row: DiagnosedRollout) -> list[Fault]:
 
 
 def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[str, str]:
-    """The first calls at which a failed trial parts from the passed one that it goes along with longest."""
+    """The first calls in which a failed trial differs from the passed trial that it follows longest."""
 
     def identity(call: Call) -> tuple[str, list[tuple[str, str]]]:
         return call.step, [(name, value) for name, value in call.values.items() if not value.startswith("~")]

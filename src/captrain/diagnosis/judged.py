@@ -1,8 +1,7 @@
-"""A language model as analyst of other people's logs: for chats without a reference, or beside the programmatic causes.
+"""A language model as analyst of logs: for chats without references, or to compare with the programmatic causes.
 
-The analyst, its blind labels and the answers kept on disk are the pipeline's (`analyst=openai`); only the rollouts come
-from elsewhere. What it will cost is said before anything is asked, and a budget stops it; what was answered until then
-is kept, and a second run asks only for the rest.
+The analyst, its blind labels and its cached answers are the pipeline's (`analyst=openai`). captrain prints the cost
+before it asks anything, and a budget stops it. Answers are kept: a second run asks only for the rest.
 """
 
 from pathlib import Path
@@ -26,17 +25,17 @@ from captrain.run import Component, ModelAccess, SelectionSettings, build, user_
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 CHARACTERS = 16000
-"""Most characters of one rollout, beyond which the analyst shortens it."""
+"""Most characters of one rollout; the analyst shortens longer ones."""
 EXCERPTS = 8
-"""Rollouts that a discovery question shows."""
+"""Rollouts in a discovery question."""
 RULES = 4000
-"""Characters of a question beside its rollouts, about."""
+"""Characters of a question without its rollouts, about."""
 ANSWER = 400
 """Tokens of an answer, about."""
 
 
 def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
-    """Estimate what `judge` would ask and what that costs, before it asks anything."""
+    """Estimate what `judge` would ask and cost."""
     sizes = [
         min(CHARACTERS, sum(len(text_of(message.get("content") or "")) for message in rollout.messages))
         for rollout in logs.rollouts
@@ -60,16 +59,16 @@ def judge(
     count: int,
     seed: int,
 ) -> list[Table | str]:
-    """Let the pipeline's analyst, behind the endpoint that the environment names, propose capabilities and label
-    rollouts, blind to their outcome, and select. Rollouts without a verdict are left out, and those whose reference is
-    suspect. Writes selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl
-    and tools.json.
+    """Let a language model propose capabilities and label rollouts without knowing their outcome; then select.
+
+    Rollouts without a verdict and rollouts with a suspect reference are left out. Writes selection.json,
+    candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl and tools.json.
 
     Returns:
-        What the screen shows: the ranking, the causes nearest to each candidate, what was asked, what is amiss.
+        What the screen shows: the ranking, the nearest cause of each candidate, what was asked, what is missing.
 
     Raises:
-        UserError: all rollouts have one outcome, a budget is reached, or the endpoint cannot be asked.
+        UserError: all rollouts have the same outcome, a budget is reached, or the endpoint cannot be asked.
     """
     settings = {"_target_": ANALYST, "name": model, "temperature": 1.0, "max_tokens": 4096, "characters": CHARACTERS}
     analyst = build(Component.model_validate(settings), Analyst, access=access)

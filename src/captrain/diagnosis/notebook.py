@@ -30,7 +30,7 @@ LogRows = Iterable[Rollout] | Iterable[Mapping[str, object]] | pd.DataFrame
 
 @dataclass(frozen=True, repr=False)
 class NotebookDiagnosis:
-    """Findings of a diagnosis as records (`rollouts`) and as frames; `diagnosis` is the whole of it."""
+    """A diagnosis as records (`rollouts`) and as frames; `diagnosis` has everything."""
 
     diagnosis: rules.Diagnosis
 
@@ -38,7 +38,7 @@ class NotebookDiagnosis:
         return "\n".join([self._summary(), self.causes.to_string()] if len(self.causes) else [self._summary()])
 
     def _repr_html_(self) -> str:
-        """The same as a table of the page."""
+        """The same as an HTML table."""
         return f"<p>{escape(self._summary())}</p>{self.causes.to_html() if len(self.causes) else ''}"
 
     def _summary(self) -> str:
@@ -49,13 +49,13 @@ class NotebookDiagnosis:
 
     @cached_property
     def rollouts(self) -> list[DiagnosedRollout]:
-        """Every rollout with what explains it, in the order of the logs."""
+        """Every rollout with its causes, in the order of the logs."""
         return [*self.diagnosis.diagnosed.rollouts]
 
     @property
     def causes(self) -> pd.DataFrame:
-        """A row for each cause, the most frequent first: `failures` it is primary to, their `share`, `secondary` in
-        how many others, `passed` rollouts with it, whether it is `of_agent`."""
+        """A row for each cause, the most frequent first: `failures` with it as primary cause, their `share`,
+        `secondary` (failures with it as another cause), `passed` rollouts with it, and whether it is `of_agent`."""
         failures = self.diagnosis.account.failures or math.nan
         rows = [
             (kind, tally.primary, tally.primary / failures, tally.secondary, tally.passed, KINDS[kind].of_agent)
@@ -66,8 +66,8 @@ class NotebookDiagnosis:
 
     @property
     def failures(self) -> pd.DataFrame:
-        """A row for each failed rollout: `agent`, `task`, `trial`, `cause` (None: unexplained), `message`, `evidence`,
-        `confidence`, `secondary` causes, `suspicions` of its reference."""
+        """A row for each failed rollout: `agent`, `task`, `trial`, `cause` (None: unexplained), `message`,
+        `evidence`, `confidence`, `secondary` causes, and `suspicions` against its reference."""
         names = ["cause", "message", "evidence", "confidence"]
         rows = [
             (
@@ -84,26 +84,26 @@ class NotebookDiagnosis:
 
     @property
     def suspects(self) -> pd.DataFrame:
-        """A row for each rollout whose reference is suspect: `task`, `outcome`, `reasons`."""
+        """A row for each rollout with a suspect reference: `task`, `outcome`, `reasons`."""
         rows = [(row.rollout, row.task, row.outcome, row.suspicions) for row in self.rollouts if row.suspicions]
         return pd.DataFrame(rows, columns=["rollout", "task", "outcome", "reasons"]).set_index("rollout")
 
     @property
     def ranking(self) -> pd.DataFrame:
-        """A row for each cause in the order of the ranking: `gap`, its interval, `coverage`, `runs_retained`, whether
-        it is `selected`, and the `reason`; empty where nothing could be contrasted."""
+        """A row for each cause as ranked: `gap`, its interval, `coverage`, `runs_retained`, whether it is
+        `selected`, and the `reason`; empty if nothing could be compared."""
         columns = ["id", "gap", "gap_low", "gap_high", "coverage", "runs_retained", "selected", "reason"]
         report = self.diagnosis.report
         return pd.DataFrame(report["candidates"] if report else [], columns=columns).set_index("id")
 
     @property
     def advice(self) -> pd.DataFrame:
-        """A row for each advice: what it is about, and the action."""
+        """A row for each advice: its subject and the action."""
         rows = [(entry.subject, entry.action) for entry in advise(self.diagnosis)]
         return pd.DataFrame(rows, columns=["subject", "action"]).set_index("subject")
 
     def save(self, folder: Path | str) -> list[Path]:
-        """Write the files of `captrain diagnose`; returns them."""
+        """Write the files of `captrain diagnose`; returns their paths."""
         return publish_diagnosis(self.diagnosis, Path(folder))
 
 
@@ -117,20 +117,21 @@ def diagnose(
     count: int = 4,
     seed: int = 0,
 ) -> NotebookDiagnosis:
-    """Diagnose why rollouts failed and what the agent lacks; settings as of `captrain diagnose`.
+    """Diagnose why rollouts failed and what the agent lacks; the settings are those of `captrain diagnose`.
 
     Args:
-        logs: a file or folder, or several of them; or what is in memory: rollouts, dicts of any format of rows that
-            docs/diagnose.md lists, or a frame with a row for each rollout.
+        logs: a file or folder, or several; or data in memory: rollouts, dicts in any row format of docs/diagnose.md, or
+        a
+            frame with a row for each rollout.
         scores: CSV of trace_id,reward, for traces whose files hold no scores.
         delta: least gap.
         coverage: least coverage.
         agreement: labelling runs, of 10, that must agree.
-        count: causes selected at most.
+        count: most causes selected.
         seed: of the resamples.
 
     Raises:
-        UserError: nothing in the logs can be read.
+        UserError: the logs cannot be read.
     """
     selection = SelectionSettings(
         delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000

@@ -1,8 +1,8 @@
-"""A diagnosis as files and as what the command prints.
+"""A diagnosis as files, and as the command prints it.
 
-What to fix comes first, then what explains the failures, and the contrast; where nothing can be concluded, nothing is
-called selected. `report.md` and `report.html` say the same and hold no script; the page has dialogues beside their
-references. Both list the first `LIST_LENGTH` failures; equal diagnoses give equal bytes.
+What to fix comes first, then why rollouts failed, then the comparison. Without enough rollouts nothing is called
+selected. `report.md` and `report.html` have the same content and no script; the page shows dialogues beside their
+references. Both list the first `LIST_LENGTH` failures. Equal diagnoses give equal bytes.
 """
 
 import re
@@ -28,14 +28,14 @@ from captrain.run import user_outputs
 from captrain.statistics import wilson
 
 ROWS = 12
-"""Rows of a table of features."""
+"""Most rows of a table of features."""
 UNEXPLAINED = "unexplained"
 LONGEST = 4000
-"""Characters of a message on the page."""
+"""Most characters of a message on the page."""
 
 
 class Suspect(Record):
-    """A rollout whose reference is suspect: which, of which task and trial, how it ended, and the reasons."""
+    """A rollout with a suspect reference, and the reasons."""
 
     rollout: str
     task: str
@@ -45,7 +45,7 @@ class Suspect(Record):
 
 
 def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Table | str]:
-    """Summarize for the screen: counts, what to fix first, the causes and their shares, the ranking, what is amiss."""
+    """Summarize for the screen: counts, what to fix first, causes and their shares, the ranking, what is missing."""
     account, standings = diagnosis.account, diagnosis.account.standings
     lines: list[Table | str] = [
         f"{len(diagnosis.logs.rollouts)} rollouts read ({diagnosis.logs.unread} entries unreadable): "
@@ -79,9 +79,11 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
 
 
 def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] | None = None) -> list[Path]:
-    """Write report.md, report.html, causes.jsonl, suspects.jsonl, advice.json, selection.json, candidates.jsonl,
-    labels.jsonl, rollouts.jsonl and tools.json; equal logs and an equal name of the folder, which commands
-    in the advice hold, give equal bytes. Returns the files written.
+    """Write all files of a diagnosis and return their paths.
+
+    These are report.md, report.html, causes.jsonl, suspects.jsonl, advice.json, selection.json, candidates.jsonl,
+    labels.jsonl, rollouts.jsonl and tools.json. Equal logs and an equal folder name, which commands in the advice
+    contain, give equal bytes.
 
     Raises:
         UserError: a file would be replaced that captrain did not write.
@@ -161,7 +163,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
 
 @dataclass(frozen=True)
 class ShownMessage:
-    """A message as the page shows it: its words, a line for each call, and why it is part of the failure."""
+    """A message on the page: its text, a line for each call, and why it is part of the failure."""
 
     role: str
     text: str
@@ -171,7 +173,7 @@ class ShownMessage:
 
 @dataclass(frozen=True)
 class FailureCard:
-    """A failed rollout as the reports show it. `is_reported`: report.md lists it, too."""
+    """A failed rollout in the reports. `is_reported`: report.md lists it, too."""
 
     row: DiagnosedRollout
     is_reported: bool
@@ -181,7 +183,7 @@ class FailureCard:
 
 
 def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> FailureCard:
-    """Collect what the reports show of a failed rollout: its messages beside those of its reference."""
+    """Collect what the reports show of a failed rollout: its messages and those of its reference."""
     reasons: dict[int, list[str]] = {}
     for cause in row.causes:
         reasons.setdefault(cause.message, []).append(f"{KINDS[cause.cause].name}: {cause.evidence}")
@@ -216,15 +218,15 @@ def _plain(value: object) -> str:
 
 
 def words(text: str) -> str:
-    """Text of the logs in one line of the page: no markup, no sign that a terminal obeys. An underscore within
-    a word is none, and identifiers are full of them."""
+    """Text of the logs on one line, without markup or control characters. An underscore within a word is no markup:
+    identifiers are full of them."""
     return re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(" ".join(text.split())))
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table with a title; `brief` are the columns that a terminal shows, none where it does not show the table;
-    `notes` are lines below; `links` the part of the page that each row leads to, "" for none."""
+    """A table with a title. brief: columns that a terminal shows, none to hide the table. notes: lines below. links:
+    the part of the page that each row leads to, "" for none."""
 
     title: str
     columns: tuple[str, ...]
@@ -241,7 +243,7 @@ def tables(diagnosis: Diagnosis) -> list[ReportTable]:
 
 
 def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
-    """Tabulate causes of failures, of all rollouts and, where there are several agents, of each: never pooled."""
+    """Tables of causes: of all failures, and by agent if there are several."""
     account, rows, links = diagnosis.account, list[tuple[str, ...]](), list[str]()
     for kind, tally in account.shares:
         share = f"{tally.primary / account.failures:.2f}" if account.failures else "-"
@@ -264,7 +266,7 @@ def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
 
 
 def _ranking(diagnosis: Diagnosis) -> ReportTable:
-    """Tabulate the causes in the order of the selection, with the numbers that decide."""
+    """The table of causes in the order of the selection, with the numbers that decide."""
     rows, labels, report, ranking = list[tuple[str, ...]](), diagnosis.labels, diagnosis.report, "product"
     if labels and report:
         ranking = report["thresholds"].get("ranking", ranking)
@@ -286,14 +288,15 @@ def _ranking(diagnosis: Diagnosis) -> ReportTable:
 
 
 def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
-    """Tabulate what goes with failing: steps of references, kinds of task, order of calls; and where trials part."""
+    """Tables of what correlates with failure: reference steps, kinds of task, orders of calls, and where trials
+    differ."""
     findings = diagnosis.findings
-    # Steps that more of the failed rollouts lack, or differ in: the most failures first.
+    # Steps that failed rollouts miss or change more often, those with the most failures first.
     steps = [entry for entry in findings.steps if entry.excess > 0 and entry.holds]
     steps.sort(key=lambda entry: -entry.failed[0] * entry.excess)
     columns = ("step of the reference", "failed", "passed", "p", "p, Holm")
     yield ReportTable("Steps that failed rollouts lack", columns, [_counts(entry) for entry in steps[:ROWS]])
-    # Values of the task by how far their pass rates are from the others'.
+    # Values of the task, those whose pass rates differ most from the others first.
     rows = list[tuple[str, ...]]()
     for entry in [entry for entry in findings.tasks if entry.p == entry.p][:ROWS]:
         passed, count, rollouts = entry.passed[0], entry.passed[0] + entry.failed[0], entry.passed[1] + entry.failed[1]
@@ -303,7 +306,7 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
         rows.append((entry.name, *rate, *_counts(entry)[3:], _alike(entry)))
     columns = ("kind of task", "passed", "pass rate", "95% interval", "passed elsewhere", *columns[3:])
     yield ReportTable("Kinds of task", (*columns, "the same rollouts"), rows)
-    # Orders of calls that go with failing after the correction, with what is the same in all rollouts.
+    # Orders of calls that correlate with failure after the correction.
     tested = [entry for entry in findings.order if entry.p == entry.p]
     sure = [entry for entry in tested if entry.p_holm <= LEVEL][:ROWS]
     rows = [(*_counts(entry), _alike(entry), findings.examples.get(entry.key, "")) for entry in sure]
@@ -323,19 +326,19 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
 
 
 def _counts(entry: Association) -> tuple[str, ...]:
-    """Name and counts of a feature, and its p-values; what was not tested is a dash."""
+    """Name, counts and p-values of a feature; a dash if it was not tested."""
     counts = (f"{part} of {whole}" for part, whole in (entry.failed, entry.passed))
     return entry.name, *counts, *("-" if p != p else f"{p:.2g}" for p in (entry.p, entry.p_holm))
 
 
 def _alike(entry: Association) -> str:
-    """Other names of the same rollouts."""
+    """Other features of exactly the same rollouts."""
     return ", ".join(entry.also[:2]) + (f" and {len(entry.also) - 2} more" if len(entry.also) > 2 else "")
 
 
 def _outcomes(diagnosis: Diagnosis) -> ReportTable:
-    """Rollouts and pass rates by environment and agent. Those of logs are of every rollout that has a verdict, faults
-    of the simulated user included: the contrast leaves them out, the rate must not."""
+    """Table of pass rates by environment and agent. It counts every scored rollout, also those with a fault of the
+    simulated user: the comparison leaves them out, but a pass rate must not."""
     tally, rows, notes = diagnosis.diagnosed.outcomes, list[tuple[str, ...]](), list[str]()
     agents = tally.agents()
     is_plural = len(agents) > 1

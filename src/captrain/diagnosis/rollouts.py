@@ -1,7 +1,8 @@
-"""Rollouts with what explains them, read once from logs and kept on disk: what everything else of a diagnosis counts.
+"""Rollouts of logs with their causes, kept on disk; everything else in a diagnosis counts these.
 
-Logs may hold more rollouts than memory. They are read three times: for what tools do, for what the explanation of one
-rollout needs of the others (records before any write, how often each task was passed, by whom), and to explain each.
+Logs may be larger than memory. They are read three times: to learn what tools do; to collect what the explanation of
+one rollout needs from the others (records before any write, how often each task was passed, and by whom); and to
+explain each rollout.
 """
 
 import sqlite3
@@ -41,23 +42,23 @@ from captrain.run import Machine
 from captrain.statistics import Bootstrap, mean
 
 TRIED = 4
-"""So many rollouts of a task, of at least two agents, must fail before that alone makes its reference suspect."""
+"""A reference is suspect if this many rollouts of its task, of at least two agents, all fail in the same way."""
 OF = "FROM tally WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"
 """Rows of one environment or of all, of one agent or of all."""
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
-"""Part that a rollout has in the contrast: compared, left out for its reference, for its simulated user, or without a
-verdict."""
+"""Part of a rollout in the comparison: compared, or left out because of its reference, its simulated user, or a
+missing verdict."""
 
 
 class OutcomeTally:
-    """Counts rollouts that have a verdict.
+    """Counts scored rollouts.
 
-    A log may have as many tasks as rollouts, and an interval over tasks needs the rate of each. So sums by task are
-    on disk, and only the rates of one environment come back, as an array.
+    There may be as many tasks as rollouts, and an interval over tasks needs the rate of each. So the sums by task are
+    on disk, and only the rates of one environment are loaded, as an array.
     """
 
     def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None)  # a file that SQLite removes
+        self._database = sqlite3.connect("", isolation_level=None)  # SQLite's own temporary file
         self._database.executescript("""
         PRAGMA journal_mode = OFF;
         CREATE TABLE tally (
@@ -67,7 +68,7 @@ class OutcomeTally:
         BEGIN""")
 
     def add(self, rollout: Rollout) -> None:
-        """Count a rollout in; one without a verdict is none."""
+        """Count a scored rollout; skip one without a verdict."""
         if rollout.outcome != "error":
             reward = rollout.score.reward if rollout.score else 0.0
             row = (rollout.environment, rollout.task.id, rollout.policy, rollout.outcome == "passed", reward)
@@ -77,7 +78,7 @@ class OutcomeTally:
             self._database.execute(addition, row)
 
     def unpassed(self, environment: str, task: str) -> str | None:
-        """Explain why a task that nobody passes is suspect; None where somebody does or too few have tried."""
+        """Say why a task that no rollout passes is suspect; None if some rollout passes or too few have tried."""
         query = "SELECT sum(rollouts), sum(passed), count(*) FROM tally WHERE environment = ? AND task = ?"
         count, passed, agents = self._database.execute(query, (environment, task)).fetchone()
         if passed or agents < 2 or count < TRIED:
@@ -85,14 +86,17 @@ class OutcomeTally:
         return f"none of {count} rollouts of {agents} agents passes the task"
 
     def agents(self) -> list[str]:
-        """List the agents of the rollouts, in the order in which they came."""
+        """The agents, in the order of the logs."""
         query = "SELECT agent FROM tally GROUP BY agent ORDER BY min(rowid)"
         return [name for (name,) in self._database.execute(query)]
 
     def environments(self, agent: str | None = None) -> Iterator[tuple[str, tuple[int, ...], tuple[float, ...]]]:
-        """By environment, in the order in which they came, and all together where they are several; of one agent, or of
-        all: how many rollouts, tasks and passed rollouts; the pass rate over tasks with its 95% interval, and the mean
-        reward over tasks."""
+        """Outcomes by environment, and for all together if there are several; of one agent or of all.
+
+        Yields:
+            Name; numbers of rollouts, tasks and passed rollouts; pass rate over tasks, the ends of its 95% interval,
+            and mean reward over tasks.
+        """
         query = f"SELECT environment {OF} GROUP BY environment ORDER BY min(rowid)"
         names: list[str | None] = [name for (name,) in self._database.execute(query, (None, agent))]
         for name in names + ([None] if len(names) > 1 else []):
@@ -106,8 +110,12 @@ class OutcomeTally:
             yield name or "all", (rollouts, len(rates), passed), (mean(rates), low, high, mean(rewards))
 
     def difference(self, first: str, second: str) -> tuple[int, float, float, float] | None:
-        """Over the tasks that both agents played: how many there are, and the pass rate of the first minus that of the
-        second with its 95% interval, paired by task; None where there is no such task."""
+        """Compare two agents over the tasks that both played.
+
+        Returns:
+            Number of tasks, pass rate of the first minus that of the second, and its 95% interval, paired by task; None
+            if they share no task.
+        """
         query = """
         SELECT CAST(a.passed AS REAL) / a.rollouts, CAST(b.passed AS REAL) / b.rollouts FROM tally a JOIN tally b
         ON a.environment = b.environment AND a.task = b.task WHERE a.agent = ? AND b.agent = ? ORDER BY a.rowid"""
@@ -120,7 +128,7 @@ class OutcomeTally:
         return len(differences), mean(differences), low, high
 
     def repeated(self) -> tuple[int, float] | None:
-        """Return how often every task was played and the share of tasks of which every trial passed; None unless all
+        """How often every task was played, and the share of tasks whose trials all passed; None unless all tasks
         were played equally often and more than once."""
         query = """
         SELECT min(trials), max(trials), avg(passed = trials)
@@ -130,7 +138,7 @@ class OutcomeTally:
 
 
 class RolloutCause(Record):
-    """A cause of one rollout, as printed files have it."""
+    """A cause of one rollout, as it is written to files."""
 
     cause: str
     message: int
@@ -139,9 +147,12 @@ class RolloutCause(Record):
 
 
 class RepairStep(Record):
-    """A difference from the reference: what would have to be done, whether the rollout passes only with it, whether
-    that is proven by replay, the message that it concerns, why, and the kind of cause that it is of, "" where it is not
-    needed; of a call to be replaced, the arguments that differ."""
+    """A difference from the reference.
+
+    step, kind: what to do to remove it. needed: the rollout passes only with it. proven: by replay. message, evidence:
+    where and why. cause: the kind of cause, "" if the step is not needed. arguments: those that differ in a call to
+    replace.
+    """
 
     step: str
     kind: Literal["insert", "replace", "drop", "end", "say"]
@@ -154,11 +165,13 @@ class RepairStep(Record):
 
 
 class DiagnosedRollout(Record):
-    """One rollout with what explains it. `primary` is None where nothing does, and for a rollout that passed;
-    `secondary` are all other causes, those of a passed rollout its lapses. `suspicions` speak against its reference.
-    `occasions` are the kinds of cause that the rollout could have shown, and
-    `lacking` those that it does show, by which it is labelled. `ended_by` says how the dialogue ended,
-    `repairs` what would have made it pass; `unproven` why it could not be played again, where its world failed."""
+    """One rollout with its causes.
+
+    primary: None for a passed or an unexplained rollout. secondary: all other causes; for a passed rollout, its lapses.
+    suspicions: what contradicts its reference. occasions: the kinds of cause that it could have shown. lacking: those
+    that it shows, used as its labels. ended_by: how the dialogue ended. repairs: what would have made it pass.
+    unproven: why it could not be replayed.
+    """
 
     rollout: str
     environment: str
@@ -179,7 +192,7 @@ class DiagnosedRollout(Record):
 
     @property
     def place(self) -> str:
-        """The task, and the trial where it is not the first: what a reader finds the rollout by."""
+        """The task, and the trial if it is not the first."""
         return f"{self.task}, trial {self.trial}" if self.trial else self.task
 
     @property
@@ -188,18 +201,18 @@ class DiagnosedRollout(Record):
         return ([self.primary] if self.primary else []) + self.secondary
 
     def lack(self, kind: str) -> RolloutCause | None:
-        """What the rollout lacks of this kind, if anything."""
+        """What the rollout lacks of this kind; None if nothing."""
         return next((cause for cause in self.lacking if cause.cause == kind), None)
 
     def cause(self, kind: str) -> RolloutCause | None:
-        """The cause of this kind, if it is one of them."""
+        """The cause of this kind; None if the rollout does not have it."""
         return next((cause for cause in self.causes if cause.cause == kind), None)
 
 
 @dataclass(frozen=True)
 class DiagnosedLogs:
-    """All rollouts of logs, explained, in their order; the tally of their outcomes; what their tools do; and what
-    rollouts without a reference need, None where they are too few."""
+    """All rollouts of logs with their causes, in order; their outcomes; what their tools do; and what rollouts
+    without a reference need (None if there are too few)."""
 
     rollouts: Spool[DiagnosedRollout]
     outcomes: OutcomeTally
@@ -208,13 +221,15 @@ class DiagnosedLogs:
 
 
 def refer(logs: Logs, worlds: Worlds) -> Logs:
-    """Give rollouts that came without a reference that of their benchmark, where the world of their task opens; and
-    put a reference's values in place of those that reading has dropped, without which no world would take the calls."""
+    """Add references from the benchmark to rollouts without one, where the world of their task opens.
+
+    Values that reading has redacted are restored from the reference: without them no world accepts the calls.
+    """
     if all(rollout.reference for rollout in logs.rollouts):
         return logs
     rollouts = Spool(Rollout)
     for rollout in logs.rollouts:
-        # A rollout without a verdict is not explained, and its task may be no whole one.
+        # A rollout without a verdict is not explained, and its task may be damaged.
         reference = rollout.reference or (worlds.reference(rollout) if rollout.outcome != "error" else [])
         originals = {k: v for message in reference for _, arguments in calls_of(message) for k, v in arguments.items()}
         messages = list[Message]()
@@ -239,9 +254,12 @@ def diagnose_rollouts(
 
     Args:
         logs: what was read.
-        worlds: in which rollouts are replayed, so that causes are proven; None: none is.
+        worlds: replay rollouts, so that causes are proven; None: no replay.
         kinds: what tools do, where their names mislead.
         clauses: of policies, beside those of captrain's benchmarks.
+
+    Raises:
+        UserError: a clause fails.
     """
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, DiagnosisContext] = {}
@@ -273,14 +291,17 @@ def diagnose_rollouts(
 def needed_causes(
     rollouts: Iterable[Rollout], target: CheckedEnvironment, machine: Machine | None
 ) -> dict[str, set[str]]:
-    """Find what failed rollouts need, proven by replay: by the id of each, the agent's own causes of the steps without
-    which it does not pass. A rollout that no world plays, or whose reference is suspect, proves nothing; nor does a
-    step that only follows from an earlier one.
+    """Find what failed rollouts need, proven by replay.
 
     Args:
         rollouts: of one benchmark.
         target: the benchmark, in whose worlds they are replayed.
         machine: to run its workers.
+
+    Returns:
+        For each failed rollout, by id, the agent's own causes of the repairs without which it does not pass. A rollout
+        that cannot be replayed or has a suspect reference proves nothing, nor does a step that only follows from an
+        earlier one.
     """
     spool = Spool(Rollout)
     for rollout in rollouts:
@@ -297,10 +318,10 @@ def needed_causes(
 
 
 def read_kinds(path: Path) -> dict[str, Kind]:
-    """Read what tools do from a file that maps their names to kinds.
+    """Read a file that says what each tool does.
 
     Raises:
-        UserError: it is no such file.
+        UserError: the file does not map names to kinds.
     """
     remedy = f"write one line a tool, such as `get_order: read`, with {', '.join(get_args(Kind))}"
     return read_yaml(path, dict[str, Kind], remedy)
@@ -312,8 +333,8 @@ def _tools(messages: Iterable[Message]) -> set[str]:
 
 
 def _agreed(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[DiagnosedRollout]:
-    """Rows with the consensus of agents: the reference of a task is suspect that none of them passes, where all of them
-    differ from it in one thing alike, or one of them in nothing."""
+    """Mark references as suspect by consensus: no agent passes the task, and all differ from the reference in the
+    same step, or one of them in nothing."""
     common: dict[tuple[str, str], tuple[str, set[str], bool]] = {}
     for row in rows:
         task = row.environment, row.task
@@ -351,7 +372,7 @@ def _explained(
         world, unproven = worlds.of(rollout) if worlds else None, worlds.trouble if worlds else ""
         view = view_repaired(rollout, context, world)
     except (UserError, InfrastructureError) as trouble:
-        # A benchmark may know no such call, and its worker may die.
+        # A benchmark may not know such a call, and its worker may die.
         view, unproven = view_repaired(rollout, context, None), str(trouble)
     try:
         explanation = explain(view)
@@ -376,7 +397,7 @@ def _explained(
     if explanation.suspicions:
         standing = "suspect"
     elif failed and [verdict.cause for verdict in explanation.causes[:1]] == [SIMULATOR]:
-        standing = "spoilt"  # a failure that begins with the simulated user says nothing of the agent
+        standing = "spoilt"  # a failure that begins with the simulated user says nothing about the agent
     return row.model_copy(
         update={
             "standing": standing,
@@ -407,7 +428,7 @@ def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[Rol
 
 
 def _repair_steps(view: RolloutView, explanation: Explanation) -> Iterator[RepairStep]:
-    """The differences of a rollout from its reference, the needed ones first, each with the cause's evidence."""
+    """The differences of a rollout from its reference, needed ones first, each with the evidence of its cause."""
     repair, verdicts = view.repair, {id(edit): verdict for edit, verdict in explanation.steps}
     for edit in (*repair.edits, *(edit for edit in repair.differences if edit not in repair.edits)):
         verdict, call = verdicts.get(id(edit)), next(iter(edit.calls), None)

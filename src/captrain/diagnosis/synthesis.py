@@ -1,9 +1,8 @@
-"""From a capability that a diagnosis found to an environment that trains it: what `captrain synthesize` does.
+"""From a capability in a diagnosis to an environment that trains it: the work of `captrain synthesize`.
 
-Briefs, synthesizers and passports are the pipeline's (`captrain.environments`); what differs is where the evidence is
-from. The target is the project's benchmark where it offers the tools that the logs show; a program then derives the
-environment from it. Logs of anything else need the tools' schemas and a language model, and their own tasks stand for
-those that an environment must not repeat.
+Briefs, synthesizers and passports are the pipeline's (`captrain.environments`); only the source of the evidence
+differs. The target is the project's benchmark if it has the tools in the logs; a program then derives the environment
+from it. Other logs need the tools' schemas and a language model, and the environment must not repeat their own tasks.
 """
 
 from collections.abc import Sequence
@@ -46,23 +45,22 @@ from captrain.run import (
 )
 
 MOST = 1000
-"""Tasks that are held out: of each all runs of words are in memory."""
+"""Most tasks held out: all word sequences of each are in memory."""
 Writer = Literal["program", "model"]
 SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
 PROGRAM = "captrain.environments.templates.TemplateSynthesizer"
 CHARACTERS, LONGEST = 24000, 16000
-"""Most characters of all examples together, and of the system prompt; and most tokens of an answer, which holds a
-whole file."""
+"""Most characters of all examples, and of the system prompt; most tokens of an answer, which holds a whole file."""
 PER_TOKEN = 4
-"""Characters of a token, about."""
+"""Characters in a token, about."""
 RULES = 9000
-"""Characters of a question beside what it shows, about."""
+"""Characters of a question without its examples, about."""
 
 
 @dataclass(frozen=True)
 class AskingCost:
-    """About what asking will take: questions, tokens read and written, and money where prices are known; `most`: it is
-    the most that it can take."""
+    """About what asking costs: questions, tokens read and written, and money if prices are known. `most`: it is an
+    upper bound."""
 
     questions: int
     prompt_tokens: int
@@ -72,7 +70,7 @@ class AskingCost:
 
     @property
     def money(self) -> str:
-        """The money that it takes, "" where prices are not known."""
+        """The price, "" if prices are not known."""
         if self.access.input_price is None or self.access.output_price is None:
             return ""
         prompt, completion = (
@@ -91,12 +89,12 @@ class AskingCost:
 
 @dataclass
 class LoggedEpisode:
-    """User messages that open a logged task. A system prompt is no task's own."""
+    """The user messages that open a logged task; a system prompt belongs to no task."""
 
     messages: list[Message]
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
-        """Nothing goes on from a log.
+        """Refuse: a log cannot be continued.
 
         Raises:
             UserError: always.
@@ -105,7 +103,7 @@ class LoggedEpisode:
 
 
 class LoggedTasks:
-    """Tasks that were played, as a benchmark: the first rollout of each stands for it.
+    """Logged tasks as a benchmark; the first rollout of each task represents it.
 
     Args:
         rollouts: of the logs.
@@ -122,21 +120,21 @@ class LoggedTasks:
                 self._rollouts.setdefault(rollout.task.id, rollout)
 
     def size(self, split: str) -> int:
-        """Count the tasks of a split: all are for tests, none for training, since no environment may repeat them."""
+        """Number of tasks of a split: all are in the test split, because no environment may repeat them."""
         return len(self._rollouts) if split == "test" else 0
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
-        """The first `count` tasks of a split; only the held-out one has any (see `size`)."""
+        """The first `count` tasks of a split."""
         tasks = [rollout.task for rollout in self._rollouts.values()]
         return [{"id": task.id, "split": split, "data": task.data} for task in tasks[: min(count, self.size(split))]]
 
     def open(self, task: JsonObject) -> LoggedEpisode:
-        """Open a task at what was asked first."""
+        """Open a task with its first user messages."""
         opening = takewhile(lambda message: message["role"] != "assistant", self._rollouts[task["id"]].messages)
         return LoggedEpisode([message for message in opening if message["role"] == "user"])
 
     def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
-        """Nothing is judged here.
+        """Refuse: logged tasks cannot be scored.
 
         Raises:
             UserError: always.
@@ -144,14 +142,14 @@ class LoggedTasks:
         raise UserError("a logged task cannot be judged", "bring its benchmark")
 
     def reference(self, task: JsonObject) -> list[Message]:
-        """The solution that came with the log."""
+        """The solution in the log."""
         return self._rollouts[task["id"]].reference
 
 
 @dataclass(frozen=True)
 class SynthesisInputs:
-    """Material of an environment: the capabilities of a diagnosis by id, its rollouts, the tools that these call,
-    and the schemas that are known; the project around it, None where there is none, and whether it is that project's
+    """What an environment is made from: capabilities by id, rollouts, the names of the tools that these call, and
+    the known schemas. `project`: the surrounding project, if any. `is_of_project`: the evidence is the project's
     own."""
 
     capabilities: dict[str, Capability]
@@ -162,13 +160,13 @@ class SynthesisInputs:
     is_of_project: bool = False
 
     def without_schema(self, tools: list[JsonObject]) -> list[str]:
-        """The tools that were called and are not among these."""
+        """The called tools that these schemas lack."""
         return sorted(self.tool_names - {tool["function"]["name"] for tool in tools})
 
 
 @dataclass(frozen=True)
 class SynthesisOrder:
-    """Order of an environment: the settings, the brief, what the environment is held against, and who writes it."""
+    """An environment to make: settings, brief, the standard that it must meet, and who writes it."""
 
     spec: Spec
     brief: Brief
@@ -177,14 +175,14 @@ class SynthesisOrder:
 
 
 def read_diagnosis(diagnosis: Path, tools: Path | None = None) -> SynthesisInputs:
-    """Read what `captrain diagnose` left in a folder.
+    """Read the output folder of `captrain diagnose`.
 
     Args:
         diagnosis: the folder.
-        tools: a JSON list of schemas in OpenAI's format, in place of those that the logs held.
+        tools: a JSON list of schemas in OpenAI's format, to replace those of the logs.
 
     Raises:
-        UserError: it is no such folder, or the list is none.
+        UserError: the folder holds no diagnosis, or the file no list of schemas.
     """
     if not (diagnosis / "candidates.jsonl").is_file() or not (diagnosis / "tools.json").is_file():
         raise UserError(f"{diagnosis} holds no diagnosis of logs", "run `captrain diagnose FILES --out DIR`, name DIR")
@@ -205,7 +203,7 @@ def read_project_diagnosis(project: Path) -> SynthesisInputs:
     """Read what a project's own diagnosis selected.
 
     Raises:
-        UserError: it has none yet.
+        UserError: the project has none yet.
     """
     selected = project / "results/capabilities/capabilities.jsonl"
     rollouts = project / "artifacts/rollouts/discovery.jsonl"
@@ -216,9 +214,8 @@ def read_project_diagnosis(project: Path) -> SynthesisInputs:
 
 
 def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
-    """Return who could write an environment for each candidate of a diagnosis that lies in no folder yet: a program, or
-    else a language model; those that neither could are left out. What is wrong with the project around is not said
-    here."""
+    """Who can write an environment for each candidate of a diagnosis that is not yet on disk: a program, or else a
+    language model. Candidates that neither can are missing. Faults of the surrounding project are not reported here."""
     writers: dict[str, Writer] = {}
     if (labels := diagnosis.labels) is None:
         return writers
@@ -244,18 +241,19 @@ def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
 def order_synthesis(
     evidence: SynthesisInputs, name: str, model: str, access: ModelAccess, sandbox: str | None = None
 ) -> SynthesisOrder:
-    """Order the synthesis of an environment for a capability.
+    """Prepare the synthesis of an environment for a capability.
 
     Args:
         evidence: of the diagnosis.
         name: the capability's id.
-        model: a language model's name at its endpoint; "": a program derives it.
-        access: how the model is asked.
-        sandbox: least level of confinement; None: that of the project.
+        model: a language model's name at its endpoint; "": a program derives the environment.
+        access: how to ask the model.
+        sandbox: least level of confinement; None: the project's.
 
     Raises:
-        UserError: there is no such capability, its failures show nothing that a program could train, or tools' schemas,
-            benchmark or model are missing.
+        UserError: there is no such capability, its failures show nothing that a program could train, or schemas,
+        benchmark
+            or model are missing.
     """
     if name not in evidence.capabilities:
         raise UserError(f"the diagnosis has no capability {name}", alternatives(name, evidence.capabilities))
@@ -282,8 +280,8 @@ def order_synthesis(
 
 
 def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:
-    """The most that a language model will be asked, before it is asked anything: a question for each round, of which
-    the later ones hold an earlier file."""
+    """The most that a language model will be asked: a question for each round; later rounds also hold an earlier
+    file."""
     texts = [str(message.get("content") or "") for rollout in order.brief.examples for message in rollout.messages]
     length = min(2 * CHARACTERS, sum(map(len, texts))) + len(str(order.brief.tools))
     rounds = order.standard.bounds.rounds
@@ -292,15 +290,15 @@ def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:
 
 
 def synthesize_ordered(order: SynthesisOrder, base: Path | None, out: Path) -> tuple[SynthesisResult, Path]:
-    """Synthesize it, examine every attempt, and write environment, passport and page.
+    """Synthesize an environment, check every attempt, and write environment, passport and page.
 
     Args:
-        order: what, and by whom.
-        base: the project's base, to be played in it; None leaves the checks on it out.
+        order: what to make, and who writes it.
+        base: the project's base, which plays the environment; None skips the checks that need it.
         out: the folder.
 
     Returns:
-        The outcome, and the environment's path, which lies in `rejected/` where it did not earn its passport.
+        The outcome, and the environment's path: in `rejected/` if it earned no passport.
 
     Raises:
         UserError: as `captrain.environments.synthesize`.
@@ -314,18 +312,18 @@ def synthesize_ordered(order: SynthesisOrder, base: Path | None, out: Path) -> t
 
 
 def _configuration(project: Path | None) -> Spec:
-    """The configuration of a project; outside of one, that which captrain brings along."""
+    """The configuration of a project, or captrain's own outside a project."""
     if project is not None:
         return compose_configuration([], project)[0]
     return compose_spec("default", 0, [], shipped("conf"))
 
 
 def _benchmark(evidence: SynthesisInputs, spec: Spec, *, is_program: bool) -> CheckedEnvironment | None:
-    """The project's benchmark: of its own evidence, and of logs if it offers every tool of theirs and environments can
-    be derived from it.
+    """The project's benchmark, if the evidence is the project's own, or if it has every tool in the logs and
+    environments can be derived from it; else None.
 
     Raises:
-        UserError: the project's own benchmark does not load, or a program is to derive one from it, and cannot.
+        UserError: the evidence is the project's own, and its benchmark does not load or allows no derived environment.
     """
     if evidence.project is None:
         return None
