@@ -128,7 +128,7 @@ class OpenAIPolicy:
             ContextLengthExceeded: the endpoint says so.
             TransientFault: the endpoint failed.
         """
-        tools = {"tools": play.tools} if play.tools else {}
+        tools: JsonObject = {"tools": play.tools} if play.tools else {}
         completion = self._served.chat(
             messages=request_messages(play.messages),
             temperature=self.temperature,
