@@ -64,7 +64,7 @@ def test_the_sweep_command_has_help(tmp_path: Path) -> None:
     [
         ("--tools-as", "no_such_tool: read\n", "given names no_such_tool, which no rollout has"),
         ("--scores", "trace_id,reward\nt,1\n", "given gives rewards to traces"),
-        ("--dry-run", "", "--dry-run says what a language model would cost"),
+        ("--dry-run", "", "--dry-run prints what a language model would cost"),
     ],
 )
 def test_a_diagnosis_option_without_effect_is_refused(

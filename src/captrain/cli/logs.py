@@ -35,38 +35,51 @@ AnalystName = Literal["programmatic", "openai"]
 
 
 def diagnose(
-    files: Annotated[list[Path], typer.Argument(help="Logs of any format that docs/diagnose.md lists.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.md, report.html and labels.")],
-    delta: Annotated[float, typer.Option(min=0, max=1, help="Least gap between failed and passed rollouts.")] = 0.2,
-    coverage: Annotated[float, typer.Option(min=0, max=1, help="Least share of failed rollouts that lack it.")] = 0.1,
-    agreement: Annotated[int, typer.Option(min=1, max=RUNS, help="Labelling runs, of 10, that must agree.")] = 8,
+    files: Annotated[list[Path], typer.Argument(help="Log files in any format that docs/diagnose.md lists.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.md, report.html and the labels.")],
+    delta: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Least difference between the error rates of failed and passed rollouts."),
+    ] = 0.2,
+    coverage: Annotated[
+        float, typer.Option(min=0, max=1, help="Least share of failed rollouts that lack the capability.")
+    ] = 0.1,
+    agreement: Annotated[
+        int, typer.Option(min=1, max=RUNS, help="Number of labelling runs, of 10, that must agree.")
+    ] = 8,
     ranking: Annotated[
-        Ranking, typer.Option(help="Order of those that meet the rule; product: coverage x gap.")
+        Ranking, typer.Option(help="Order of the capabilities that meet the rule; product is coverage x gap.")
     ] = "product",
-    count: Annotated[int, typer.Option(min=1, help="Capabilities selected at most.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
-    scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward, for traces without scores.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Largest number of capabilities to select.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples.")] = 0,
+    scores: Annotated[
+        Path | None, typer.Option(help="CSV with columns trace_id and reward, for traces without scores.")
+    ] = None,
     keep_secrets: Annotated[
-        bool, typer.Option(help="Keep in all that is written what looks like a key in the logs, and is redacted else.")
+        bool, typer.Option(help="Write text that looks like a key as it is; by default it is redacted.")
     ] = False,
-    benchmark: Annotated[str, typer.Option(help="Whose tasks they are: a world's, or the project's.")] = "",
-    tools_as: Annotated[Path | None, typer.Option(help="YAML or JSON of tool: read, write, handover or think.")] = None,
-    clauses: Annotated[Path | None, typer.Option(help="YAML of policy clauses that records can decide.")] = None,
+    benchmark: Annotated[str, typer.Option(help="Benchmark of the tasks: a known one, or one of the project.")] = "",
+    tools_as: Annotated[
+        Path | None, typer.Option(help="YAML or JSON that maps tools to read, write, handover or think.")
+    ] = None,
+    clauses: Annotated[Path | None, typer.Option(help="YAML of policy clauses that can be checked on records.")] = None,
     analyst: Annotated[
-        AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")
+        AnalystName, typer.Option(help="Who labels: programmatic uses rules, openai the language model of --model.")
     ] = "programmatic",
-    model: Annotated[str, typer.Option(help="The model's name at its endpoint.")] = "",
+    model: Annotated[str, typer.Option(help="Name of the model at its endpoint.")] = "",
     endpoint_env: EndpointVariable = ENDPOINT,
     key_env: KeyVariable = KEY,
     tokens: Budget = None,
     prices: Prices = None,
-    dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print what the model would cost, and ask nothing.")] = False,
 ) -> None:
     """Diagnose an agent's logs: why its rollouts failed and what it lacks. Writes causes, a ranking and reports."""
     require_folder(out)
     require_apart(out)
     if dry_run and analyst != "openai":
-        raise UserError("--dry-run says what a language model would cost, and none is asked", "add --analyst openai")
+        raise UserError(
+            "--dry-run prints what a language model would cost, but no model is asked", "add --analyst openai"
+        )
     selection = SelectionSettings(
         delta=delta,
         coverage=coverage,

@@ -16,6 +16,7 @@ import json
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,7 +85,7 @@ def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[MajorityLa
     return dict(lacking)
 
 
-class Archive:
+class Archive(ExitStack):
     """Rollouts and labels of a project, indexed in a temporary database.
 
     `discovery`, `evaluation` and `labels` are a `Missing` if the file is not there, else None.
@@ -97,11 +98,13 @@ class Archive:
     """
 
     def __init__(self, root: Path) -> None:
+        super().__init__()
         self._root = root
         self._database = sqlite3.connect("", isolation_level=None)  # a temporary file that SQLite removes
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.executescript(SCHEMA)
         self._database.execute("BEGIN")
+        self.callback(self._database.close)
         self._files: dict[str, BinaryIO] = {}
         for stage in acting_stages():  # read all, so that a corrupt one is named
             files.document(root, f"results/{stage}/index.json", stage, dict[str, IndexEntry])
@@ -118,14 +121,6 @@ class Archive:
         self._database.executemany("INSERT OR REPLACE INTO route VALUES (:task, :chosen)", rows)
         if self.discovery is None and self.labels is None:
             self._read_lacks()
-
-    def __enter__(self) -> "Archive":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._database.close()
-        for file in self._files.values():
-            file.close()
 
     def _read_rollouts(self, part: str, arms: Arms | None) -> None:
         for place, rollout in scan(self._root / part, Rollout):
@@ -156,7 +151,7 @@ class Archive:
 
     def _line(self, name: str, place: int) -> bytes:
         if name not in self._files:
-            self._files[name] = (self._root / name).open("rb")
+            self._files[name] = self.enter_context((self._root / name).open("rb"))
         self._files[name].seek(place)
         return self._files[name].readline()
 

@@ -1,9 +1,9 @@
 "use strict";
-/* The script of the report: the rule of selection, its sliders, the table of rollouts, and which view is seen. */
+/* The script of the report: the selection rule, its sliders, the table of rollouts, and the navigation. */
 
-/* The rule of captrain.capabilities.rule over the per-run numbers that a selection reports. A gap or coverage that
-   is undefined is null. Returns one account a candidate, in rank order: id, retained runs, runs needed, shortfall,
-   selected, and whether a proof selects it where the contrast does not. */
+/* The rule of captrain.capabilities.rule, applied to the per-run numbers of a selection. An undefined gap or coverage
+   is null. Returns the candidates in rank order: id, retained runs, needed runs, shortfall, selected, and proof: true
+   if only a proof selects it. */
 function captrainSelect(report, limits) {
   const candidates = report.candidates;
   const runs = candidates.length ? candidates[0].per_run.length : 0;
@@ -11,10 +11,10 @@ function captrainSelect(report, limits) {
     let retained = 0, speaking = 0;
     one.per_run.forEach((each) => {
       if (each.gap !== null && each.coverage !== null && each.gap >= limits.delta && each.coverage >= limits.coverage) retained++;
-      // A run without a coverage (it did not propose the candidate, or drew no failed rollout) speaks against it.
+      // A run without a coverage (the candidate was not proposed, or no failed rollout was drawn) counts against it.
       if (each.gap !== null || each.coverage === null) speaking++;
     });
-    // A run whose gap is undefined has no say.
+    // A run with an undefined gap does not vote.
     const needed = Math.ceil(limits.agreement * speaking / runs) || limits.agreement;
     let shortfall = "";
     if (retained < needed) shortfall = `retained in ${retained} of ${runs} runs, ${needed} needed`;
@@ -37,8 +37,8 @@ function captrainSelect(report, limits) {
   return accounts;
 }
 
-/* Sliders over the rule; the thresholds are kept in the address, so that a choice can be handed on. Returns what sets
-   them to those of the address. */
+/* Sliders for the thresholds. The address holds their values, so that you can share a choice. Returns the function
+   that sets the sliders from the address. */
 function captrainSliders() {
   const report = JSON.parse(document.getElementById("selection").textContent);
   const names = ["delta", "coverage", "agreement"];
@@ -117,8 +117,8 @@ function captrainSliders() {
   return () => set(given());
 }
 
-/* The table of rollouts, loaded when it is first looked at: only the rows in view exist. What is opened is in the
-   address; its messages come with a shard, loaded once. All text is set as text. */
+/* The table of rollouts, loaded when it is first shown. Only the visible rows exist. The address names the open rollout,
+   and its messages come from a shard that is loaded once. All text is set as text. */
 const captrain = { shards: new Map(), waiting: new Map(), open: () => {} };
 
 function captrainShard(number, data) {
@@ -150,7 +150,7 @@ function captrainRows(data) {
     const task = tasks[columns.task[row]];
     return `${id} ${task[0]} ${task[1]} ${arms[columns.arm[row]]} ${task[3]}`.toLowerCase();
   });
-  // What all ids of tasks begin with says nothing in a narrow column.
+  // Cut off the common beginning of all task ids: the column is narrow.
   const common = tasks.reduce((start, task) => {
     while (!task[0].startsWith(start)) start = start.slice(0, start.slice(0, -1).lastIndexOf("/") + 1);
     return start;
@@ -322,7 +322,7 @@ function captrainRows(data) {
         panel.append(label);
       }
       panel.append(pair);
-      // Base on the left, whichever of the two was opened. A task's rollouts lie in one shard.
+      // The base is always on the left. All rollouts of a task are in one shard.
       const fill = () => {
         const both = beside === undefined ? [row] : arms[columns.arm[beside]] === "base" ? [beside, row] : [row, beside];
         pair.style.gridTemplateColumns = both.length === 1 ? "1fr" : "";
@@ -371,8 +371,8 @@ function captrainRows(data) {
   open();
 }
 
-/* One view at a time: the one that the address after # names, or has in it; without scripts all are there, one below the
-   other. `#rollout/ID` is a rollout, `#thresholds?delta=...` a choice of thresholds. */
+/* Show one view at a time: the one that the address after # names or that contains the named element. Without scripts
+   all views are shown. `#rollout/ID` is a rollout, `#thresholds?delta=...` a choice of thresholds. */
 globalThis.addEventListener?.("DOMContentLoaded", () => {
   const views = [...document.querySelectorAll(".view")];
   const slide = document.getElementById("selection") ? captrainSliders() : () => {};
