@@ -116,7 +116,7 @@ class GEPAResult:
     best: Candidate
     candidates: list[Candidate]
     ledger: list[LedgerEntry]
-    usage: JsonObject
+    usage: Mapping[str, str | int]
 
 
 def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:

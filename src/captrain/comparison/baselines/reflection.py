@@ -7,7 +7,7 @@ failed rollouts.
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
@@ -66,7 +66,7 @@ class Walk:
         seed: of the run.
     """
 
-    usage: JsonObject = {}
+    usage: Mapping[str, str | int] = {}
 
     def __init__(self, vocabulary: Sequence[str], seed: int) -> None:
         self.vocabulary, self.seed = vocabulary, seed
@@ -131,7 +131,7 @@ class Model:
         self._system = Template(prompt).substitute(tools=schemas, most=MOST)
 
     @property
-    def usage(self) -> JsonObject:
+    def usage(self) -> Mapping[str, str | int]:
         """The model, and the number and tokens of its answers. Cached answers count, too."""
         totals = self._answers.usage
         counts = {name: getattr(totals, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
