@@ -1,4 +1,4 @@
-"""Rollouts for a stage: here as ever, and in shards that change nothing."""
+"""Batches of rollouts: in this process, and in shards with the same result."""
 
 import pickle
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ CLUSTER = Machine(workers=1, batch=4, launcher="slurm", slurm=Slurm())
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Journals lie in the working folder."""
+    """Put journals into a working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -42,20 +42,20 @@ def journals() -> list[Path]:
     return sorted(Path(".cache/rollouts").glob("*.jsonl"))
 
 
-def test_here_it_is_collect_with_its_journal_and_its_bar(
+def test_locally_a_batch_is_collected_with_a_journal_and_a_progress_bar(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")  # a job has a log for its bar
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")  # a job draws its bar into its log
     one, target = part(), load_benchmark(DESK)
     found = collect_batch(one, target, "rollouts")
     assert "servicedesk-mixed: 100%" in capfd.readouterr().err
     assert found == collect(ScriptedPolicy(skill=0.5), target, one.tasks, purpose="diagnosis", seed=3, trials=2)
-    # It has gone on from the same journal, so that nothing decides a rollout but what did before.
+    # It resumed from the same journal, so its name has not changed.
     assert len(journals()) == 1
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 10])
-def test_shards_give_what_the_whole_gives_in_its_order(count: int) -> None:
+def test_shards_give_the_same_rollouts_in_the_same_order(count: int) -> None:
     whole, shards = part(count=count), part(count=count).shards(SHARDS)
     assert [task for shard in shards for task in shard.tasks] == whole.tasks and 1 <= len(shards) <= SHARDS
     assert all(shard.tasks for shard in shards)
@@ -65,7 +65,7 @@ def test_shards_give_what_the_whole_gives_in_its_order(count: int) -> None:
     )
 
 
-def test_on_a_cluster_each_shard_is_an_item_and_the_process_plays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cluster_each_shard_is_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[RolloutBatch] = []
 
     def run(function: Any, items: Sequence[RolloutBatch], machine: Machine, label: str) -> list[list[Rollout]]:
@@ -78,7 +78,7 @@ def test_on_a_cluster_each_shard_is_an_item_and_the_process_plays_nothing(monkey
     away = part(CLUSTER)
     found = collect_batch(away, load_benchmark(DESK), "rollouts")
     assert [len(one.tasks) for one in sent] == [3, 3, 3, 1] and counted.calls == len(sent)
-    # What is sent holds no policy, and none was built to send it.
+    # The sent batch holds no policy, and none was built.
     assert isinstance(away.policy, PolicySource) and "policy" not in vars(away.policy)
     assert found == collect_batch(part(), load_benchmark(DESK), "rollouts")
 
@@ -97,7 +97,7 @@ class Counting:
         return call
 
 
-def test_a_policy_that_is_built_already_plays_here_even_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_built_policy_plays_in_this_process_even_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection.launch, "run", lambda *_: pytest.fail("nothing is sent"))
     one = part(CLUSTER)
     built = RolloutBatch(one.name, ScriptedPolicy(skill=0.5), DESK, one.tasks, "diagnosis", 3, trials=2)
@@ -106,7 +106,7 @@ def test_a_policy_that_is_built_already_plays_here_even_on_a_cluster(monkeypatch
     )
 
 
-def test_splits_never_mix_in_a_shard_either() -> None:
+def test_a_shard_refuses_tasks_of_another_split() -> None:
     tasks = load_benchmark(DESK).tasks("test", 2)
     wrong = RolloutBatch("discovery", PolicySource(SCRIPTED, Path("base"), HERE), DESK, tasks, "diagnosis", 3)
     with pytest.raises(UserError, match="split"):

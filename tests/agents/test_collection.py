@@ -1,4 +1,4 @@
-"""Rollouts: counted, kept apart from errors, and picked up where a run was cut off."""
+"""Collection of rollouts: counts, errors and resumption."""
 
 import json
 import os
@@ -32,7 +32,7 @@ COUNT = 12
 
 
 class FaultyDesk(ServiceDesk):
-    """The desk, with a fault at one place: `faults` says how often each task raises it."""
+    """The desk with a fault at one place; `faults` holds how often each task raises it."""
 
     def __init__(
         self, faults: dict[str, int], where: str = "step", fault: type[Exception] = InfrastructureError
@@ -62,7 +62,7 @@ class FaultyDesk(ServiceDesk):
 
 
 class Counting(ScriptedPolicy):
-    """Plays references with a skill of one half; remembers what it has played."""
+    """Plays references with a skill of one half, and records the keys."""
 
     def __init__(self, script: Script | None = None) -> None:
         super().__init__(script=script, skill=0.5)
@@ -98,7 +98,7 @@ def journal_of(folder: Path) -> Path:
     return path
 
 
-def test_every_task_is_played_as_often_as_asked_in_order(tmp_path: Path) -> None:
+def test_every_task_is_played_trials_times_in_order(tmp_path: Path) -> None:
     rollouts = run(tmp_path, trials=2, adapter=Adapter("somewhere", "abc"))
     assert [(r.task.id, r.trial) for r in rollouts] == [(task_id(i), trial) for i in range(COUNT) for trial in (0, 1)]
     assert len({rollout.id for rollout in rollouts}) == 2 * COUNT
@@ -108,7 +108,7 @@ def test_every_task_is_played_as_often_as_asked_in_order(tmp_path: Path) -> None
     assert all(r.score and r.score.success and r.messages[-1] == r.reference[-1] for r in rollouts)
 
 
-def test_a_rollout_that_fails_is_failed_and_not_an_error(tmp_path: Path) -> None:
+def test_a_failed_rollout_is_no_error(tmp_path: Path) -> None:
     rollouts = run(tmp_path, policy=Counting(), count=40)
     outcomes = [rollout.outcome for rollout in rollouts]
     assert 10 <= outcomes.count("failed") <= 30 and outcomes.count("passed") == 40 - outcomes.count("failed")
@@ -116,20 +116,20 @@ def test_a_rollout_that_fails_is_failed_and_not_an_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("where", ["step", "open", "score"])
-def test_an_infrastructure_error_is_tried_again_and_counted(tmp_path: Path, where: str) -> None:
+def test_an_infrastructure_error_is_retried_and_counted(tmp_path: Path, where: str) -> None:
     target = desk(FaultyDesk({task_id(3): 1, task_id(5): 2}, where))
     rollouts = run(tmp_path, target)
     assert {rollout.outcome for rollout in rollouts} == {"passed"}
     assert [rollout.retries for rollout in rollouts] == [{3: 1, 5: 2}.get(i, 0) for i in range(COUNT)]
     entry = ledger_entry(rollouts, stage="rollouts", method="trace")
     assert (entry.rollouts, entry.errors) == (COUNT + 3, 3)
-    # But for the retries, nothing tells the rollouts from those of a run without faults.
+    # Only the retries differ from a run without faults.
     clean = run(tmp_path / "clean")
     assert [r.model_copy(update={"retries": 0}) for r in rollouts] == clean
 
 
 @pytest.mark.parametrize("where", ["step", "open", "score"])
-def test_an_infrastructure_error_that_stays_is_an_error_and_never_failed(tmp_path: Path, where: str) -> None:
+def test_a_persistent_infrastructure_error_is_an_error_not_a_failure(tmp_path: Path, where: str) -> None:
     target = desk(FaultyDesk({task_id(4): 99}, where))
     rollouts = run(tmp_path, target)
     broken = rollouts[4]
@@ -142,7 +142,7 @@ def test_an_infrastructure_error_that_stays_is_an_error_and_never_failed(tmp_pat
     assert load_again(rollouts, tmp_path / "again.jsonl") == rollouts
 
 
-def test_the_floor_stands_beside_the_pass_rate_and_is_not_measured_where_infrastructure_fails(tmp_path: Path) -> None:
+def test_the_summary_holds_the_floor_unless_infrastructure_fails(tmp_path: Path) -> None:
     class Gift(FaultyDesk):
         def idle(self, task: dict[str, Any]) -> list[Message]:
             return self.open(task).messages if task["id"] != task_id(1) else self.reference(task)
@@ -159,7 +159,7 @@ def load_again(rollouts: list[Rollout], path: Path) -> list[Rollout]:
     return load(path, Rollout)
 
 
-def test_a_policy_that_loses_its_server_is_tried_again(tmp_path: Path) -> None:
+def test_a_play_is_retried_when_its_server_fails(tmp_path: Path) -> None:
     left = {task_id(2): 1, task_id(6): 99}
 
     def script(play: RunningEpisode) -> Sequence[Message]:
@@ -179,7 +179,7 @@ def test_sixteen_plays_are_scored_at_the_same_time(tmp_path: Path, monkeypatch: 
     score, together = target.score, Barrier(16)
 
     def waiting(task: Task, messages: Sequence[Message]) -> Score:
-        together.wait(PATIENCE)  # passes only once all sixteen are being scored
+        together.wait(PATIENCE)  # passes when all sixteen are being scored
         return score(task, messages)
 
     monkeypatch.setattr(target, "score", waiting)
@@ -187,7 +187,7 @@ def test_sixteen_plays_are_scored_at_the_same_time(tmp_path: Path, monkeypatch: 
 
 
 class AllAtOnce(ScriptedPolicy):
-    """Has all episodes open before it ends the first, as a policy that plays in batches."""
+    """Opens all episodes before it ends the first, as a batched policy does."""
 
     def play(self, plays: Sequence[RunningEpisode]) -> Iterator[RunningEpisode]:
         for play in plays:
@@ -196,7 +196,7 @@ class AllAtOnce(ScriptedPolicy):
 
 
 class LastingDesk(FaultyDesk):
-    """The faulty desk; its episodes hold something outside of this process until they are closed."""
+    """The faulty desk, whose episodes must be closed."""
 
     def __init__(self, where: str, fault: type[Exception], at_close: type[Exception] | None = None) -> None:
         super().__init__({task_id(2): 1}, where, fault)
@@ -217,12 +217,12 @@ class LastingDesk(FaultyDesk):
 
     def score(self, task: dict, messages: list[Message]) -> dict:
         self.trip("score", task)
-        return ServiceDesk(mix="mixed").score(task, messages)  # which opens an episode of its own
+        return ServiceDesk(mix="mixed").score(task, messages)  # opens another episode
 
 
 @pytest.mark.parametrize("where", ["score", "step"])
 @pytest.mark.parametrize("fault", [ValueError, UserError, KeyboardInterrupt])
-def test_whatever_is_raised_no_episode_stays_open(tmp_path: Path, where: str, fault: type[Exception]) -> None:
+def test_any_exception_closes_all_episodes(tmp_path: Path, where: str, fault: type[Exception]) -> None:
     class Fault(fault):
         def __init__(self, message: str) -> None:
             super().__init__(*([message, "none"] if issubclass(fault, UserError) else [message]))
@@ -231,7 +231,7 @@ def test_whatever_is_raised_no_episode_stays_open(tmp_path: Path, where: str, fa
     with pytest.raises((UserError, KeyboardInterrupt), match="the line went dead"):
         run(tmp_path, desk(environment), AllAtOnce())
     assert environment.running == []
-    # What was whole is kept, and the next run goes on from there.
+    # Finished rollouts are kept, and the next run resumes.
     assert len(load(journal_of(tmp_path), Rollout)) == 2
     assert [rollout.outcome for rollout in run(tmp_path, desk(environment), AllAtOnce())] == ["passed"] * COUNT
 
@@ -251,7 +251,7 @@ def test_a_bug_between_episode_and_score_closes_all_episodes_too(
     assert environment.running == []
 
 
-def test_an_episode_that_does_not_close_keeps_neither_others_open_nor_the_first_error_back(tmp_path: Path) -> None:
+def test_a_failing_close_leaves_no_episode_open_and_keeps_the_first_error(tmp_path: Path) -> None:
     environment = LastingDesk("step", ValueError, at_close=OSError)
     target = desk(environment)
     with pytest.raises(EnvironmentFault, match="the door is stuck in close on .*/00000"):
@@ -264,7 +264,7 @@ def test_an_episode_that_does_not_close_keeps_neither_others_open_nor_the_first_
 
 
 @pytest.mark.parametrize("where", ["step", "score"])
-def test_the_play_of_a_reference_that_raises_closes_its_episode(where: str) -> None:
+def test_a_reference_that_raises_closes_its_episode(where: str) -> None:
     environment = LastingDesk(where, ValueError)
     target = desk(environment)
     task = target.tasks("discovery", 3)[2]
@@ -273,18 +273,18 @@ def test_the_play_of_a_reference_that_raises_closes_its_episode(where: str) -> N
     assert environment.running == []
 
 
-def test_without_retries_the_first_error_stays(tmp_path: Path) -> None:
+def test_without_retries_the_first_error_is_recorded(tmp_path: Path) -> None:
     rollouts = run(tmp_path, desk(FaultyDesk({task_id(3): 1})), retries=0)
     assert [rollout.outcome for rollout in rollouts].count("error") == 1 and rollouts[3].retries == 0
 
 
-def test_a_finished_run_is_read_and_not_played_again(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_played_again(tmp_path: Path) -> None:
     first, again = Counting(), Counting()
     rollouts = run(tmp_path, policy=first)
     assert run(tmp_path, policy=again) == rollouts and (len(first.keys), again.keys) == (COUNT, [])
 
 
-def test_a_half_written_run_plays_only_what_is_missing(tmp_path: Path) -> None:
+def test_an_interrupted_run_plays_only_missing_rollouts(tmp_path: Path) -> None:
     rollouts = run(tmp_path, policy=Counting())
     journal = journal_of(tmp_path)
     content = journal.read_bytes()
@@ -304,12 +304,12 @@ def cut_before_its_newline(lines: list[bytes]) -> list[bytes]:
 
 
 def half_a_letter(lines: list[bytes]) -> list[bytes]:
-    """Cut within a letter of two bytes."""
+    """Cut the text inside a two-byte character."""
     return [*lines[:8], b'{"id":"caf\xc3']
 
 
 def damaged(lines: list[bytes]) -> list[bytes]:
-    """One byte within the text of a message is not what was written."""
+    """Change one byte in a message."""
     return [*lines[:8], lines[8].replace(b"service desk", b"service d\xffsk", 1), *lines[9:]]
 
 
@@ -318,9 +318,7 @@ def blank(lines: list[bytes]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("damage", [cut, cut_before_its_newline, half_a_letter, damaged, blank])
-def test_a_line_that_is_not_whole_is_played_again(
-    tmp_path: Path, damage: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cut_off_line_is_played_again(tmp_path: Path, damage: Any, capsys: pytest.CaptureFixture[str]) -> None:
     rollouts = run(tmp_path, policy=Counting())
     journal = journal_of(tmp_path)
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -333,7 +331,7 @@ def test_a_line_that_is_not_whole_is_played_again(
     assert sorted(journal.read_bytes().splitlines(keepends=True)) == sorted(lines)
 
 
-def test_what_decides_the_result_has_a_journal_of_its_own(tmp_path: Path) -> None:
+def test_every_setting_that_changes_results_has_its_own_journal(tmp_path: Path) -> None:
     run(tmp_path)
     others = [
         {"seed": 1}, {"trials": 2}, {"policy": Counting()}, {"adapter": Adapter("folder", "abc")}, {"count": 3},
@@ -344,7 +342,7 @@ def test_what_decides_the_result_has_a_journal_of_its_own(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.jsonl"))) == 1 + len(others)
 
 
-def test_text_with_unusual_line_breaks_is_read_back_as_it_was_said(tmp_path: Path) -> None:
+def test_unusual_line_breaks_survive_the_journal(tmp_path: Path) -> None:
     text = "a\u2028b\u2029c\x85d\x0be\x0cf\r\ng\x1ch"
 
     def script(play: RunningEpisode) -> Sequence[Message]:
@@ -379,7 +377,7 @@ def test_a_task_of_another_split_is_refused_before_anything_is_played(
 
 
 @pytest.mark.parametrize("where", ["step", "open", "score"])
-def test_an_environment_that_raises_is_named_with_its_task_and_whole_rollouts_are_kept(
+def test_an_environment_that_raises_is_named_with_its_task_and_finished_rollouts_are_kept(
     tmp_path: Path, where: str
 ) -> None:
     broken = desk(FaultyDesk({task_id(5): 1}, where, ZeroDivisionError))
@@ -417,11 +415,11 @@ def test_an_environment_that_breaks_its_contract_is_named(tmp_path: Path, change
     assert "environment servicedesk-mixed" in fault.value.problem
 
 
-# The stages themselves, in a project of their own.
+# Stages in a project.
 
 
 def project(folder: Path, model: Path, *overrides: str) -> Path:
-    """A project as far as the base: stages, the spec of the smoke experiment, and a tiny random model."""
+    """A project up to its base: stages, the spec of the smoke experiment, and a tiny random model."""
     shutil.copytree(ROOT / "stages", folder / "stages")
     publish_spec(compose_spec("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
     shutil.copytree(model, folder / "artifacts/base")
@@ -433,7 +431,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_a_killed_stage_goes_on_and_ends_in_the_identical_files(tmp_path: Path, tiny: Path, warm: Path) -> None:
+def test_a_killed_stage_resumes_and_ends_in_identical_files(tmp_path: Path, tiny: Path, warm: Path) -> None:
     count = 60
     killed = project(tmp_path / "killed", tiny, f"rollouts.tasks={count}", "machine.batch=2")
     running = start(warm / ADDRESS, ["stages/rollouts.py"], killed, os.environ)
@@ -444,10 +442,10 @@ def test_a_killed_stage_goes_on_and_ends_in_the_identical_files(tmp_path: Path, 
     before = journal_of(journals).read_bytes().splitlines(keepends=True)
     assert 10 <= len(before) < count and not outputs(killed)
     assert stage(killed, "rollouts") == 0
-    # What was whole was kept as it was, not played again.
+    # Finished rollouts were kept and not played again.
     whole = [line for line in before if line.endswith(b"\n")]
     assert journal_of(journals).read_bytes().splitlines(keepends=True)[: len(whole)] == whole
-    # Another batch size on the other side: where and how fast is no part of the result.
+    # Another batch size: speed does not change the result.
     undisturbed = project(tmp_path / "undisturbed", tiny, f"rollouts.tasks={count}", "machine.batch=64")
     assert stage(undisturbed, "rollouts") == 0
     assert outputs(killed) == outputs(undisturbed) and len(outputs(killed)) == 3
@@ -460,7 +458,7 @@ def test_a_killed_stage_goes_on_and_ends_in_the_identical_files(tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def rolled_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with a few diagnostic rollouts, and nothing of a model."""
+    """A project with a few diagnostic rollouts and no model."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copytree(ROOT / "stages", folder / "stages")
     publish_spec(
@@ -521,7 +519,7 @@ def test_tasks_of_a_record_are_enough_to_open_them_again(tmp_path: Path) -> None
         assert target.open(task).messages == rollout.messages[:2]
 
 
-def test_rollouts_whose_turns_are_as_long_as_the_policy_allows_are_counted() -> None:
+def test_rollouts_with_a_turn_at_the_token_limit_are_counted() -> None:
     task = Task(id="t", split="discovery", data={})
     masks = [[0, 1, 1, 0, 1], [0, 1, 1, 1, 0, 1], [1, 0, 1, 1, 1, 1], []]
     rollouts = [

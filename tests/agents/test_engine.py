@@ -1,4 +1,4 @@
-"""The in-process engine: against Hugging Face's own numbers, and against itself in other batches."""
+"""The in-process engine, compared with Hugging Face and with itself in other batches."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def policy(model: Path, **settings: Any) -> LocalPolicy:
 def played(
     acting: LocalPolicy, target: CheckedEnvironment, keys: Sequence[str] = KEYS, adapter: Path | None = None
 ) -> dict[str, Dialogue]:
-    """Dialogues by key; which task is played follows from the key."""
+    """Dialogues by key, which chooses the task."""
     tasks = target.tasks("training", 20)
     folder = str(adapter) if adapter else ""
     plays = [RunningEpisode(key, target.open(tasks[int(key.split("/")[1])]), folder) for key in keys]
@@ -36,7 +36,7 @@ def played(
 
 
 def teacher_forced(model: Any, dialogue: Dialogue, temperature: float = 1.0) -> list[float]:
-    """Log-probabilities of the tokens that the model wrote, by one forward pass over the whole dialogue."""
+    """Log-probabilities of the written tokens, by one forward pass over the dialogue."""
     import torch
 
     ids, mask, _ = dialogue
@@ -56,7 +56,7 @@ def furthest(model: Any, dialogues: dict[str, Dialogue], temperature: float = 1.
 
 
 def same(one: dict[str, Dialogue], other: dict[str, Dialogue]) -> None:
-    """Equal tokens, and log-probabilities equal but for the last digit kept."""
+    """Equal tokens, and log-probabilities up to the last recorded digit."""
     assert one.keys() == other.keys()
     for key, (ids, mask, logprobs) in one.items():
         assert (ids, mask) == other[key][:2]
@@ -100,7 +100,7 @@ def grouped(tiny: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(tiny: Path) -> Path:
-    """Without norms of queries and keys; its weights lie on no grid, as those of a trained one."""
+    """A Llama, which has no norms of queries and keys, with unrounded weights."""
     from transformers import LlamaConfig
 
     return make(tiny.parent / "llama", tiny, LlamaConfig(**size(tiny), tie_word_embeddings=True))
@@ -108,7 +108,7 @@ def llama(tiny: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mistral(tiny: Path) -> Path:
-    """An architecture that the engine has no decoder of its own for."""
+    """An architecture without a decoder in the engine."""
     from transformers import MistralConfig
 
     return make(tiny.parent / "mistral", tiny, MistralConfig(**size(tiny), sliding_window=None))
@@ -149,23 +149,21 @@ def test_log_probabilities_are_those_of_a_whole_forward_pass(
 
 
 @pytest.mark.parametrize("model", ["grouped", "mistral"])
-def test_in_single_precision_they_are_near(
-    model: str, target: CheckedEnvironment, request: pytest.FixtureRequest
-) -> None:
+def test_single_precision_is_close(model: str, target: CheckedEnvironment, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(model)
     single, double = (played(policy(folder, precision=one), target) for one in ("float32", "float64"))
     assert 1e-8 < furthest(oracle(folder), single) < 1e-3
     assert sum(single[key][0] == double[key][0] for key in KEYS) >= 15
 
 
-def test_with_an_adapter_they_are_those_of_the_model_peft_loads(
+def test_log_probabilities_with_an_adapter_equal_those_of_peft(
     tiny: Path, adapter: Path, target: CheckedEnvironment
 ) -> None:
     acting = policy(tiny)
     base, adapted = played(acting, target), played(acting, target, adapter=adapter)
     assert furthest(oracle(tiny, adapter), adapted) < 1e-5
     assert furthest(oracle(tiny), adapted) > 0.1
-    # Merging left the base as it was.
+    # Merging has not changed the base.
     same(played(acting, target), base)
 
 
@@ -176,7 +174,7 @@ def test_an_adapter_acts_through_any_architecture(mistral: Path, target: Checked
 
 
 @pytest.mark.parametrize("model", ["tiny", "grouped", "mistral"])
-def test_a_rollout_does_not_depend_on_what_is_played_beside_it(
+def test_a_rollout_does_not_depend_on_its_batch(
     model: str, target: CheckedEnvironment, request: pytest.FixtureRequest
 ) -> None:
     folder = request.getfixturevalue(model)
@@ -196,7 +194,7 @@ def test_plays_of_several_adapters_may_be_mixed(tiny: Path, adapter: Path, targe
     same(mixed, {key: (adapted if int(key.split("/")[1]) % 2 else base)[key] for key in KEYS[:8]})
 
 
-def test_another_key_draws_other_tokens_and_the_same_key_the_same(tiny: Path, target: CheckedEnvironment) -> None:
+def test_tokens_depend_on_the_key(tiny: Path, target: CheckedEnvironment) -> None:
     first = played(policy(tiny), target, ["0/3/0", "0/3/1", "1/3/0"])
     assert len({tuple(ids) for ids, _, _ in first.values()}) == 3
     same(played(policy(tiny), target, ["1/3/0", "0/3/1", "0/3/0"]), first)
@@ -218,13 +216,13 @@ def test_the_fused_decoder_samples_what_the_module_samples(
     assert found[0] == found[1]
 
 
-def test_in_bfloat16_only_products_lose_digits(llama: Path, target: CheckedEnvironment) -> None:
-    """Log-probabilities stay near those of the weights in full, and are not theirs."""
+def test_bfloat16_only_affects_products(llama: Path, target: CheckedEnvironment) -> None:
+    """Log-probabilities are close to those of full weights, but not equal."""
     distance = furthest(oracle(llama), played(policy(llama, precision="bfloat16"), target))
     assert 1e-4 < distance < 0.3
 
 
-def test_the_decoder_is_the_same_fed_at_once_or_token_by_token(grouped: Path) -> None:
+def test_the_decoder_gives_the_same_at_once_or_token_by_token(grouped: Path) -> None:
     import torch
 
     decoder = policy(grouped).decoder("")
@@ -242,7 +240,7 @@ def test_the_decoder_is_the_same_fed_at_once_or_token_by_token(grouped: Path) ->
 
 
 @pytest.mark.parametrize("model", ["grouped", "mistral"])
-def test_what_rollouts_have_in_common_is_computed_once(
+def test_common_prefixes_are_computed_once(
     model: str, target: CheckedEnvironment, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acting = policy(request.getfixturevalue(model), temperature=0.3)
@@ -259,9 +257,9 @@ def test_what_rollouts_have_in_common_is_computed_once(
     tasks = target.tasks("training", 2)
     plays = [RunningEpisode(key, target.open(tasks[int(key.split("/")[1])])) for key in keys]
     dialogues = [tuple(play.token_ids) for play in acting.play_with(decoder, plays)]
-    read = [row[:-1] for row in dialogues]  # nothing follows the last token
+    read = [row[:-1] for row in dialogues]  # the last token is not fed
     distinct = {row[:stop] for row in read for stop in range(1, len(row) + 1)}
-    # A branch that is over is fed on until enough of them have gathered.
+    # Finished branches are fed until enough of them are finished.
     assert len(distinct) <= positions <= 1.3 * len(distinct) < 0.8 * sum(map(len, read))
     monkeypatch.undo()
     alone = played(acting, target, keys[3:4])
@@ -295,7 +293,7 @@ def test_sampled_tokens_are_distributed_as_the_model_says() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.7}], ids=str)
-def test_a_token_is_drawn_from_the_likeliest_alone_with_its_probability_among_these(
+def test_top_p_and_top_k_renormalize_the_likeliest_tokens(
     grouped: Path, target: CheckedEnvironment, settings: dict[str, Any]
 ) -> None:
     import torch
@@ -319,7 +317,7 @@ def test_a_token_is_drawn_from_the_likeliest_alone_with_its_probability_among_th
     same(played(acting, target, KEYS[3:4]), {KEYS[3]: dialogues[KEYS[3]]})
 
 
-def test_the_likeliest_token_alone_is_what_temperature_0_takes(grouped: Path, target: CheckedEnvironment) -> None:
+def test_top_k_1_equals_temperature_0(grouped: Path, target: CheckedEnvironment) -> None:
     greedy = played(policy(grouped, temperature=0.0, top_p=0.5, top_k=4), target, KEYS[:3])
     plain = played(policy(grouped, temperature=0.0), target, KEYS[:3])
     one = played(policy(grouped, top_k=1), target, KEYS[:3])
@@ -327,7 +325,7 @@ def test_the_likeliest_token_alone_is_what_temperature_0_takes(grouped: Path, ta
         assert (ids, mask) == greedy[key][:2] == one[key][:2]
 
 
-def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_goes_on(tiny: Path, target: CheckedEnvironment) -> None:
+def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_continues(tiny: Path, target: CheckedEnvironment) -> None:
     acting = policy(tiny, max_tokens=5)
     tasks = target.tasks("training", 20)
     play = RunningEpisode("0/2/0", target.open(tasks[2]))
@@ -341,7 +339,7 @@ def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_goes_on(tiny: Path, 
     starts = [at for at in range(len(ids)) if mask[at] and not mask[at - 1]]
     turns = [ids[at : at + 5] for at in starts]
     assert len(starts) == 3 and sum(mask) == 15 and end not in [token for turn in turns for token in turn]
-    # The end token that closes a cut turn is not the model's, and what follows is what follows any turn.
+    # The model did not write the end token of a cut turn; the usual answer follows it.
     expected = chat.prompt(play.messages[:2])
     for turn, reply in zip(turns, [*asked[1:], None], strict=True):
         expected += turn + ([end, *chat.suffix([reply])] if reply else [])
@@ -355,7 +353,7 @@ def test_a_play_ends_at_max_turns(tiny: Path, target: CheckedEnvironment) -> Non
     assert {play.key: play.turns for play in plays} == {"0/0/0": 1, "0/1/0": 2, "0/2/0": 2}
 
 
-def test_a_dialogue_that_has_no_room_left_ends(tiny: Path, target: CheckedEnvironment) -> None:
+def test_a_dialogue_at_the_longest_length_ends(tiny: Path, target: CheckedEnvironment) -> None:
     task = target.tasks("training", 3)[2]
 
     def length(room: int, max_tokens: int) -> int:
@@ -366,12 +364,12 @@ def test_a_dialogue_that_has_no_room_left_ends(tiny: Path, target: CheckedEnviro
         return len(dialogue[0]) - prompt
 
     assert length(room=400, max_tokens=3) > 3 + 3 + 3
-    # Within a turn, and where what answers a turn does not fit any more.
+    # Within a turn, and where the answer to a turn does not fit.
     assert length(room=12, max_tokens=30) == 12 and length(room=12, max_tokens=3) == 3
 
 
 @pytest.mark.parametrize("model", ["tiny", "mistral"])
-def test_a_prompt_longer_than_the_model_is_a_failed_rollout_that_says_why(
+def test_a_prompt_that_is_too_long_is_a_failed_rollout_with_the_reason(
     model: str,
     letters: Letters,
     tmp_path: Path,
@@ -389,14 +387,14 @@ def test_a_prompt_longer_than_the_model_is_a_failed_rollout_that_says_why(
     expected = collected("short")
     text = path.read_text().replace('f"Say {i}."', 'f"Say {i}." + " Please." * (4000 if i == 1 else 0)')
     path.write_text(text.replace("reward > 0.5", "True"))
-    # A bar is for a terminal, and for the log of a job.
+    # Bars are drawn on a terminal and in a job's log.
     assert "rollout/s" not in capfd.readouterr().err
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
     rollouts = collected("long")
     first, long, last = rollouts
     assert [one.token_ids for one in (first, last)] == [expected[0].token_ids, expected[2].token_ids]
     assert first.truncated == last.truncated == "" and first.outcome == last.outcome == "passed"
-    # Failed, although this environment calls everything a success.
+    # Failed, although this environment scores everything as a success.
     assert long.outcome == "failed" and long.error is None and long.score is not None and long.score.success
     assert long.token_ids == long.mask == [] and [one["role"] for one in long.messages] == ["system", "user"]
     assert f"tokens, and the model takes {acting.config.max_position_embeddings}" in long.truncated
@@ -409,7 +407,7 @@ def test_a_prompt_longer_than_the_model_is_a_failed_rollout_that_says_why(
     )
 
 
-def test_a_dialogue_that_outgrows_the_model_is_marked(tiny: Path, target: CheckedEnvironment) -> None:
+def test_a_dialogue_that_is_cut_off_is_marked(tiny: Path, target: CheckedEnvironment) -> None:
     acting = policy(tiny, max_tokens=3)
     task = target.tasks("training", 3)[2]
     acting.max_length = len(acting.chat([]).prompt(list(target.open(task).messages))) + 12
@@ -428,7 +426,7 @@ def test_guidance_is_read_by_the_model_and_recorded(tiny: Path, target: CheckedE
     assert "Talk.\n- Be friendly.<|im_end|>" in acting.tokenizer.decode(play.token_ids)
 
 
-def test_the_digest_names_what_decides_results_and_nothing_else(tiny: Path, mistral: Path) -> None:
+def test_the_digest_covers_exactly_the_settings_that_change_results(tiny: Path, mistral: Path) -> None:
     plain = policy(tiny).digest
     assert policy(tiny, batch=3).digest == plain
     others = [
@@ -449,9 +447,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 @pytest.mark.parametrize("share", [None, 0.0, 0.6, 0.99], ids=["missing", "empty", "half", "cut short"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
-def test_a_model_file_that_is_missing_or_cut_short_is_named(
-    tiny: Path, tmp_path: Path, name: str, share: float | None
-) -> None:
+def test_a_missing_or_damaged_model_file_is_named(tiny: Path, tmp_path: Path, name: str, share: float | None) -> None:
     model = copied(tiny, tmp_path / "model")
     content = (model / name).read_bytes()
     if share is None:
@@ -460,14 +456,14 @@ def test_a_model_file_that_is_missing_or_cut_short_is_named(
         (model / name).write_bytes(content[: int(share * len(content))])
     with pytest.raises(UserError) as refusal:
         policy(model)
-    # Weights may lie in several files: which one is missing, nobody can say.
+    # Weights may be in several files, so the missing one is unknown.
     named = "*.safetensors" if share is None and name.startswith("model") else name
     assert str(model) in refusal.value.problem and named in refusal.value.problem
     assert "dvc repro base" in refusal.value.remedy
 
 
 @pytest.mark.parametrize("architecture", ["tiny", "mistral"])
-def test_a_model_whose_weights_are_not_those_of_its_configuration_is_refused(
+def test_a_model_whose_weights_do_not_match_its_configuration_is_refused(
     architecture: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     model = copied(request.getfixturevalue(architecture), tmp_path / "model")

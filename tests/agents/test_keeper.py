@@ -1,4 +1,4 @@
-"""The process that keeps a server: who is asked to end, who is ended, and what status is told."""
+"""The keeper of a server: which processes it stops, and its exit status."""
 
 import signal
 import subprocess
@@ -18,12 +18,12 @@ engine=$!
 until wait $engine; [ $? -le 128 ]; do {deaf}; done
 exit 7
 """
-"""Starts an engine and waits for it; `deaf` is what is done after a signal."""
+"""A server that starts an engine and waits for it."""
 
 
 @pytest.fixture
 def kept(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
-    """A server under its keeper, in a folder of its own, with grace of so many seconds."""
+    """Start a server under its keeper with a grace period in seconds."""
     grace, deaf = request.param
     command = [sys.executable, "-I", str(KEEPER), grace, "sh", "-c", SERVER.format(deaf=deaf)]
     with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE) as process:
@@ -33,7 +33,9 @@ def kept(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.
 
 
 @pytest.mark.parametrize("kept", [("20", "touch over")], indirect=True)
-def test_the_server_alone_is_asked_and_its_own_status_is_told(kept: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_only_the_server_is_asked_to_stop_and_its_status_is_returned(
+    kept: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     assert kept.stdin is not None
     kept.stdin.close()
     assert kept.wait(PATIENCE) == 7
@@ -41,7 +43,9 @@ def test_the_server_alone_is_asked_and_its_own_status_is_told(kept: subprocess.P
 
 
 @pytest.mark.parametrize("kept", [("0.2", ":")], indirect=True)
-def test_one_that_does_not_end_is_killed_after_the_grace(kept: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_server_that_does_not_stop_is_killed_after_the_grace_period(
+    kept: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     assert kept.stdin is not None
     kept.stdin.close()
     assert kept.wait(PATIENCE) == 128 + signal.SIGKILL
@@ -49,7 +53,7 @@ def test_one_that_does_not_end_is_killed_after_the_grace(kept: subprocess.Popen[
 
 
 @pytest.mark.parametrize("kept", [("20", ":")], indirect=True)
-def test_a_keeper_that_is_terminated_ends_all_at_once(kept: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_terminated_keeper_kills_the_group_at_once(kept: subprocess.Popen[bytes], tmp_path: Path) -> None:
     kept.terminate()
     assert kept.wait(PATIENCE) == 128 + signal.SIGKILL
     assert not (tmp_path / "asked").exists()

@@ -1,4 +1,4 @@
-"""The policy over an OpenAI-compatible endpoint, against a server on the loopback interface."""
+"""The policy over an OpenAI-compatible endpoint, with a server on the loopback interface."""
 
 import json
 import threading
@@ -32,7 +32,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answering]:
 
 
 class Talk:
-    """An episode that answers each call with its name, and is over at the first message without a call."""
+    """An episode that answers each call with its name and ends at the first message without a call."""
 
     def __init__(self, *opening: Message, tools: list[dict[str, Any]] = TOOLS) -> None:
         self.messages = list(opening) or [{"role": "system", "content": "Policy."}, {"role": "user", "content": "Hi."}]
@@ -58,7 +58,7 @@ def policy(batch: int = 16, **settings: Any) -> OpenAIPolicy:
 
 
 def play(episode: Any = None, key: str = "0/task/0", **settings: Any) -> RunningEpisode:
-    """One episode, to its end."""
+    """Play one episode to its end."""
     return next(policy(**settings).play([RunningEpisode(key, episode or Talk())]))
 
 
@@ -69,7 +69,7 @@ def calling_once(body: dict[str, Any]) -> tuple[int, Any]:
     return says(None, ("find", '{"name": "Zoë", "size": 2}'), ("find", "{}"))
 
 
-def test_a_request_holds_what_the_model_needs_and_nothing_else(server: Answering) -> None:
+def test_a_request_holds_only_known_fields(server: Answering) -> None:
     opening = [{"role": "system", "content": "Policy."}, {"role": "user", "content": "Hi.", "compare": ["x"]}]
     done = play(Talk(*opening), guidance=["be brief"])
     assert done.error is None and done.messages[-1] == {"role": "assistant", "content": "Done."}
@@ -83,7 +83,7 @@ def test_a_request_holds_what_the_model_needs_and_nothing_else(server: Answering
     ]
 
 
-def test_a_request_holds_which_tokens_are_drawn_from_and_what_the_template_takes(server: Answering) -> None:
+def test_a_request_holds_sampling_and_template_options(server: Answering) -> None:
     template = {"enable_thinking": False}
     assert play(top_p=0.8, top_k=20, chat_template_kwargs=template).error is None
     assert play(chat_template_kwargs=template).error is None
@@ -97,7 +97,7 @@ def test_an_episode_without_tools_sends_none(server: Answering) -> None:
     assert "tools" not in server.requests[0]
 
 
-def test_calls_come_in_as_objects_without_ids_and_go_out_as_text_with_ids_by_position(server: Answering) -> None:
+def test_calls_are_received_as_objects_and_sent_as_text_with_ids_by_position(server: Answering) -> None:
     server.answer = calling_once
     done = play()
     function = {"name": "find", "arguments": {"name": "Zoë", "size": 2}}
@@ -119,7 +119,7 @@ def test_calls_come_in_as_objects_without_ids_and_go_out_as_text_with_ids_by_pos
     assert (done.prompt_tokens, done.completion_tokens, done.turns) == (20, 6, 2)
 
 
-def test_position_and_not_id_decides_which_call_a_result_answers() -> None:
+def test_results_match_calls_by_position() -> None:
     call = {"id": "same", "type": "function", "function": {"name": "find", "arguments": "{}"}, "compare": ["x"]}
     two = {"role": "assistant", "content": None, "tool_calls": [call, call], "informs": ["60"]}
     result = {"role": "tool", "tool_call_id": "other", "content": "", "error": True}
@@ -132,18 +132,18 @@ def test_position_and_not_id_decides_which_call_a_result_answers() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"name": ', "[1, 2]", "null", '{"name": "\\ud83d"}', '{"size": NaN}', "[" * 100_000])
-def test_arguments_that_are_no_json_object_are_kept_as_text_and_end_nothing(server: Answering, text: str) -> None:
+def test_arguments_that_are_no_json_object_stay_text(server: Answering, text: str) -> None:
     server.answer = lambda body: says("Sorry.") if len(server.requests) > 1 else says("", ("find", text))
     episode = Talk()
     episode.step = lambda message: ([{"role": "tool", "content": "no"}] if message.get("tool_calls") else [], False)
     message = reply_message(written(text))
     assert message["tool_calls"][0]["function"]["arguments"] == text
     json.dumps(message, ensure_ascii=False).encode()
-    if len(text) < 100:  # the last is there for the parser alone
+    if len(text) < 100:  # the last one only tests the parser
         done = play(episode)
         assert done.error is None and done.messages[2]["tool_calls"][0]["function"]["arguments"] == text
         assert done.messages[-1]["content"] == "Sorry."
-        # Servers parse what they are sent: it must be an object again.
+        # Servers parse the arguments, so they must be an object again.
         again = server.requests[1]["messages"][2]["tool_calls"][0]["function"]["arguments"]
         assert isinstance(json.loads(again), dict)
 
@@ -154,11 +154,11 @@ def written(arguments: Any) -> ReplyMessage:
 
 
 @pytest.mark.parametrize(("given", "arguments"), [("", {}), (None, {}), ({"name": "Zoë"}, {"name": "Zoë"})])
-def test_arguments_that_are_absent_or_an_object_already_are_an_object(given: Any, arguments: dict[str, Any]) -> None:
+def test_missing_arguments_and_objects_are_objects(given: Any, arguments: dict[str, Any]) -> None:
     assert calls_of(reply_message(written(given))) == [("find", arguments)]
 
 
-def test_a_message_that_was_cut_off_stands_as_it_is_and_reasoning_is_dropped(server: Answering) -> None:
+def test_a_cut_off_message_is_kept_and_reasoning_is_dropped(server: Answering) -> None:
     _, body = says("The refund is")
     body["choices"][0]["finish_reason"] = "length"
     body["choices"][0]["message"]["reasoning_content"] = "Let me think."
@@ -175,7 +175,7 @@ def test_a_revision_is_part_of_the_identity_and_not_of_the_request(server: Answe
     assert server.requests[1]["model"] == "@cf/some/model"
 
 
-def test_seeds_follow_from_play_and_turn_alone(server: Answering) -> None:
+def test_seeds_depend_only_on_play_and_turn(server: Answering) -> None:
     def seeds(key: str, **settings: Any) -> list[int]:
         server.requests.clear()
         play(key=key, **settings)
@@ -193,7 +193,7 @@ def test_64_episodes_at_once_equal_64_in_a_row(server: Answering) -> None:
 
     def by_request(body: dict[str, Any]) -> tuple[int, Any]:
         if len(body["messages"]) == 1:
-            gate.wait()  # passes when 64 first turns are being asked for at once, and only then
+            gate.wait()  # passes when 64 first turns are requested at once
         turns = sum(message["role"] == "assistant" for message in body["messages"])
         return says(f"{body['seed']}", *([("find", f'{{"n": {body["seed"]}}}')] if turns < 3 else []))
 
@@ -248,22 +248,20 @@ def test_it_plays_one_turn_of_a_simulated_user(server: Answering) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_passing_fault_is_tried_again_and_then_an_error_of_the_play(server: Answering, status: int) -> None:
+def test_a_transient_fault_is_retried_and_then_an_error_of_the_play(server: Answering, status: int) -> None:
     server.answer = lambda body: (status, {"error": {"message": "not now"}})
     done = play(retries=1)
     assert done.error == f"model server: {status}: not now"
     assert len(server.requests) == 2
 
 
-def test_a_fault_that_passes_leaves_no_trace(server: Answering) -> None:
+def test_a_retried_fault_leaves_no_trace(server: Answering) -> None:
     server.answer = lambda body: says() if len(server.requests) > 1 else refuses(503, "loading")
     done = play(retries=1)
     assert done.error is None and done.messages[-1]["content"] == "Done."
 
 
-def test_a_server_that_is_slow_or_absent_is_an_error_of_the_play(
-    server: Answering, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_or_missing_server_is_an_error_of_the_play(server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answer = lambda body: time.sleep(0.5) or says()
     assert "timed out" in str(play(timeout=0.1).error)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
@@ -291,7 +289,7 @@ def test_an_answer_without_a_message_is_an_error_of_the_play(server: Answering, 
 
 
 def test_a_rollout_is_played_again_after_a_fault_and_then_scored(server: Answering, tmp_path: Any) -> None:
-    """Through `collect`: the fault is counted as a retry, never as a failure."""
+    """`collect` counts the fault as a retry, never as a failure."""
     desk: CheckedEnvironment = load_benchmark(
         Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk"})
     )
@@ -314,7 +312,7 @@ def test_a_rollout_is_played_again_after_a_fault_and_then_scored(server: Answeri
         (402, "no credit", r"\(model server: 402: no credit\)"),
     ],
 )
-def test_what_only_the_user_can_mend_ends_the_run(server: Answering, status: int, message: str, says: str) -> None:
+def test_an_error_that_the_user_must_fix_ends_the_run(server: Answering, status: int, message: str, says: str) -> None:
     server.answer = lambda body: refuses(status, message)
     with pytest.raises(UserError, match=says):
         list(policy(batch=2).play([RunningEpisode(f"{n}", Talk()) for n in range(8)]))
@@ -330,7 +328,7 @@ def test_what_only_the_user_can_mend_ends_the_run(server: Answering, status: int
         "the request exceeds the available context size",
     ],
 )
-def test_a_dialogue_that_outgrows_the_model_simply_ends(server: Answering, message: str) -> None:
+def test_a_dialogue_that_is_too_long_ends(server: Answering, message: str) -> None:
     server.answer = lambda body: says("", ("find", "{}")) if len(body["messages"]) < 4 else refuses(400, message)
     done = play()
     assert done.error is None and done.turns == 1 and message in done.truncated
@@ -362,7 +360,7 @@ def test_other_variables_can_hold_endpoint_and_key(server: Answering, monkeypatc
 
 
 @pytest.mark.parametrize("value", ["localhost:8000", "http://", "http://host:port/v1", "http://[::1"])
-def test_a_value_that_is_no_url_is_refused(server: Answering, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_invalid_url_is_refused(server: Answering, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", value)
     with pytest.raises(UserError, match="OPENAI_BASE_URL is not a base URL"):
         play()
@@ -382,14 +380,14 @@ def test_the_key_is_in_no_message(server: Answering, status: int, capfd: pytest.
 @pytest.mark.parametrize(
     "spelling", [str, lambda key: b64encode(key.encode()).decode(), lambda key: key.encode().hex()]
 )
-def test_a_key_that_an_answer_echoes_is_not_kept(server: Answering, spelling: Callable[[str], str]) -> None:
+def test_a_key_echoed_by_an_answer_is_removed(server: Answering, spelling: Callable[[str], str]) -> None:
     server.answer = lambda body: says(f"Your key is {spelling(SECRET)}.")
     kept = play()
     assert kept.error is None and spelling(SECRET) not in json.dumps(kept.messages)
     assert "[redacted]" in kept.messages[-1]["content"]
 
 
-def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
+def test_a_key_that_does_not_fit_a_header_is_refused_without_being_shown(
     server: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\n")
@@ -406,7 +404,7 @@ def test_an_adapter_is_refused(server: Answering) -> None:
         next(policy().play([RunningEpisode("0/task/0", Talk(), "artifacts/adapters/abc")]))
 
 
-def test_the_digest_is_of_what_the_policy_is_and_not_of_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_does_not_depend_on_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     same = policy().digest
     assert policy(batch=1, endpoint="USER_URL", key="USER_KEY", retries=9, timeout=1.0).digest == same
     changed = [
@@ -422,7 +420,7 @@ def test_the_digest_is_of_what_the_policy_is_and_not_of_where(monkeypatch: pytes
     assert len({same, *(policy(**one).digest for one in changed)}) == 9
 
 
-def test_a_fault_of_the_episode_is_an_error_of_the_play_and_asks_nothing(server: Answering) -> None:
+def test_a_fault_of_the_episode_is_an_error_without_a_request(server: Answering) -> None:
     from captrain.errors import InfrastructureError
 
     class Shut(Talk):

@@ -1,4 +1,4 @@
-"""Endpoints that fail: whatever asks one ends with its own words and without outputs, and goes on to the same bytes."""
+"""Endpoints that fail: a stage ends with the error and without outputs, and a rerun gives the same bytes."""
 
 import contextlib
 import io
@@ -30,12 +30,12 @@ from captrain.run.machine import ModelAccess
 ROOT = Path(__file__).parents[2]
 COUNT = 24
 BRIEF = 0.75
-"""Seconds that whoever asks an endpoint that hangs waits for it."""
+"""Timeout of requests to a hanging endpoint, in seconds."""
 WORDS = {
     "500": "The engine is dead", "429": "Slow down", "html": "<title>Gateway</title>", "hang": "timed out",
     "nonsense": "answered with no message", "dies": "onnection",
 }  # fmt: skip
-"""Ways to fail, and what of it must be said."""
+"""Ways to fail, and a part of the expected message."""
 SPEC: Spec = compose_spec(
     "smoke", 0,
     ["policy=openai", "policy.name=m", "policy.max_turns=1", "policy.retries=0", f"policy.timeout={PATIENCE}",
@@ -84,7 +84,7 @@ WORKS: dict[str, Callable[[], str]] = {
 
 
 class Endpoint:
-    """An endpoint that is down in one way, or up. One that dies has answered a few requests before."""
+    """An endpoint that is up or fails in one way. A dying one first answers a few requests."""
 
     def __init__(self) -> None:
         self.down, self.answered = "", 0
@@ -114,7 +114,7 @@ class Endpoint:
 
 
 def impatient(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let whatever asks wait so long."""
+    """Set the timeout of requests."""
     patch.setattr(f"{__name__}.PATIENCE", seconds)
     waiting = SPEC.policy.model_copy(update={"timeout": seconds})
     patch.setattr(f"{__name__}.SPEC", SPEC.model_copy(update={"policy": waiting}))
@@ -122,12 +122,12 @@ def impatient(patch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @pytest.mark.parametrize("kind", WORDS)
 @pytest.mark.parametrize("work", WORKS)
-def test_an_outage_ends_the_work_in_the_endpoints_own_words_and_the_same_bytes_come_of_it_later(
+def test_an_outage_ends_the_stage_with_the_endpoints_error_and_a_rerun_gives_the_same_bytes(
     work: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint, made = Endpoint(), list[str]()
     if (work, kind) == ("synthesis", "dies"):
-        endpoint.answered = 5  # it asks one question
+        endpoint.answered = 5  # the stage asks one question
     program = entry_point(lambda: made.append(WORKS[work]()), stage=False)
     with Answering(endpoint) as server:
         server.use(monkeypatch)
@@ -151,9 +151,7 @@ def test_an_outage_ends_the_work_in_the_endpoints_own_words_and_the_same_bytes_c
     assert len(made) == 2 and made[0] == made[1]
 
 
-def test_a_stage_without_an_endpoint_leaves_nothing_that_dvc_could_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_without_an_endpoint_leaves_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
     from support.stages import stage
@@ -174,7 +172,7 @@ def test_a_stage_without_an_endpoint_leaves_nothing_that_dvc_could_cache(
     assert summary["outcomes"]["error"] == 0
 
 
-def test_no_more_is_asked_of_an_endpoint_that_is_down(tmp_path: Path) -> None:
+def test_no_more_plays_begin_when_an_endpoint_is_down(tmp_path: Path) -> None:
     from captrain.errors import InfrastructureError
 
     begun = list[str]()
@@ -189,11 +187,11 @@ def test_no_more_is_asked_of_an_endpoint_that_is_down(tmp_path: Path) -> None:
             ScriptedPolicy(script=script), target, target.tasks("discovery", 200), purpose="diagnosis", seed=0,
             journals=tmp_path, quiet=True,
         )  # fmt: skip
-    assert OUTAGE <= len(begun) <= OUTAGE + AT_ONCE  # those that others wait for are under way
+    assert OUTAGE <= len(begun) <= OUTAGE + AT_ONCE  # some plays were already under way
 
 
 @pytest.mark.parametrize("work", ["rollouts", "labels"])
-def test_a_hang_shows_on_the_progress_line(work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_shows_on_the_progress_bar(work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captrain.agents.collection.SILENCE", 0.5)
     monkeypatch.setattr("captrain.models.answers.SILENCE", 0.5)
     monkeypatch.setattr("captrain.agents.collection.dispatched", lambda: True)

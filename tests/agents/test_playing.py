@@ -1,4 +1,4 @@
-"""Five lines from a benchmark's class to a ranking of what its agent lacks."""
+"""Playing a benchmark from Python, and the notebook that shows it."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_a_benchmark_is_played_by_a_policy_and_diagnosed_from_python() -> None:
     assert captrain.play(Rooms(), ScriptedPolicy(skill=0.5), tasks=40) == rollouts
 
 
-def test_every_cell_of_the_notebook_runs_and_gives_what_is_shown() -> None:
+def test_every_cell_of_the_notebook_runs_with_the_shown_output() -> None:
     cells = json.loads((Path(__file__).parents[2] / "docs/play.ipynb").read_text())["cells"]
     names: dict[str, object] = {}
     shown = list[str]()

@@ -1,5 +1,4 @@
-"""Readers of what is written of rollouts: the journal means the same to the watch, and ledgers to the totals that
-methods are compared at."""
+"""Readers of rollouts and ledgers: the journal, and the totals at which methods are compared."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,11 @@ from captrain.records import Message, Rollout, load, publish
 
 TASKS, TRIALS = 5, 2
 MISLEADING = 'it ended with {"outcome":"passed"} or "outcome":"error"'
-"""Text that looks like the end of a journal's line."""
+"""Text with characters that some readers take for line breaks."""
 
 
 def script(play: RunningEpisode) -> Sequence[Message]:
-    """Passes three tasks, fails one, loses its server in one."""
+    """Passes three tasks, fails one, and gets an error in one."""
     number = int(play.key.split("/")[-2])
     if number == 3:
         raise InfrastructureError(MISLEADING)
@@ -29,7 +28,7 @@ def script(play: RunningEpisode) -> Sequence[Message]:
 
 
 def played(root: Path, policy: ScriptedPolicy) -> list[Rollout]:
-    """The rollouts of a diagnosis in the project `root`."""
+    """Write rollouts of a diagnosis in the project `root`."""
     target = CheckedEnvironment(ServiceDesk(mix="mixed"), "tests", "desk-0")
     return collect(
         policy,
@@ -44,7 +43,7 @@ def played(root: Path, policy: ScriptedPolicy) -> list[Rollout]:
     )
 
 
-def test_methods_are_charged_with_every_attempt_that_their_ledgers_hold(tmp_path: Path) -> None:
+def test_methods_are_charged_for_every_attempt_in_their_ledgers(tmp_path: Path) -> None:
     rollouts = played(tmp_path, ScriptedPolicy(script=script))
     attempts, path = sum(1 + rollout.retries for rollout in rollouts), tmp_path / "results/rollouts/ledger.jsonl"
     assert attempts == len(rollouts) + 2

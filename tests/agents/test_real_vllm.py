@@ -1,4 +1,4 @@
-"""A real vLLM behind policy vllm: what is said of the policy with the embedded server in its place, held here too."""
+"""Policy vllm with a real vLLM; test_vllm.py tests it with captrain's own server."""
 
 import json
 import os
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.needs("vllm")
 Letters = Callable[..., Path]
 SAMPLING = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8, "dtype": "float32"}
 TOLERANCE = 1e-4
-"""Tolerance of a log-probability in float32 and in another order of the sums; what was measured is below 1e-5."""
+"""Tolerance of a log-probability in float32 with another order of sums; measured differences are below 1e-5."""
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Logs lie here."""
+    """Put logs into a folder."""
     with inside(tmp_path_factory.mktemp("place")) as folder:
         yield folder
         for fleet in fleets.values():
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 with random weights, whose heads are as wide as vLLM's kernels ask for."""
+    """A tiny Qwen3 with random weights, with heads as wide as vLLM's kernels require."""
     from captrain.run import BaseModelSettings
     from captrain.training.base.tokenizer import build_tokenizer
     from captrain.training.base.training import build_model
@@ -85,7 +85,7 @@ def played(
 
 
 def furthest(rollouts: list[Rollout], alone: LocalPolicy, adapter: str) -> float:
-    """The largest difference of a recorded log-probability to that of the same tokens in this process, in float64."""
+    """Largest difference of recorded log-probabilities from those of this process in float64."""
     import torch
 
     differences = []
@@ -103,7 +103,7 @@ def listed(replica: VllmServer) -> list[str]:
     return [model["id"] for model in json.loads(replica._control("/v1/models"))["data"]]
 
 
-def test_what_is_recorded_is_what_was_read_and_written_with_base_adapter_and_composition(
+def test_recorded_tokens_are_exact_with_base_adapter_and_composition(
     acting: VLLMPolicy, model: Path, adapters: dict[str, Adapter], letters: Letters, tmp_path: Path
 ) -> None:
     target, alone = load_file(letters()), LocalPolicy(model, 8, temperature=1.0, max_turns=3, max_tokens=8)
@@ -115,7 +115,7 @@ def test_what_is_recorded_is_what_was_read_and_written_with_base_adapter_and_com
         for rollout in rollouts:
             opening = chat.prompt(list(rollout.messages[:2]))
             assert rollout.token_ids[: len(opening)] == opening and rollout.mask[len(opening)] == 1
-            # What answers a turn lies between its end and the next turn as the template renders it.
+            # The answer to a turn is between its end and the next turn, as the template renders it.
             assert len(rollout.messages) == 3 or 0 in rollout.mask[len(opening) :]
         assert furthest(rollouts, alone, adapter.folder if adapter else "") < TOLERANCE
         [replica] = replicas(acting)
@@ -134,7 +134,7 @@ def test_a_closed_question_is_answered_as_in_process(acting: VLLMPolicy, model: 
         assert real == pytest.approx(ours, rel=0, abs=TOLERANCE)
 
 
-def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
+def test_grpo_trains_through_vllm_and_a_killed_server_loses_nothing(
     acting: VLLMPolicy, model: Path, served: Machine, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = letters("single")
@@ -143,7 +143,7 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     starts, sent = replica.starts, VLLMPolicy._sent
 
     def deadly(self: VLLMPolicy, server: VllmServer, *request: Any) -> Any:
-        with turn:  # requests are sent by several threads
+        with turn:  # several threads send requests
             if not killed:
                 killed.append(server_of(server))
                 os.kill(killed[0], signal.SIGKILL)
@@ -175,12 +175,12 @@ def server_of(replica: VllmServer) -> int:
     return int(child)
 
 
-def test_it_ends_by_itself_when_it_is_dismissed(acting: VLLMPolicy) -> None:
+def test_a_dismissed_server_exits_by_itself(acting: VLLMPolicy) -> None:
     [replica] = replicas(acting)
     process, server = replica._process, server_of(replica)
     assert process is not None
     acting.close()
-    # The server's own status: neither it nor its engine had to be killed.
+    # The server's own status: it was not killed.
     assert process.returncode == 0
     assert "Application shutdown complete" in replica.log.read_text()
     assert not Path(f"/proc/{server}").exists()

@@ -1,4 +1,4 @@
-"""Servers of our own under vLLM's interface: real processes, with the embedded server in the place of vLLM."""
+"""Policy vllm and its servers: real processes, with captrain's own server in place of vLLM."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def local(model: Path, **settings: Any) -> LocalPolicy:
 
 @pytest.fixture(scope="module", autouse=True)
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Logs lie here; at the end no server is left."""
+    """Put logs into a folder; at the end no server runs."""
     with inside(tmp_path_factory.mktemp("place")) as folder:
         yield folder
         for fleet in fleets.values():
@@ -62,7 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def fluent(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model after a few lessons: it writes words as its tokenizer would, which a random one seldom does."""
+    """The tiny model after some training: it writes words as its tokenizer would, unlike a random one."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from captrain.models.chat import Chat
@@ -92,7 +92,7 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapter:
 def played(
     policy: Any, target: CheckedEnvironment, folder: Path, adapter: Adapter | None = None, tasks: int = 8
 ) -> list[Any]:
-    """Play some tasks and return their rollouts, usage and policy apart."""
+    """Play some tasks; return their rollouts without usage and policy."""
     found = collect(
         policy, target, target.tasks("training", tasks), purpose="training", seed=0, adapter=adapter, retries=1,
         journals=folder, quiet=True,
@@ -101,7 +101,7 @@ def played(
 
 
 def equal(some: list[Any], others: list[Any]) -> None:
-    """The same records, but for the last digits of log-probabilities."""
+    """Assert equal records, up to the last digits of log-probabilities."""
     for one, other in zip(some, others, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, rel=0, abs=1e-6)
         assert one.model_copy(update={"logprobs": []}) == other.model_copy(update={"logprobs": []})
@@ -114,9 +114,7 @@ def single(letters: Letters) -> CheckedEnvironment:
     return load_file(path)
 
 
-def test_rollouts_are_those_of_the_policy_in_process_to_the_token(
-    fluent: Path, letters: Letters, tmp_path: Path
-) -> None:
+def test_rollouts_equal_those_of_the_local_policy_to_the_token(fluent: Path, letters: Letters, tmp_path: Path) -> None:
     target, folder = load_file(letters()), weak_adapter(fluent, tmp_path)
     adapter = Adapter(str(folder), adapter_digest(folder))
     both = []
@@ -130,7 +128,7 @@ def test_rollouts_are_those_of_the_policy_in_process_to_the_token(
 
 
 def weak_adapter(model: Path, folder: Path) -> Path:
-    """An adapter that changes log-probabilities and hardly what is said."""
+    """An adapter that changes log-probabilities but hardly the text."""
     from safetensors.torch import load_file as load_tensors
     from safetensors.torch import save_file
 
@@ -141,7 +139,7 @@ def weak_adapter(model: Path, folder: Path) -> Path:
     return saved
 
 
-def test_episodes_are_spread_over_the_replicas_and_go_on_where_they_began(
+def test_episodes_are_spread_over_the_servers_and_stay_on_one(
     tiny: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, list[int]] = {}
@@ -174,7 +172,7 @@ def test_an_adapter_is_served_under_its_content_hash_while_it_is_needed(
     assert listed(acting) == [[acting.name, second.digest]] * 2
 
 
-def test_an_adapter_is_served_as_long_as_somebody_acts_with_it_although_its_folder_is_gone(
+def test_an_adapter_in_use_is_served_although_its_folder_is_gone(
     tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path
 ) -> None:
     acting, target = policy(tiny, machine(replicas=1)), single(letters)
@@ -189,7 +187,7 @@ def test_an_adapter_is_served_as_long_as_somebody_acts_with_it_although_its_fold
         shutil.rmtree(first)
         with acting.fleet.serving(other):
             assert {adapter.digest, *other} == {*replica.adapters}
-        os.kill(server_of(replica), signal.SIGKILL)  # what is started again reads adapters again
+        os.kill(server_of(replica), signal.SIGKILL)  # a restarted server loads its adapters again
         replica.mend(replica.starts)
         equal(played(acting, target, tmp_path / "two", adapter, tasks=2), expected)
     with acting.fleet.serving(other):
@@ -199,7 +197,7 @@ def test_an_adapter_is_served_as_long_as_somebody_acts_with_it_although_its_fold
     assert replica.adapters == {} and not place.parent.exists()
 
 
-def test_an_adapter_that_is_gone_although_the_answer_was_lost_ends_nothing_and_one_that_stays_does(
+def test_a_lost_answer_to_an_unload_is_an_error_only_if_the_adapter_stays(
     tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acting, control, reached = policy(tiny, machine(replicas=1)), VllmServer._control, True
@@ -226,13 +224,11 @@ def test_an_adapter_that_is_gone_although_the_answer_was_lost_ends_nothing_and_o
 
 
 def listed(policy: VLLMPolicy) -> list[list[str]]:
-    """The models that each replica lists."""
+    """The models that each server lists."""
     return [[one["id"] for one in json.loads(it._control("/v1/models"))["data"]] for it in replicas(policy)]
 
 
-def test_a_name_that_stands_for_other_content_is_refused(
-    tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path
-) -> None:
+def test_a_name_with_other_content_is_refused(tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path) -> None:
     other = weak_adapter(tiny, tmp_path)
     acting = policy(tiny)
     with acting.fleet.serving({}):
@@ -257,7 +253,7 @@ def test_an_answer_of_another_model_is_refused(
         played(policy(tiny), single(letters), tmp_path)
 
 
-def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
+def test_a_killed_server_is_restarted_and_nothing_is_lost(
     fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, acting, folder = load_file(letters()), policy(fluent), weak_adapter(fluent, tmp_path)
@@ -280,7 +276,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
     assert {one.outcome for one in disturbed} <= {"passed", "failed"} and not any(one.retries for one in disturbed)
 
 
-def test_a_server_that_hangs_is_started_again(
+def test_a_hanging_server_is_restarted(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("captrain.agents.servers.HEALTH", 0.5)
@@ -317,7 +313,7 @@ BROKEN = "import sys; print('CUDA out of memory', file=sys.stderr); sys.exit(3)"
         (["-c", NOISY], r"died \(exit status 0\):\n    RuntimeError: no offset\n    leaked 11\n"),
     ],
 )
-def test_a_server_that_never_gets_healthy_ends_the_run_with_its_last_words(
+def test_a_server_that_never_becomes_healthy_ends_the_run_with_its_last_log_lines(
     tiny: Path, letters: Letters, tmp_path: Path, command: list[str], says: str
 ) -> None:
     patience = 0.6 if "time" in command[-1] else 30.0
@@ -365,7 +361,7 @@ def test_a_server_that_dies_of_one_request_is_given_up_although_it_answers_other
     acting = policy(tiny, machine(command=["-c", FATAL, str(fatal)], replicas=1), batch=1, retries=1)
     with pytest.raises(UserError, match="died 3 times while it answered one and the same request"):
         played(acting, target, tmp_path, tasks=5)
-    # Of the same request in the second attempt, with answers to others in between.
+    # The second attempt sends the same request, with answers to others in between.
     assert capfd.readouterr().err.count("it is started again") == 2
     [journal] = tmp_path.glob("*.jsonl")
     assert len(journal.read_text().splitlines()) == 4
@@ -387,9 +383,7 @@ def test_a_server_that_answers_between_its_starts_is_not_given_up(tiny: Path, le
     replica.stop()
 
 
-def test_an_adapter_that_a_healthy_server_fails_to_load_is_loaded_once_more(
-    tiny: Path, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_an_adapter_is_retried_once(tiny: Path, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
     control, mend, failing = VllmServer._control, VllmServer.mend, list[bool]()
 
     def flaky(self: VllmServer, path: str, *some: Any, **settings: Any) -> str:
@@ -422,7 +416,7 @@ def test_an_adapter_that_a_healthy_server_fails_to_load_is_loaded_once_more(
 
 
 class Slow(BaseHTTPRequestHandler):
-    """A server that takes its time, and wants to be paid for completions."""
+    """A slow server that answers completions with "payment required"."""
 
     def do_GET(self) -> None:
         self._say(200)
@@ -441,7 +435,7 @@ class Slow(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_a_control_request_has_its_own_time_and_a_lack_of_credit_is_a_refusal(tiny: Path, tmp_path: Path) -> None:
+def test_a_control_request_has_its_own_timeout_and_missing_credit_is_a_refusal(tiny: Path, tmp_path: Path) -> None:
     fleet = policy(tiny).fleet
     with HTTPServer(("127.0.0.1", 0), Slow) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
@@ -459,7 +453,7 @@ def test_a_control_request_has_its_own_time_and_a_lack_of_credit_is_a_refusal(ti
         listening.shutdown()
 
 
-def test_no_interpreter_is_said_before_anything_is_played(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_reported_before_the_first_play(tiny: Path, letters: Letters, tmp_path: Path) -> None:
     for python, says in (("", "machine.vllm.python is not set"), ("/nowhere/python", "is not an interpreter")):
         with pytest.raises(UserError, match=says):
             played(policy(tiny, machine(python=python)), single(letters), tmp_path)
@@ -474,7 +468,7 @@ def test_servers_take_adapters_of_the_trainers_rank(tiny: Path, letters: Letters
     write = "import sys; sys.exit(' '.join(sys.argv[sys.argv.index('--max-lora-rank'):]))"
     for rank, arguments, expected in (
         (24, [], "--max-lora-rank 32 --max-loras 1 --"),
-        (24, ["--max-lora-rank=64"], "--max-lora-rank=64"),  # what is asked for comes last, and wins
+        (24, ["--max-lora-rank=64"], "--max-lora-rank=64"),  # the last argument wins
         (600, [], "vLLM takes adapters up to 512"),
     ):
         settings = machine(command=["-c", write], replicas=1, max_lora_rank=rank, arguments=arguments)
@@ -482,7 +476,7 @@ def test_servers_take_adapters_of_the_trainers_rank(tiny: Path, letters: Letters
             played(policy(tiny, settings), single(letters), tmp_path, tasks=1)
 
 
-def test_what_servers_would_not_take_is_refused_before_the_first_call(
+def test_an_adapter_of_too_high_a_rank_is_refused_before_the_first_start(
     tiny: Path, letters: Letters, tmp_path: Path
 ) -> None:
     members = {name: lora(tiny, tmp_path / name, seed, r=8) for seed, name in enumerate(("one", "two"))}
@@ -498,7 +492,7 @@ def test_what_servers_would_not_take_is_refused_before_the_first_call(
         acting.close()
 
 
-def test_the_model_is_asked_which_answer_it_would_give_as_in_process(fluent: Path) -> None:
+def test_closed_questions_are_scored_as_by_the_local_policy(fluent: Path) -> None:
     questions = [
         ClosedQuestion([{"role": "user", "content": f"Which of {count}?"}], tuple("ABCDEFGH"[:count]))
         for count in (2, 5, 8)
@@ -510,7 +504,7 @@ def test_the_model_is_asked_which_answer_it_would_give_as_in_process(fluent: Pat
 
 
 @pytest.mark.parametrize("changed", [{"dtype": "bfloat16"}, {"max_length": 64}, {"arguments": ["--quantization=fp8"]}])
-def test_what_decides_the_servers_answers_is_in_the_policy_s_digest_and_given_to_them(
+def test_settings_that_change_answers_are_in_the_digest_and_given_to_the_servers(
     tiny: Path, changed: dict[str, Any]
 ) -> None:
     plain, other = policy(tiny, dtype="float32"), policy(tiny, **{"dtype": "float32", **changed})
@@ -522,7 +516,7 @@ def test_what_decides_the_servers_answers_is_in_the_policy_s_digest_and_given_to
     assert other.max_length == changed.get("max_length", plain.max_length)
 
 
-def test_a_dialogue_that_outgrows_the_model_ends_as_in_process(fluent: Path, letters: Letters) -> None:
+def test_a_dialogue_that_is_too_long_ends_as_in_the_local_policy(fluent: Path, letters: Letters) -> None:
     target = load_file(letters())
     [task] = target.tasks("training", 3)[2:]
     alone = local(fluent)
@@ -554,13 +548,13 @@ with acting.fleet.serving({{}}):
     until(lambda: not Path(f"/proc/{server}").exists())
 
 
-def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
+def test_written_tokens_are_read_again_and_never_rendered(
     fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, acting, complete = load_file(letters()), policy(fluent), VllmServer.complete
     chat, task = acting.chat([]), target.tasks("training", 3)[2]
     [plain] = acting.play([RunningEpisode(task.id, target.open(task))])
-    # A word that is one token, letter by letter.
+    # Spell a word that is one token letter by letter.
     word = next(text for text, _ in sorted(acting.tokenizer.get_vocab().items()) if re.fullmatch("[a-z]{4,}", text))
     odd, prompts = [*(token for letter in word for token in chat.encode(letter)), chat.end], list[list[int]]()
     assert len(odd) > len(chat.encode(word)) + 1 and chat.parse(odd)["content"] == word
@@ -578,7 +572,7 @@ def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
     assert second[: len(first) + len(odd)] == first + odd and third[: len(second) + len(odd)] == second + odd
     assert play.token_ids == third + odd and sum(play.mask) == 3 * len(odd)
     assert [message["content"] for message in play.messages if message["role"] == "assistant"] == [word] * 3
-    # Turns before which a server that renders dialogues would have read other tokens.
+    # Turns for which rendering the dialogue anew gives other tokens.
     assert (plain.turns, plain.rerendered, play.turns, play.rerendered) == (3, 0, 3, 2)
     [rollout] = collect(
         acting, target, [task], purpose="training", seed=0, journals=tmp_path, quiet=True
@@ -586,7 +580,7 @@ def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
     assert rollout.rerendered == 2 and summarise_rollouts([rollout], target)["rerendered_turns"] == 2
 
 
-def test_servers_are_told_which_tokens_to_draw_from_and_prompts_are_rendered_as_the_template_s_arguments_say(
+def test_requests_hold_sampling_options_and_prompts_follow_the_template_arguments(
     fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoTokenizer
@@ -597,7 +591,7 @@ def test_servers_are_told_which_tokens_to_draw_from_and_prompts_are_rendered_as_
 
     def told(self: VllmServer, prompt: list[int], **request: Any) -> TokenCompletion:
         sent.append((list(prompt), request["extra_body"]))
-        # The server in vLLM's place draws from all tokens.
+        # The server in place of vLLM samples from all tokens.
         extra = {name: value for name, value in request["extra_body"].items() if name not in ("top_p", "top_k")}
         return complete(self, prompt, **request | {"extra_body": extra})
 
@@ -616,7 +610,7 @@ def test_servers_are_told_which_tokens_to_draw_from_and_prompts_are_rendered_as_
     assert policy(folder, top_p=None, top_k=None, chat_template_kwargs=None).digest == policy(folder).digest
 
 
-def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Letters) -> None:
+def test_a_hint_is_read_and_not_recorded(fluent: Path, letters: Letters) -> None:
     target = load_file(letters())
 
     def hinted(policy: Any, hint: str) -> list[RunningEpisode]:
@@ -644,7 +638,7 @@ def test_a_server_that_shows_no_tokens_is_refused(
         played(policy(tiny), single(letters), tmp_path)
 
 
-def test_gpus_are_given_out_from_the_last_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_take_the_last_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,9")
     two = VLLM(gpus=2, replicas=2)
     assert [server_environment(two, at)["CUDA_VISIBLE_DEVICES"] for at in (0, 1)] == ["9,7", "6,5"]
@@ -705,7 +699,7 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
         ]  # fmt: skip
         config = json.loads((one.folder / "adapter_config.json").read_text())
         assert (config["peft_type"], config["r"]) == ("LORA", 4) and adapter_digest(one.folder) == one.digest
-    # With and without hints, after an update as before it: the sampler is the policy that is trained.
+    # With and without hints, before and after an update, the sampler equals the trained policy.
     assert len(apart) == 2 and max(apart) < 1e-4
     (base, first), (_, second) = names
     assert base.startswith("base-") and first != second
@@ -713,10 +707,10 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
 
 
 @pytest.mark.parametrize(("cap", "hints"), further([(None, 0.0), (1.5, 0.5), (1.5, 0.0)], 2))
-def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncated_ratios_correct_it(
+def test_the_mismatch_of_server_and_trainer_is_measured_and_corrected_by_truncated_ratios(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: float | None, hints: float
 ) -> None:
-    """A server that says less of each token than the trainer: e times less of the first, twice less of the others."""
+    """The server reports lower probabilities than the trainer: by e for the first token, by 2 for the others."""
     import torch
 
     from captrain.training.grpo import PolicyTrainer
@@ -752,13 +746,13 @@ def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncat
         assert 0.7 < step.mismatch < 1.0 and step.mismatch_largest == pytest.approx(1.0, abs=1e-4)
         assert 0.9 < step.effective_tokens < 1.0 and step.rerendered == 0
     if cap is not None:
-        # All are beyond the cap, but for what read a hint, which is not corrected for it.
+        # All ratios reach the cap, except in hinted rollouts, which are not corrected.
         values = torch.cat(ratios)
         assert ((values - cap).abs() < 1e-6).logical_or((values - 1).abs() < 1e-6).all()
         assert bool((torch.cat(rows) == 1).any()) == (hints > 0)
 
 
-def test_a_rollout_that_comes_to_nothing_is_drawn_again_counted_and_never_trained_on(
+def test_an_error_is_drawn_again_counted_and_never_trained_on(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, failed = VLLMPolicy._answer, []
@@ -785,7 +779,7 @@ def test_a_rollout_that_comes_to_nothing_is_drawn_again_counted_and_never_traine
 def test_a_budget_is_met_exactly_whatever_fails(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that fails one request in eight for ever, and one task that can never be played."""
+    """A server that fails one request in eight, and a task that always fails."""
     answer, asked = VLLMPolicy._answer, count(1)
     played, failed = list[str](), list[str]()
 
@@ -804,7 +798,7 @@ def test_a_budget_is_met_exactly_whatever_fails(
     assert [step.rollouts for step in one.history] == [8, 16, 24, 30]
     assert sum("/training/1/" in key for key in failed) == 4 * 3
     assert (len(played), one.errors) == (30, len(failed))
-    # Its group is one of a task that the training would not have come to.
+    # Its group is replaced by one of a task beyond the planned ones.
     assert {int(key.split("/")[3]) for key in played} == {0, 2, 3, 4, 5, 6, 7, 9}
     entry = one.ledger("adapters", "trace")
     assert (entry.rollouts - entry.errors, entry.errors) == (30, one.errors)

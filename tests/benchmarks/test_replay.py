@@ -10,26 +10,17 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from support.installations import data_beside, interpreter
 from support.needs import SHARED
-from support.scripted import CONF
+from support.scripted import composed_on
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, ServiceDesk, World, Worlds, logged_replay, open_worlds
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.records import JsonObject, Message, Rollout, Score, Task
-from captrain.run import Installation, Machine, compose_spec
 
 ROOT = Path(__file__).parents[2]
 DESK_LOG = ROOT / "docs/examples/servicedesk.jsonl"
-
-
-def installed(name: str) -> Machine:
-    python = interpreter(name)
-    place = Installation(python=python, data=data_beside(python, name), processes=1, timeout=120.0)
-    machine = compose_spec("default", 0, [], CONF).machine
-    return machine.model_copy(update={"benchmarks": {name: place}})
 
 
 def failure(environment: str, task: str, data: JsonObject, messages: Sequence[Message] = ()) -> Rollout:
@@ -153,7 +144,7 @@ def worlds_of() -> Iterator[Callable[[str], Worlds]]:
 
         @cache
         def make(name: str) -> Worlds:
-            return stack.enter_context(open_worlds(machine=installed(name)))
+            return stack.enter_context(open_worlds(machine=composed_on(name).machine))
 
         yield make
 

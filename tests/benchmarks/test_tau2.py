@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.installations import interpreter
 from support.planted import selected_causes, slipping
-from support.scripted import CONF, SPLITS, Make, every, interleaved, make_benchmark, maker, play_hostile_calls
+from support.scripted import SPLITS, Make, every, interleaved, make_benchmark, maker, play_hostile_calls
 from support.waiting import PATIENCE
 
 from captrain.agents.collection import collect, floor_scores
@@ -24,7 +24,6 @@ from captrain.benchmarks.simulation import SimulatedEpisode, divided
 from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Score
-from captrain.run import compose_spec
 
 TILL = Path(__file__).parents[1] / "workers" / "contract_worker.py"
 PYTHON = interpreter("tau2")
@@ -44,22 +43,6 @@ def raw_call(name: str, arguments: Any) -> Message:
 
 
 # Without tau2.
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("benchmark.domains=[]", "benchmark.domains"),
-        ("benchmark.domains=[telecom]", "benchmark.domains"),
-        ("benchmark.version=2.0", "benchmark.version"),
-        ("benchmark.max_steps=1", "benchmark.max_steps"),
-        ("benchmark.discovery=1.0", "benchmark.discovery"),
-        ("benchmark.user=gpt", "benchmark.user"),
-    ],
-)
-def test_an_impossible_setting_is_refused_before_anything_runs(override: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        compose_spec("default", 0, ["benchmark=tau2", override], CONF)
 
 
 def test_parts_of_a_split_have_their_shares_and_nothing_in_common() -> None:

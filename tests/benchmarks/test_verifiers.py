@@ -9,13 +9,12 @@ from support.exported import NAME, make_project
 from support.finished import Captrain
 from support.installations import interpreter
 from support.recorded import record
-from support.scripted import CONF, SPLITS
+from support.scripted import CONF, SPLITS, Make, composed_on, maker
 from support.taught import teach
 from support.training import GRPO, inside, moved
 
 from captrain.agents.collection import collect
 from captrain.agents.scripted import ScriptedPolicy
-from captrain.benchmarks import load_benchmark
 from captrain.benchmarks.installing import MARK
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
@@ -25,12 +24,12 @@ from captrain.interop import logs_of_rollouts
 from captrain.planning.feasibility import UNAIDED
 from captrain.projects import export_environment
 from captrain.records import Message, Task
-from captrain.run import Component, Machine, SelectionSettings, compose_spec
+from captrain.run import Component, SelectionSettings
 from captrain.training.jobs import Job, TrainingEnvironment
 from captrain.training.runs import train
 
 TASKSETS = Path(__file__).parent / "tasksets"
-SHOP: dict[str, object] = {"taskset": "shop-sums", "folder": str(TASKSETS), "scale": [0.0, 2.0]}
+SHOP = ("benchmark.taskset=shop-sums", f"benchmark.folder={TASKSETS}", "benchmark.scale=[0.0,2.0]")
 PRICES = {"apple": 3, "bread": 4, "cheese": 7, "dates": 5, "eggs": 2}
 EPISODES = 24
 RULE = SelectionSettings(
@@ -39,23 +38,14 @@ RULE = SelectionSettings(
 installed = pytest.mark.needs("verifiers")
 
 
-def settle(**settings: object) -> tuple[Component, Machine]:
-    """The benchmark with its settings, and the machine on which verifiers is installed."""
-    place = f"+machine.benchmarks.verifiers={{python: '{interpreter('verifiers')}', processes: 1, timeout: 300.0}}"
-    composed = compose_spec("default", 0, ["benchmark=verifiers", place, "benchmark.taskset=x"], CONF)
-    component = Component.model_validate({**composed.benchmark.model_dump(by_alias=True), **settings})
-    return component, composed.machine
-
-
-def make_target(request: pytest.FixtureRequest, **settings: object) -> CheckedEnvironment:
-    target = load_benchmark(*settle(**settings))
-    request.addfinalizer(target.environment.pool.close)  # pyright: ignore[reportAttributeAccessIssue]
-    return target
+@pytest.fixture(scope="module")
+def make(request: pytest.FixtureRequest) -> Make:
+    return maker(request, "verifiers")
 
 
 @pytest.fixture(scope="module")
-def shop(request: pytest.FixtureRequest) -> CheckedEnvironment:
-    return make_target(request, **SHOP)
+def shop(make: Make) -> CheckedEnvironment:
+    return make(*SHOP)
 
 
 def say(text: str) -> Message:
@@ -72,20 +62,13 @@ def sum_up(question: str) -> list[Message]:
 # Without verifiers.
 
 
-@pytest.mark.parametrize(("override", "said"), [("scale=[1.0, 1.0]", "is empty"), ("turns=0", "benchmark.turns")])
-def test_impossible_settings_are_refused(override: str, said: str) -> None:
-    overrides = ["benchmark=verifiers", "benchmark.taskset=x", f"benchmark.{override}"]
-    with pytest.raises(UserError, match=said):
-        load_benchmark(compose_spec("default", 0, overrides, CONF).benchmark)
-
-
 def test_a_plan_reports_what_verifiers_lacks_and_refuses_what_cannot_work(tmp_path: Path, captrain: Captrain) -> None:
     (tmp_path / "dvc.yaml").touch()
     (tmp_path / "params.yaml").write_text("experiment: default\nseed: 0\noverrides: []\n")
     (tmp_path / "conf").symlink_to(CONF)
     status, out, error = captrain(tmp_path, "plan", "benchmark=verifiers", "benchmark.taskset=desk")
     said = " ".join(out.split())
-    assert "to know: verifiers has no reference solutions" in said and "to know: rewards that a model judges" in said
+    assert "note: verifiers has no reference solutions" in said and "note: rewards judged by a model" in said
     assert "finds invalid_call and premature_stop, and what nearly all passed" in said
     assert status == 2 and "no environment can be derived from captrain.benchmarks.verifiers.Verifiers" in error
     assert "is not installed" in error and "captrain benchmark install verifiers" in error
@@ -95,13 +78,12 @@ def test_a_plan_reports_what_verifiers_lacks_and_refuses_what_cannot_work(tmp_pa
 
 
 @installed
-def test_an_exported_environment_read_back_gives_the_same_rewards(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_an_exported_environment_read_back_gives_the_same_rewards(tmp_path: Path, make: Make) -> None:
     episodes = record(make_project(tmp_path), EPISODES)
     export_environment(NAME, tmp_path, "verifiers", tmp_path / "verifiers")
-    splits = {split: {"split": split} for split in SPLITS}
-    target = make_target(request, taskset="captrain-wrong-record", folder=str(tmp_path / "verifiers"), splits=splits)
+    splits = ", ".join(f"{split}: {{split: {split}}}" for split in SPLITS)
+    place = ("benchmark.taskset=captrain-wrong-record", f"benchmark.folder={tmp_path / 'verifiers'}")
+    target = make(*place, f"+benchmark.splits={{{splits}}}")
     tasks = target.tasks("training", EPISODES)
     assert (target.size("discovery"), target.size("test")) == (1000, 1000)
     names = [tool["function"]["name"] for tool in target.tools]
@@ -156,8 +138,8 @@ def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_reward
 
 
 @installed
-def test_a_reward_outside_the_scale_is_one_message(request: pytest.FixtureRequest) -> None:
-    target = make_target(request, **{**SHOP, "scale": [0.0, 1.0]})
+def test_a_reward_outside_the_scale_is_one_message(make: Make) -> None:
+    target = make(*SHOP, "benchmark.scale=[0.0,1.0]")
     [task] = target.tasks("test", 1)
     record = target.play(task, sum_up(target.play(task, [])[0]["content"]))
     with pytest.raises(UserError, match="benchmark.scale"):
@@ -188,21 +170,18 @@ def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_planted_mistake(
 
 @installed
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"taskset": "chess", "folder": ""}, "chess"), ({"config": {"counts": 1}}, "does not take its config")],
+    ("setting", "said"),
+    [("benchmark.taskset=chess", "chess"), ("+benchmark.config={counts: 1}", "does not take its config")],
 )
-def test_a_missing_taskset_or_a_wrong_config_is_one_message(
-    settings: dict[str, object], said: str, request: pytest.FixtureRequest
-) -> None:
-    target = make_target(request, **{**SHOP, **settings})
+def test_a_missing_taskset_or_a_wrong_config_is_one_message(setting: str, said: str, make: Make) -> None:
     with pytest.raises((UserError, InfrastructureError), match=said):
-        target.tasks("test", 1)
+        make(*SHOP, setting).tasks("test", 1)
 
 
 @installed
 def test_grpo_trains_on_a_foreign_environment(tmp_path: Path, shop: CheckedEnvironment) -> None:
     """The model has memorised two tasks: how to solve them, and how to give up."""
-    benchmark, machine = settle(**SHOP)
+    settings = composed_on("verifiers", *SHOP)
     dialogues: list[tuple[Task, list[Message]]] = []
     for task in shop.tasks("training", 2):
         solution = sum_up(shop.play(task, [])[0]["content"])
@@ -211,8 +190,8 @@ def test_grpo_trains_on_a_foreign_environment(tmp_path: Path, shop: CheckedEnvir
     sampling = {"temperature": 1.0, "max_turns": 4, "max_tokens": 16}
     recipe = {"_target_": "captrain.training.recipe.GRPO", **GRPO, "groups_per_step": 1, "group_size": 8, "epochs": 1}
     job = Job(
-        name="target", base=base, rollouts=16, seed=0, machine=machine,
-        environments=(TrainingEnvironment("target", benchmark),),
+        name="target", base=base, rollouts=16, seed=0, machine=settings.machine,
+        environments=(TrainingEnvironment("target", settings.benchmark),),
         policy=Component.model_validate({"_target_": "captrain.agents.local.LocalPolicy", **sampling}),
         trainer=Component.model_validate(recipe),
     )  # fmt: skip

@@ -460,15 +460,37 @@ def test_a_benchmark_that_is_not_installed_is_missed_with_the_first_task_and_the
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("benchmark", "setting", "said"),
     [
-        "benchmark=bfcl benchmark.discovery=0.7 benchmark.training=0.3",
-        "benchmark=verifiers benchmark.taskset=x benchmark.discovery=0.8",
+        ("tau2", "domains=[]", "benchmark.domains"),
+        ("tau2", "domains=[telecom]", "benchmark.domains"),
+        ("tau2", "version=2.0", "benchmark.version"),
+        ("tau2", "max_steps=1", "benchmark.max_steps"),
+        ("tau2", "discovery=1.0", "benchmark.discovery"),
+        ("tau2", "user=gpt", "benchmark.user"),
+        ("toolsandbox", "categories=[]", "benchmark.categories"),
+        ("toolsandbox", "categories=[cooking]", "benchmark.categories"),
+        ("toolsandbox", "clock=noon", "benchmark.clock"),
+        ("toolsandbox", "discovery=1.0", "benchmark.discovery"),
+        ("verifiers", "turns=0 benchmark.taskset=x", "benchmark.turns"),
     ],
 )
-def test_shares_that_leave_no_test_tasks_are_refused(settings: str) -> None:
+def test_an_impossible_setting_is_refused_when_it_is_composed(benchmark: str, setting: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        compose_spec("default", 0, f"benchmark={benchmark} benchmark.{setting}".split(), CONF)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("benchmark=bfcl benchmark.discovery=0.7 benchmark.training=0.3", "leaves nothing to test on"),
+        ("benchmark=verifiers benchmark.taskset=x benchmark.discovery=0.8", "leaves nothing to test on"),
+        ("benchmark=verifiers benchmark.taskset=x benchmark.scale=[1.0,1.0]", "is empty"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused_when_the_benchmark_is_made(settings: str, said: str) -> None:
     composed = compose_spec("default", 0, settings.split(), CONF)
-    with pytest.raises(UserError, match="leaves nothing to test on"):
+    with pytest.raises(UserError, match=said):
         load_benchmark(composed.benchmark, composed.machine)
 
 

@@ -1,4 +1,4 @@
-"""Exported rollouts: read back by Inspect, by our own reader of chats, and byte by byte."""
+"""Exported rollouts, read back by Inspect and by captrain's chat reader."""
 
 import importlib
 import json
@@ -98,7 +98,7 @@ def test_inspect_reads_a_log_back(file: Path, tmp_path: Path) -> None:
     assert log.read_eval_log(path, header_only=True).results.total_samples == 7
 
 
-def test_arguments_that_are_no_object_become_a_parse_error(tmp_path: Path) -> None:
+def test_invalid_arguments_become_a_parse_error(tmp_path: Path) -> None:
     messages = [
         said("Hello", "user"),
         said("", tool_calls=[call("x1", "find", "[not json")]),
@@ -123,7 +123,7 @@ def test_chats_have_arguments_as_text_and_ids_on_calls_and_answers(file: Path, t
     assert messages[4]["tool_calls"][0]["id"] == "call_1"
 
 
-def test_answers_find_their_calls_by_id_or_by_tool_in_order(tmp_path: Path) -> None:
+def test_results_are_matched_to_calls_by_id_or_by_tool(tmp_path: Path) -> None:
     named = said("", tool_calls=[call("b", "find", {"n": 1}), call("a", "find", {"n": 2})])
     plain = said("", tool_calls=[call("", "f", {}), call("", "g", {}), call("", "f", {})])
     messages = [
@@ -136,7 +136,7 @@ def test_answers_find_their_calls_by_id_or_by_tool_in_order(tmp_path: Path) -> N
     assert answers == ["a", "b", "call_3", "call_2", "call_4"]
 
 
-def test_exported_chats_are_read_back_by_our_own_reader(file: Path, tmp_path: Path) -> None:
+def test_exported_chats_are_read_back(file: Path, tmp_path: Path) -> None:
     (out,) = export_rollouts([file], "openai", tmp_path / "chats.jsonl")
     rollouts = [*read_logs([out]).rollouts]
     assert [one.score.reward for one in rollouts if one.score] == [0.25, 0.25, 1.0, 1.0, 0.25, 0.25, 0.25]
@@ -150,7 +150,7 @@ def test_equal_rollouts_give_equal_bytes(to, file: Path, tmp_path: Path) -> None
     assert not [path for path in tmp_path.rglob("*.tmp")]
 
 
-def test_a_rollout_that_comes_twice_is_written_once(file: Path, tmp_path: Path) -> None:
+def test_a_repeated_rollout_is_written_once(file: Path, tmp_path: Path) -> None:
     once, twice = (export_rollouts(files, "openai", tmp_path / f"{len(files)}")[0] for files in ([file], [file, file]))
     assert once.read_bytes() == twice.read_bytes()
 
@@ -171,7 +171,7 @@ def test_a_file_without_rollouts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"), [('{"messages": []}\n', "line 1 is not a whole Rollout"), ("", "is missing")]
 )
-def test_a_file_that_is_none_of_captrains_is_refused_with_what_to_give(text: str, problem: str, tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused_with_a_remedy(text: str, problem: str, tmp_path: Path) -> None:
     if text:
         (tmp_path / "chats.jsonl").write_text(text)
     with pytest.raises(UserError, match=problem) as refusal:
@@ -179,9 +179,7 @@ def test_a_file_that_is_none_of_captrains_is_refused_with_what_to_give(text: str
     assert "captrain diagnose" in refusal.value.remedy and "dvc repro" not in refusal.value.remedy
 
 
-def test_an_export_does_not_replace_its_own_input_nor_any_file_that_is_not_captrains(
-    file: Path, tmp_path: Path
-) -> None:
+def test_an_export_replaces_neither_its_input_nor_foreign_files(file: Path, tmp_path: Path) -> None:
     before = file.read_bytes()
     with pytest.raises(UserError, match="is an input and cannot be the output"):
         export_rollouts([file], "openai", file)

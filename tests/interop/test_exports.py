@@ -1,6 +1,6 @@
-"""Logs as people have them: exports of tracing, messages of other libraries, tables, our own, and rows in memory.
+"""Logs of tracing tools and message libraries, tables, captrain's own rollouts, and rows in memory.
 
-The files in `written` are what `drivers/tracing_driver.py` had the libraries write."""
+`drivers/tracing_driver.py` had the libraries write the files in `written`."""
 
 import csv
 import json
@@ -56,7 +56,7 @@ def lines(path: Path, *rows: object) -> Path:
 
 
 def said(rollout: Rollout) -> list[object]:
-    """Words or calls of each message, without the system's."""
+    """Text or calls of each message, without the system's."""
     return [calls_of(message) or message["content"] for message in rollout.messages if message["role"] != "system"]
 
 
@@ -77,7 +77,7 @@ def assert_reads(logs: Logs, answer: str = "It is red.") -> None:
         ("langfuse-5.0.4", "Langfuse export", ["passed", "failed"]),
     ],
 )
-def test_what_the_libraries_of_tracing_and_messages_write_is_read_as_the_same_dialogue(
+def test_files_of_tracing_and_message_libraries_give_the_same_dialogue(
     name: str, kind: str, outcomes: list[str]
 ) -> None:
     logs = read_logs([WRITTEN / f"{name}.jsonl"])
@@ -88,7 +88,7 @@ def test_what_the_libraries_of_tracing_and_messages_write_is_read_as_the_same_di
     assert_reads(logs)
 
 
-def test_an_example_of_a_dataset_is_the_task_of_the_runs_on_it_and_feedback_may_stand_apart(tmp_path: Path) -> None:
+def test_langsmith_examples_are_tasks_and_feedback_may_be_separate(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (WRITTEN / "langsmith-0.15.0.jsonl").read_text().splitlines()]
     roots = [row["trace_id"] for row in rows if row["parent_run_id"] is None]
     for row in rows:
@@ -102,7 +102,7 @@ def test_an_example_of_a_dataset_is_the_task_of_the_runs_on_it_and_feedback_may_
     assert_reads(read_logs([lines(tmp_path / "b.jsonl", nested)]))
 
 
-def test_of_several_scores_the_one_that_is_named_as_a_reward_counts_or_a_table_says_it(tmp_path: Path) -> None:
+def test_of_several_scores_the_one_named_reward_counts_unless_a_table_overrides_it(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (WRITTEN / "langfuse-5.0.4.jsonl").read_text().splitlines()]
     scores = [row for row in rows if "dataType" in row]
     more = [{**score, "name": "tone", "value": 0.5} for score in scores]
@@ -121,7 +121,7 @@ def test_of_several_scores_the_one_that_is_named_as_a_reward_counts_or_a_table_s
 
 
 @pytest.mark.parametrize("layout", ["trace with all of it", "page of the API", "blob storage", "table with columns"])
-def test_langfuse_is_read_whichever_way_it_was_exported(layout: str, tmp_path: Path) -> None:
+def test_all_exports_of_langfuse_are_read(layout: str, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (WRITTEN / "langfuse-5.0.4.jsonl").read_text().splitlines()][:4]
     observations, score = rows[:3], rows[3]
     trace = {"id": score["subject"]["id"], "name": "agent", "sessionId": None, "input": None, "output": "It is red."}
@@ -149,7 +149,7 @@ def test_langfuse_is_read_whichever_way_it_was_exported(layout: str, tmp_path: P
 
 
 @pytest.mark.parametrize("row", [SHAREGPT, HERMES], ids=["turns of functions", "tags"])
-def test_calls_of_sharegpt_are_calls_in_either_notation(row: dict[str, Any], tmp_path: Path) -> None:
+def test_both_notations_of_sharegpt_calls_are_read(row: dict[str, Any], tmp_path: Path) -> None:
     logs = read_logs([lines(tmp_path / "a.jsonl", row)])
     [rollout] = logs.rollouts
     assert said(rollout) == ["Read A1.", READ, "red", "It is red."]
@@ -158,7 +158,7 @@ def test_calls_of_sharegpt_are_calls_in_either_notation(row: dict[str, Any], tmp
     assert len(logs.known_tools) == ("tools" in row)
 
 
-def test_calls_of_one_response_are_one_turn_and_their_results_answer_them_in_order(tmp_path: Path) -> None:
+def test_calls_of_one_response_are_one_turn(tmp_path: Path) -> None:
     calls = [
         {"type": "function_call", "call_id": f"c{n}", "name": "read", "arguments": f'{{"id": "A{n}"}}'} for n in (1, 2)
     ]
@@ -185,7 +185,7 @@ def test_a_table_has_messages_in_a_column(notation: Any, delimiter: str, tmp_pat
     assert {str(said(rollout)) for rollout in logs.rollouts} == {str(["Read A1.", READ, "red", "It is red."])}
 
 
-def test_a_folder_is_searched_for_tables_of_dialogues_but_not_for_others(tmp_path: Path) -> None:
+def test_a_folder_is_searched_for_tables_with_dialogues(tmp_path: Path) -> None:
     pd.DataFrame([ROW]).to_csv(tmp_path / "a.csv")
     (tmp_path / "scores.csv").write_text("trace_id,reward\nt,1\n")
     logs = read_logs([tmp_path])
@@ -200,7 +200,7 @@ def own() -> Rollout:
     )  # fmt: skip
 
 
-def test_rollouts_of_captrain_keep_their_ids_and_references_and_take_the_tools_beside_them(tmp_path: Path) -> None:
+def test_captrains_rollouts_keep_ids_and_references_and_use_the_tools_beside_them(tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
     publish(tmp_path / "rollouts.jsonl", [own()])
     [rollout] = (logs := read_logs([tmp_path / "rollouts.jsonl"])).rollouts
@@ -215,7 +215,7 @@ def test_rollouts_of_captrain_keep_their_ids_and_references_and_take_the_tools_b
 
 
 class Message:
-    """A record that gives its fields, as those of pydantic and LangChain do."""
+    """A record like those of pydantic and LangChain."""
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields
@@ -224,7 +224,7 @@ class Message:
         return self.fields
 
 
-def test_rows_in_memory_are_read_as_a_file_of_them_is(tmp_path: Path) -> None:
+def test_rows_in_memory_are_read_like_a_file(tmp_path: Path) -> None:
     expected = [*read_logs([lines(tmp_path / "a.jsonl", ROW, ROW)]).rollouts]
     objects = {**ROW, "messages": [Message(**message) for message in MESSAGES]}
     frame = pd.DataFrame([ROW, {**ROW, "trial": 1}])
@@ -257,7 +257,7 @@ BAD_CALL = {**SHAREGPT, "conversations": [{"from": "human", "value": "Hi"}, {"fr
         (json.dumps(BAD_CALL).encode(), r"line 1: a call in the turn '\{x' is not JSON", "correct these entries"),
     ],
 )
-def test_a_refusal_says_what_is_wrong_with_the_file_and_tells_of_formats_only_where_it_is_of_none(
+def test_a_refusal_names_the_problem_and_lists_formats_only_for_an_unknown_one(
     content: bytes, problem: str, remedy: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
@@ -267,7 +267,7 @@ def test_a_refusal_says_what_is_wrong_with_the_file_and_tells_of_formats_only_wh
     assert ("docs/diagnose.md lists" in refusal.value.remedy) == ("ToolSandbox" in remedy)
 
 
-def test_an_empty_document_is_said_to_be_empty_and_a_file_that_is_not_there_has_no_remedy_on_formats(
+def test_empty_and_missing_files_are_reported_as_such(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.json").write_text(" \n")
@@ -278,13 +278,13 @@ def test_an_empty_document_is_said_to_be_empty_and_a_file_that_is_not_there_has_
     assert "format" not in refusal.value.remedy
 
 
-def test_scores_for_files_that_hold_no_traces_are_refused(tmp_path: Path) -> None:
+def test_scores_for_files_without_traces_are_refused(tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text("trace_id,reward\na1,1\n")
     with pytest.raises(UserError, match=r"scores\.csv gives rewards to traces, and a\.jsonl holds none"):
         read_logs([lines(tmp_path / "a.jsonl", ROW)], tmp_path / "scores.csv")
 
 
-def test_the_id_of_a_row_of_sharegpt_is_its_task_where_it_names_none(tmp_path: Path) -> None:
+def test_the_id_of_a_sharegpt_row_is_its_default_task(tmp_path: Path) -> None:
     rows = {**SHAREGPT, "id": 7}, {**SHAREGPT, "id": "a", "task_id": "b"}
     logs = read_logs([lines(tmp_path / "a.jsonl", *rows)])
     assert [rollout.task.id for rollout in logs.rollouts] == ["chat/7", "chat/b"]
@@ -316,7 +316,7 @@ def test_an_unknown_format_is_refused_with_all_formats_and_an_example(
     assert {"tau2", "LangSmith runs", "Langfuse export", "ShareGPT conversations"} <= {*re.split("[:,.] ", said)}
 
 
-def test_the_example_of_a_refusal_is_three_lines_and_is_read_as_it_stands(tmp_path: Path) -> None:
+def test_the_example_in_a_refusal_is_valid(tmp_path: Path) -> None:
     assert len(EXAMPLE.splitlines()) == 3
     (tmp_path / "a.json").write_text(EXAMPLE)
     (tmp_path / "b.jsonl").write_text(f"{json.dumps(json.loads(EXAMPLE))}\n" * 3)
@@ -324,7 +324,7 @@ def test_the_example_of_a_refusal_is_three_lines_and_is_read_as_it_stands(tmp_pa
 
 
 def copies(name: str, count: int) -> Iterator[object]:
-    """A file of the libraries again and again, longer, its traces under other names."""
+    """Yield rows of a file repeatedly, with longer texts and other trace ids."""
     text = (WRITTEN / name).read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     traces = {row.get("trace_id") or row.get("traceId") for row in rows} - {None}
@@ -338,7 +338,7 @@ def copies(name: str, count: int) -> Iterator[object]:
 @pytest.mark.parametrize(
     "name", further(["langfuse-5.0.4.jsonl", "langsmith-0.15.0.jsonl", "table.csv", "rollouts.jsonl"])
 )
-def test_memory_does_not_grow_with_what_is_exported(name: str, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_file(name: str, tmp_path: Path) -> None:
     peaks = []
     for count in (5, 60, 120):
         path = tmp_path / f"{count}-{name}"
@@ -355,5 +355,5 @@ def test_memory_does_not_grow_with_what_is_exported(name: str, tmp_path: Path) -
         assert len(logs.rollouts) >= count * 2 and not logs.unread
         shutil.rmtree(path, ignore_errors=True)
         del logs
-    # Of a trace its name, its scores and where it stands: some hundred bytes, where its messages take kilobytes.
+    # A trace keeps its name, scores and place: some hundred bytes, while its messages take kilobytes.
     assert peaks[2] - peaks[1] < 60 * 4 * 600

@@ -1,4 +1,4 @@
-"""Logs of other tools, told apart by what they hold: each gives the same dialogue, its tools and its outcome."""
+"""Formats of logs, detected from the content: each gives the same dialogue, tools and outcome."""
 
 import json
 import subprocess
@@ -137,7 +137,7 @@ SPANS = {
 
 
 def dialogue(logs: Logs) -> list[tuple[str, object]]:
-    """Tell who says or calls what, of the one rollout."""
+    """Return (role, text or calls) of each message of the only rollout."""
     [rollout] = logs.rollouts
     return [
         (message["role"], [call["function"] for call in message.get("tool_calls", [])] or message["content"])
@@ -155,7 +155,7 @@ EXPECTED = [
 
 @pytest.mark.parametrize("layout", ["lines", "array", "document"])
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_are_told_apart_however_they_are_stored(name: str, layout: str, tmp_path: Path) -> None:
+def test_formats_of_rows_are_detected_in_every_layout(name: str, layout: str, tmp_path: Path) -> None:
     path = tmp_path / ("a.jsonl" if layout == "lines" else "a.json")
     text = json.dumps([ROWS[name]] if layout == "array" else ROWS[name], indent=None if layout == "lines" else 1)
     path.write_text(text + "\n")
@@ -165,7 +165,7 @@ def test_rows_are_told_apart_however_they_are_stored(name: str, layout: str, tmp
     assert [tool["function"]["name"] for tool in logs.tools] == ["read"]
 
 
-def test_a_row_of_tau_bench_brings_its_gold_and_a_fault_beside_the_agent_is_no_failure(tmp_path: Path) -> None:
+def test_a_tau_bench_row_has_its_reference_and_a_fault_is_no_failure(tmp_path: Path) -> None:
     refused = {"role": "tool", "tool_call_id": "c", "name": "read", "content": "Error: no such record"}
     late = {**TAU_BENCH, "task_id": 4, "info": {"error": "Traceback\nTimeout: slow"}}
     rows = [{**TAU_BENCH, "traj": [*TAU_BENCH["traj"][:2], refused]}, late, {**late, "traj": []}]
@@ -210,9 +210,7 @@ def test_spans_take_their_rewards_from_a_table_of_scores(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("scored", ["0x{}", "{}", "0X{}"])
 @pytest.mark.parametrize("named", ["{}", "0x{}"])
-def test_ids_of_traces_are_alike_with_a_prefix_and_without_in_either_case(
-    scored: str, named: str, tmp_path: Path
-) -> None:
+def test_trace_ids_match_with_and_without_prefix_in_either_case(scored: str, named: str, tmp_path: Path) -> None:
     trace, spans = "00f067aa0ba902b700f067aa0ba902b7", json.dumps(SPANS["OTLP"])
     (tmp_path / "spans.jsonl").write_text(spans.replace('"t"', json.dumps(named.format(trace))) + "\n")
     (tmp_path / "scores.csv").write_text(f"trace_id,reward\n{scored.format(trace.upper())},1\n")
@@ -235,7 +233,7 @@ def rollout(number: int, *, passed: bool) -> Rollout:
     )  # fmt: skip
 
 
-def test_what_captrain_exports_for_inspect_is_read_back_with_its_reference(tmp_path: Path) -> None:
+def test_an_inspect_export_is_read_back_with_its_reference(tmp_path: Path) -> None:
     publish(tmp_path / "rollouts.jsonl", [rollout(0, passed=False)])
     [log] = export_rollouts([tmp_path / "rollouts.jsonl"], "inspect", tmp_path / "logs")
     logs = read_logs([log])
@@ -245,7 +243,7 @@ def test_what_captrain_exports_for_inspect_is_read_back_with_its_reference(tmp_p
 
 
 @pytest.mark.parametrize("suffix", ["eval", "json"])
-def test_a_log_that_inspect_itself_writes_is_read(suffix: str, tmp_path: Path) -> None:
+def test_a_log_written_by_inspect_is_read(suffix: str, tmp_path: Path) -> None:
     from inspect_ai.log import read_eval_log, write_eval_log
 
     publish(tmp_path / "rollouts.jsonl", [rollout(0, passed=True)])
@@ -262,7 +260,7 @@ def test_a_bare_list_of_simulations_is_read_without_its_tasks(tmp_path: Path) ->
     assert len(logs.rollouts) == len(simulations) and not any(entry.reference for entry in logs.rollouts)
 
 
-def test_a_file_of_which_most_does_not_read_is_refused_with_what_was_understood(tmp_path: Path) -> None:
+def test_a_file_with_mostly_unreadable_entries_is_refused(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "human", "content": "Hello"}], "reward": 1}] * 12
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [{"messages": ASKED, "reward": 1}, *rows]))
@@ -275,7 +273,7 @@ def test_a_file_of_which_most_does_not_read_is_refused_with_what_was_understood(
 @pytest.mark.parametrize(
     "reference", ["done", [{"role": "user", "content": "x"}], [{"role": "assistant", "tool_calls": [1]}]]
 )
-def test_a_reference_that_is_no_solution_is_not_believed(reference: object, tmp_path: Path) -> None:
+def test_an_invalid_reference_is_refused(reference: object, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"messages": ASKED, "reward": 1, "reference": reference}) + "\n")
     with pytest.raises(UserError, match="its reference"):
@@ -283,7 +281,7 @@ def test_a_reference_that_is_no_solution_is_not_believed(reference: object, tmp_
 
 
 WRITTEN = Path(__file__).parents[1] / "logs/written"
-"""Logs that the library of their name and version wrote, of a scripted model."""
+"""Logs of a scripted model that the named version of a library wrote."""
 READS = ["system", "user", "assistant", "tool", "assistant"]
 
 
@@ -299,7 +297,7 @@ READS = ["system", "user", "assistant", "tool", "assistant"]
         ("opentelemetry-instrumentation-openai-0.62.4.jsonl", "0xd419", "m-1", ["failed", "passed"], READS, 1),
     ],
 )  # fmt: skip
-def test_what_the_libraries_themselves_write_is_read(
+def test_files_written_by_the_libraries_are_read(
     name: str, task: str, model: str, outcomes: list[str], roles: list[str], tools: int, tmp_path: Path
 ) -> None:
     scores = None
@@ -315,7 +313,7 @@ def test_what_the_libraries_themselves_write_is_read(
     assert [message["role"] for message in rollouts[0].messages] == roles and len(logs.tools) == tools
 
 
-def test_tools_that_were_offered_and_never_called_are_tools_too(tmp_path: Path) -> None:
+def test_tools_that_were_never_called_are_listed(tmp_path: Path) -> None:
     name = "openinference-instrumentation-openai-0.1.66.jsonl"
     text = (WRITTEN / name).read_text().replace('\\"name\\": \\"read\\", \\"desc', '\\"name\\": \\"peek\\", \\"desc')
     (tmp_path / name).write_text(text)
@@ -324,7 +322,7 @@ def test_tools_that_were_offered_and_never_called_are_tools_too(tmp_path: Path) 
     assert {tool["function"]["name"] for tool in read_logs([tmp_path / name], scores).tools} == {"read", "peek"}
 
 
-def test_transitions_of_nemo_gym_are_read_from_the_last_which_holds_all(tmp_path: Path) -> None:
+def test_the_last_transition_of_nemo_gym_is_read(tmp_path: Path) -> None:
     output = NEMO_GYM["response"]["output"]
     transitions = [[*ASKED, *output[:2]], [*ASKED, *output]]
     row = {**NEMO_GYM, "response": {"output": transitions}, "_ng_task_index": 4, "_ng_rollout_index": 2, "id": 1}
@@ -335,7 +333,7 @@ def test_transitions_of_nemo_gym_are_read_from_the_last_which_holds_all(tmp_path
     assert (rollout.task.id, rollout.trial) == ("chat/4", 2)
 
 
-def test_chats_of_several_files_share_no_task_by_the_number_of_their_line(tmp_path: Path) -> None:
+def test_chats_of_different_files_share_no_task_by_line_number(tmp_path: Path) -> None:
     for name, words in (("a", "Read A1."), ("b", "Cook an egg.")):
         rows = [{"messages": [{"role": "user", "content": words}], "reward": reward} for reward in (0, 1)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -347,20 +345,20 @@ BFCL = WRITTEN / "bfcl-eval-2026.3.23"
 PLAYED = ["passed", "failed", "failed"]
 
 
-def test_results_of_bfcl_have_the_verdicts_of_the_scores_beside_them_whatever_is_named() -> None:
+def test_bfcl_results_and_scores_are_read_together_whichever_is_named() -> None:
     [results, prompted], [scores, _] = sorted(BFCL.glob("result/*/*/*")), sorted(BFCL.glob("score/*/*/*"))
     assert [rollout.outcome for rollout in read_logs([BFCL]).rollouts] == PLAYED * 2
     for paths in ([results], [scores], [results, scores], [results.parents[1]]):
         rollouts = [*read_logs(paths).rollouts]
         assert [rollout.outcome for rollout in rollouts] == PLAYED
         assert {rollout.policy for rollout in rollouts} == {results.parents[1].name}
-    # A model that is prompted writes calls as words; they are the same calls.
+    # A prompted model writes its calls as text.
     assert [rollout.messages for rollout in rollouts] == [
         rollout.messages for rollout in read_logs([prompted]).rollouts
     ]
 
 
-def test_a_passed_rollout_of_bfcl_is_its_own_solution_and_a_failed_one_has_the_gold_calls() -> None:
+def test_the_bfcl_reference_is_the_rollout_itself_or_the_gold_calls() -> None:
     passed, shortened, slipped = read_logs(sorted(BFCL.glob("result/*/*/*"))[:1]).rollouts
     assert [calls_of(message) for message in passed.reference] == [
         calls_of(message) for message in passed.messages if message.get("tool_calls")
@@ -372,7 +370,7 @@ def test_a_passed_rollout_of_bfcl_is_its_own_solution_and_a_failed_one_has_the_g
     assert slipped.messages[2]["content"] and slipped.messages[2]["role"] == "tool"
 
 
-def test_results_of_bfcl_whose_scores_are_missing_or_of_others_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_bfcl_results_with_missing_or_wrong_scores_are_refused(tmp_path: Path) -> None:
     [results, _], [scores, _] = sorted(BFCL.glob("result/*/*/*")), sorted(BFCL.glob("score/*/*/*"))
     alone = tmp_path / results.name
     alone.write_text(results.read_text())
@@ -389,14 +387,14 @@ def test_results_of_bfcl_whose_scores_are_missing_or_of_others_are_refused_with_
         read_logs([alone])
 
 
-def test_single_turn_results_of_bfcl_say_what_they_lack(tmp_path: Path) -> None:
+def test_single_turn_bfcl_results_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a_result.json").write_text(json.dumps({"id": "simple_python_0", "result": "[f(x=1)]", "latency": 1}))
     with pytest.raises(UserError, match="of single-turn categories bfcl-eval does not keep what was asked"):
         read_logs([tmp_path / "a_result.json"])
 
 
 @pytest.mark.needs("bfcl")
-def test_bfcl_eval_as_it_is_installed_writes_what_is_read_here(tmp_path: Path) -> None:
+def test_the_installed_bfcl_eval_writes_the_files_that_are_read(tmp_path: Path) -> None:
     driver = Path(__file__).with_name("drivers") / "bfcl_driver.py"
     subprocess.run([interpreter("bfcl"), driver, tmp_path], check=True, capture_output=True, timeout=PATIENCE)
     for path in (file for file in BFCL.rglob("*") if file.is_file()):

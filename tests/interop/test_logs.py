@@ -1,4 +1,4 @@
-"""Import of other people's logs: a hand-made tau2 file, its copies in other layouts, ToolSandbox and chat files."""
+"""Reading of logs: a hand-made tau2 file and its copies in other layouts, ToolSandbox and chat files."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def written(path: Path, data: Any) -> Path:
 
 
 def split(folder: Path, data: dict[str, Any]) -> Path:
-    """The same results in the layout of 1.0: one file for each simulation."""
+    """Write results in the layout of tau2 1.0, with a file for each simulation."""
     for one in data["simulations"]:
         written(folder / "simulations" / f"{one['id']}.json", one)
     index = [{"id": one["id"], "task_id": one["task_id"], "trial": one["trial"]} for one in data["simulations"]]
@@ -41,7 +41,7 @@ def split(folder: Path, data: dict[str, Any]) -> Path:
 
 
 def bare(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
-    """Rollouts without their ids, which come from the file's bytes."""
+    """Rollouts without their ids, which depend on the file's bytes."""
     return [rollout.model_dump(exclude={"id"}) for rollout in rollouts]
 
 
@@ -57,7 +57,7 @@ def recorded(message: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def assert_whole(path: Path, logs: Logs) -> None:
-    """Every simulation of a tau2 file is there with its reward and all its messages, in order."""
+    """Assert that all simulations of a tau2 file are read with rewards and messages, in order."""
     simulations = json.loads(path.read_text())["simulations"]
     assert len(logs.rollouts) == len(simulations) and not logs.skipped
     for rollout, simulation in zip(logs.rollouts, simulations, strict=True):
@@ -83,7 +83,7 @@ def test_every_reward_and_message_of_the_shared_tau2_files_is_kept(name: str) ->
     assert_whole(SHARED / name, read_logs([SHARED / name]))
 
 
-def test_the_reference_is_the_embedded_task_with_what_must_be_told_at_its_end() -> None:
+def test_the_reference_is_the_embedded_task_with_the_information_to_tell() -> None:
     rollouts = {one.task.data["task"]: one for one in read_logs([LIBRARY]).rollouts if one.trial == 0}
     calls = [call for message in rollouts["renew"].reference for call in calls_of(message)]
     assert calls[-1] == ("renew_loan", {"loan_id": "L-4", "weeks": 2})
@@ -98,7 +98,7 @@ def test_both_layouts_of_tau2_give_the_same_rollouts(tmp_path: Path) -> None:
     assert "1.0" in other.sources[0]["format"]
 
 
-def test_a_simulation_file_that_the_index_names_and_that_is_missing_is_listed(tmp_path: Path) -> None:
+def test_a_missing_simulation_file_of_the_index_is_listed(tmp_path: Path) -> None:
     folder = split(tmp_path, library())
     (folder / "simulations" / "s03.json").unlink()
     (folder / "simulations" / "s05.json").write_text("{")
@@ -121,7 +121,7 @@ def test_a_missing_termination_reason_is_no_error(tmp_path: Path) -> None:
     assert [rollout.outcome for rollout in logs.rollouts].count("error") == 0 and not logs.skipped
 
 
-def test_a_simulation_that_names_no_task_is_listed_and_no_task_of_that_name_is_made_up(tmp_path: Path) -> None:
+def test_a_simulation_without_a_task_is_listed(tmp_path: Path) -> None:
     data = library()
     first, second, third = data["simulations"][:3]
     data["simulations"] = [{**first, "task_id": None}, without(second, "task_id"), third]
@@ -130,13 +130,13 @@ def test_a_simulation_that_names_no_task_is_listed_and_no_task_of_that_name_is_m
     assert len(logs.rollouts) == 1 and [one.reason for one in logs.skipped] == ["it names no task"] * 2
 
 
-def test_json_that_is_neither_object_nor_array_is_of_no_known_format(tmp_path: Path) -> None:
+def test_json_that_is_neither_object_nor_array_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('"hello"')
     with pytest.raises(UserError, match="of no known format"):
         read_logs([tmp_path / "a.json"])
 
 
-def test_a_file_without_info_and_tasks_is_of_an_unknown_domain_without_references(tmp_path: Path) -> None:
+def test_a_file_without_info_and_tasks_has_an_unknown_domain_and_no_references(tmp_path: Path) -> None:
     bare_file = without(without(library(), "info"), "tasks")
     logs = read_logs([written(tmp_path / "b.json", bare_file)])
     assert {(r.environment, len(r.reference)) for r in logs.rollouts} == {("tau2/unknown", 0)}
@@ -150,7 +150,7 @@ def test_a_file_without_info_and_tasks_is_of_an_unknown_domain_without_reference
         (lambda one: one.update(messages=[]), "there are no messages"),
     ],
 )
-def test_what_cannot_be_read_is_listed_with_its_reason(
+def test_an_unreadable_entry_is_listed_with_its_reason(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], reason: str
 ) -> None:
     data = library()
@@ -160,7 +160,7 @@ def test_what_cannot_be_read_is_listed_with_its_reason(
     assert len(logs.rollouts) == 11
 
 
-def test_a_broken_or_unknown_file_does_not_keep_the_others_from_being_read(tmp_path: Path) -> None:
+def test_a_broken_or_unknown_file_does_not_stop_the_others(tmp_path: Path) -> None:
     broken, unknown = tmp_path / "broken.json", written(tmp_path / "unknown.json", {"some": "thing"})
     broken.write_text(LIBRARY.read_text()[:1000])
     logs = read_logs([broken, unknown, LIBRARY])
@@ -179,7 +179,7 @@ def test_a_file_given_twice_counts_once() -> None:
     assert len(read_logs([LIBRARY, LIBRARY]).rollouts) == 12
 
 
-def test_credentials_do_not_come_along_wherever_they_stand(tmp_path: Path) -> None:
+def test_credentials_are_removed_everywhere(tmp_path: Path) -> None:
     data = library()
     assert SECRET in json.dumps(data["info"])
     one = data["simulations"][0]
@@ -216,7 +216,7 @@ def test_counts_of_tokens_are_no_credentials(tmp_path: Path) -> None:
     assert calls_of(rollout.messages[0])[0][1] == {"prompt_tokens": 3, "max_tokens": 4, "tokenizer": "x"}
 
 
-def test_tools_are_inferred_from_the_calls_where_no_file_names_them() -> None:
+def test_tools_are_inferred_from_calls() -> None:
     tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in read_logs([LIBRARY]).tools}
     assert set(tools) == {"get_member_details", "get_loan_details", "renew_loan", "return_loan", "get_fee"}
     assert tools["renew_loan"]["required"] == ["loan_id", "weeks"] == sorted(tools["renew_loan"]["properties"])
@@ -236,7 +236,7 @@ CHATS = [
 ]
 
 
-def test_chats_are_read_under_the_usual_names_of_their_columns(tmp_path: Path) -> None:
+def test_chats_are_read_with_the_usual_column_names(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text("\n".join([*map(json.dumps, CHATS), "", "{broken", '{"messages": []}', '{"reward": 1}', "[]"]))
     logs = read_logs([path])
@@ -305,7 +305,7 @@ def sandbox(folder: Path) -> Path:
     return folder
 
 
-def test_a_toolsandbox_folder_gives_similarities_milestones_and_no_verdict_on_exceptions(tmp_path: Path) -> None:
+def test_a_toolsandbox_folder_gives_similarities_and_milestones_and_exceptions_are_errors(tmp_path: Path) -> None:
     logs = read_logs([sandbox(tmp_path)])
     rollouts = {rollout.task.data["task"]: rollout for rollout in logs.rollouts}
     assert {name: one.outcome for name, one in rollouts.items()} == {
@@ -327,7 +327,7 @@ def test_a_toolsandbox_folder_gives_similarities_milestones_and_no_verdict_on_ex
     assert calls_of(lamp.messages[2]) == [("set_lamp", {"on": True})]
 
 
-def test_a_folder_of_several_results_is_read_whole(tmp_path: Path) -> None:
+def test_a_folder_of_several_results_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(LIBRARY.read_text())
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "chat.jsonl").write_text("\n".join(map(json.dumps, CHATS)))

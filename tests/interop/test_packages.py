@@ -1,4 +1,4 @@
-"""Environments out of captrain: packages of OpenEnv, verifiers and TRL, each driven by the standard's own runner."""
+"""Exported environments: packages for OpenEnv, verifiers and TRL, each run by the standard's own runner."""
 
 import importlib
 import json
@@ -56,7 +56,7 @@ def episodes(project: Path) -> list[dict[str, Any]]:
 
 
 def bare(**additions: str) -> dict[str, str]:
-    """An environment that finds nothing of ours."""
+    """Variables of a process that finds no captrain."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return {**kept, **additions}
 
@@ -72,10 +72,10 @@ def lines(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-# What is exported, and what is not.
+# Export and its refusals.
 
 
-def test_what_has_no_passport_has_failed_it_or_was_changed_is_not_exported(tmp_path: Path, captrain: Captrain) -> None:
+def test_an_environment_without_a_valid_passport_is_not_exported(tmp_path: Path, captrain: Captrain) -> None:
     path = make_project(tmp_path)
     beside = path.with_suffix(".passport.json")
     command = ("export-environment", NAME, "--to", "trl", "--out", "package")
@@ -96,7 +96,7 @@ def test_what_has_no_passport_has_failed_it_or_was_changed_is_not_exported(tmp_p
     assert not (tmp_path / "package").exists()
 
 
-def test_a_package_holds_the_file_as_it_is_and_never_replaces_a_folder(tmp_path: Path, captrain: Captrain) -> None:
+def test_a_package_holds_the_unchanged_file_and_replaces_no_folder(tmp_path: Path, captrain: Captrain) -> None:
     path = make_project(tmp_path)
     status, out, _ = captrain(tmp_path, "export-environment", str(path), "--to", "verifiers", "--out", "package")
     assert status == 0 and "8 files" in out
@@ -136,7 +136,7 @@ def test_the_passports_numbers_stand_in_openenvs_validation_fields(project: Path
     assert plan["reset"]["options"] == {"split": "training", "index": 0} and plan["actions"]
 
 
-# TRL, which is here.
+# TRL, which is installed here.
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def trl_package(project: Path) -> Iterator[Any]:
         del sys.modules[name]
 
 
-def test_trl_makes_the_targets_own_schemas_of_the_methods(trl_package: Any) -> None:
+def test_trl_derives_the_targets_schemas_from_the_methods(trl_package: Any) -> None:
     from transformers.utils.chat_template_utils import get_json_schema
 
     world = importlib.import_module(f"{MODULE}.episodes").world()
@@ -169,11 +169,11 @@ def test_trls_rewards_are_captrains_on_recorded_episodes(trl_package: Any, episo
     assert by_kind["reference"] == 1.0 and by_kind["idle"] == pytest.approx(0.05)
 
 
-def test_a_stock_trainer_of_trl_trains_two_steps_in_it(
+def test_a_trl_trainer_trains_two_steps(
     trl_package: Any, episodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer is TRL's own, and so are its loop of tools and its update; what the model says is given: half of each
-    group solves the task, half does nothing."""
+    """TRL's own trainer, tool loop and update, with given answers: half of each group solves the task, half does
+    nothing."""
     import torch
     from support.given import given_model
     from trl.trainer.grpo_config import GRPOConfig
@@ -205,7 +205,7 @@ def test_a_stock_trainer_of_trl_trains_two_steps_in_it(
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-# OpenEnv, in an environment of its own.
+# OpenEnv, in a separate virtual environment.
 
 
 def healthy(port: int) -> bool:
@@ -218,7 +218,7 @@ def healthy(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def server(project: Path) -> Iterator[str]:
-    """The package's server, started as its README says."""
+    """Start the package's server as its README says."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -262,18 +262,18 @@ def test_openenvs_own_validation_passes(server: str, project: Path) -> None:
     }  # fmt: skip
 
 
-# verifiers, in an environment of its own.
+# verifiers, in a separate virtual environment.
 
 
 def readme_commands(project: Path, standard: str) -> list[list[str]]:
-    """The command lines of a package's README, word for word."""
+    """Return the commands in a package's README."""
     folder = project / standard / MODULE if standard == "openenv" else project / standard
     block = [line[4:] for line in (folder / "README.md").read_text().splitlines() if line.startswith("    ")]
     return [shlex.split(line) for line in block if line.startswith(("pip", "vf-", "python", "openenv"))]
 
 
 @pytest.mark.needs("verifiers")
-def test_the_readme_of_a_taskset_can_be_followed_word_for_word(project: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_tasksets_readme_run(project: Path, tmp_path: Path) -> None:
     _, validate, *evaluate = readme_commands(project, "verifiers")
     tool = str(Path(VERIFIERS).with_name(validate[0]))
     assert [command[0] for command in evaluate] == ["vf-eval", "vf-eval"]
@@ -283,13 +283,13 @@ def test_the_readme_of_a_taskset_can_be_followed_word_for_word(project: Path, tm
 
 
 @pytest.mark.needs("openenv")
-def test_the_readme_of_an_openenv_package_can_be_followed_word_for_word(project: Path) -> None:
+def test_the_commands_of_an_openenv_readme_run(project: Path) -> None:
     static = readme_commands(project, "openenv")[-1]
     command = [str(Path(OPENENV).with_name(static[0])), *static[1:]]
     subprocess.run(command, cwd=project / "openenv" / MODULE, env=bare(), check=True, capture_output=True)
 
 
-def test_packages_have_names_of_their_own_and_say_who_wrote_the_environment(project: Path, tmp_path: Path) -> None:
+def test_packages_have_unique_names_and_say_who_wrote_the_environment(project: Path, tmp_path: Path) -> None:
     names = {
         re.search(r'^name = "(.+)"$', path.read_text(), re.MULTILINE)[1]  # pyright: ignore[reportOptionalSubscript]
         for path in project.glob("**/pyproject.toml")
@@ -323,9 +323,7 @@ def test_verifiers_scores_traces_as_captrain_scored_the_episodes(project: Path, 
 
 
 @pytest.mark.needs("verifiers")
-def test_verifiers_own_validation_finds_every_reference_right_and_nothing_solved_untouched(
-    project: Path, tmp_path: Path
-) -> None:
+def test_verifiers_own_validation_passes(project: Path, tmp_path: Path) -> None:
     tool = str(Path(VERIFIERS).with_name("vf-validate"))
     options = ("-n", 10, "--runtime.type", "subprocess", "--no-rich", "-o", tmp_path, "--run.name", "run")
     run(tool, MODULE, *options, **plays(project))

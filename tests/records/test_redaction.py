@@ -1,4 +1,4 @@
-"""Keys reach no file: refused where they are typed, taken out where somebody echoes them."""
+"""Keys reach no file: they are refused in settings and removed from foreign text."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ TYPED = [
 
 
 @pytest.mark.parametrize("override", TYPED)
-def test_a_key_in_a_setting_is_refused_unseen_before_anything_is_written(
+def test_a_key_in_a_setting_is_refused_before_anything_is_written(
     override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "very/secret+value=42")
@@ -75,7 +75,7 @@ def test_a_key_in_conf_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> 
         "benchmark._target_=desks.mine:Desk",
     ],
 )
-def test_what_only_looks_a_little_like_a_key_is_a_setting(setting: str) -> None:
+def test_a_setting_that_only_resembles_a_key_is_accepted(setting: str) -> None:
     refuse_keys([setting])
 
 
@@ -88,7 +88,7 @@ SPELLINGS: list[Callable[[str], str]] = [
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_secret_is_taken_out_in_every_spelling(spelling: Callable[[str], str]) -> None:
+def test_a_secret_is_removed_in_every_spelling(spelling: Callable[[str], str]) -> None:
     secret = "another/key+of=9"
     text = redacted(f"401: {{'echo': '{spelling(secret)}'}}", secret)
     assert spelling(secret).rstrip("=") not in text and "[redacted]" in text
@@ -113,20 +113,20 @@ FOREIGN = {
 }
 SIGNS = ("abcDEF1234567890", "a1B2a1B2", "IOSFODNN7", "wJalrX", "q9w8e7", "QmVhcmVy", "QXV0aG9y", ".abcdef.", "eyJzdWI",
          "hunter2")  # fmt: skip
-"""Parts of each of these that would show it."""
+"""A part of each key that must not appear."""
 
 
 @pytest.mark.parametrize(
     "words",
     ["your password: https://www.facebook.com/reset-password", "reset/token=?asfbuy3y2cdaqhvei", "password=cat"],
 )
-def test_what_an_agent_was_told_to_use_stays_in_a_log(words: str) -> None:
-    """A world that replays the call needs it; in a message of an endpoint it goes."""
+def test_codes_and_passwords_of_a_task_stay_in_a_log(words: str) -> None:
+    """Replaying a call needs the value; in a message of an endpoint it is removed."""
     assert censored({"content": words}) == {"content": words}
     assert redacted(words.replace("cat", "horse")) != words.replace("cat", "horse")
 
 
-def test_keys_in_a_log_come_into_nothing_that_is_written_of_it_and_the_log_stays(tmp_path: Path) -> None:
+def test_keys_in_a_log_are_removed_from_all_outputs(tmp_path: Path) -> None:
     words = " and ".join(FOREIGN.values())
     call = {"id": "c", "function": {"name": "look_up", "arguments": json.dumps({"note": words})}}
     rows = [
@@ -182,13 +182,13 @@ def test_ordinary_text_keeps_its_bytes(text: str) -> None:
 @pytest.mark.parametrize(
     "piece", ["://", "://a:", "token: ", "a.", "eyJ", "%41", "%25", "//", "-----BEGIN PRIVATE KEY-----", "sk-", "1_"]
 )
-def test_no_text_takes_redaction_more_than_a_moment(piece: str) -> None:
+def test_redaction_is_fast_on_any_text(piece: str) -> None:
     begin = time.process_time()
     redacted(piece * (200_000 // len(piece)))
     assert time.process_time() - begin < 3
 
 
-def test_keys_that_were_typed_are_taken_out_and_other_words_stay() -> None:
+def test_typed_keys_are_removed_and_other_words_stay() -> None:
     for text in ("override 'policy.api_key=abcd1234efgh'", "Bearer abcdefgh12345678", "https://me:hunter2@host/v1",
                  "sk-abcdefghijklmnop123456", "MY_TOKEN: zzzzzzzz9"):  # fmt: skip
         assert "[redacted]" in redacted(text) and not any(

@@ -12,7 +12,7 @@ from support.installations import data_beside, interpreter
 from captrain.benchmarks.loading import load_benchmark
 from captrain.contract import CheckedEnvironment
 from captrain.records import Message, Split, Task
-from captrain.run import compose_spec
+from captrain.run import Spec, compose_spec
 
 CONF = Path(__file__).parents[2] / "conf"
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -36,12 +36,16 @@ def maker(request: pytest.FixtureRequest, name: str, *own: str) -> Make:
     return make
 
 
-def make_benchmark(name: str, *overrides: str, processes: int = 1) -> CheckedEnvironment:
-    """A benchmark on its installation, with the data beside it."""
+def composed_on(name: str, *overrides: str, processes: int = 1) -> Spec:
+    """Settings with a benchmark on its installation, and with the data beside it."""
     python = interpreter(name)
     data = os.environ.get(f"CAPTRAIN_{name.upper()}_DATA", data_beside(python, name))
-    own = f"++machine.benchmarks.{name}={{python: '{python}', data: '{data}', processes: {processes}, timeout: 120.0}}"
-    composed = compose_spec("default", 0, [f"benchmark={name}", own, *overrides], CONF)
+    own = f"++machine.benchmarks.{name}={{python: '{python}', data: '{data}', processes: {processes}, timeout: 300.0}}"
+    return compose_spec("default", 0, [f"benchmark={name}", own, *overrides], CONF)
+
+
+def make_benchmark(name: str, *overrides: str, processes: int = 1) -> CheckedEnvironment:
+    composed = composed_on(name, *overrides, processes=processes)
     return load_benchmark(composed.benchmark, composed.machine)
 
 

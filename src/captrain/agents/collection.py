@@ -174,7 +174,7 @@ def _attempts(
 ) -> Iterator[Rollout]:
     """Yield rollouts as they end, in any order. Rollouts that an infrastructure error ended are retried, the last time
     each alone. Raises InfrastructureError after `OUTAGE` such errors in a row."""
-    *_, purpose, seed = identity
+    *_, seed = identity
     plays, row = dict[int, tuple[RunningEpisode, GuardedEpisode, Task, int]](), list[str]()
 
     def score(play: RunningEpisode) -> Score | None:
@@ -186,7 +186,8 @@ def _attempts(
         retried: list[Sample] = []
         # A crash also ends the other episodes of its worker, so the last attempt runs alone.
         is_last = 0 < attempt == retries
-        for together in [[sample] for sample in samples] if is_last else [samples]:
+        groups = [[sample] for sample in samples] if is_last else [samples]
+        for together in groups:
             plays.clear()
             for task, trial in together:
                 key = f"{seed}/{task.id}/{trial}"
@@ -203,34 +204,49 @@ def _attempts(
                     if play.error and attempt < retries:
                         retried.append((task, trial))
                         continue
-                    outcome: Literal["passed", "failed", "error"] = "error"
-                    if verdict is not None:
-                        # A model that has no room for the prompt fails, even if the environment rewards doing nothing.
-                        outcome = "passed" if verdict.success and (play.turns or not play.truncated) else "failed"
-                    yield Rollout(
-                        id=digest(*identity, task.id, trial)[:12],
-                        environment=target.name,
-                        task=task,
-                        trial=trial,
-                        purpose=purpose,
-                        policy=policy.digest,
-                        adapter=adapter.digest if adapter else None,
-                        messages=play.messages,
-                        reference=target.reference(task),
-                        token_ids=play.token_ids,
-                        mask=play.mask,
-                        logprobs=play.logprobs,
-                        usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
-                        score=verdict,
-                        outcome=outcome,
-                        error=None if play.error is None else redacted(plain(play.error)),
-                        truncated=play.truncated,
-                        rerendered=play.rerendered,
-                        retries=attempt,
-                    )
+                    yield _record(policy, target, identity, adapter, (task, trial), play, verdict, attempt)
         if not retried:
             break
         samples = retried
+
+
+def _record(
+    policy: Policy,
+    target: CheckedEnvironment,
+    identity: Identity,
+    adapter: Adapter | None,
+    sample: Sample,
+    play: RunningEpisode,
+    score: Score | None,
+    retries: int,
+) -> Rollout:
+    """Return the record of a play."""
+    task, trial = sample
+    outcome: Literal["passed", "failed", "error"] = "error"
+    if score is not None:
+        # A model that has no room for the prompt fails, even if the environment rewards doing nothing.
+        outcome = "passed" if score.success and (play.turns or not play.truncated) else "failed"
+    return Rollout(
+        id=digest(*identity, task.id, trial)[:12],
+        environment=target.name,
+        task=task,
+        trial=trial,
+        purpose=identity[3],
+        policy=policy.digest,
+        adapter=adapter.digest if adapter else None,
+        messages=play.messages,
+        reference=target.reference(task),
+        token_ids=play.token_ids,
+        mask=play.mask,
+        logprobs=play.logprobs,
+        usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
+        score=score,
+        outcome=outcome,
+        error=None if play.error is None else redacted(plain(play.error)),
+        truncated=play.truncated,
+        rerendered=play.rerendered,
+        retries=retries,
+    )
 
 
 def score_of(target: CheckedEnvironment, task: Task, play: RunningEpisode) -> Score | None:

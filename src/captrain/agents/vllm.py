@@ -17,7 +17,7 @@ that nothing of the episode is lost.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -201,8 +201,8 @@ class VLLMPolicy(OpenAIPolicy):
     def _scores(self, question: ClosedQuestion) -> list[float]:
         chat = self.chat([])
         tokens = [chat.encode(answer)[0] for answer in question.answers]
-        extra: JsonObject = {"return_token_ids": True, "return_tokens_as_token_ids": True, "allowed_token_ids": tokens}
-        settings: JsonObject = {"temperature": 1.0, "max_tokens": 1, "seed": 0, "logprobs": len(tokens)}
+        extra = {"return_token_ids": True, "return_tokens_as_token_ids": True, "allowed_token_ids": tokens}
+        settings = {"temperature": 1.0, "max_tokens": 1, "seed": 0, "logprobs": len(tokens)}
         prompt = chat.prompt(question.messages)[1 - self.max_length :]
         with self.fleet.server() as server:
             completion = self._sent(server, self.name, prompt, {**settings, "extra_body": extra})
@@ -257,13 +257,13 @@ class VLLMPolicy(OpenAIPolicy):
 
     def _continuation(self, play: RunningEpisode, prompt: Sequence[int], tokens: int) -> TokenCompletion:
         """Ask the play's model for at most so many tokens."""
-        settings: JsonObject = {
+        settings = {
             "temperature": self.temperature,
             "max_tokens": tokens,
             "seed": int(digest(play.key, play.turns)[:8], 16) >> 1,
             "logprobs": 0,
         }
-        extra: JsonObject = {
+        extra = {
             "return_token_ids": True,
             "stop_token_ids": sorted(self.chat(play.tools).ends),
             **{name: value for name, value in self.options.items() if name in ("top_p", "top_k")},
@@ -271,7 +271,9 @@ class VLLMPolicy(OpenAIPolicy):
         model = self._names[play.adapter] if play.adapter else self.name
         return self._sent(self._episode_state.server, model, prompt, {**settings, "extra_body": extra})
 
-    def _sent(self, server: VllmServer, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
+    def _sent(
+        self, server: VllmServer, model: str, prompt: Sequence[int], settings: Mapping[str, object]
+    ) -> TokenCompletion:
         """Send one request, with retries.
 
         Raises:

@@ -67,8 +67,8 @@ class Verifiers(WorkerBenchmark):
     package = "verifiers"
     advice = "Run `captrain benchmark install verifiers`."
     absences = {
-        "reference": "verifiers has no reference solutions: whatever is held beside one needs a language model",
-        "judge": "rewards that a model judges, seats for several agents and tasks in containers are refused",
+        "reference": "verifiers has no reference solutions: steps that need them take a language model instead",
+        "judge": "rewards judged by a model, several agents and tasks in containers are refused",
     }
 
     def __init__(

@@ -1,13 +1,12 @@
 """Reliability of labels: agreement between labelling runs, and with the programmatic analyst.
 
-An analyst that samples may judge the same rollout otherwise in another run. Raters are the runs, units the (rollout,
-capability) pairs, categories the three verdicts. Fleiss' kappa and Krippendorff's alpha correct for agreement by
-chance; where only one verdict was ever given, chance agreement is total, and both are undefined (null), never 1. The
-share of pairs on which all runs agree is told beside them, because it is what a reader pictures and because kappa
-falls where one verdict is rare.
+An analyst that samples may label the same rollout differently in another run. Raters are the runs, units the (rollout,
+capability) pairs, categories the three verdicts. Fleiss' kappa and Krippendorff's alpha correct for chance agreement;
+if only one verdict occurs, both are undefined (null), never 1. The share of unanimous pairs is given too: it is easy to
+picture, and kappa falls where one verdict is rare.
 
-Where reference solutions exist, the programmatic analyst labels the same rollouts. Its causes are not an analyst's
-candidates: so each candidate is held against every cause, and the nearest is named.
+Where reference solutions exist, the programmatic analyst labels the same rollouts. Its causes are not the analyst's
+candidates, so each candidate is compared with every cause, and the nearest is named.
 """
 
 import math
@@ -26,19 +25,18 @@ from captrain.records import JsonObject, Rollout, RolloutLabels, Verdict
 VERDICTS: tuple[Verdict, ...] = ("NA", "PRESENT", "LACKING")
 
 Counts = NDArray[np.int64]
-"""Numbers of times that each unit was given each category: (units, categories)."""
+"""How often each unit was given each category: (units, categories)."""
 
 
 def measure_agreement(
     analyst: Analyst, labels: Sequence[RolloutLabels], rollouts: Sequence[Rollout], tools: list[JsonObject]
 ) -> JsonObject:
-    """Measure how far an analyst's labels can be relied on.
+    """Measure how reliable an analyst's labels are.
 
     Returns:
-        `deterministic` and `runs`. For an analyst that samples also `overall` and `capabilities`, by id: (rollout,
-        capability) `pairs` labelled in several runs, the share of them on which all runs agree, `unanimous`, Fleiss'
-        `kappa` and Krippendorff's `alpha`, null where undefined; and `programmatic`, see `against_programmatic`. A
-        deterministic analyst's runs are equal by construction: there is nothing to measure.
+        `deterministic` and `runs`. For an analyst that samples also `overall` and `capabilities` (by id): (rollout,
+        capability) `pairs` labelled in several runs, the share `unanimous`, Fleiss' `kappa` and Krippendorff's `alpha`,
+        null if undefined; and `programmatic`, see `against_programmatic`. Runs of a deterministic analyst are equal.
     """
     account: JsonObject = {"deterministic": analyst.deterministic, "runs": len({row.run for row in labels})}
     if analyst.deterministic:
@@ -67,8 +65,7 @@ def _between_runs(counts: Counts) -> JsonObject:
 
 
 def fleiss_kappa(counts: Counts) -> float:
-    """Fleiss' kappa over the units that all raters judged; NaN where they are none, where a single rater judged, or
-    where all gave one category.
+    """Fleiss' kappa over the units that all raters judged; NaN if there are none, one rater, or one category.
 
     Source: J. L. Fleiss, Measuring nominal scale agreement among many raters, 1971; as statsmodels computes it.
     """
@@ -82,8 +79,8 @@ def fleiss_kappa(counts: Counts) -> float:
 
 
 def krippendorff_alpha(counts: Counts) -> float:
-    """Krippendorff's alpha for nominal data, with units that not all raters judged; NaN where no unit was judged
-    twice, or where all judgements are of one category.
+    """Krippendorff's alpha for nominal data with missing judgements; NaN if no unit was judged twice, or all judgements
+    agree in one category.
 
     Source: K. Krippendorff, Computing Krippendorff's alpha-reliability, 2011, section C; as krippendorff computes it.
     """
@@ -98,13 +95,13 @@ def krippendorff_alpha(counts: Counts) -> float:
 def against_programmatic(
     labels: Sequence[RolloutLabels], rollouts: Sequence[Rollout], tools: list[JsonObject]
 ) -> JsonObject:
-    """Compare what the majority of an analyst's runs finds lacking with what the programmatic analyst does, on the
-    labelled rollouts with a reference.
+    """Compare what most of an analyst's runs find lacking with the programmatic analyst, on labelled rollouts with a
+    reference.
 
     Returns:
         The number of compared `rollouts`, and for each of the `candidates` Cohen's kappa with each of the `causes` that
         some rollout lacks, the `best` of them, its `kappa`, and its `counts` of rollouts that lack both, the candidate
-        alone, the cause alone, or neither. Undefined kappas are null, and so is a best where all are.
+        alone, the cause alone, or neither. Undefined kappas are null, and so is `best` if all are.
 
     Source: J. Cohen, A coefficient of agreement for nominal scales, 1960; as scikit-learn computes it.
     """
@@ -119,7 +116,7 @@ def against_programmatic(
     candidates: JsonObject = {}
     for slug in sorted({slug for row in labels for slug in row.labels}):
         flags = [slug in lacking[rollout.id] for rollout in compared]
-        # Where both said one and the same throughout, chance agreement is total.
+        # If both give one verdict throughout, kappa is undefined.
         kappas = {
             cause: float(cohen_kappa_score(flags, lacked))
             for cause, lacked in lacks.items()

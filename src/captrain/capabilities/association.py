@@ -1,10 +1,9 @@
-"""Features of rollouts that go with failing: counted as rollouts go by, and tested together.
+"""Features of rollouts that correlate with failure: counted rollout by rollout, and tested together.
 
-A feature holds in some of the rollouts that could show it, its base. Fisher's exact test holds its share among failed
-rollouts against that among passed ones, and Holm's correction is over all features of a table that could have been
-found: margins that allow no p of `LEVEL` over so many are known beforehand to tell nothing (Tarone). Features of the
-very same rollouts are one feature of several names. What is kept grows with the features, not with the rollouts, and
-`MOST` bounds it.
+The base of a feature are the rollouts that could show it. Fisher's exact test compares its share among failed rollouts
+with that among passed ones. Holm's correction is over all features of a table that could be significant: Tarone's bound
+leaves out those whose margins allow no p of `LEVEL`. Features of exactly the same rollouts are one feature with several
+names. Memory grows with the features, at most `MOST`, and not with the rollouts.
 """
 
 from bisect import bisect_right
@@ -17,14 +16,14 @@ from captrain.statistics import fisher, holm
 Key = tuple[str, ...]
 LEVEL = 0.05
 MOST = 5000
-"""Features that are counted; those that first hold after so many others are not."""
+"""Most features counted; later ones are ignored."""
 EVERY: Key = ("rollout",)
-"""The base that every rollout belongs to."""
+"""The base of all rollouts."""
 
 
 class Phrase(NamedTuple):
-    """Wording of a kind of feature: the words where it holds and where it does not, and a line for the prompt against
-    the one that goes with failing. The names of a feature fill them."""
+    """Words for a kind of feature: if it holds, if not, and a line for the prompt. The parts of a key fill in the
+    numbers."""
 
     holds: str
     fails: str = "no lack of: {0}"
@@ -82,31 +81,31 @@ PHRASES = {
     "order": Phrase("{0}", line="{1}"),
     "value": Phrase("{0}: {1}", "{0}: not {1}"),
 }
-"""By kind, the first key of a feature, in the order in which one names what several could."""
+"""By kind, the first part of a key. If several features have the same rollouts, the first kind here names them."""
 
 
 @dataclass
 class Traits:
-    """Features of one rollout to count: the bases it belongs to; the features that hold, each with its base and, of two
-    calls, how far apart they are."""
+    """Features of one rollout: its bases, and the features that hold, each with its base and the distance of its two
+    calls."""
 
     bases: set[Key] = field(default_factory=lambda: {EVERY})
     holding: dict[Key, tuple[Key, int]] = field(default_factory=dict[Key, tuple[Key, int]])
 
     def hold(self, key: Key, base: Key, distance: int = 0) -> None:
-        """Let a feature hold, which makes the rollout one of its base."""
+        """Add a feature that holds; the rollout then belongs to its base."""
         self.bases.add(base)
         self.holding[key] = (base, distance)
 
     def shows(self, association: "Association") -> bool:
-        """Tell whether the rollout is one of those that an association counts."""
+        """Tell whether an association counts the rollout."""
         return association.base in self.bases and (association.key in self.holding) == association.holds
 
 
 @dataclass
 class Cell:
-    """Counts of failed and passed rollouts; `mark` is the sum of their random numbers, so that equal ones are the
-    same rollouts; `distance` is summed over them."""
+    """Counts of failed and passed rollouts. mark: sum of their random numbers; equal sums mean the same rollouts.
+    distance: sum over them."""
 
     failed: int = 0
     passed: int = 0
@@ -114,7 +113,7 @@ class Cell:
     distance: int = 0
 
     def add(self, failed: bool, mark: int, distance: int = 0) -> None:
-        """Count a rollout in."""
+        """Count a rollout."""
         self.failed, self.passed = self.failed + failed, self.passed + (not failed)
         self.mark, self.distance = (self.mark + mark) % (1 << 64), self.distance + distance
 

@@ -1,9 +1,9 @@
-"""Labelling runs: every rollout labelled with every candidate, several times over.
+"""Labelling runs: every rollout labelled with every candidate, several times.
 
-Each run proposes on its own bootstrap resample of the tasks, so that a candidate which hangs on a few of them shows as
-unstable; or, as in the paper, on all rollouts in an order of its own: an analyst that samples differs from run to run
-by itself. What the runs propose is pooled by id before anything is labelled: a run labels the candidates that
-it proposed itself, as the pool defines them. Labels are cached by the stage; thresholds are applied later.
+Each run proposes candidates on its own bootstrap resample of the tasks, so that a candidate which depends on few tasks
+shows as unstable. Or, as in the paper, each run sees all rollouts in its own order: an analyst that samples differs
+from run to run anyway. Proposals are pooled by id before anything is labelled; a run labels its own candidates, as the
+pool defines them. The stage caches labels; thresholds are applied later.
 """
 
 from collections import Counter
@@ -34,30 +34,27 @@ def label_runs(
     """Propose and label in `runs` runs.
 
     Args:
-        analyst: who proposes and labels.
-        rollouts: diagnostic rollouts; those that infrastructure or the simulated user spoilt (`faults.fault_of`) say
-            nothing of the agent and are left out.
-        tools: the tool schemas of the environment.
-        runs: number of runs.
-        seed: of the resamples.
-        resample: whether each run has its own resample of the tasks, in which a task brings all of its rollouts; or all
-            rollouts once.
-        worlds: in which replays of references show what tools do, whatever they are called.
+        analyst: who proposes and labels. rollouts: diagnostic rollouts; those spoilt by infrastructure or the simulated
+        user are left out. tools: the tool schemas of the environment. runs: number of runs. seed: of the resamples.
+        resample: whether each run has its own resample of the tasks, with all rollouts of a drawn task; else all
+        rollouts
+            once.
+        worlds: replay references, which shows what tools do whatever their names.
 
     Returns:
         The candidates of all runs, by id, each with up to five failed rollouts that lack it, and with what tools do
-        (`kinds` in its details) where their names say something else; and one row for every run and rollout, with how
-        often the run's resample drew the rollout.
+        (`kinds` in its details) where their names mislead; and a row for every run and rollout, with how often the
+        run's resample drew the rollout.
 
     Raises:
         InfrastructureError: the worker of a world failed.
-        UserError: a rollout of another split than discovery, or no passed or no failed rollout to contrast.
+        UserError: a rollout is of another split than discovery, or none passed or none failed.
     """
     guard_split([rollout.task for rollout in rollouts], "diagnosis")
     scored = _scored(rollouts)
     toolbox = learn_toolbox(scored, tools, worlds)
     tools = [{**tool, "annotations": {"kind": toolbox.kind(tool["function"]["name"])}} for tool in tools]
-    # A run sees tasks, drawn with replacement or each once in an order of its own, with all of their rollouts.
+    # A run sees tasks, drawn with replacement or each once in its own order, with all of their rollouts.
     numbers: dict[str, int] = {}
     tasks = np.array([numbers.setdefault(rollout.task.id, len(numbers)) for rollout in scored], np.intp)
     groups: list[list[Rollout]] = [[] for _ in numbers]
@@ -114,7 +111,7 @@ def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 
 def pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
-    """The candidates of all runs by id, in the order of ids: text as first proposed, lists in details united."""
+    """The candidates of all runs by id, sorted: text of the first proposal, lists in details merged."""
     pool: dict[str, Capability] = {}
     for candidate in (candidate for proposal in proposals for candidate in proposal):
         earlier = pool.setdefault(candidate.id, candidate)
@@ -127,7 +124,7 @@ def pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
 
 
 def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]) -> list[Capability]:
-    """Each candidate with the failed rollouts that most runs found lacking, first ones first among equals."""
+    """Each candidate with the failed rollouts that most runs found lacking; ties in the order of the rollouts."""
     lacking: dict[str, Counter[str]] = {slug: Counter() for slug in pool}
     for row in rows:
         if row.outcome == "failed":

@@ -1,14 +1,13 @@
 """A language model as analyst, behind any OpenAI-compatible endpoint.
 
-It reads rollouts as anyone reads logs: messages and tool schemas, never a task's data or a reference solution. To
-discover, it reads a few failed and a few passed rollouts of each labelling run's sample, outcomes told, and says what
-makes the difference; the proposals of all runs are then merged by one question more, so that every run labels the same
-pool and runs can be compared. To label, it reads one rollout at a time, once in each run, and is *not* told the
-outcome: selection contrasts verdicts of failed with those of passed rollouts, and a verdict that follows the outcome
-would contrast with itself and make every candidate look like the cause.
+It sees messages and tool schemas, never a task's data or a reference solution. To discover, it reads a few failed and a
+few passed rollouts of each run's sample, with their outcomes, and proposes what makes the difference. One more question
+merges the proposals of all runs, so that every run labels the same pool and runs can be compared. To label, it reads
+one rollout at a time, once in each run, and is *not* told the outcome: a verdict that follows the outcome would make
+every candidate look like the cause.
 
-What comes back is held against what was asked (`Question.check`): an answer that leaves a capability out, invents one
-or points outside of the rollout is asked for again, so that no label is lost, doubled or made up on the way.
+Answers are checked against the question (`Question.check`). An answer that omits a capability, invents one or points
+outside the rollout is asked for again, so that no label is lost, doubled or made up.
 """
 
 import re
@@ -30,9 +29,9 @@ from captrain.run import Count, ModelAccess, row_names
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
 RESERVED = {"base", "idle", "trace", "target", *row_names()}
-"""Names of other arms of the evaluation; a capability's id names one, too."""
+"""Names of other arms of the evaluation: a capability's id names an arm, too."""
 LONGEST = 500
-"""Characters of a description: it is quoted in every labelling question."""
+"""Most characters of a description: every labelling question quotes it."""
 
 
 class Answer(BaseModel):
@@ -95,15 +94,15 @@ class OpenAIAnalyst:
     """Asks a model what the agent lacks, and for every verdict.
 
     Args:
-        access: where and how fast the model is asked; None allows only answers that are on disk.
-        name: of the model, as the endpoint knows it; in name@revision the revision is identity alone.
-        temperature: sampling temperature; at 0 the runs say little of how sure a label is.
-        max_tokens: tokens in one answer.
-        failed: failed rollouts that one discovery question shows.
-        passed: passed rollouts beside them.
-        proposals: capabilities that one discovery question may propose.
-        characters: of one rollout, beyond which long texts are shortened.
-        discovery_characters: the same in a discovery question, which shows many; null: as many.
+        access: where and how fast to ask the model; None allows only cached answers.
+        name: of the model at its endpoint; in name@revision the revision only identifies it.
+        temperature: sampling temperature; at 0 the runs say little about how certain a label is.
+        max_tokens: of one answer.
+        failed: failed rollouts in a discovery question.
+        passed: passed rollouts in a discovery question.
+        proposals: most capabilities in a discovery answer.
+        characters: of one rollout; longer texts are shortened.
+        discovery_characters: the same in a discovery question, which shows many rollouts; null: as many.
     """
 
     deterministic = False
@@ -127,18 +126,17 @@ class OpenAIAnalyst:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Numbers of answers used so far and of their tokens, found on disk or asked for: the same when a run is
-        replayed."""
+        """Numbers of answers and tokens used so far, cached or not: the same when a run is replayed."""
         tally = self._answers.usage
         return {name: getattr(tally, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
-        """The merged proposals of all samples, the same for each. `details`: the tools that their evidence is about."""
+        """The merged proposals of all samples, the same for each. `details`: the tools in their evidence."""
         offered = {tool["function"]["name"] for tool in tools}
         excerpts: list[list[Rollout]] = []
         questions: list[Question[Discovery]] = []
         for run, sample in enumerate(samples):
-            # The first distinct rollouts of each outcome: a sample is in the order drawn.
+            # The first distinct rollouts of each outcome, in the order drawn.
             distinct = {rollout.id: rollout for rollout in sample}.values()
             failed = [rollout for rollout in distinct if rollout.outcome == "failed"][: self.failed]
             excerpts.append(failed + [rollout for rollout in distinct if rollout.outcome == "passed"][: self.passed])
@@ -153,7 +151,7 @@ class OpenAIAnalyst:
         proposals: list[tuple[Proposal, set[str]]] = []
         for rollouts, answer in zip(excerpts, self._answers.ask(questions, "discovery"), strict=True):
             for proposal in answer.capabilities:
-                # The target's tools that the evidence calls or answers for.
+                # The target's tools that the evidence calls or that answer in it.
                 messages = [rollouts[place.rollout - 1].messages[place.message] for place in proposal.evidence]
                 names = {name for message in messages for name, _ in calls_of(message)}
                 names |= {message.get("name", "") for message in messages if message["role"] == "tool"}
@@ -216,7 +214,7 @@ def _read(rollout: Rollout, characters: int) -> str:
 
 
 def slug_of(name: str) -> str:
-    """The id of a capability of this name; "" where none can be made of it."""
+    """The id of a capability with this name; "" if the name allows none."""
     slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     return slug if SLUG.fullmatch(slug) and slug not in RESERVED else ""
 
@@ -235,12 +233,12 @@ def _prompt(name: str, tools: Sequence[JsonObject] = (), **values: object) -> st
     return Template(text).substitute(values, tools=fenced("tools", schemas))
 
 
-# What is wrong is told to the model among its instructions: nothing of what it answered may be quoted there, because a
-# rollout may have talked it into that.
+# The model reads these refusals among its instructions. They must not quote its answer: a rollout may have put words
+# into it.
 
 
 def _wrong_proposals(lengths: Sequence[int], most: int, answer: Discovery) -> str | None:
-    """Return what is wrong with proposals from rollouts of these lengths, None if nothing is."""
+    """What is wrong with proposals from rollouts of these lengths; None if nothing."""
     if len(answer.capabilities) > most:
         return f"{len(answer.capabilities)} capabilities are proposed, at most {most} were asked for"
     for number, proposal in enumerate(answer.capabilities, start=1):
@@ -257,8 +255,7 @@ def _wrong_proposals(lengths: Sequence[int], most: int, answer: Discovery) -> st
 
 
 def _wrong_groups(count: int, answer: Merging) -> str | None:
-    """Return what keeps groups from being a partition of the proposals 1 to `count` into distinct capabilities, None
-    if nothing does."""
+    """Why groups are not a partition of the proposals 1 to `count` into distinct capabilities; None if they are."""
     members = Counter(number for group in answer.groups for number in group.members)
     if unknown := sorted({*members} - {*range(1, count + 1)}):
         return f"there is no proposal {unknown[0]}"
@@ -278,7 +275,7 @@ def _wrong_groups(count: int, answer: Merging) -> str | None:
 
 
 def _wrong_labels(slugs: Sequence[str], messages: int, answer: Labelling) -> str | None:
-    """Return what is wrong with labels of a rollout of so many messages, None if nothing is."""
+    """What is wrong with labels of a rollout of so many messages; None if nothing."""
     counts = Counter(label.capability for label in answer.labels)
     if not {*counts} <= {*slugs}:
         return f"a label is of a capability that was not asked for; asked for are {', '.join(slugs)}"

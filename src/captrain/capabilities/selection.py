@@ -1,10 +1,10 @@
-"""The contrast between failed and passed rollouts, from cached labels alone, and the selection made of it.
+"""The comparison of failed with passed rollouts from cached labels, and the selection made from it.
 
 Source: TRACE, capability selection. Per run, ER-(c) = LACKING / (LACKING + PRESENT) among failed rollouts, ER+(c) the
-same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed. We add: a rate without a
-denominator is undefined, never 0; and a bootstrap interval of the gap over tasks, because a gap of few rollouts may be
-luck, and rollouts of one task are nearly the same one. What follows from these numbers is decided by
-`captrain.capabilities.rule`. Pure arithmetic on labels: thresholds replay in seconds.
+same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed. We add two things. A rate without
+a denominator is undefined, never 0. A bootstrap over tasks gives the interval of the gap, because a gap of few rollouts
+may be chance, and trials of one task are much alike. `captrain.capabilities.rule` decides on these numbers. All of it
+is arithmetic on labels: thresholds can be replayed in seconds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -34,14 +34,14 @@ Counts = NDArray[np.unsignedinteger]
 Codes = NDArray[np.uint8]
 Places = NDArray[np.intp]
 PRESENT, LACKING = 1, 2
-"""Codes of verdicts; 0 is NA, and what was not labelled."""
+"""Codes of verdicts; 0 is NA or not labelled."""
 CHUNK = 1 << 19
-"""Weights of resamples that are in memory at once."""
+"""Most weights of resamples in memory at once."""
 
 
 @dataclass(frozen=True)
 class SelectionResult:
-    """Selected capabilities (in rank order, best first) and the account of the selection, JSON through and through."""
+    """Selected capabilities, best first, and the account of the selection."""
 
     report: SelectionAccount
     capabilities: list[Capability]
@@ -49,12 +49,15 @@ class SelectionResult:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Labels as arrays: `codes` (candidates, label sets, rollouts) of verdicts, `counts` (runs, rollouts) how often the
-    resample drew the rollout, `is_candidate` (candidates, runs) whether the run proposed the candidate, `failed`
-    (rollouts,), `tasks` (rollouts,) the number of each rollout's task, from 0 without a hole. There are as many label
-    sets as runs, or one where the labels of a rollout are the same in all. `could` (candidates, rollouts): whether the
-    rollout could have been told to lack the candidate, and counts in its coverage; None: all do. `proven` (candidates,
-    rollouts): whether the rollout, failed, does not pass without its repair; None: not looked for."""
+    """Labels as arrays.
+
+    codes: verdicts (candidates, label sets, rollouts); one label set for each run, or a single one if all runs agree.
+    counts: how often a run's resample drew a rollout (runs, rollouts). is_candidate: whether a run proposed a candidate
+    (candidates, runs). failed: (rollouts,). tasks: number of each rollout's task, from 0 without gaps (rollouts,).
+    could: whether a rollout could lack a candidate, so that it counts in the coverage (candidates, rollouts); None: all
+    could. proven: whether a failed rollout passes only with the repair of a candidate (candidates, rollouts); None: not
+    tested.
+    """
 
     codes: Codes
     counts: Counts
@@ -65,20 +68,23 @@ class Verdicts:
     proven: Flags | None = None
 
     def runs_saying(self, row: int, code: int) -> Floats:
-        """In how many runs of a candidate's own each rollout has this verdict, (rollouts,)."""
+        """The number of a candidate's runs in which each rollout has this verdict, (rollouts,)."""
         runs_of_set = self.is_candidate[row].reshape(self.codes.shape[1], -1).sum(axis=1)
         return runs_of_set.astype(float) @ (self.codes[row] == code).astype(float)
 
     def count(self, row: int, code: int, failed: bool) -> int:
-        """Count the failed or the passed rollouts with this verdict of a candidate in the last label set."""
+        """Count failed or passed rollouts with this verdict in the last label set."""
         return int(np.count_nonzero((self.codes[row, -1] == code) & (self.failed == failed)))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One candidate: what the rule needs of it; the upper bound of its gap and its error rates; the lower bound as it
-    is, NaN where the gap is undefined in most resamples, and in how many it is; what its runs fall short in; and the
-    share of proven failures with its interval, None where proofs were not looked for."""
+    """Estimates for one candidate.
+
+    contrast: input of the rule. gap_high, er_failed, er_passed: upper bound of the gap, and error rates. low: lower
+    bound, unrounded, NaN if the gap is undefined in most resamples. undefined: number of these. shortfalls: what its
+    runs fall short of. proven: share of proven failures with its interval; None if not tested.
+    """
 
     contrast: Contrast
     gap_high: float | None
@@ -98,16 +104,16 @@ def select(
     seed: int,
     needs: Mapping[str, Collection[str]] | None = None,
 ) -> SelectionResult:
-    """Select at most `count` of the candidates by the rule of `captrain.capabilities.rule`; the report lists all of
-    them in rank order.
+    """Select at most `count` candidates by the rule in `captrain.capabilities.rule`; the report lists all, in rank
+    order.
 
     Args:
         labels: of all runs.
-        candidates: that they are of.
+        candidates: that the labels are about.
         selection: thresholds.
-        count: selected at most.
+        count: most capabilities selected.
         seed: of the resamples.
-        needs: the causes whose repair a failed rollout needs, proven by replay, by its id; None: not looked for.
+        needs: by rollout id, the causes whose repair it needs, proven by replay; None: not tested.
 
     Raises:
         UserError: there are no labels.
@@ -120,7 +126,7 @@ def select(
 def select_by_verdicts(
     verdicts: Verdicts, candidates: Sequence[Capability], selection: spec.SelectionSettings, count: int, seed: int
 ) -> SelectionResult:
-    """See `select`; the rows of `verdicts` are the candidates, in their order."""
+    """As `select`; the rows of `verdicts` are the candidates, in order."""
     gaps, shares = _resampled(verdicts, selection.resamples, seed)
     limits = Limits(
         delta=selection.delta,
@@ -182,11 +188,10 @@ def code_of(label: Label) -> int:
 
 
 def _rates(verdicts: Verdicts, row: int, lacking: Floats, present: Floats, weights: Floats, runs: int = 1) -> Floats:
-    """Error rates of failed and of passed rollouts, gap and coverage of a candidate, NaN where undefined: (4,
-    weightings).
+    """Error rates of failed and passed rollouts, gap and coverage of a candidate, NaN where undefined: (4, weightings).
 
-    Labels are (rollouts,), out of so many runs; weights are (weightings, rollouts). All sums are of whole numbers, and
-    exact in whatever order they are taken.
+    Labels are (rollouts,), summed over `runs`; weights are (weightings, rollouts). All sums are of whole numbers, so
+    they are exact in any order.
     """
     failed = verdicts.failed
     lacks, shows = weights @ (lacking * failed), weights @ (present * failed)
@@ -198,11 +203,11 @@ def _rates(verdicts: Verdicts, row: int, lacking: Floats, present: Floats, weigh
 
 
 def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, Floats]:
-    """The pooled gap of each candidate in each resample of the tasks, and its share of proven failures, both
-    (candidates, resamples): a task that is drawn brings all of its rollouts.
+    """The pooled gap and the share of proven failures of each candidate in each resample of the tasks: (candidates,
+    resamples).
 
-    The same resamples serve every candidate, so that a candidate's interval does not depend on what stands beside it.
-    They are drawn a few at a time: all weights of many rollouts at once would fill the memory.
+    A drawn task brings all of its rollouts. All candidates share the resamples, so that an interval does not depend on
+    the other candidates. The weights are drawn in parts, because all of them would fill the memory.
     """
     rollouts, tasks, generator = len(verdicts.failed), int(verdicts.tasks.max()) + 1, np.random.default_rng(seed)
     chances = np.full(tasks, 1 / tasks)
@@ -224,14 +229,14 @@ def _share(part: Floats, whole: Floats) -> Floats:
 
 
 def _estimate(verdicts: Verdicts, row: int, slug: str, gaps: Floats, shares: Floats, limits: Limits) -> Estimate:
-    """Estimate one candidate in each run and over all rollouts, from its gaps and proven shares in the resamples."""
+    """Estimate one candidate in each run and over all rollouts."""
     is_candidate, sets = verdicts.is_candidate[row], verdicts.codes.shape[1]
     rates = np.empty((4, len(is_candidate)))
     for run, has_say in enumerate(is_candidate):
         codes = verdicts.codes[row, run % sets]
         weights = (verdicts.counts[run] * has_say).astype(float)[None]
         rates[:, run] = _rates(verdicts, row, (codes == LACKING) * 1.0, (codes == PRESENT) * 1.0, weights)[:, 0]
-    # Where runs disagree on a rollout it counts in parts, one rollout in all.
+    # If runs disagree on a rollout, its weight is divided among the verdicts.
     lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
     weights, runs = np.ones((1, len(verdicts.failed))), max(1, int(is_candidate.sum()))
     er_failed, er_passed, gap, coverage = map(
@@ -253,7 +258,7 @@ def _estimate(verdicts: Verdicts, row: int, slug: str, gaps: Floats, shares: Flo
         least, most = np.nanpercentile(shares, ends)
         proven = round(float(share), 6), round(float(least), 6), round(float(most), 6)
         contrast["proven"], contrast["proven_low"], contrast["proven_high"] = proven
-    # In how many runs each condition failed; conditions overlap.
+    # The number of runs that failed each condition; conditions overlap.
     few, rare = limits["delta"], limits["coverage"]
     cases = {
         "not proposed": ~is_candidate,
@@ -270,7 +275,7 @@ def _estimate(verdicts: Verdicts, row: int, slug: str, gaps: Floats, shares: Flo
 def _account(
     candidate: Capability, estimate: Estimate, decision: Decision, limits: Limits, resamples: int
 ) -> CandidateAccount:
-    """Account for the decision on a candidate, with the reason: why it is selected, or all that it falls short in."""
+    """The decision on a candidate with its reason: why it is selected, or all that it falls short of."""
     contrast = estimate.contrast
     retained = f"retained in {decision.retained} of {len(contrast['per_run'])} runs"
     rank = f"it ranks {decision.rank} and {limits['count']} are kept"
@@ -315,13 +320,12 @@ def _account(
 
 
 def number_or_none(value: float) -> float | None:
-    """Round a figure; None where it is undefined (NaN)."""
+    """Round a number; None for NaN."""
     return None if np.isnan(value) else round(float(value), 6)
 
 
 def selection_table(report: SelectionAccount) -> Table:
-    """The account as a table, undefined numbers as a dash; below it, why what was not selected was not. Nothing of it
-    is cut in a terminal of 80 columns."""
+    """The account as a table, with the reasons why candidates were not selected. It fits a terminal of 80 columns."""
     counts, reasons = report["rollouts"], list[str]()
     title = f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, caption_justify="left")

@@ -132,7 +132,8 @@ def messages_of(trajectory: Atif) -> list[Message]:
                 spoken.setdefault("tool_calls", []).append({"type": "function", "function": function})
                 tool_of_call[call.tool_call_id] = call.function_name
                 unanswered.append(call.function_name)
-        for result in step.observation.results if step.observation else ():
+        results = step.observation.results if step.observation else []
+        for result in results:
             # Without an id it answers the oldest call of its step; a result of no call becomes a user message.
             name = result.source_call_id
             tool = next(iter(unanswered), None) if name is None else tool_of_call.pop(name, None)

@@ -107,6 +107,14 @@ def _synthesis(spec: Spec) -> Iterator[Refusal]:
         )
 
 
+def _can_synthesize(spec: Spec) -> bool:
+    """Return whether `_synthesis` refuses nothing."""
+    try:
+        return not [*_synthesis(spec)]
+    except UserError:
+        return False
+
+
 def _demonstrations(spec: Spec) -> Iterator[Refusal]:
     """Refuse demonstrations that share no tool with the benchmark: the trained base would pass nothing."""
     base = spec.base
@@ -275,7 +283,7 @@ def warnings(estimate: RunEstimate, money: float | None) -> list[str]:
             for name, times in task_uses(estimate).items()
         },
         "environments are derived for single capabilities: there will be none for pairs (pairs.count)": (
-            spec.pairs.count > 0 and derives and not [*_synthesis(spec)]
+            spec.pairs.count > 0 and derives and _can_synthesize(spec)
         ),
         **dict.fromkeys(lacking.values(), True),
         f"without references the programmatic analyst finds {' and '.join(UNAIDED)}, and what nearly all passed "

@@ -1,7 +1,7 @@
 """Routing by classification: the base model chooses among the routes of the nearest examples (paper section 3.4).
 
-The routes are put to it as letters, and what it would write next is read off its log-probabilities, through whatever
-policy serves it (`captrain.agents.Scorer`), so that an opening costs one forward pass and no sampling.
+The prompt offers the routes as letters. Their next-token probabilities come from whatever policy serves the base
+(`captrain.agents.Scorer`), so an opening costs one forward pass and no sampling.
 """
 
 import math
@@ -18,17 +18,17 @@ Prompt = Literal["openings", "trajectories"]
 
 
 class ClassifierRouter(ShareRouter):
-    """Router that asks the base model. The routes of the nearest examples are offered to it as letters; a route's share
-    is the next-token probability of its letter among those offered.
+    """Router that asks the base model: a route's share is the next-token probability of its letter among the offered
+    letters.
 
     Args:
         model: the base.
-        neighbours: examples in the prompt, and the routes offered are theirs, the base always among them.
-        prompt: what of an example is shown: its opening; or, as in the paper, also how it was solved, and what the
-            capabilities are.
-        characters: of one trajectory, at most.
+        neighbours: examples in the prompt; their routes and the base are offered.
+        prompt: what of an example is shown: its opening or, as in the paper, also its solution and the descriptions of
+            the capabilities.
+        characters: most characters of one trajectory.
         p: share that a composition of adapters must reach; null: the single best route.
-        gate: whether adapters that have gained nothing are left out.
+        gate: leave out adapters that have gained nothing.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class ClassifierRouter(ShareRouter):
         self.prompt, self.characters = prompt, characters
 
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
-        """Compute for each opening the probability of each route that is offered; the base's alone where the model
-        would answer with none of the letters."""
+        """The probability of each offered route for each opening; only the base's if the model would answer with no
+        letter."""
         offers: list[list[str]] = []
         questions: list[ClosedQuestion] = []
         for text in openings:
@@ -65,10 +65,10 @@ class ClassifierRouter(ShareRouter):
         return rows
 
     def _question(self, nearest: Sequence[Example], letters: dict[str, str], text: str) -> str:
-        """Word the question: the routes as letters, the nearest examples solved, and the new task.
+        """Word the question: the routes as letters, the nearest examples with solutions, and the new task.
 
-        The nearest example stands last, beside the task. With trajectories the choices stand after the examples: where
-        the model has no room for all, the farthest examples are cut off.
+        The nearest example comes last, next to the task. With trajectories the choices follow the examples: if the
+        prompt is too long, the farthest examples are cut off.
         """
         names = {route: "none" if route == BASE else route.replace("_", " ") for route in letters}
         if self.prompt == "openings":

@@ -23,10 +23,10 @@ def route_of(capabilities: frozenset[str]) -> str:
 
 
 def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
-    """Choose the route of an opening by the share of each route: the largest or, with `p`, the composition that reaches
-    it.
+    """Choose the route of an opening from the share of each route: the largest or, with `p`, the composition that
+    reaches it.
 
-    The base's own share has no part in a composition: the others' are what they are among themselves, in tenths.
+    The base's share is left out of a composition; the other shares are renormalised, in tenths.
     """
     ranking = sorted(shares, key=lambda route: -round(shares[route], 9))
     if p is None or ranking[0] == BASE:
@@ -40,6 +40,6 @@ def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
 
 
 def composition_weights(routes: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Route -> weight of each capability, in the order of their names, for every route that is not the base or one
-    adapter as it is: of several, or of one at another weight."""
+    """Route -> weight of each capability, for every route that is a composition or an adapter at another weight than
+    1."""
     return {route: parse_composition(route) for route in sorted(set(routes)) if members(route) - {route}}

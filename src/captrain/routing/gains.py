@@ -1,13 +1,12 @@
-"""Gain of each adapter in its own environment, held out from its past and without a further rollout.
+"""Gain of each adapter in its own environment, on tasks that it had not seen, without further rollouts.
 
-The base's pass rate there is known from its calibration rollouts. GRPO plays every training task once, and a rollout
-is played before it is learnt from: so the pass rate over the last steps is that of an adapter on tasks that it has not
-seen. Calibration has spent other tasks of the same environment. An adapter whose gain is not above zero makes nothing
-better even at home, and is no route.
+The base's pass rate comes from its calibration rollouts, which used other tasks. GRPO plays every training task once,
+before it learns from it: so the pass rate over the last steps is that of an adapter on unseen tasks. An adapter whose
+gain is not above zero helps not even at home, so no task is routed to it.
 
-Both rates are read at the temperature of training. Where a share of the rollouts reads hints, they lift the last rate.
-Intervals are Newcombe's for two independent proportions, method 10 (Statistics in Medicine 17, 1998); rollouts of one
-group share their task, so that the intervals are too narrow by as much as tasks differ.
+Both rates are at the temperature of training. If some rollouts read hints, they raise the last rate. Intervals are
+Newcombe's for two independent proportions, method 10 (Statistics in Medicine 17, 1998). Rollouts of one group share
+their task, so the intervals are somewhat too narrow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import pandas as pd
 from captrain.records import Rollout
 
 LAST = 0.25
-"""Share of the training steps that an adapter is judged by."""
+"""Share of the training steps, the last ones, by which an adapter is judged."""
 CONFIDENCE = 0.95
 COLUMNS = ["capability", "base", "base_rollouts", "last", "last_rollouts", "gain", "low", "high"]
 
@@ -35,7 +34,7 @@ def adapter_gains(
 
     Returns:
         Columns capability, base and last (pass rates), base_rollouts and last_rollouts, gain, low, high; one row an
-        adapter in the given order. What is not known is NaN: an adapter of no environment has no base rate.
+        adapter in the given order. Unknown values are NaN: an adapter without environment has no base rate.
     """
     from statsmodels.stats.proportion import confint_proportions_2indep
 
@@ -60,6 +59,6 @@ def adapter_gains(
 
 
 def routable(gains: pd.DataFrame, gate: bool) -> list[str]:
-    """List the adapters that may be routed to: with a gate, not those that are known to have gained nothing."""
+    """The adapters that tasks may be routed to: with a gate, without those known to have gained nothing."""
     closed = gains["gain"].to_numpy(dtype=float) <= 0 if gate else np.zeros(len(gains), dtype=bool)
     return [str(name) for name in gains["capability"].to_numpy()[~closed]]

@@ -1,13 +1,13 @@
-"""A trained gate: mixture weights over the adapters and the base for each task, from what its opening says.
+"""A trained gate: weights over the adapters and the base for each task, from its opening.
 
-A multinomial logistic regression of the route on an embedding of the opening. It learns from openings of the
-environments (training split) and of discovery tasks that the base passed, as every router does: no task of the test
-split, and no outcome of an adapter. The probability of a route is the weight of its adapter; the base's own is a weight
-on no change. So a task that needs no adapter gets none, and one that is like two environments gets half of each. An
-opening of a pair counts half for each of its two.
+It is a multinomial logistic regression of the route on an embedding of the opening. Like every router, it learns from
+openings of the environments (training split) and of discovery tasks that the base passed; it sees no test task and no
+outcome of an adapter. The probability of a route is the weight of its adapter; the base's share changes nothing. So a
+task that needs no adapter gets none, and a task between two environments gets half of each. The opening of a pair
+counts half for each capability.
 
-The embedding is of words, as the other routers have it, or of the base's hidden states: the mean over the opening's
-tokens after the last layer, which asks for a base in this process and costs one forward pass a task.
+The embedding is of words, as in the other routers, or of the base's hidden states: their mean over the opening's tokens
+after the last layer. That needs a base in this process and one forward pass a task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ from captrain.routing.router import AskedModel, Example
 from captrain.routing.sets import words
 
 DIGITS = 6
-"""Decimals of states and weights: what the last bits of a solver are must decide no route."""
+"""Decimals of states and weights: rounding errors of a solver must not decide a route."""
 
 
 class GateRouter:
-    """Adapters at the weights that a trained gate gives them, in tenths.
+    """Adapters, weighted by a trained gate in tenths.
 
     Args:
-        model: the base, of which `states` are read.
+        model: the base, whose `states` are read.
         embedding: what the gate reads of an opening.
-        floor: adapters of a lower weight are left out, and their share goes to the others.
-        gate: whether adapters that have gained nothing are left out.
+        floor: lighter adapters are dropped, and the others share their weight.
+        gate: leave out adapters that have gained nothing.
     """
 
     def __init__(
@@ -52,13 +52,12 @@ class GateRouter:
         return [self.composed(weights) for weights in self.weights(examples, openings)]
 
     def weights(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
-        """Compute for each opening the weight of each adapter and of the base; they sum to 1, as nearly as rounding
-        lets them."""
+        """The weight of each adapter and of the base for each opening; they sum to 1, up to rounding."""
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import StandardScaler
 
-        # An example of several adapters is one of each, with its weight shared out.
+        # An example of several adapters counts as one of each, with its weight divided.
         shares = [
             (row, name, 1 / max(1, len(members(example.route))))
             for row, example in enumerate(examples)
@@ -84,8 +83,7 @@ class GateRouter:
         return [dict(zip(columns, [round(float(chance), DIGITS) for chance in row], strict=True)) for row in chances]
 
     def composed(self, weights: Mapping[str, float]) -> str:
-        """Compose the route of a mixture: weights that are too light are left out, the rest in tenths, and the base's
-        dropped."""
+        """The route of a mixture: light weights and the base's are dropped, the rest is in tenths."""
         heavy = {name: weight for name, weight in weights.items() if weight >= self.floor}
         tenths = normalised_weights(heavy or {max(weights, key=lambda name: weights[name]): 1.0})
         adapters = {name: weight for name, weight in tenths.items() if name != BASE}
@@ -94,11 +92,14 @@ class GateRouter:
 
 def mean_states(model: Path, texts: Sequence[str]) -> NDArray[np.float64]:
     """Average the base's hidden states after its last layer over the tokens of each text, read as a user's first
-    message: (texts, hidden), float64.
+    message.
 
     Args:
         model: folder of the base model.
         texts: openings.
+
+    Returns:
+        (texts, hidden), float64.
     """
     import torch
 

@@ -1,9 +1,8 @@
 """Routing by nearest examples: they vote for their routes, or offer them to the classifier (paper section 3.4).
 
-Such a router finds a share of each route for each opening. With `p` unset the largest share is the route. Otherwise the
-route is the smallest set of capabilities whose shares reach `p`, the adapters weighted by them; where the base has the
-largest share no adapter acts. Examples of pairs are left out: here a route of several capabilities comes from shares
-alone.
+Such a router computes a share of each route for each opening. Without `p` the route is the largest share. With `p` it
+is the smallest set of capabilities whose shares reach `p`, the adapters weighted by them; no adapter acts if the base
+has the largest share. Examples of pairs are left out: here only shares make routes of several capabilities.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ Mass = Annotated[float, Field(gt=0, le=1)]
 
 
 class Neighbours:
-    """The nearest examples by TF-IDF over words and word pairs; numbers are left out: they name, they do not ask."""
+    """The nearest examples by TF-IDF over words and word pairs. Numbers are ignored: they name records, not skills."""
 
     def __init__(self, examples: Sequence[Example], count: int) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -39,7 +38,7 @@ class Neighbours:
 
 
 class ShareRouter(ABC):
-    """A router whose routes follow from shares, by the `neighbours` nearest examples of one capability or none."""
+    """A router that computes shares from the `neighbours` nearest examples of one capability or none."""
 
     neighbours: int
     p: float | None
@@ -50,7 +49,7 @@ class ShareRouter(ABC):
         return [route_of_shares(shares, self.p) for shares in self.shares(examples, openings)]
 
     def shares(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
-        """Compute for each opening the share of each route, not normalised; the base's alone where nothing is known."""
+        """The share of each route for each opening, not normalised; only the base's if nothing is known."""
         single = [example for example in examples if len(members(example.route)) < 2]
         if not single:
             return [{BASE: 1.0}] * len(openings)
@@ -58,17 +57,17 @@ class ShareRouter(ABC):
 
     @abstractmethod
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
-        """See `shares`; `index` finds the examples nearest to an opening."""
+        """As `shares`; `index` finds the examples nearest to an opening."""
 
 
 class RetrievalRouter(ShareRouter):
-    """Router by similarity: a route's share is the summed similarity of its examples among the nearest; the base where
-    nothing is similar.
+    """Router by similarity: a route's share is the summed similarity of its nearest examples; the base if nothing is
+    similar.
 
     Args:
-        neighbours: how many examples vote.
+        neighbours: number of examples that vote.
         p: share that a composition of adapters must reach; null: the single best route.
-        gate: whether adapters that have gained nothing are left out.
+        gate: leave out adapters that have gained nothing.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class RetrievalRouter(ShareRouter):
         self.neighbours, self.p, self.gate = neighbours, p, gate
 
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
-        """Sum up for each opening the similarities that speak for each route."""
+        """Sum the similarities for each route and opening."""
         rows = []
         for text in openings:
             votes: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """Routers: retrieval, a classifier over label tokens, sets of capabilities, a trained gate.
 
-A router sees the opening of a test task and examples of known route: openings of each capability's environment and of
-each pair's (training split), and openings of the discovery tasks that the base passed, whose route is the base. It
-never sees a test outcome, and opening a task costs no rollout. Paper section 3.4.
+A router sees the opening of a test task and examples with known routes: openings of each capability's and each pair's
+environment (training split), and openings of discovery tasks that the base passed, whose route is the base. It never
+sees a test outcome, and opening a task costs no rollout. Paper section 3.4.
 
 A route is the name of an arm: "base", a capability, or a composition (see `captrain.routing.compositions`).
 """
@@ -22,7 +22,7 @@ from captrain.routing.compositions import BASE
 from captrain.run import Component, Machine, Spec, fulfils
 
 OPENINGS = 100
-"""Openings of each environment that a router knows."""
+"""Openings of each environment that a router sees."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class AskedModel:
     """The base model, for routers that ask it or read its states.
 
     Args:
-        folder: that the base stage has left.
-        policy: through which it acts, and is asked.
-        machine: where.
+        folder: of the base.
+        policy: that runs it.
+        machine: where it runs.
     """
 
     folder: Path
@@ -46,17 +46,17 @@ class AskedModel:
 
     @cached_property
     def acting(self) -> Policy:
-        """The policy, which is built only now."""
+        """The policy, built on first use."""
         return load_policy(self.policy, self.folder, self.machine)
 
     @property
     def answers(self) -> bool:
-        """True if the policy can be asked for log-probabilities of label tokens."""
+        """Whether the policy returns log-probabilities of label tokens."""
         return fulfils(self.acting, Scorer)
 
     @property
     def scorer(self) -> Scorer:
-        """The policy as one that is asked.
+        """The policy, for questions.
 
         Raises:
             UserError: it has no model to ask, or cannot be built.
@@ -71,8 +71,7 @@ class AskedModel:
 
 @dataclass(frozen=True)
 class Example:
-    """An opening whose route is known; for prompts that show them also what the route is for, and how such a task was
-    solved."""
+    """An opening with its route; some prompts also show the route's description and a solution of the task."""
 
     text: str
     route: str
@@ -81,18 +80,18 @@ class Example:
 
 
 class Router(Protocol):
-    """Chooser of a route for each opening."""
+    """Chooses a route for each opening."""
 
     gate: bool
-    """True if adapters that have gained nothing are left out before this router sees any example."""
+    """Whether adapters that have gained nothing are left out before the router sees any example."""
 
     def route(self, examples: Sequence[Example], openings: Sequence[str]) -> list[str]:
-        """Choose an arm for each opening: made of capabilities among the examples' routes, or "base"."""
+        """Choose a route for each opening: "base", or made of capabilities in the examples' routes."""
         ...
 
 
 def opening(messages: Sequence[Message]) -> str:
-    """Join what the user says before the agent's first turn; an assistant's greeting before that is no turn."""
+    """What the user says before the agent's first turn; an assistant's greeting is not a turn."""
     texts = []
     for message in messages:
         if message["role"] == "assistant" and texts:
@@ -111,11 +110,10 @@ def examples(
     """Collect examples of every route: `count` openings of each environment, and those of passed base rollouts.
 
     Args:
-        targets: capability, or pair "a+b", -> its environment.
-        count: openings per environment; opening a task costs no rollout.
-        rollouts: of the base on the discovery split, of which the passed ones are used.
-        descriptions: of capabilities. With them an example tells, too, how its task is solved: by the environment's
-            own solution, or as the base did; playing a solution costs no rollout. None: openings alone.
+        targets: capability, or pair "a+b", -> its environment. count: openings per environment; opening a task costs no
+        rollout. rollouts: of the base on the discovery split; the passed ones are used. descriptions: of capabilities.
+        With them, an example also shows a solution: the environment's own, or the base's.
+            Playing a solution costs no rollout. None: openings alone.
     """
     synthesized = [
         Example(text, route)
@@ -139,7 +137,7 @@ def examples(
 
 
 def trajectory(messages: Sequence[Message]) -> str:
-    """Tell a dialogue from the agent's first turn on in lines of text: what it called, what it said, what came back."""
+    """A dialogue from the agent's first turn on, as lines of text: calls, replies and results."""
     lines: list[str] = []
     for message in messages:
         text, calls = " ".join(message["content"].split()), calls_of(message)

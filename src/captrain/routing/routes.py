@@ -1,9 +1,8 @@
 """The table of routes: every test task, and the arm that each router chooses for it.
 
-The configured router's choice is `chosen`; what other routers and routers that know nothing would have chosen stands
-beside it, so that the evaluation compares them on the same outcomes. An adapter of no environment is the only one
-there is, acts on every task, and leaves a router nothing to choose.
-Conversations of users are routed as test tasks are.
+`chosen` is the configured router's choice. Beside it are the choices of the other routers and of routers that know
+nothing, so that the evaluation compares all on the same outcomes. An adapter without environment is the only adapter:
+it acts on every task. Conversations of users are routed like test tasks.
 """
 
 import random
@@ -40,19 +39,19 @@ from captrain.routing.sets import SetRouter
 from captrain.run import Component, Machine, Spec, build
 
 NEIGHBOURS = 5
-"""Neighbours of routers that run for comparison, where the configured one has no such setting."""
+"""Neighbours of the routers for comparison, if the configured router has no such setting."""
 TOP_P, WIDE = 0.9, 20
-"""Share that compositions reach which are there for comparison, where the configured router composes none, and the
-least number of neighbours that they go by: the nearest few are of one capability as a rule."""
+"""Share that compositions for comparison must reach, if the configured router makes none, and their least number of
+neighbours: the nearest few are usually of one capability."""
 
 
 @dataclass(frozen=True)
 class RoutingEvidence:
-    """Evidence of the run so far that routers may use.
+    """What routers may know of the run so far.
 
     Args:
-        targets: capability -> its environment, in the order of their ranks; those alone that have an adapter.
-        pairs: "a+b" -> the environment that demands both.
+        targets: capability -> its environment, in rank order; only those with an adapter.
+        pairs: "a+b" -> the environment that needs both.
         calibration: capability -> rollouts of the base in its environment.
         rollouts: of the base, on the discovery split.
         descriptions: capability -> what it is.
@@ -65,7 +64,7 @@ class RoutingEvidence:
     descriptions: Mapping[str, str] = field(default_factory=dict)
 
     def limited_to(self, names: Sequence[str]) -> "RoutingEvidence":
-        """Narrow the evidence to these capabilities."""
+        """The evidence for these capabilities only."""
         return replace(
             self,
             targets={name: target for name, target in self.targets.items() if name in names},
@@ -74,7 +73,7 @@ class RoutingEvidence:
         )
 
     def examples(self, router: Router) -> list[Example]:
-        """List the examples that a router learns from, with descriptions and solutions where it shows them."""
+        """The examples that a router learns from, with descriptions and solutions if it shows them."""
         is_detailed = isinstance(router, ClassifierRouter) and router.prompt == "trajectories"
         environments = {**self.targets, **self.pairs}
         return examples(environments, OPENINGS, self.rollouts, self.descriptions if is_detailed else None)
@@ -82,11 +81,10 @@ class RoutingEvidence:
 
 @dataclass(frozen=True)
 class Routes:
-    """Routes and what they rest on.
+    """Routes, and the gains behind them.
 
-    table: task, kind, a column for each router, `chosen`, and a column "control:..." for each router that knows
-    nothing; the values are names of arms.
-    gains: see `captrain.routing.gains`, and `routed`: whether the adapter may be routed to.
+    table: task, kind, a column for each router, `chosen`, and "control:..." for each router that knows nothing; the
+    values are names of arms. gains: see `captrain.routing.gains`, and `routed`: whether the adapter may be routed to.
     """
 
     table: pd.DataFrame
@@ -94,15 +92,15 @@ class Routes:
 
     @property
     def compositions(self) -> dict[str, dict[str, float]]:
-        """Arm -> weight of each capability, for every arm in the table that is made of adapters and is none itself."""
+        """Arm -> weight of each capability, for every composition in the table."""
         return composition_weights(map(str, self.table.drop(columns=["task", "kind"]).to_numpy().ravel()))
 
 
 def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
-    """Route the test split, from what the stages before have left.
+    """Route the test split from the outputs of earlier stages.
 
     Raises:
-        UserError: an input is missing or damaged, or adapters of environments and others lie side by side.
+        UserError: an input is missing or damaged, or adapters with and without environment are mixed.
     """
     evidence, gains = routing_evidence(spec, results, artifacts)
     benchmark = load_benchmark(spec.benchmark, spec.machine)
@@ -112,7 +110,7 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
 
 
 def routing_evidence(spec: Spec, results: Path, artifacts: Path) -> tuple[RoutingEvidence, pd.DataFrame]:
-    """Read the evidence that the stages before have left, and what each adapter has gained (see `adapter_gains`).
+    """Read the outputs of earlier stages, and estimate what each adapter has gained (see `adapter_gains`).
 
     Raises:
         UserError: an input is missing or damaged.
@@ -155,13 +153,13 @@ def route_tasks(
         component: the configured router, whose choices are the column `chosen`.
         model: the base.
         evidence: what routers may know.
-        gains: see `captrain.routing.gains.adapter_gains`; its rows are the adapters that there are.
-        benchmark: where the tasks are from.
+        gains: see `captrain.routing.gains.adapter_gains`; a row for each adapter.
+        benchmark: of the tasks.
         tasks: to be routed.
-        controls: seed of the routers that know nothing; None leaves them out, and the one without the base.
+        controls: seed of the routers that know nothing; None leaves out these and the router without the base.
 
     Raises:
-        UserError: an adapter of no environment is not the only one.
+        UserError: an adapter without environment is not the only one.
     """
     router = build(component, Router, model=model)
     adapters = routable(gains, router.gate)
@@ -190,15 +188,13 @@ def route_tasks(
 def _columns(
     router: Router, model: AskedModel, solved: Sequence[Example], texts: Sequence[str], adapters: int
 ) -> dict[str, list[str]]:
-    """Route all texts by each router, with the configured one's settings; that one's choices are the column `chosen`.
-
-    Without a model that could be asked there is no column of the classifier.
-    """
+    """Route all texts by each router with the configured settings; `chosen` holds the configured router's choices.
+    There is no column of the classifier if no model can be asked."""
     neighbours: int = getattr(router, "neighbours", NEIGHBOURS)
     columns = {"retrieval": RetrievalRouter(neighbours=neighbours).route(solved, texts)}
     routes: list[str] = []
     if isinstance(router, ClassifierRouter):
-        # Asking the base takes far longer than all else here, so that its shares are found once for both columns.
+        # Asking the base is by far the slowest step, so both columns share its answers.
         shares = router.shares(solved, texts)
         columns["classifier"] = [route_of_shares(row, None) for row in shares]
         routes = [route_of_shares(row, router.p) for row in shares]
@@ -215,15 +211,14 @@ def _columns(
 
 
 def random_routes(tasks: Sequence[Task], routes: Sequence[str], seed: int) -> list[str]:
-    """Draw one of the routes for each task, each as likely as any other, by (seed, task id)."""
+    """Draw a route for each task, all equally likely, by (seed, task id)."""
     return [random.Random(f"{seed}/{task.id}/random_router").choice(list(routes)) for task in tasks]
 
 
 def placebo(routes: Sequence[str], capabilities: Sequence[str]) -> list[str]:
-    """Exchange each adapter of the routes for that of the next of several capabilities by rank, the last for the first;
-    tasks of the base keep the base.
+    """Replace each adapter by that of the next capability in rank order, the last by the first; the base stays.
 
-    A composition exchanges each member and keeps the weights; so it may share members with the one that was chosen.
+    A composition replaces each member and keeps the weights; it may share members with the chosen route.
     """
     following = dict(zip(capabilities, [*capabilities[1:], capabilities[0]], strict=True))
     return [
@@ -235,13 +230,12 @@ def placebo(routes: Sequence[str], capabilities: Sequence[str]) -> list[str]:
 
 
 def without_base(router: Router, solved: Sequence[Example], texts: Sequence[str]) -> list[str]:
-    """Route by a router that never leaves a task to the base: it knows no example of the base, and where it chooses the
-    base all the same, the adapter of the nearest example acts.
+    """Route without the base: the router sees no example of the base, and if it still chooses the base, the adapter of
+    the nearest example acts.
 
     Args:
         router: the configured one.
-        solved: openings of known route, of which those of the base are left out; one of a single capability must
-            remain.
+        solved: examples, of which those of the base are dropped; one of a single capability must remain.
         texts: openings to be routed.
     """
     remaining = [example for example in solved if example.route != BASE]
@@ -262,10 +256,10 @@ def publish_routes(routes: Routes, folder: Path) -> None:
 
 
 class ConversationRouter:
-    """Router of conversations: what the configured router says of an opening, as the table has it for test tasks.
+    """Routes conversations as the configured router routes test tasks.
 
-    A conversation has one opening, so that all its turns have one route. Nothing is remembered of a conversation:
-    whoever asks with the same messages gets the same route.
+    A conversation has one opening, so all its turns have the same route. The router keeps no state: equal messages get
+    equal routes.
 
     Args:
         spec: of the run.
@@ -288,7 +282,7 @@ class ConversationRouter:
         self._route = lru_cache(4096)(self._route_of)
 
     def choose(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """Choose the arm that answers these messages; returns its name, and why."""
+        """Choose the arm that answers these messages; returns its name and the reason."""
         return self._route(opening(messages))
 
     def _route_of(self, text: str) -> tuple[str, str]:

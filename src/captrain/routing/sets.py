@@ -1,12 +1,12 @@
-"""Router by sets of capabilities: one logistic regression per capability, on words and pairs of words.
+"""Router by sets of capabilities: one logistic regression per capability, on words and word pairs.
 
-Nearest examples answer with one capability each; a task that needs two is near to neither. Here each capability has a
-probability of its own, learnt from openings of the environments of single capabilities, of pairs where there are any,
-and of discovery tasks that the base passed, which need none: that, too, has a probability. Without pairs, words of one
-capability are evidence against every other, and few sets of two are found: see `captrain.environments.synthesis`.
+Nearest examples have one capability each, so a task that needs two is near to neither. Here each capability has its own
+probability, learnt from openings of the environments of single capabilities and of pairs, and of discovery tasks that
+the base passed, which need none; "none" has a probability, too. Without pairs, words of one capability count against
+every other, and few sets of two are found: see `captrain.environments.synthesis`.
 
-Features are present or absent; counts of clauses or of record ids were tried and found nothing more. Classes are
-weighted to equal totals: how many openings an environment gives says nothing of how often it is needed.
+Features are present or absent; counts of clauses or of record ids did not help. Classes are weighted to equal totals:
+the number of openings of an environment does not say how often it is needed.
 """
 
 import math
@@ -21,24 +21,23 @@ from captrain.routing.router import AskedModel, Example
 
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
 SURE = 20.0
-"""Log-odds of a capability that all examples need, or none."""
+"""Log-odds of a capability that all examples need, or that none needs."""
 DIGITS = 6
-"""Decimals of the weights: what the last bits of a solver are must decide no route."""
+"""Decimals of the weights: rounding errors of a solver must not decide a route."""
 
 
 def words(text: str) -> list[str]:
-    """Split a text into words and pairs of neighbouring words, in lower case; numbers are left out: they name, they do
-    not ask."""
+    """Words and pairs of neighbouring words, in lower case. Numbers are ignored: they name records, not skills."""
     single = [word.lower() for word in WORD.findall(text)]
     return single + [f"{first} {second}" for first, second in zip(single, single[1:], strict=False)]
 
 
 class SetRouter:
-    """Every capability that is needed more likely than not, their adapters at weight 1 each.
+    """Chooses all capabilities that are more likely needed than not, their adapters at weight 1 each.
 
     Args:
-        most: at most so many adapters act together.
-        gate: whether adapters that have gained nothing are left out.
+        most: most adapters that act together.
+        gate: leave out adapters that have gained nothing.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class SetRouter:
         analyzer: Any = words
         vectorizer: Any = CountVectorizer(analyzer=analyzer, binary=True)
         matrix = vectorizer.fit_transform([example.text for example in examples])
-        # Log-odds of needing each capability, and none: without any known word, and what each word adds.
+        # Log-odds of needing each capability, and of needing none: a bias, and a weight for each word.
         bias, weights = dict[str, float](), dict[str, list[float]]()
         for name in [BASE, *sorted(set[str]().union(*labels) - {BASE})]:
             answers = [name in capabilities for capabilities in labels]
@@ -74,10 +73,8 @@ class SetRouter:
         return routes
 
     def likeliest(self, probabilities: Mapping[str, float]) -> str:
-        """Choose the route of the capabilities that are needed more likely than not, the `most` likeliest of them.
-
-        Where there is none, and it is not likely either that none is needed ("base"), the likeliest.
-        """
+        """The route of the capabilities that are more likely needed than not, at most the `most` likeliest. If there
+        is none, and "base" is unlikely too, the likeliest."""
         chances = {name: round(value, 9) for name, value in probabilities.items()}
         chance_of_base = chances.pop(BASE)
         ranking = sorted(chances, key=lambda name: (-chances[name], name))

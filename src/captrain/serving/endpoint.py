@@ -1,8 +1,8 @@
-"""The model behind the endpoint: its name and adapters, and the answer to each kind of request, without HTTP.
+"""The model behind the endpoint, without HTTP: its name, its adapters, and the answer to each kind of request.
 
-Chat completions are rendered and parsed as the embedded agent's own turns are. What cannot be done is refused by an
-`HTTPException`. Completions are sampled in batches, on one thread: what waits at the same time is computed together.
-An answer depends on its request alone, never on what is sampled beside it, and a batch that fails ends no other.
+Chat completions are rendered and parsed like the embedded agent's own turns. Unsupported requests raise
+`HTTPException`. One thread samples completions in batches of waiting requests. An answer depends on its request alone,
+never on the rest of the batch, and a failed batch ends no other.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from captrain.records import JsonObject, Message, digest
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
 
 LONGEST_TOKEN = 64
-"""Characters that a token stands for at most, on the average of a dialogue: a longer one is refused unread."""
+"""Most characters of a token, on the average of a dialogue; a longer dialogue is refused before it is tokenized."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """One completion to sample; equal `group`s may share a batch: adapter, temperature, tokens at most."""
+    """One completion to sample. Samplings of an equal `group` (adapter, temperature, most tokens) may share a batch."""
 
     group: tuple[str, float, int]
     row: EngineRow
@@ -43,7 +43,7 @@ class Sampler:
     """Samples completions in batches, on one thread.
 
     Args:
-        policy: whose model, whose batch and whose longest dialogue.
+        policy: gives the model, the batch size and the longest dialogue.
     """
 
     def __init__(self, policy: LocalPolicy) -> None:
@@ -53,12 +53,12 @@ class Sampler:
         self._thread.start()
 
     def submit(self, sampling: Sampling) -> Future[EngineRow]:
-        """Wait in line; the row is complete when the future is done."""
+        """Queue a completion; the row is complete when the future is done."""
         self._queue.put(sampling)
         return sampling.future
 
     def close(self) -> None:
-        """Finish what waits, and end."""
+        """Finish the queue and stop."""
         self._queue.put(None)
         self._thread.join()
 
@@ -79,7 +79,7 @@ class Sampler:
                         for sampling in batch:
                             sampling.future.set_result(sampling.row)
                     except Exception as error:
-                        # Who waits for an answer is told: nobody waits for this thread, which goes on whatever fails.
+                        # The waiting clients get the error; the thread goes on.
                         logging.exception("a batch of %d requests failed", len(batch))
                         for sampling in batch:
                             sampling.future.set_exception(HTTPException(500, f"{type(error).__name__}: {error}"))
@@ -98,14 +98,14 @@ class Sampler:
 
 
 class ChatServer:
-    """OpenAI-compatible endpoint over one policy of this process.
+    """OpenAI-compatible endpoint over one policy in this process.
 
     Args:
-        policy: the model; its temperature and limits are those of requests that name none.
+        policy: the model; its temperature and limits are the defaults of requests.
         name: of the model without adapter.
         adapters: folders of adapters by name.
-        root: where the model is from; its name where that is not to be told.
-        folders: below which adapters may lie that are loaded while it runs; None: anywhere.
+        root: where the model is from; "": its name.
+        folders: adapters loaded later must lie below one of these; None: anywhere.
 
     Raises:
         UserError: an adapter is missing or damaged.
@@ -127,15 +127,19 @@ class ChatServer:
         self.sampler = Sampler(policy)
 
     def load(self, name: str, folder: Path) -> None:
-        """Serve an adapter under a name; raises UserError for a folder that holds none, or a name in use."""
+        """Serve an adapter under a name.
+
+        Raises:
+            UserError: the folder holds no adapter, or the name is in use.
+        """
         if name == self.name or name in self.adapters:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         content = adapter_digest(folder)
-        with_adapter(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
+        with_adapter(self.policy.state, str(folder))  # refuses a damaged adapter now, not at its first request
         self.adapters[name] = (folder, content)
 
     def models(self) -> list[JsonObject]:
-        """List the base, then its adapters; `digest` is what they are, whatever they are called."""
+        """List the base, then its adapters; `digest` identifies their content."""
         models: list[JsonObject] = [{"id": self.name, "root": self.root, "parent": None, "digest": self.policy.digest}]
         models += [
             {"id": name, "root": str(folder), "parent": self.name, "digest": content}
@@ -147,7 +151,7 @@ class ChatServer:
         """Answer a request for completions.
 
         Raises:
-            HTTPException: the request asks for what is not there or cannot be done.
+            HTTPException: the request cannot be served.
         """
         if unsupported := request.unsupported():
             raise HTTPException(400, f"this server does not support {', '.join(unsupported)}")
@@ -174,7 +178,7 @@ class ChatServer:
         return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
 
     def folder_of(self, model: str) -> str:
-        """Find the folder of a model's adapter, "" for the base; raises as `complete` does."""
+        """The folder of a model's adapter, "" for the base; raises as `complete` does."""
         if model == self.name:
             return ""
         if model not in self.adapters:
@@ -182,8 +186,8 @@ class ChatServer:
         return str(self.adapters[model][0])
 
     def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
-        """Render a dialogue to the tokens that the model reads; raises as `complete` does. It may take long: call it
-        beside the event loop."""
+        """Render a dialogue to the tokens that the model reads; raises as `complete` does. Slow: call it outside the
+        event loop."""
         room = LONGEST_TOKEN * self.policy.max_length
         try:
             dialogue = [message.message() for message in messages]

@@ -1,7 +1,7 @@
-"""The forms of requests to `captrain serve`: what of OpenAI's and of vLLM's is understood.
+"""Requests to `captrain serve`: the supported part of OpenAI's and vLLM's.
 
-Settings that would change an answer are named here, each with what is accepted of it. All others are told apart into
-those that change nothing and those to refuse, so that no request is answered as if it had asked for less.
+Settings that change an answer are fields here. All others either change nothing or are refused, so that no request gets
+less than it asked for.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ NEUTRAL: JsonObject = {
     "stop": [],
     "logit_bias": {},
 }
-"""Settings that this server does not have, with the values at which they change nothing."""
+"""Settings that this server lacks, with the values at which they change nothing."""
 IGNORED = ("user", "metadata", "safety_identifier", "service_tier")
 """Settings that never change an answer."""
 
@@ -51,13 +51,13 @@ class _Tool(BaseModel):
 
 
 def _checked_tool(tool: JsonObject) -> JsonObject:
-    """Check a tool's schema and return it as it came: a chat template writes what it is given."""
+    """Check a tool's schema and return it unchanged: a chat template writes what it is given."""
     _Tool.model_validate(tool, strict=True)
     return tool
 
 
 Tool = Annotated[JsonObject, AfterValidator(_checked_tool)]
-"""A function's schema: its name as OpenAI has it, its parameters an object's."""
+"""A function's schema: a name that OpenAI allows, and the parameters of an object."""
 
 
 def _checked_path(path: Path) -> Path:
@@ -98,7 +98,7 @@ class RequestMessage(BaseModel):
     tool_call_id: str | None = None
 
     def message(self) -> Message:
-        """Convert to the form that chat templates take: text content, arguments as objects."""
+        """Convert to the form of chat templates: text content, arguments as objects."""
         content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
         role = "system" if self.role == "developer" else self.role
         message: Message = {"role": role, "content": content or ""}
@@ -140,7 +140,7 @@ class CompletionRequest(BaseModel):
     return_token_ids: bool = False
 
     def unsupported(self) -> list[str]:
-        """List settings that would change the answer if this server had them."""
+        """The settings that would change the answer if this server had them."""
         extra = self.model_extra or {}
         neutral = {name: value for name, value in NEUTRAL.items() if extra.get(name) in (value, None)}
         return sorted(set(extra) - set(neutral) - set(IGNORED))

@@ -1,8 +1,9 @@
-"""Checks of a request before anything reads it: from somebody who may ask, to this server, whole, small, and soon.
+"""Checks before anything reads a request: the client may ask, for this server, and sends a complete small request in
+time.
 
-A server on a loopback address is reached by every page that a browser on this machine shows, so the name that it is
-asked for by is checked; on any other address it asks for a token. A body is taken in whole before it is looked at, up
-to a size and within a time, and so are the lines before it: whoever sends slowly keeps nothing open.
+Every page in a browser on this machine can reach a server on a loopback address, so the server checks the name that it
+is asked for by. On any other address it requires a token. A body is read completely before it is parsed, with a limit
+on size and time; so are the lines before it. A slow sender keeps nothing open.
 """
 
 import asyncio
@@ -29,16 +30,16 @@ WILDCARDS = ("", "0.0.0.0", "::")
 OPEN_PATHS = ("/health",)
 """Paths that need no token."""
 HOST = re.compile(r"\[?([^:]*|[\w:.%]+)\]?(:\d*)?")
-"""A Host header, or an Origin behind its scheme: a name or an address, and a port; all but the port is the name,
-whatever a URL would make of it."""
+"""A Host header, or an Origin without its scheme: a name or an address, and a port. Everything before the port is
+the name, even where a URL parser would differ."""
 
 
 @dataclass(frozen=True)
 class Protection:
-    """Bounds of requests.
+    """Limits of requests.
 
-    token: that they must bear; "" for none. hosts: names that the server may be asked for by, and of pages that may
-    ask; empty for any. most: bytes of a body. seconds: until a request has come in whole.
+    token: required of them; "" for none. hosts: names that the server may be asked for by, and of pages that may ask;
+    empty for any. most: bytes of a body. seconds: until a request must be complete.
     """
 
     token: str = ""
@@ -48,15 +49,15 @@ class Protection:
 
 
 def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()) -> Protection:
-    """Make the protection of a server on an address.
+    """The protection of a server on an address.
 
     Args:
-        host: that it listens on.
-        token_variable: name of the environment variable that holds the token; "" for none.
-        names: further names that it may be asked for by.
+        host: address to listen on.
+        token_variable: environment variable with the token; "" for none.
+        names: further names that the server may be asked for by.
 
     Raises:
-        UserError: the variable is not set, or others than this machine could ask without a token.
+        UserError: the variable is not set, or other machines could ask without a token.
     """
     token = os.environ.get(token_variable, "") if token_variable else ""
     if token_variable and not token:
@@ -72,7 +73,7 @@ def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Read a host that is a number; None for a name."""
+    """The address in a host; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -80,13 +81,13 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Answer an error in OpenAI's shape."""
+    """An error response in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status, headers)
 
 
 def new_application(closing: Callable[[], Awaitable[object]]) -> FastAPI:
-    """Build an HTTP application without paths, which answers errors in OpenAI's shape and awaits `closing` at its
+    """Build an HTTP application without paths that answers errors in OpenAI's format and awaits `closing` at its
     end."""
 
     @asynccontextmanager
@@ -138,21 +139,21 @@ class Protected:
         await answer(scope, replay, send)
 
     def _require_allowed(self, headers: Mapping[bytes, bytes], path: str) -> None:
-        """Raise HTTPException where a request is for another server, from a page of others, bears no token, or says
-        that it is too long."""
+        """Raise HTTPException for a request to another server, from a foreign page, without the token, or with too
+        long a body."""
         header, origin = (headers.get(name, b"").decode("latin-1").strip().lower() for name in (b"host", b"origin"))
         host, page = (
             parts[1] if (parts := HOST.fullmatch(text)) else "" for text in (header, origin.partition("://")[2])
         )
         token, hosts = self._protection.token, self._protection.hosts
-        # Names can be made to lead here from a page of others, and with a token a number cannot.
+        # A foreign page can make a name lead here; with a token an address cannot be abused.
         if hosts and host not in hosts and not (token and _address(host)):
             raise HTTPException(421, f"this server is not {header[:100]}: name it by --allowed-host")
-        # A browser sends a page's plain POST to any server, and says whose page it is.
+        # A browser sends a page's plain POST to any server, with the page's origin.
         if hosts and origin and page not in hosts:
             raise HTTPException(403, f"pages of {origin[:100]} may not ask: name their host by --allowed-host")
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
-        # Letters beyond ASCII are sent in UTF-8, by some clients in Latin-1, and the environment may hold either.
+        # Clients send letters beyond ASCII in UTF-8 or Latin-1, and the environment may hold either.
         forms = (bearer.strip(), bearer.strip().decode("latin-1").encode())
         bears = scheme.lower() == b"bearer" and any(
             hmac.compare_digest(form, token.encode(errors="surrogateescape")) for form in forms
@@ -176,10 +177,12 @@ class Protected:
 
 
 class PunctualProtocol(H11Protocol):
-    """A connection that holds its place only while an answer to it is made, or taken: the lines before a body must come
-    within the time that uvicorn gives to later requests, and some of what an answer has left be taken in each such
-    time. A new connection, where there are as many as may be, gets the place of the one that has waited longest for the
-    rest of its request."""
+    """A connection with deadlines for its client.
+
+    The lines before a body must arrive within uvicorn's keep-alive time. While an answer is sent, the client must take
+    some of it in each such time. If all places are taken, a new connection replaces the one that has waited longest for
+    the rest of its request.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See `asyncio.Protocol`."""
@@ -193,7 +196,7 @@ class PunctualProtocol(H11Protocol):
         }
         if idle and self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
             oldest = idle[min(idle)]
-            oldest.timeout_keep_alive_task = None  # Its place is given once.
+            oldest.timeout_keep_alive_task = None  # its place is given only once
             oldest.transport.abort()
         self._wait()
 
@@ -206,7 +209,7 @@ class PunctualProtocol(H11Protocol):
         """See `H11Protocol`."""
         super().on_response_complete()
         self._wait()
-        self._unset_keepalive_if_required()  # There may be the next request.
+        self._unset_keepalive_if_required()  # the next request may be there already
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
@@ -219,20 +222,20 @@ class PunctualProtocol(H11Protocol):
         self._unset_keepalive_if_required()
 
     def _unset_keepalive_if_required(self) -> None:
-        """See `H11Protocol`: only a whole request ends the wait for it, and none that for a reader."""
+        """See `H11Protocol`: only a complete request ends the wait for it, and none ends the wait for a reader."""
         if self.cycle and not (self.cycle.response_complete or self.cycle.more_body or self.flow.write_paused):
             super()._unset_keepalive_if_required()
 
     def _wait(self) -> None:
-        """Begin to wait: for the client to send, or to take what is left."""
+        """Start the deadline: the client must send, or read what is left."""
         super()._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler, self.transport.get_write_buffer_size()
         )
 
     def timeout_keep_alive_handler(self, before: int = 0) -> None:
-        """See `H11Protocol`: a body has a time of its own, that of `Protected`, and closing would wait for a reader;
-        one who takes some of what was left before is given time again."""
+        """See `H11Protocol`. A body has its own deadline (`Protected`). A client that has read some of an answer
+        since `before` gets more time."""
         size = self.transport.get_write_buffer_size()
         if size < before:
             self._wait()

@@ -1,9 +1,8 @@
-"""`captrain serve --route`: one URL in front of a server that holds the base and its adapters.
+"""`captrain serve --route`: one URL in front of a server with the base and its adapters.
 
-Each chat completion goes on to the adapter that `choose` names for its messages, which stands in the header `HEADER` of
-the answer; all else of request and answer, streams included, is passed on as it is. The server behind it is vLLM, or
-the one over the engine in this process, which is asked without a socket. Adapters that it does not hold yet are loaded
-under vLLM's path when they are first needed.
+Each chat completion is passed to the adapter that `choose` names for its messages; the answer names it in the header
+`HEADER`. Everything else, streams included, passes unchanged. The upstream server is vLLM, or the engine in this
+process without a socket. Missing adapters are loaded under vLLM's path when first needed.
 """
 
 import asyncio
@@ -28,20 +27,20 @@ PATIENCE = httpx2.Timeout(600.0, connect=10.0)
 EXCERPT = 500
 MESSAGES = TypeAdapter(list[RequestMessage])
 Body = Annotated[JsonObject, BeforeValidator(lambda body: from_json(body) if isinstance(body, bytes) else body)]
-"""JSON, whatever its content type is."""
+"""JSON, whatever its content type."""
 Choose = Callable[[list[Message]], str]
-"""The name of the arm that answers these messages."""
+"""Returns the name of the arm that answers these messages."""
 
 
 class RoutedEndpoint:
-    """The URL.
+    """An endpoint that routes each chat completion to an adapter of an upstream server.
 
     Args:
-        upstream: client of the server behind it; its base URL ends in /v1.
+        upstream: client of the upstream server; its base URL ends in /v1.
         choose: the arm of a conversation.
         folder_of: the folder of an arm's adapter; None for the base.
-        name: under which the routed agent is served.
-        base: under which the server behind it serves the model without adapter.
+        name: of the routed agent.
+        base: the upstream server's name of the model without adapter.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class RoutedEndpoint:
         """Answer a chat completion by the arm that it is routed to.
 
         Raises:
-            HTTPException: the request is none, or the server behind this one does not answer it.
+            HTTPException: the request is malformed, or the upstream server does not answer it.
         """
         try:
             messages = [message.message() for message in MESSAGES.validate_python(body.get("messages"))]
@@ -87,7 +86,7 @@ class RoutedEndpoint:
         )
 
     async def _served(self, arm: str) -> str:
-        """Return the name of an arm at the server behind this one, which loads its adapter if it does not hold it."""
+        """The upstream server's name of an arm, whose adapter is loaded if it is missing there."""
         folder = await asyncio.to_thread(self.folder_of, arm)
         if folder is None:
             return self.base

@@ -1,10 +1,9 @@
 """`captrain serve`: an OpenAI-compatible endpoint over the policy in this process.
 
-So that any harness that speaks to a model server can talk to the embedded agent and its adapters, and so that what is
-written against vLLM can be run without it: chat completions with tools, log-probabilities, token ids, seed, n and
-streaming, the list of models, and adapters loaded and unloaded while it runs, under vLLM's paths and names. Requests
-that wait at the same time are sampled in one batch; an answer depends on its request alone, never on what is sampled
-beside it. What cannot be done is refused with 4xx, not ignored.
+Any harness for model servers can use it with the embedded agent and its adapters, and code for vLLM can run without it:
+chat completions with tools, log-probabilities, token ids, seed, n and streaming; the list of models; adapters loaded
+and unloaded at run time, under vLLM's paths and names. Waiting requests are sampled in one batch; an answer depends on
+its request alone. Unsupported requests are refused with 4xx, not ignored.
 """
 
 import asyncio
@@ -33,9 +32,9 @@ from captrain.serving.openai_schemas import (
 from captrain.serving.protection import Protected, Protection, PunctualProtocol, new_application
 
 CONNECTIONS = 512
-"""Connections at a time, the one included that takes the place of the idlest, or is refused where none is idle."""
+"""Most connections; one more replaces the idlest, or is refused if none is idle."""
 TOKENS = 512
-"""Tokens of an answer where the request does not limit them."""
+"""Most tokens of an answer if the request sets no limit."""
 BATCH = 64
 """Completions sampled together."""
 
@@ -43,7 +42,7 @@ BATCH = 64
 def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
     """Yield an answer as server-sent events: for each choice its role and content, its calls, and how it ended.
 
-    The engine samples a batch to its end, so that nothing is sent before all of it is there.
+    The engine samples a batch to its end, so nothing is sent before the answer is complete.
     """
     shared = {key: answer[key] for key in ("id", "created", "model", "system_fingerprint")}
 
@@ -70,7 +69,7 @@ def application(server: ChatServer, protection: Protection | None = None) -> Pro
 
 
 def routes(server: ChatServer) -> FastAPI:
-    """Build the HTTP application, open to whoever reaches it."""
+    """Build the HTTP application without protection."""
     app = new_application(lambda: asyncio.to_thread(server.sampler.close))
 
     @app.get("/health")
@@ -113,9 +112,9 @@ def embedded_server(
 
     Args:
         model: its folder.
-        name: under which the model is served.
+        name: of the served model.
         adapters: folders of adapters by name.
-        folders: below which adapters may lie that requests name; None: anywhere.
+        folders: adapters that requests load must lie below one of these; None: anywhere.
 
     Raises:
         UserError: the model, an adapter or a folder is missing or damaged.
@@ -129,14 +128,14 @@ def embedded_server(
 
 
 def run_application(app: Protected, name: str, host: str, port: int, protection: Protection) -> None:
-    """Listen until the process is told to end, and say where; requests under way are answered first.
+    """Serve until the process is told to stop; print the address. Running requests are answered first.
 
     Args:
-        app: what answers.
-        name: under which the model is served.
+        app: answers requests.
+        name: of the served model.
         host: address to listen on.
-        port: 0 for any that is free.
-        protection: bounds of requests.
+        port: 0 for any free port.
+        protection: limits of requests.
 
     Raises:
         UserError: the address cannot be listened on.
@@ -157,13 +156,13 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise UserError where an address cannot be listened on, before anything is loaded for it."""
+    """Raise UserError if an address cannot be listened on, before anything is loaded."""
     for channel in listen_all(host, port):
         channel.close()
 
 
 def listen_all(host: str, port: int) -> list[socket.socket]:
-    """Listen on each address of a host that this machine has, all at one port; raises as `run_application`."""
+    """Listen on every address of a host that this machine has, all at one port; raises as `run_application`."""
     channels: list[socket.socket] = []
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -179,7 +178,7 @@ def listen_all(host: str, port: int) -> list[socket.socket]:
                 )
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise  # but localhost is ::1, too, where there is no IPv6
+                    raise  # localhost is ::1 too, even without IPv6
         if not channels:
             raise OSError("this machine does not have its address")
     except (OSError, OverflowError, UnicodeError) as error:
@@ -194,7 +193,7 @@ def listen_all(host: str, port: int) -> list[socket.socket]:
 
 
 def pair(text: str) -> tuple[str, Path]:
-    """Parse an adapter as it is given on a command line, name=folder.
+    """Parse an adapter on the command line, name=folder.
 
     Raises:
         ValueError: it is not of this form.

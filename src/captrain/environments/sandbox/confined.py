@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -183,10 +183,6 @@ class ConfinedEnvironment:
     Raises:
         EnvironmentFault: the file does not load, or defines no valid `Environment`.
     """
-
-    idle: Callable[[JsonObject], list[Message]]
-    broken: Callable[[JsonObject], list[Message]]
-    hint: Callable[[JsonObject], str]
 
     def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
         self._path, self._source, self._layers = path, source, layers

@@ -47,8 +47,9 @@ def langfuse_runs(row: object) -> Iterator[TraceRun]:
     yield TraceRun(trace, messages, model, tools, scores=_columns(row))
     for name in ("observations", "scores"):
         entries = row.get(name)
-        for entry in entries if isinstance(entries, list) else []:
-            yield from langfuse_runs({"traceId": trace, **entry} if isinstance(entry, dict) else None)
+        if isinstance(entries, list):
+            for entry in entries:
+                yield from langfuse_runs({"traceId": trace, **entry} if isinstance(entry, dict) else None)
 
 
 def _columns(row: Mapping[str, object]) -> dict[str, float]:

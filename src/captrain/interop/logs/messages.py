@@ -81,7 +81,8 @@ def of_sharegpt(item: Mapping[str, object]) -> Message:
 
 def _calls(value: object) -> Iterable[CallEntry]:
     """Yield the calls of a JSON value: one, or a list of them."""
-    for entry in value if isinstance(value, list) else [value]:
+    entries = value if isinstance(value, list) else [value]
+    for entry in entries:
         function = entry.get("function", entry) if isinstance(entry, Mapping) else None
         if not isinstance(function, Mapping):
             raise ValueError("a call in it is not an object")

@@ -413,10 +413,11 @@ class _CallShapes:
     def add(self, rollout: Rollout) -> None:
         """Count the calls of a rollout."""
         for message in (*rollout.messages, *rollout.reference):
-            for name, arguments in calls_of(message) if message["role"] == "assistant" else []:
-                names = {str(key) for key in arguments if key != ""}
-                self._possible.setdefault(name, set()).update(names)
-                self._required.setdefault(name, names).intersection_update(names)
+            if message["role"] == "assistant":
+                for name, arguments in calls_of(message):
+                    names = {str(key) for key in arguments if key != ""}
+                    self._possible.setdefault(name, set()).update(names)
+                    self._required.setdefault(name, names).intersection_update(names)
 
     def schemas(self) -> dict[str, JsonObject]:
         """Return schemas by tool name, in the order of the names."""
