@@ -53,7 +53,7 @@ def test_a_diagnosis_is_not_written_into_what_a_project_keeps(name: str, tmp_pat
 def test_an_export_does_not_replace_what_it_reads(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     path.write_text("{}\n")
-    with pytest.raises(UserError, match="would be replaced"):
+    with pytest.raises(UserError, match="cannot be the output"):
         export_rollouts([path], "openai", path)
 
 

@@ -529,7 +529,7 @@ def test_validate_writes_over_no_file_that_is_not_a_passport_of_its_own(project:
     assert captrain("validate", "notes.py", "--sandbox", "basic")[0] == 1  # over its own passport
     (project / "mine.py").write_text("x = 1\n")
     status, _, err = captrain("validate", "mine.py", "--sandbox", "basic")
-    assert status == 2 and "mine.passport.md is there already" in err
+    assert status == 2 and "mine.passport.md exists" in err
     assert all((project / name).read_text() == "mine" for name in ("README.md", "mine.md", "mine.passport.md"))
 
 

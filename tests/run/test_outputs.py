@@ -47,7 +47,7 @@ def test_a_changed_output_belongs_to_the_user(tmp_path: Path) -> None:
     with user_outputs(tmp_path) as aside:
         publish_text(aside / "report.md", "captrain's")
     (tmp_path / "report.md").write_text("captrain's, with my notes")
-    with pytest.raises(UserError, match="report.md is there already"), user_outputs(tmp_path, ["report.md"]):
+    with pytest.raises(UserError, match="report.md exists"), user_outputs(tmp_path, ["report.md"]):
         raise AssertionError("no work is done for what cannot be put in place")
 
 
@@ -69,7 +69,7 @@ def test_a_deleted_current_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_diagnosis_does_not_replace_a_users_report(tmp_path: Path, captrain) -> None:
     (tmp_path / "report.md").write_text("my notes")
     status, _, err = captrain(tmp_path, "diagnose", str(chats(tmp_path)), "--out", ".")
-    assert status == 2 and "report.md is there already" in err and (tmp_path / "report.md").read_text() == "my notes"
+    assert status == 2 and "report.md exists" in err and (tmp_path / "report.md").read_text() == "my notes"
     (tmp_path / "file").write_text("")
     status, _, err = captrain(tmp_path, "diagnose", str(chats(tmp_path)), "--out", "file")
     assert status == 2 and err.splitlines()[0] == "error: file is not a folder"

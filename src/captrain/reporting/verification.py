@@ -83,7 +83,7 @@ class _Pipeline(NamedTuple):
             return "results"
         if path.endswith(".py") or path.startswith(("src/", "stages/")) or path == "dvc.yaml":
             return "code"
-        return "specification" if path == "params.yaml" or path.startswith("conf/") else "data"
+        return "specification" if path == "params.yaml" or path.split("/")[0] == "conf" else "data"
 
 
 def verify(root: Path) -> Verification:

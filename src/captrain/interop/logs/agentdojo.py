@@ -1,19 +1,17 @@
 """Runs of AgentDojo: one JSON document each, with utility and security."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.records import ChatRow, RowFormat
-from captrain.interop.logs.source import call_entry
+from captrain.interop.logs.source import Foreign, call_entry
 from captrain.records import Message
 
 
-def _recognizes(row: Mapping[str, Any]) -> bool:
+def _recognizes(row: Foreign) -> bool:
     return "suite_name" in row and "user_task_id" in row and isinstance(row.get("messages"), list)
 
 
-def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow:
+def _chat_row(row: Foreign, path: Path) -> ChatRow:
     injection = row.get("injection_task_id")
     injections = row.get("injections")
     return ChatRow(
@@ -26,7 +24,7 @@ def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow:
     )
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _message(message: Foreign) -> Message:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("content") or part.get("text") or "") for part in content)

@@ -1,21 +1,19 @@
 """Trajectories in ATIF (Harbor's). The reward stands in them, or in Harbor's `result.json` beside them."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.records import ChatRow, RowFormat
-from captrain.interop.logs.source import json_of
+from captrain.interop.logs.source import Foreign, json_of
 from captrain.interop.trajectories import Atif, Inexpressible, messages_of
 
 RESULT = "result.json"
 
 
-def _recognizes(row: Mapping[str, Any]) -> bool:
+def _recognizes(row: Foreign) -> bool:
     return str(row.get("schema_version", "")).startswith("ATIF") and isinstance(row.get("steps"), list)
 
 
-def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
+def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
     steps = [step for step in row["steps"] if not (isinstance(step, dict) and step.get("is_copied_context"))]
     try:
         trajectory = Atif.model_validate({**row, "steps": steps})
@@ -37,7 +35,7 @@ def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
     )
 
 
-def _result(path: Path) -> Mapping[str, Any]:
+def _result(path: Path) -> Foreign:
     """Read Harbor's result of the trial, beside the trajectory or one folder up."""
     for folder in (path.parent, path.parent.parent):
         if (folder / RESULT).is_file():

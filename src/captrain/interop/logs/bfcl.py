@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.records import rows_of
-from captrain.interop.logs.source import Source, cleaned, entries_of, record_of_entry, text_of
+from captrain.interop.logs.source import Foreign, Source, cleaned, entries_of, record_of_entry, text_of
 from captrain.records import JsonObject, Message, Rollout, file_digest
 
 RESULT, SCORE = "result", "score"
@@ -26,7 +26,7 @@ SINGLE = "it holds no dialogue: of single-turn categories bfcl-eval does not kee
 Call = tuple[str, JsonObject]
 
 
-def is_bfcl(row: Mapping[str, Any]) -> bool:
+def is_bfcl(row: Foreign) -> bool:
     """Return whether the first row of a file is a result, or the header of scores."""
     return row.keys() >= HEADER or (row.keys() >= {"id", RESULT} and ("inference_log" in row or "latency" in row))
 
@@ -111,7 +111,7 @@ def _read_scores(path: Path) -> _Scores:
     return _Scores(header["total_count"], failures, arguments)
 
 
-def _answer(row: Mapping[str, Any]) -> list[str]:
+def _answer(row: Foreign) -> list[str]:
     """List the calls of the expected answer, of all turns."""
     turns = row.get("possible_answer") or []
     if not isinstance(turns, list) or not all(isinstance(turn, list) for turn in turns):
@@ -119,7 +119,7 @@ def _answer(row: Mapping[str, Any]) -> list[str]:
     return [text for turn in turns for text in turn]
 
 
-def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: Mapping[str, Any]) -> Rollout | str:
+def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: Foreign) -> Rollout | str:
     name, log, result = str(row["id"]), row.get("inference_log"), row.get(RESULT)
     if isinstance(result, str) and result.startswith(BROKEN):
         return f"inference failed, and nothing was played ({result.removeprefix(BROKEN).strip(': ')[:200]})"
@@ -152,7 +152,7 @@ def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: Ma
     )
 
 
-def _step_messages(step: list[Mapping[str, Any]], arguments: Mapping[str, list[str]]) -> Iterator[Message]:
+def _step_messages(step: list[Foreign], arguments: Mapping[str, list[str]]) -> Iterator[Message]:
     """Yield the assistant's message of a step with its parsed calls, and the results of the tools."""
     spoken = next((entry.get("content") for entry in step if entry.get("role") == "assistant"), "")
     decoded = next((entry["model_response_decoded"] for entry in step if entry.get("model_response_decoded")), [])

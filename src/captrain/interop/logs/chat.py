@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt, of_item, of_langchain, of_sharegpt
 from captrain.interop.logs.records import ChatRow, RowFormat, rows_of
 from captrain.interop.logs.source import (
     MALFORMED,
     CallEntry,
+    Foreign,
     Source,
     call_entry,
     entries_of,
@@ -42,7 +42,7 @@ def is_message(item: object) -> bool:
     return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item)
 
 
-def chat_row(row: Mapping[str, Any], path: Path | None = None) -> ChatRow | str:
+def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
     """Read the columns of a row; return why it is no chat otherwise."""
     messages = next((row[name] for name in MESSAGES if isinstance(row.get(name), list)), None)
     if messages is None:
@@ -64,21 +64,21 @@ def chat_row(row: Mapping[str, Any], path: Path | None = None) -> ChatRow | str:
     )
 
 
-def _sharegpt_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
+def _sharegpt_row(row: Foreign, path: Path) -> ChatRow | str:
     return chat_row({"task_id": row.get("id"), **row})
 
 
-def _has(is_one: Callable[[object], bool]) -> Callable[[Mapping[str, Any]], bool]:
+def _has(is_one: Callable[[object], bool]) -> Callable[[Foreign], bool]:
     """Return a test whether one of the first messages of a row is of a format."""
 
-    def recognizes(row: Mapping[str, Any]) -> bool:
+    def recognizes(row: Foreign) -> bool:
         lists = [row[name] for name in MESSAGES if isinstance(row.get(name), list)]
         return bool(lists) and any(map(is_one, lists[0][:FIRST]))
 
     return recognizes
 
 
-def _is_chat(row: Mapping[str, Any]) -> bool:
+def _is_chat(row: Foreign) -> bool:
     return any(isinstance(row.get(name), list) for name in MESSAGES)
 
 
@@ -92,7 +92,7 @@ def read_rows(path: Path, row_format: RowFormat) -> Source:
     """Read one entry for each row of a file."""
     source = Source(file_digest(path), {"format": row_format.name}, iter(()))
 
-    def read(number: int, row: Mapping[str, Any]) -> Rollout | str:
+    def read(number: int, row: Foreign) -> Rollout | str:
         try:
             chat = row_format.convert(row, path)
         except MALFORMED as error:

@@ -7,10 +7,10 @@ LangChain, a graph's state before and after. Messages may be of any format that 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.chat import chat_row, dialogue_of, is_message
 from captrain.interop.logs.records import ChatRow, RowFormat
+from captrain.interop.logs.source import Foreign
 
 HOLDERS = ("messages", "input", "output", "choices", "generations", "message", "response", "values")
 """Members in which messages lie, the likelier first."""
@@ -59,19 +59,19 @@ def loaded(value: object) -> object:
         return value
 
 
-def settings_of(inputs: object) -> Mapping[str, Any]:
+def settings_of(inputs: object) -> Foreign:
     """Return the request whose messages `items_of` takes: model and tools stand beside them."""
     value = loaded(inputs)
     return value if isinstance(value, Mapping) else {}
 
 
-def _recognizes(row: Mapping[str, Any]) -> bool:
+def _recognizes(row: Foreign) -> bool:
     outputs = row.get("response") or row.get("output")
     has_items = isinstance(outputs, list) or (isinstance(outputs, Mapping) and isinstance(outputs.get("output"), list))
     return isinstance(row.get("input"), str | list) and has_items
 
 
-def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
+def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
     response = settings_of(row.get("response"))
     settings = {name: row.get(name) or response.get(name) for name in ("instructions", "tools", "model")}
     inputs = {"input": row["input"], "instructions": settings["instructions"]}

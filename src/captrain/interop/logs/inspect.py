@@ -13,12 +13,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from captrain.errors import UserError
 from captrain.interop.logs.chat import chat_rollout
 from captrain.interop.logs.records import ChatRow
-from captrain.interop.logs.source import MALFORMED, Source, call_entry, calling, entries_of, reason_of
+from captrain.interop.logs.source import MALFORMED, Foreign, Source, call_entry, calling, entries_of, reason_of
 from captrain.records import MOST, Message, Rollout, file_digest
 
 ATTACHED = 1 << 26
@@ -52,12 +52,12 @@ def read_archive(path: Path) -> Source:
     return _source(path, header, _samples(path))
 
 
-def read_document(path: Path, members: Mapping[str, Any], samples: Iterator[object]) -> Source:
+def read_document(path: Path, members: Foreign, samples: Iterator[object]) -> Source:
     """Read the samples of a log in JSON."""
     return _source(path, members, ((f"sample {place}", sample) for place, sample in enumerate(samples)))
 
 
-def _source(path: Path, header: Mapping[str, Any], samples: Iterator[tuple[str, object]]) -> Source:
+def _source(path: Path, header: Foreign, samples: Iterator[tuple[str, object]]) -> Source:
     file, evaluation = file_digest(path), header.get("eval") or {}
     about = {"format": "Inspect", "version": header.get("version"), "task": evaluation.get("task")}
     model = evaluation.get("model")
@@ -126,7 +126,7 @@ class _Attachments:
         return text
 
 
-def _rollout(file: str, model: object, number: int, sample: Mapping[str, Any]) -> Rollout | str:
+def _rollout(file: str, model: object, number: int, sample: Foreign) -> Rollout | str:
     if sample.get("invalidation"):
         return "the sample was invalidated"
     scores, error = sample.get("scores") or {}, sample.get("error")

@@ -1,9 +1,9 @@
 """Exports of Langfuse: observations, traces and scores, from its API, its tables or its blob storage."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from captrain.interop.logs.exchange import exchange, settings_of
+from captrain.interop.logs.source import Foreign
 from captrain.interop.logs.traces import TraceRun, number_of, tools_of_request
 
 MODEL = ("providedModelName", "provided_model_name", "model")
@@ -13,7 +13,7 @@ OF_TRACE = ("observations", "scores", "sessionId", "session_id", "projectId", "p
 """Members that only traces of Langfuse have."""
 
 
-def recognizes_langfuse(row: Mapping[str, Any]) -> bool:
+def recognizes_langfuse(row: Foreign) -> bool:
     """Return whether a row is an observation, a trace, a score, or a page of the API with these."""
     page = row.get("data")
     if isinstance(page, list) and page and isinstance(page[0], dict):

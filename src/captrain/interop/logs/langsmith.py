@@ -1,13 +1,13 @@
 """Runs of LangSmith as its client gives them, alone or with their children, and feedback on them."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from captrain.interop.logs.exchange import exchange, settings_of
+from captrain.interop.logs.source import Foreign
 from captrain.interop.logs.traces import TraceRun, number_of, tools_of_request
 
 
-def recognizes_langsmith(row: Mapping[str, Any]) -> bool:
+def recognizes_langsmith(row: Foreign) -> bool:
     """Return whether a row is a run or feedback on one."""
     return ("run_type" in row and "inputs" in row) or ("run_id" in row and "key" in row and "score" in row)
 

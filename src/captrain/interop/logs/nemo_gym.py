@@ -1,20 +1,19 @@
 """Rollouts of NeMo Gym: a request in OpenAI's Responses format, its response, and the reward."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.records import ChatRow, RowFormat
+from captrain.interop.logs.source import Foreign
 
 TASK = ("_ng_task_index", "task_id", "id", "task_index", "task_idx")
 """Fields that name the task of a rollout, the framework's own first."""
 
 
-def _recognizes(row: Mapping[str, Any]) -> bool:
+def _recognizes(row: Foreign) -> bool:
     return isinstance(row.get("responses_create_params"), dict) and "response" in row
 
 
-def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow:
+def _chat_row(row: Foreign, path: Path) -> ChatRow:
     request, response = row["responses_create_params"], row["response"] or {}
     items, instructions = request.get("input"), request.get("instructions")
     prompt = [{"role": "user", "content": items}] if isinstance(items, str) else items or []

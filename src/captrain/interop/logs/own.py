@@ -1,14 +1,12 @@
 """captrain's own rollouts, a record a line. Their tools are in `tools.json` beside them, if there is one."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from captrain.interop.logs.chat import dialogue_of
 from captrain.interop.logs.records import RowFormat
-from captrain.interop.logs.source import json_of, well_formed
+from captrain.interop.logs.source import Foreign, json_of, well_formed
 from captrain.records import Rollout
 
 TOOLS = "tools.json"
@@ -27,11 +25,11 @@ class _Data(BaseModel):
     milestones: list[dict[str, object]] = []
 
 
-def _recognizes(row: Mapping[str, Any]) -> bool:
+def _recognizes(row: Foreign) -> bool:
     return {"task", "policy", "purpose", "outcome"} <= {*row} and isinstance(row.get("messages"), list)
 
 
-def _rollout(row: Mapping[str, Any], path: Path) -> Rollout | str:
+def _rollout(row: Foreign, path: Path) -> Rollout | str:
     """Read the record without its tokens, which are most of it and which a diagnosis never reads."""
     rollout = Rollout.model_validate(well_formed({**row, "token_ids": [], "mask": [], "logprobs": []}))
     _Data.model_validate(rollout.task.data)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
@@ -37,7 +37,7 @@ from captrain.interop.logs import (
 )
 from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.records import OF_JSON, first_objects, has_columns, is_lines, is_table
-from captrain.interop.logs.source import MALFORMED, Source, reason_of, schemas_by_name
+from captrain.interop.logs.source import MALFORMED, Foreign, Source, reason_of, schemas_by_name
 from captrain.interop.logs.traces import NO_REWARD, TraceFormat, read_traces
 from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular
 
@@ -146,7 +146,7 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets
             scores are given and no file holds traces.
     """
     rewards = spans.read_scores(scores) if scores is not None else {}
-    reader = _Reader(_unchanged if keep_secrets else censored)
+    reader = _Reader(keep_secrets)
     for path in _files(paths):
         try:
             source = _read(path, rewards)
@@ -166,21 +166,21 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets
     return reader.logs()
 
 
-def _unchanged(value: Value) -> Value:
-    return value
-
-
 class _Reader:
-    """Logs under construction. `censor` takes keys out of texts, if it is to."""
+    """Logs under construction."""
 
-    def __init__(self, censor: Callable[[Any], Any]) -> None:
-        self.censor = censor
+    def __init__(self, keep_secrets: bool = False) -> None:
+        self.keep_secrets = keep_secrets
         self.rollouts, self.calls = Spool(Rollout), _CallShapes()
         self.skipped: list[Skipped] = []
         self.sources: list[JsonObject] = []
         self.tools: dict[str, JsonObject] = {}
         self.policies: dict[str, str] = {}
         self.digests: set[str] = set()
+
+    def censor(self, value: Value) -> Value:
+        """Remove what looks like a key, unless keys are to stay."""
+        return value if self.keep_secrets else censored(value)
 
     def skip_file(self, path: Path, reason: str) -> None:
         """List a file that cannot be read at all."""
@@ -260,9 +260,9 @@ def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
     Raises:
         UserError: there are none.
     """
-    reader = _Reader(censored)
+    reader = _Reader()
     for rollout in rollouts:
-        reader.add_rollout(censored(rollout))
+        reader.add_rollout(reader.censor(rollout))
     count = len(reader.rollouts)
     if not count:
         raise UserError("there is no rollout to diagnose", REMEDY)
@@ -395,7 +395,7 @@ def _read_document(path: Path) -> Source | None:
     return None
 
 
-def _holds(recognizes: Callable[[Mapping[str, Any]], bool], row: Mapping[str, Any]) -> bool:
+def _holds(recognizes: Callable[[Foreign], bool], row: Foreign) -> bool:
     try:
         return recognizes(row)
     except MALFORMED:

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.document import ARRAY, CHUNK, JsonDocument
-from captrain.interop.logs.source import reason_of
+from captrain.interop.logs.source import Foreign, reason_of
 from captrain.records import Rollout
 
 FIRST = 20
@@ -55,8 +54,8 @@ class RowFormat:
     neither."""
 
     name: str
-    recognizes: Callable[[Mapping[str, Any]], bool]
-    convert: Callable[[Mapping[str, Any], Path], ChatRow | Rollout | str]
+    recognizes: Callable[[Foreign], bool]
+    convert: Callable[[Foreign, Path], ChatRow | Rollout | str]
 
 
 def is_lines(path: Path) -> bool:
@@ -105,7 +104,7 @@ def rows_of(path: Path) -> Iterator[tuple[str, object]]:
                     yield f"line {number}", f"it is not JSON: {reason_of(error)}"
 
 
-def first_objects(path: Path) -> list[Mapping[str, Any]]:
+def first_objects(path: Path) -> list[Foreign]:
     """Return the first rows that are objects; they tell the format."""
     return [*islice((row for _, row in rows_of(path) if isinstance(row, dict)), FIRST)]
 

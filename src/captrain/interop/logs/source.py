@@ -16,6 +16,8 @@ from pydantic import BaseModel, ValidationError
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, first_fault, plain, read_bytes
 
+Foreign = Mapping[str, Any]
+"""A JSON object in a foreign file: read only, and checked where it is read."""
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Exceptions of reading a value of an unexpected form."""
 
@@ -97,7 +99,7 @@ def json_of(path: Path) -> Any:
 
 
 def entries_of(
-    values: Iterable[tuple[str, object]], read: Callable[[int, Mapping[str, Any]], Rollout | str], first: int = 1
+    values: Iterable[tuple[str, object]], read: Callable[[int, Foreign], Rollout | str], first: int = 1
 ) -> Iterator[tuple[str, Rollout | str]]:
     """Read each value into its record, or into the reason why there is none.
 

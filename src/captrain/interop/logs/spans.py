@@ -9,13 +9,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from captrain.errors import UserError
 from captrain.interop.logs.exchange import loaded
-from captrain.interop.logs.source import call_entry, text_of
+from captrain.interop.logs.source import Foreign, call_entry, text_of
 from captrain.interop.logs.traces import TraceRun, trace_key
 from captrain.records import Message, plain, read_text
 
@@ -28,7 +27,7 @@ SCHEMA = re.compile(r"llm\.tools\.\d+\.tool\.json_schema")
 SCORES = "trace_id,reward"
 
 
-def recognizes_spans(row: Mapping[str, Any]) -> bool:
+def recognizes_spans(row: Foreign) -> bool:
     """Return whether a row is a span, or a batch of spans as OTLP exports it."""
     return "resourceSpans" in row or (isinstance(row.get("attributes"), dict | list) and bool(_trace_id(row)))
 
@@ -71,13 +70,13 @@ def span_runs(row: object) -> Iterator[TraceRun]:
         yield TraceRun(_trace_id(span), _gen_ai(attributes) or _numbered(attributes), model, tools)
 
 
-def _trace_id(span: Mapping[str, Any]) -> str:
+def _trace_id(span: Foreign) -> str:
     context = span.get("context")
     inner = context.get("trace_id") if isinstance(context, dict) else None
     return str(span.get("traceId") or span.get("trace_id") or inner or "")
 
 
-def _gen_ai(attributes: Mapping[str, Any]) -> list[object]:
+def _gen_ai(attributes: Foreign) -> list[object]:
     """Read messages of typed parts."""
     messages: list[object] = []
     if instructions := loaded(attributes.get("gen_ai.system_instructions")):
@@ -89,7 +88,7 @@ def _gen_ai(attributes: Mapping[str, Any]) -> list[object]:
     return messages
 
 
-def _of_parts(message: Mapping[str, Any]) -> list[Message]:
+def _of_parts(message: Foreign) -> list[Message]:
     """Convert a message of parts: text and calls are one message, each response is one of a tool."""
     parts = message.get("parts") or []
     messages: list[Message] = []
@@ -114,7 +113,7 @@ def _words(parts: object) -> str:
     return text_of(parts)
 
 
-def _numbered(attributes: Mapping[str, Any]) -> list[object]:
+def _numbered(attributes: Foreign) -> list[object]:
     """Join messages that are spread over numbered attributes, inputs before outputs."""
     entries: dict[tuple[bool, int], dict[str, object]] = {}
     for name, value in attributes.items():

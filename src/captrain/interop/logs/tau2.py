@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.chat import ROLES
 from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.records import rows_of
 from captrain.interop.logs.source import (
+    Foreign,
     Source,
     cleaned,
     entries_of,
@@ -32,11 +32,11 @@ class _Run:
     """What all simulations of a file share. tasks: embedded tasks by id; model: of the agent."""
 
     file: str
-    tasks: Mapping[str, Mapping[str, Any]]
+    tasks: Mapping[str, Foreign]
     domain: str = "unknown"
     model: str = "unknown"
 
-    def rollout(self, index: int, simulation: Mapping[str, Any]) -> Rollout | str:
+    def rollout(self, index: int, simulation: Foreign) -> Rollout | str:
         """Return the record of a simulation, or why there is none."""
         if simulation.get("task_id") is None:
             return "it names no task"
@@ -97,13 +97,13 @@ def read_tau2(document: JsonDocument) -> Source:
     return Source(file, about, entries_of(simulations, run.rollout, first=0), {}, policies)
 
 
-def _object(data: Mapping[str, object], name: str) -> Mapping[str, Any]:
+def _object(data: Mapping[str, object], name: str) -> Foreign:
     """Return a member that is an object; {} for anything else."""
     value = data.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def is_simulation(row: Mapping[str, Any]) -> bool:
+def is_simulation(row: Foreign) -> bool:
     """Return whether a row is a simulation in a bare list, without the tasks."""
     return "reward_info" in row and isinstance(row.get("messages"), list)
 
@@ -142,7 +142,7 @@ def _split(folder: Path, listing: object) -> Iterator[tuple[str, object]]:
         yield f"simulations/{name}.json", simulation
 
 
-def _script(task: Mapping[str, Any], is_solo: bool) -> str:
+def _script(task: Foreign, is_solo: bool) -> str:
     """Join what the simulated user was told, and for an agent that works alone the ticket."""
     scenario = task.get("user_scenario")
     instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else scenario
@@ -151,7 +151,7 @@ def _script(task: Mapping[str, Any], is_solo: bool) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _reference(criteria: Mapping[str, Any], is_solo: bool) -> list[Message]:
+def _reference(criteria: Foreign, is_solo: bool) -> list[Message]:
     """Return the solution: the agent's gold calls, and the information to be told at its end."""
     reference: list[Message] = []
     for action in criteria.get("actions") or []:
@@ -165,7 +165,7 @@ def _reference(criteria: Mapping[str, Any], is_solo: bool) -> list[Message]:
     return [*reference, {"role": "assistant", "content": ", ".join(informs), "informs": informs}]
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _message(message: Foreign) -> Message:
     """Convert one of tau2's messages to a chat message."""
     role, text = str(message.get("role")), text_of(message.get("content"))
     if role not in ROLES:

@@ -4,23 +4,21 @@ Only the first call of a turn was executed there, so only that one is read. An e
 failure: with a trajectory it is a fault, without one the row is skipped.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.records import ChatRow, RowFormat
-from captrain.interop.logs.source import call_entry, calling
+from captrain.interop.logs.source import Foreign, call_entry, calling
 from captrain.records import Message
 
 WORDS = "respond"
 """The action that stands for a message to the user."""
 
 
-def _recognizes(row: Mapping[str, Any]) -> bool:
+def _recognizes(row: Foreign) -> bool:
     return isinstance(row.get("traj"), list) and isinstance(row.get("info"), dict) and "task_id" in row
 
 
-def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
+def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
     task, error = row["info"].get("task"), row["info"].get("error")
     if task is None and error is None:
         return "its info has no task"
@@ -38,14 +36,14 @@ def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
     )
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _message(message: Foreign) -> Message:
     content = message.get("content") or ""
     if message.get("role") == "tool":
         return {**message, "error": str(content).startswith("Error")}
     return {**message, "content": content, "tool_calls": (message.get("tool_calls") or [])[:1]}
 
 
-def _reference(task: Mapping[str, Any]) -> list[Message]:
+def _reference(task: Foreign) -> list[Message]:
     actions = [action for action in task.get("actions") or [] if action["name"] != WORDS]
     entries = [call_entry(action["name"], action["kwargs"], f"gold-{place}") for place, action in enumerate(actions)]
     informs = [str(output) for output in task.get("outputs") or []]

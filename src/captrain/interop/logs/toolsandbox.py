@@ -6,14 +6,13 @@ service is skipped.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.source import MALFORMED, Source, entries_of, json_of, reason_of, record_of_entry
+from captrain.interop.logs.source import MALFORMED, Foreign, Source, entries_of, json_of, reason_of, record_of_entry
 from captrain.records import JsonObject, Rollout, file_digest
 
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
@@ -31,7 +30,7 @@ def read_toolsandbox(document: JsonDocument) -> Source:
     return Source(file, about, entries_of(places, partial(_rollout, document.path, file), first=0))
 
 
-def _rollout(path: Path, file: str, index: int, result: Mapping[str, Any]) -> Rollout | str:
+def _rollout(path: Path, file: str, index: int, result: Foreign) -> Rollout | str:
     name, fault = result.get("name"), None
     if not isinstance(name, str) or not name:
         return "it has no name"
@@ -70,16 +69,14 @@ def _rollout(path: Path, file: str, index: int, result: Mapping[str, Any]) -> Ro
     )
 
 
-def _milestones(
-    turns: Sequence[Mapping[str, Any]], result: Mapping[str, Any]
-) -> tuple[list[JsonObject], dict[str, float]]:
+def _milestones(turns: Sequence[Foreign], result: Foreign) -> tuple[list[JsonObject], dict[str, float]]:
     """Collect the checks of each milestone and minefield, and how far each was met: 1 for a met milestone and for a
     minefield that was not entered.
 
     Scores are in the summary. Descriptions stand in the conversation at the message that matched best, and are empty
     if none matched.
     """
-    found: dict[tuple[str, int], Mapping[str, Any]] = {}
+    found: dict[tuple[str, int], Foreign] = {}
     for turn in turns:
         details = turn.get(f"{turn.get('role')}_details") or {}
         for kind in KINDS:
@@ -96,7 +93,7 @@ def _milestones(
     return descriptions, parts
 
 
-def milestone_checks(milestone: Mapping[str, Any], minefield: bool) -> JsonObject:
+def milestone_checks(milestone: Foreign, minefield: bool) -> JsonObject:
     """Return the checks of a milestone as plain values: a call, a message to the user, or a state of the records."""
     checks: list[JsonObject] = []
     for constraint in milestone.get("snapshot_constraints") or []:

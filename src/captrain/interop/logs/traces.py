@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.chat import REWARD, chat_rollout
 from captrain.interop.logs.records import ChatRow, rows_of
-from captrain.interop.logs.source import MALFORMED, Source, reason_of, schemas_by_name
+from captrain.interop.logs.source import MALFORMED, Foreign, Source, reason_of, schemas_by_name
 from captrain.records import Rollout, file_digest
 
 NO_REWARD = "there is no reward, neither in it nor by --scores FILE"
@@ -38,7 +37,7 @@ class TraceFormat:
     """A format of traces. `runs` yields the runs in a row."""
 
     name: str
-    recognizes: Callable[[Mapping[str, Any]], bool]
+    recognizes: Callable[[Foreign], bool]
     runs: Callable[[object], Iterable[TraceRun]]
 
 

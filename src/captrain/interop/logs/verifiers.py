@@ -1,20 +1,18 @@
 """Traces of verifiers 0.4 (`traces.jsonl`): an episode a line, whose traces are graphs of nodes."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from captrain.interop.logs.records import ChatRow, RowFormat
-from captrain.interop.logs.source import call_entry, text_of
+from captrain.interop.logs.source import Foreign, call_entry, text_of
 from captrain.records import Message
 
 
-def _recognizes(row: Mapping[str, Any]) -> bool:
+def _recognizes(row: Foreign) -> bool:
     traces = row.get("traces")
     return isinstance(traces, list) and (not traces or "nodes" in traces[0])
 
 
-def _chat_row(row: Mapping[str, Any], path: Path) -> ChatRow | str:
+def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
     """Convert the first trace of an episode, from its last leaf to the root. Its reward is the weighted sum of its
     parts."""
     if not row["traces"]:
@@ -50,7 +48,7 @@ def _task_id(task: object) -> object:
     return next((entry[name] for name in ("id", "name", "idx") if entry.get(name) is not None), None)
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _message(message: Foreign) -> Message:
     calls = [
         call_entry(call.get("name"), call.get("arguments"), call.get("id")) for call in message.get("tool_calls") or []
     ]
