@@ -180,7 +180,7 @@ def test_an_answer_that_is_no_environment_is_asked_for_again_and_costs_no_round(
     assert one.passed and len(one.attempts) == 1 and one.best.passport.attempt == 0
     said = [body["messages"][0]["content"].partition("An earlier answer was refused: ")[2] for body in server.requests]
     assert said[0] == "" and "not Python" in said[1] and "not Python" in said[2]
-    assert "class Environment has no broken" in said[3]
+    assert "code defines no broken" in said[3]
     assert (by.usage.answers, by.usage.received, by.usage.rejected) == (1, 4, 3)
 
 

@@ -111,8 +111,8 @@ def test_another_captrain_is_refused_until_it_is_taken_over_which_says_what_is_s
     status, _, err = captrain(project, "run", "routes")
     assert status == 2 and "was recorded with captrain 0.0.9; another is installed" in err and "captrain upgrade" in err
     status, out, _ = captrain(project, "upgrade", "--dry-run")
-    assert status == 0 and "stale, their code differs: routes\n" in out and "nothing was changed" in out
-    assert "only if what they read comes out different: evaluation, causality, figures" in out
+    assert status == 0 and "stale, because their code differs: routes\n" in out and "nothing was changed" in out
+    assert "stale only if their inputs change: evaluation, causality, figures" in out
     assert captrain(project, "upgrade")[1].splitlines()[0].startswith("captrain 0.0.9 -> ")
     assert "the project is up to date" in captrain(project, "upgrade")[1]
 
