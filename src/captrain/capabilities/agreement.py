@@ -53,7 +53,7 @@ def measure_agreement(
     return account
 
 
-def _between_runs(counts: Counts) -> JsonObject:
+def _between_runs(counts: Counts) -> dict[str, float | None]:
     compared = counts[counts.sum(axis=1) > 1]
     unanimous = float((compared.max(axis=1) == compared.sum(axis=1)).mean()) if len(compared) else math.nan
     return {

@@ -30,7 +30,7 @@ from captrain.capabilities import (
 from captrain.diagnosis.findings import Collection, Findings
 from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Standing, diagnose_rollouts, refer
 from captrain.interop import Logs
-from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabels, Spool
+from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool
 from captrain.run import SelectionSettings
 
 FEW = 10
@@ -129,7 +129,7 @@ def label_causes(
         np.array(tasks, np.intp),
         np.ascontiguousarray(np.frombuffer(could, bool).reshape(shape).T),
     )
-    unnamed: JsonObject = {"kinds": toolbox.unnamed} if toolbox.unnamed else {}
+    unnamed: dict[str, object] = {"kinds": toolbox.unnamed} if toolbox.unnamed else {}
     candidates = [
         Capability(
             id=kind,

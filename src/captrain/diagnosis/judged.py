@@ -20,7 +20,7 @@ from captrain.diagnosis.diagnosis import FEW
 from captrain.diagnosis.rollouts import diagnose_rollouts
 from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.interop import Logs
-from captrain.records import JsonObject, Rollout, publish, publish_json
+from captrain.records import Rollout, publish, publish_json
 from captrain.run import Component, ModelAccess, SelectionSettings, build, user_outputs
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
@@ -77,7 +77,7 @@ def judge(
     candidates, labels = label_runs(analyst, rollouts, logs.tools, runs, seed)
     report = select(labels, candidates, selection, count, seed).report
     agreement = measure_agreement(analyst, labels, rollouts, logs.tools)
-    usage: JsonObject = getattr(analyst, "usage", {})
+    usage: dict[str, int] = getattr(analyst, "usage", {})
     with user_outputs(out) as aside:
         publish(aside / "rollouts.jsonl", logs.rollouts)
         publish_json(aside / "tools.json", logs.known_tools)

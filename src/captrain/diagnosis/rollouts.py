@@ -99,7 +99,9 @@ class OutcomeTally:
         """
         query = f"SELECT environment {OF} GROUP BY environment ORDER BY min(rowid)"
         names: list[str | None] = [name for (name,) in self._database.execute(query, (None, agent))]
-        for name in names + ([None] if len(names) > 1 else []):
+        if len(names) > 1:
+            names.append(None)
+        for name in names:
             ratios = "CAST(sum(passed) AS REAL) / sum(rollouts), sum(reward) / sum(rollouts)"
             rows = self._database.execute(f"SELECT {ratios} {OF} GROUP BY task ORDER BY min(rowid)", (name, agent))
             tasks = np.fromiter(rows, dtype=[("rate", float), ("reward", float)])

@@ -339,7 +339,7 @@ def _benchmark(evidence: SynthesisInputs, spec: Spec, *, is_program: bool) -> Ch
 
 
 def _synthesizer(model: str, access: ModelAccess) -> Synthesizer:
-    settings: JsonObject = {"_target_": PROGRAM}
+    settings: dict[str, object] = {"_target_": PROGRAM}
     if model:
         settings = {"_target_": SYNTHESIZER, "name": model, "temperature": 1.0, "max_tokens": LONGEST}
     return build(Component.model_validate(settings), Synthesizer, access=access)

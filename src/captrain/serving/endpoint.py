@@ -138,14 +138,12 @@ class ChatServer:
         with_adapter(self.policy.state, str(folder))  # refuses a damaged adapter now, not at its first request
         self.adapters[name] = (folder, content)
 
-    def models(self) -> list[JsonObject]:
+    def models(self) -> list[dict[str, object]]:
         """List the base, then its adapters; `digest` identifies their content."""
-        models: list[JsonObject] = [{"id": self.name, "root": self.root, "parent": None, "digest": self.policy.digest}]
-        models += [
-            {"id": name, "root": str(folder), "parent": self.name, "digest": content}
-            for name, (folder, content) in self.adapters.items()
-        ]
-        return [{"object": "model", "created": 0, "owned_by": "captrain", **model} for model in models]
+        models = [(self.name, self.root, None, self.policy.digest)]
+        models += [(name, str(folder), self.name, content) for name, (folder, content) in self.adapters.items()]
+        shared = {"object": "model", "created": 0, "owned_by": "captrain"}
+        return [{**shared, **dict(zip(("id", "root", "parent", "digest"), model, strict=True))} for model in models]
 
     async def complete(self, request: CompletionRequest) -> JsonObject:
         """Answer a request for completions.

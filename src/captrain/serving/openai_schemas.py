@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message
 
-NEUTRAL: JsonObject = {
+NEUTRAL: dict[str, object] = {
     "top_p": 1,
     "presence_penalty": 0,
     "frequency_penalty": 0,

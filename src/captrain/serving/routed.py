@@ -119,7 +119,7 @@ class RoutedEndpoint:
             return JSONResponse({}, 503 if answer.is_error else 200)
 
         @app.get("/v1/models")
-        async def models() -> JsonObject:
+        async def models() -> dict[str, object]:
             model = {"id": self.name, "object": "model", "created": 0, "owned_by": "captrain"}
             return {"object": "list", "data": [model]}
 

@@ -46,7 +46,7 @@ def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
     """
     shared = {key: answer[key] for key in ("id", "created", "model", "system_fingerprint")}
 
-    def event(choices: list[JsonObject], **more: object) -> str:
+    def event(choices: Sequence[dict[str, object]], **more: object) -> str:
         return f"data: {json.dumps({**shared, 'object': 'chat.completion.chunk', 'choices': choices, **more})}\n\n"
 
     for choice in answer["choices"]:
@@ -77,7 +77,7 @@ def routes(server: ChatServer) -> FastAPI:
         return {}
 
     @app.get("/v1/models")
-    async def models() -> JsonObject:
+    async def models() -> dict[str, object]:
         return {"object": "list", "data": server.models()}
 
     @app.post("/v1/chat/completions")
