@@ -339,13 +339,6 @@ def test_a_run_is_replayed_without_key_and_endpoint(
         asker(folder).ask([*questions, question(5)], "labels")
 
 
-def test_an_answer_used_twice_is_counted_once(server: Answering, folder: Path) -> None:
-    one = asker(folder)
-    one.ask([question(1)], "labels")
-    one.ask([question(1), question(2)], "labels")
-    assert one.usage.answers == one.usage.received == 2
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"text": "{}", "prompt_tokens": 1}', "\0\xff"])
 def test_damaged_cached_answers_are_reported_once_and_asked_again(
     server: Answering, folder: Path, text: str, capfd: pytest.CaptureFixture[str]

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from captrain.agents.local import LocalPolicy
 from captrain.contract import RunningEpisode, calls_of, tool_call
@@ -90,9 +92,6 @@ ANSWER: Message = {"role": "tool", "name": "change_order", "content": "change_or
 
 def tokenizer_of(family: str) -> Any:
     """A tokenizer of bytes, with the special tokens of the template."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     name, end = family.split()[0], FAMILIES[family][0]
     template = MINIMAX if name == "minimax" else files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
     special = {end, "<|bos|>", *re.findall(r"<[|｜][^<>{}'\"\s]+[|｜]>|\]~!?b[\[\]]|<\|[\w\"|]+>|<\w+\|>", template)}

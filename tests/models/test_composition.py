@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import PeftModel
 from support.adapters import lora
+from transformers import AutoModelForCausalLM
 
 from captrain.agents.local import LocalPolicy
 from captrain.contract import RunningEpisode, load_file
@@ -57,10 +60,6 @@ def test_a_composition_is_the_weighted_sum_of_its_members(
 def test_a_composition_gives_the_logits_of_the_summed_weights(
     tiny: Path, members: dict[str, Adapter], tmp_path: Path
 ) -> None:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     weights = {"a": 0.6, "b": 0.4}
     composed = compose(members, weights, tmp_path)
     # One member at another weight than 1 is a concatenation too; PEFT acts with all of them in one batch.
@@ -92,9 +91,6 @@ def test_a_composition_gives_the_logits_of_the_summed_weights(
 
 
 def test_a_composition_equals_pefts_cat(tiny: Path, members: dict[str, Adapter], tmp_path: Path) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     model: Any = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tiny), members["a"].folder, adapter_name="a"
     )
@@ -110,8 +106,6 @@ def test_a_composition_equals_pefts_cat(tiny: Path, members: dict[str, Adapter],
 def test_a_policy_samples_with_a_composition_as_with_summed_weights(
     tiny: Path, members: dict[str, Adapter], letters: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     summed: Any = AutoModelForCausalLM.from_pretrained(tiny)
     state = summed.state_dict()
     for name in ("a", "b"):

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.letters import Letters
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from support.letters import LETTERS, Letters
 from support.stages import stage
 from support.training import (
     GRPO,
@@ -28,7 +30,9 @@ from support.training import (
     trainer_of,
     weights,
 )
+from transformers import AutoModelForCausalLM
 
+from captrain.agents.local import LocalPolicy
 from captrain.comparison.baselines.grpo import GRPO_TARGET
 from captrain.contract import CheckedEnvironment, GuardedEpisode, load_file
 from captrain.errors import EnvironmentFault, UserError
@@ -53,8 +57,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(home: Path) -> Path:
-    from support.letters import LETTERS
-
     path = home / "letters.py"
     path.write_text(LETTERS.format(name="letters", flat=0))
     return path
@@ -142,24 +144,9 @@ def test_checkpoints_equal_trainings_of_a_smaller_budget(
 
 
 @pytest.mark.needs("minutes")
-def test_a_resumed_training_keeps_earlier_checkpoints(
-    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from captrain.training.grpo import PolicyTrainer
-
-    play = PolicyTrainer.play
-
-    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
-        batch = play(self, prompts)
-        if len(self.history) == 3:
-            raise KeyboardInterrupt
-        return batch
-
+def test_a_resumed_training_keeps_earlier_checkpoints(tiny: Path, environment: Path, tmp_path: Path) -> None:
     with inside(tmp_path / "cut"):
-        with monkeypatch.context() as patch:
-            patch.setattr(PolicyTrainer, "play", pull_the_plug)
-            with pytest.raises(KeyboardInterrupt):
-                train(job(tiny, environment, points=3))
+        interrupted(job(tiny, environment, points=3), 2)
         resumed = train(job(tiny, environment, points=3))
     with inside(tmp_path / "whole"):
         assert train(job(tiny, environment, points=3)).checkpoints == resumed.checkpoints
@@ -195,8 +182,6 @@ def test_a_resumed_training_continues_its_learning_rate_schedule(
 
 
 def test_clip_high_sets_the_upper_clipping_range(tiny: Path, letters: Letters) -> None:
-    import torch
-
     def gradient(clip_high: float | None, shift: float) -> float:
         trainer = trainer_of(job(tiny, letters(), trainer={"clip_high": clip_high}, skip=0))
         batch = trainer._generate_and_score_completions(groups(2))
@@ -303,8 +288,6 @@ def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: P
 
 
 def test_constant_groups_are_discarded_and_change_no_weight(tiny: Path, letters: Letters, tmp_path: Path) -> None:
-    from peft import get_peft_model_state_dict
-
     flat_job = job(tiny, letters("flat", flat=1))
     begun = {name: tensor.clone() for name, tensor in get_peft_model_state_dict(trainer_of(flat_job).model).items()}
     with inside(tmp_path):
@@ -330,8 +313,6 @@ def test_a_step_of_constant_groups_does_not_move_weights_by_momentum(
 
 
 def test_an_update_makes_better_than_average_rollouts_likelier(tiny: Path, letters: Letters) -> None:
-    import torch
-
     trainer = trainer_of(job(tiny, letters(), skip=0))
     rewards: list[float] = []
     sampled: list[list[float]] = []
@@ -376,8 +357,6 @@ def test_an_update_makes_better_than_average_rollouts_likelier(tiny: Path, lette
 def test_dropping_discarded_rows_changes_neither_loss_nor_gradient(
     tiny: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     from captrain.training import grpo as module
 
     trainer = trainer_of(job(tiny, letters("half", flat=2), trainer={"groups_per_step": 4}, rollouts=16, skip=0))
@@ -409,8 +388,6 @@ def test_dropping_discarded_rows_changes_neither_loss_nor_gradient(
 def test_the_grpo_loss_averages_over_informative_rollouts_however_a_batch_is_divided(
     tiny: Path, letters: Letters
 ) -> None:
-    import torch
-
     def gradient(loss: str, parts: int) -> list[torch.Tensor]:
         settings = {"groups_per_step": 4, "loss": loss}
         trainer = trainer_of(job(tiny, letters("half", flat=2), trainer=settings, rollouts=16, skip=0))
@@ -429,8 +406,6 @@ def test_the_grpo_loss_averages_over_informative_rollouts_however_a_batch_is_div
 
 
 def test_a_batch_without_any_signal_keeps_one_row() -> None:
-    import torch
-
     from captrain.training.grpo import without_discarded
 
     batch = {"tool_mask": torch.zeros(4, 3), "completion_mask": torch.ones(4, 3), "num_items_in_batch": torch.tensor(0)}
@@ -454,8 +429,6 @@ def test_a_budget_between_steps_is_spent_to_the_last_rollout(
 
 
 def test_advantages_of_a_smaller_last_group_are_standardized_over_it(tiny: Path, letters: Letters) -> None:
-    import torch
-
     trainer = trainer_of(job(tiny, letters(), skip=0, rollouts=7))
     batch = trainer._generate_and_score_completions(groups(2))
     first, second = batch["advantages"].flatten()[:4], batch["advantages"].flatten()[4:]
@@ -601,12 +574,6 @@ def test_an_error_in_a_score_closes_all_episodes(
 
 
 def test_the_adapter_acts_in_plain_peft_as_in_the_engine(tiny: Path, trained: Trained) -> None:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    from captrain.agents.local import LocalPolicy
-
     plain: Any = AutoModelForCausalLM.from_pretrained(tiny)
     ids = torch.arange(3, 93).view(2, 45)
     with torch.inference_mode():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from captrain.benchmarks import servicedesk as desk
 from captrain.contract import calls_of
@@ -127,8 +128,6 @@ def test_drills_answer_correctly() -> None:
 
 
 def test_only_what_the_agent_writes_is_learnt(tiny: Path) -> None:
-    from transformers import AutoTokenizer
-
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
     rows = [row for batch in make_batches(Chat(tokenizer, desk.TOOLS), SIZE, 0) for row in batch]
     assert len(rows) == SIZE.steps * SIZE.batch

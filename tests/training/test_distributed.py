@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from support.adapters import lora
+from support.letters import LETTERS
 from support.servers import STAND_IN
 from support.training import ROOT, fine_tuned, inside, mixture_of, weights
 from support.training import job as letters_job
@@ -26,6 +27,7 @@ from captrain.agents.policy import load_policy
 from captrain.agents.servers import stop_servers
 from captrain.contract import RunningEpisode
 from captrain.errors import EnvironmentFault, UserError
+from captrain.models import passes
 from captrain.models.lora import adapter_digest
 from captrain.records import JsonObject
 from captrain.run import compose_spec
@@ -81,8 +83,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(home: Path) -> Path:
     """The letters environment with hints."""
-    from support.letters import LETTERS
-
     path = home / "letters.py"
     path.write_text(LETTERS.format(name="letters", flat=3).replace("    def tasks", HINT))
     return path
@@ -127,8 +127,6 @@ def adaptation(folder: Path) -> dict[str, Any]:
 
 
 def same_work(several: Trained, one: Trained, job: Job) -> None:
-    import torch
-
     assert several.rollouts == BUDGET and counts(several) == counts(one)
     # Before the first update the weights are the same, and so are all rollouts.
     assert several.history[0] == one.history[0] and one.history[0].informative > 0
@@ -328,10 +326,6 @@ def test_shared_beginnings_train_a_dense_float32_base_as_trl_does(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with TRL's heads, which compute each row separately."""
-    import torch
-
-    from captrain.models import passes
-
     # Not seed 0: there the gradient of one weight is only noise, and Adam makes a whole step of its sign.
     job = replace(letters_job(tiny, environment, rollouts=16, policy={"precision": "float32"}), seed=1)
     once = weights(trained(job, tmp_path / "once", on(precision="float32")).folder)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import get_peft_model
+from support.letters import LETTERS
 from support.training import inside, job, mixture_of, weights
 
 from captrain.agents.local import LocalPolicy
@@ -63,8 +64,6 @@ def test_adapters_of_experts_are_not_composed(mixture: Path, tmp_path: Path) -> 
 
 
 def test_grpo_trains_experts_and_samples_with_them(mixture: Path, tmp_path: Path) -> None:
-    from support.letters import LETTERS
-
     (tmp_path / "letters.py").write_text(LETTERS.format(name="letters", flat=0))
     settings = {"targets": ATTENTION, "experts": True, "epochs": 1, "rank": 2}
     one = job(mixture, tmp_path / "letters.py", rollouts=16, trainer=settings, policy={"precision": "float32"})

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from support.training import groups, inside, interrupted, job, moved, targets_of, trainer_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from captrain.agents import engine
 from captrain.agents.local import LocalPolicy
 from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.errors import EnvironmentFault, UserError
+from captrain.models.chat import Chat
 from captrain.run import build
+from captrain.run.components import check
 from captrain.training.checkpoints import last_checkpoint
 from captrain.training.jobs import Trained
 from captrain.training.runs import train
@@ -225,10 +228,6 @@ class Environment:
 @pytest.fixture
 def obedient(tiny: Path, tmp_path: Path) -> Path:
     """The tiny model, taught to say no, and yes when told to."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from captrain.models.chat import Chat
-
     folder = shutil.copytree(tiny, tmp_path / "obedient")
     chat, model = Chat(AutoTokenizer.from_pretrained(tiny), []), AutoModelForCausalLM.from_pretrained(tiny)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -283,7 +282,5 @@ def test_an_invalid_hint_is_a_fault_of_the_environment(
 
 
 def test_a_share_above_one_is_refused(tiny: Path, hinting: Path) -> None:
-    from captrain.run.components import check
-
     with pytest.raises(UserError, match="trainer.hints"):
         check("trainer", job(tiny, hinting, trainer={"hints": 1.5}).trainer)

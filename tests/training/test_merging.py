@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
 from support.adapters import lora
 from support.needs import further
 from support.training import job as grpo_job
 from support.training import project as make_project
 from support.training import synthesized, weights
+from transformers import AutoModelForCausalLM
 
 from captrain.agents import LocalPolicy
 from captrain.agents.collection import collect
@@ -45,9 +49,6 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def adapter(folder: Path, matrix: Any, scale: float = 1.0) -> Adapter:
     """An adapter that adds scale x matrix to one module, with the matrix's width as its rank."""
-    import torch
-    from safetensors.torch import save_file
-
     up = torch.as_tensor(matrix, dtype=torch.float32)
     rank = up.shape[1]
     folder.mkdir(parents=True)
@@ -76,8 +77,6 @@ def rank(folder: Path) -> int:
 
 
 def near(found: Any, expected: Any) -> bool:
-    import torch
-
     return torch.allclose(found, torch.as_tensor(expected, dtype=torch.float64), atol=1e-5)
 
 
@@ -97,8 +96,6 @@ def test_small_matrices_merge_as_computed_by_hand(inside: Path, method: str, exp
 
 
 def test_dare_drops_weights_at_random_and_rescales(inside: Path) -> None:
-    import torch
-
     one, two = torch.full((8, 8), 1.0), torch.full((8, 8), 10.0)
     members = adapter(inside / "one", one), adapter(inside / "two", two)
     found = 2 * made("dare", *members, density=0.5)
@@ -110,8 +107,6 @@ def test_dare_drops_weights_at_random_and_rescales(inside: Path) -> None:
 
 
 def test_svd_is_the_best_approximation_at_the_rank_of_a_member(inside: Path) -> None:
-    import torch
-
     torch.manual_seed(0)
     pairs = [(torch.randn(6, 2), torch.randn(2, 5)) for _ in range(2)]
     members = {str(at): thin(inside / str(at), *pair) for at, pair in enumerate(pairs)}
@@ -126,8 +121,6 @@ def test_svd_is_the_best_approximation_at_the_rank_of_a_member(inside: Path) -> 
 
 def thin(folder: Path, up: Any, down: Any) -> Adapter:
     """An adapter with given factors."""
-    from safetensors.torch import save_file
-
     adapter(folder, up)
     weights = {f"{MODULE}.lora_A.weight": down.float().contiguous(), f"{MODULE}.lora_B.weight": up.float().contiguous()}
     save_file(weights, folder / "adapter_model.safetensors")
@@ -136,8 +129,6 @@ def thin(folder: Path, up: Any, down: Any) -> Adapter:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_identical_adapters_merge_to_themselves(inside: Path, method: str) -> None:
-    import torch
-
     torch.manual_seed(1)
     up, down = torch.randn(7, 2), torch.randn(2, 5)
     members = {name: thin(inside / name, up, down) for name in ("a", "b", "c")}
@@ -148,8 +139,6 @@ def test_identical_adapters_merge_to_themselves(inside: Path, method: str) -> No
 
 
 def test_core_but_not_ties_keeps_adapters_of_orthogonal_subspaces(inside: Path) -> None:
-    import torch
-
     torch.manual_seed(2)
     left, right = (torch.linalg.qr(torch.randn(size, size))[0] for size in (6, 5))
     # Two adapters of rank 1 with different directions, none along an axis of the weights.
@@ -163,9 +152,6 @@ def test_core_but_not_ties_keeps_adapters_of_orthogonal_subspaces(inside: Path) 
 
 
 def test_merged_updates_equal_those_of_peft(tiny: Path, inside: Path) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     members = {name: lora(tiny, inside / name, seed) for seed, name in enumerate(("a", "b"))}
     model: Any = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tiny), members["a"].folder, adapter_name="a"
@@ -183,9 +169,6 @@ def test_merged_updates_equal_those_of_peft(tiny: Path, inside: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_merged_adapter_is_plain_and_reproducible(tiny: Path, inside: Path, method: str) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     members = {name: lora(tiny, inside / name, seed) for seed, name in enumerate(("a", "b"))}
     one = merge(method, members, density=0.5, seed=0)
     assert one.digest == adapter_digest(one.folder) and one.rollouts == 0
@@ -240,10 +223,6 @@ def test_the_distillation_loss_is_the_mean_over_the_students_tokens(
     tiny: Path, inside: Path, teachers: dict[str, Adapter]
 ) -> None:
     """Before its first update, the student acts as the base: compute the divergence of its rollouts one by one."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     one = job(tiny, inside, {"first": teachers["first"]}, rollouts=8, policy={"temperature": 0.7})
     (place,) = one.environments
     target = place.target(one.machine)
@@ -268,9 +247,6 @@ def test_the_distillation_loss_is_the_mean_over_the_students_tokens(
 
 
 def test_the_student_begins_as_the_base(tiny: Path, inside: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
-
     still = lora(tiny, inside / "still", 0)
     path = inside / "still/adapter_model.safetensors"
     save_file({n: torch.zeros_like(w) if "lora_B" in n else w for n, w in weights(path.parent).items()}, path)

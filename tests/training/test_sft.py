@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.training import fine_tuned
+from transformers import Trainer
 
 from captrain.errors import UserError
 from captrain.models import computes_on_cpu
@@ -27,8 +28,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_killed_fine_tuning_resumes_to_the_same_bytes(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import Trainer
-
     step, steps = Trainer.training_step, list[int]()
     monkeypatch.setattr(sft, "CHECKPOINT", EVERY)
 
@@ -61,8 +60,6 @@ def test_a_killed_fine_tuning_resumes_to_the_same_bytes(
 def test_a_gradient_that_is_not_finite_ends_the_training_and_keeps_its_checkpoints(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import Trainer
-
     step = Trainer.training_step
     monkeypatch.setattr(sft, "CHECKPOINT", EVERY)
 

@@ -9,6 +9,7 @@ from support.letters import Letters
 from support.servers import machine
 from support.training import inside, job
 from support.waiting import until
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from captrain.agents.vllm import VLLMPolicy
 from captrain.contract import RunningEpisode
@@ -26,8 +27,6 @@ def served(base: Path, environment: Path, staleness: int, **changes: Any) -> Job
 def test_a_slow_episode_does_not_delay_the_next_step(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
     acted, began, updates = list[tuple[str, str]](), dict[int, int](), list[int]()
     """Adapters by task, updates before the slow episode of each step, updates."""
     answer = VLLMPolicy._answer

@@ -1,11 +1,14 @@
 """A pretrained model as the base: found by its digest, trained further, and acting."""
 
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.scripts import load_script
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from captrain.agents.local import LocalPolicy
 from captrain.benchmarks import load_benchmark
@@ -21,9 +24,6 @@ from captrain.training.base import demonstrations
 @pytest.fixture(scope="module")
 def llama(tiny: Path) -> Path:
     """A tiny Llama with the embedded base's tokenizer and the template for models without tools."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
     tokenizer.chat_template = load_script("smollm").TEMPLATE
@@ -78,10 +78,6 @@ def test_equal_seeds_give_equal_weights(llama: Path, tmp_path: Path) -> None:
 
 
 def test_the_template_for_models_without_tools_round_trips(llama: Path) -> None:
-    import random
-
-    from transformers import AutoTokenizer
-
     chat = Chat(AutoTokenizer.from_pretrained(llama), TOOLS)
     rng = random.Random(0)
     for _ in range(20):

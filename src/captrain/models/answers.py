@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -196,7 +196,7 @@ class StructuredAnswers:
     def _request_all(
         self, missing: Mapping[str, Question[A]], answers: dict[str, A], label: str, access: ModelAccess
     ) -> None:
-        """Request missing answers, and add them to the answers."""
+        """Request missing answers by daemon threads, for which Ctrl-C does not wait; add them to the answers."""
         from tqdm import tqdm
 
         self._endpoint.client  # noqa: B018  (fail before the first request if a variable is not set)
@@ -215,7 +215,6 @@ class StructuredAnswers:
             finally:
                 results.put(None)
 
-        # Daemon threads, so that Ctrl-C does not wait for the server.
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(access.concurrency, len(missing)))]
         for thread in threads:
             thread.start()
@@ -326,13 +325,10 @@ class StructuredAnswers:
             stop.wait(seconds)
         if stop.is_set() or self._exhausted(access):
             return None
-        complaint = f"An earlier answer was refused: {rejection}" if rejection else ""
-        system = "\n\n".join(part for part in (question.system, complaint) if part)
-        messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": question.user}]
         try:
             completion = self._endpoint.chat(
                 question.schema,
-                messages=[message for message in messages if message["content"]],
+                messages=_messages(question, rejection),
                 temperature=self.temperature,
                 max_tokens=self.max_tokens,
                 # Another seed after a rejected answer: with the same one, it would come again.
@@ -376,6 +372,13 @@ class StructuredAnswers:
     def _pause(self) -> float:
         """Return the seconds until the server may be asked again."""
         return max(0.0, self._not_before - time.monotonic())
+
+
+def _messages(question: Question[Any], rejection: str) -> list[Message]:
+    complaint = f"An earlier answer was refused: {rejection}" if rejection else ""
+    system = "\n\n".join(part for part in (question.system, complaint) if part)
+    messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": question.user}]
+    return [message for message in messages if message["content"]]
 
 
 def _parsed(question: Question[A], text: str) -> A:

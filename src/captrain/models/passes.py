@@ -212,10 +212,8 @@ class _Pass(torch.autograd.Function):
 
 
 def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Machine) -> SharedPasses | None:
-    """Replace the head that TRL adds to a causal LM (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in
-    place, if the model is dense and computes on a CPU. TRL computes each row with its whole prompt, which takes most of
-    the time there. The new head returns the same: log-probabilities and entropies of labels, and their loss. With FSDP
-    the layers stay modules, and only the head changes, to compute in the type of the model.
+    """Replace TRL's head (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in place, if the model is dense and
+    computes on a CPU, where whole prompts of each row take most of the time. With FSDP the layers stay modules.
 
     Args:
         model: the base of a PEFT model, before it trains.

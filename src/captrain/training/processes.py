@@ -31,7 +31,7 @@ import yaml
 from captrain.agents import stop_servers
 from captrain.errors import InfrastructureError, UserError
 from captrain.models import computes_on_cpu
-from captrain.records import JsonObject, publish_bytes, publish_text
+from captrain.records import publish_bytes, publish_text
 from captrain.run import Accelerate, Machine, launch
 from captrain.training import collectives
 
@@ -48,14 +48,14 @@ RESULT = "trained.pkl"
 Result = TypeVar("Result")
 
 
-def configuration(machine: Machine) -> JsonObject:
+def configuration(machine: Machine) -> dict[str, object]:
     """Make the settings of `accelerate launch`'s configuration file.
 
     FSDP shards layer by layer, with frozen and trainable weights in one unit. Rank 0 reads the base and sends the
     others their shards. The base's own precision is used, without mixed precision. The first node has the first ranks.
     """
     accelerate, nodes = machine.accelerate, machine.nodes
-    settings: JsonObject = {
+    settings: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         # "MULTI_GPU" starts processes without GPUs, too: each finds out for itself.
         "distributed_type": "MULTI_GPU",

@@ -152,6 +152,30 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
         machine: with the layout over processes and GPUs.
         workspace: folder of checkpoints and of the adapter.
     """
+    from captrain.training import trainers
+    from captrain.training.checkpoints import last_checkpoint
+
+    # 1. Updates, from the last whole checkpoint on.
+    trainer = _trainer(job, tokenizer, machine, workspace)
+    last = collectives.once(lambda: last_checkpoint(Path(str(trainer.args.output_dir))))
+    trainers.train(trainer, machine, last, lambda: None)
+    losses = [round(row["loss"], 6) for row in trainer.state.log_history if "loss" in row]
+
+    # 2. The adapter with its model card, published whole.
+    aside = workspace / "unfinished"
+    collectives.save(trainer.model, aside, job.base, policy)
+
+    def publish() -> str:
+        content = adapter_digest(aside)
+        publish_text(aside / "README.md", _card(job, content, losses))
+        replace_folder(aside, workspace / "adapter")
+        return content
+
+    return FineTuningResult(collectives.once(publish), losses)
+
+
+def _trainer(job: FineTuning, tokenizer: Any, machine: Machine, workspace: Path) -> Any:
+    """Make TRL's trainer over a fresh adapter of the base."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from trl.trainer.sft_config import SFTConfig
@@ -159,17 +183,13 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
 
     from captrain.models import exact_optimizer, prepare_trainer
     from captrain.training import trainers
-    from captrain.training.checkpoints import last_checkpoint
 
-    # 1. Rows in TRL's columns.
     settings, accelerate = job.settings, machine.accelerate
     rows = [{"input_ids": row.ids, "labels": row.labels()} for row in job.demonstrations]
     if accelerate.processes > 1:
         # All processes need equally many rows; accelerate would repeat demonstrations, so add rows without labels.
         blank = {"input_ids": rows[0]["input_ids"][:2], "labels": [-100, -100]}
         rows += [blank] * (-len(rows) % settings["batch"])
-
-    # 2. TRL's trainer over a fresh adapter of the base.
     options = trainers.arguments(
         SFTConfig,
         job.name,
@@ -197,23 +217,7 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
         optimizer_cls_and_kwargs=exact_optimizer(options) if accelerate.precision == "float64" else None,
     )
     prepare_trainer(trainer, 1.0, machine, settings["seed"])
-
-    # 3. Updates, from the last whole checkpoint on.
-    last = collectives.once(lambda: last_checkpoint(Path(str(options.output_dir))))
-    trainers.train(trainer, machine, last, lambda: None)
-    losses = [round(row["loss"], 6) for row in trainer.state.log_history if "loss" in row]
-
-    # 4. The adapter with its model card, published whole.
-    aside = workspace / "unfinished"
-    collectives.save(trainer.model, aside, job.base, policy)
-
-    def publish() -> str:
-        content = adapter_digest(aside)
-        publish_text(aside / "README.md", _card(job, content, losses))
-        replace_folder(aside, workspace / "adapter")
-        return content
-
-    return FineTuningResult(collectives.once(publish), losses)
+    return trainer
 
 
 def _card(job: FineTuning, content: str, losses: Sequence[float]) -> str:
