@@ -110,9 +110,10 @@ class _Observed:
             self.final.add(acts[-1].tool)
         if goals := calls_in(rollout.reference, toolbox, ("assistant",)):
             self.final.add(goals[-1].tool)
-            skipped = _tools(rollout.reference) - _tools(rollout.messages) if rollout.outcome == "failed" else ()
-            for tool, (later, name) in product(skipped, _misled(acts, goals) if skipped else ()):
-                self.misled[tool, later, name] += 1
+            skipped = _tools(rollout.reference) - _tools(rollout.messages)
+            if skipped and rollout.outcome == "failed":
+                for tool, (later, name) in product(skipped, _misled(acts, goals)):
+                    self.misled[tool, later, name] += 1
 
     @property
     def telling(self) -> set[str]:

@@ -272,8 +272,9 @@ def reference_traits(rollout: Rollout, view: RolloutView) -> tuple[Traits, list[
         elif write.tool != goal.tool or wrong:
             kind = "equal" if write.tool == goal.tool else "instead"
             add((kind, goal.tool, *wrong[:1]), write.message, evidence)
-    for act in view.extras if facts.compares_state else ():
-        add(("beyond", act.tool), act.message, f"the reference has no {act}")
+    if facts.compares_state:
+        for act in view.extras:
+            add(("beyond", act.tool), act.message, f"the reference has no {act}")
     calls = [call for message in rollout.messages if message["role"] == "user" for call in calls_of(message)]
     for tool, arguments in user_calls:
         traits.bases.add(("goal", tool + OF_USER))
