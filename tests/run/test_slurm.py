@@ -662,7 +662,7 @@ def test_submissions_are_ordered_by_time_across_time_zones(here: Path, monkeypat
 
 def submitted(here: Path, monkeypatch: pytest.MonkeyPatch, item: Chore) -> None:
     """Submit a job to a Slurm that accepts it and does not list it."""
-    for name in ("sbatch", "squeue"):
+    for name in ("sbatch", "squeue", "srun"):
         (here / name).write_text('#!/bin/sh\necho "Submitted batch job 12"\n')
         (here / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(here), prepend=os.pathsep)
