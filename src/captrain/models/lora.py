@@ -290,7 +290,9 @@ def save_adapter(
     model.save_pretrained(str(folder), state_dict=plain, selected_adapters=["default"])
     config, source = adapter_config(folder), model_source(base)
     config["base_model_name_or_path"] = source.source if source.in_hub else f"captrain-base-{policy}"
+    # PEFT has sets, whose order differs between processes.
     config["target_modules"] = sorted(config["target_modules"])
+    config["target_parameters"] = sorted(config.get("target_parameters") or ()) or None
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     (folder / "README.md").unlink(missing_ok=True)
 
@@ -310,6 +312,7 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
     folder = Path(require_trained(start).folder)
     saved, expected = adapter_config(folder), model.peft_config["default"].to_dict()
     expected["target_modules"] = sorted(expected["target_modules"])
+    expected["target_parameters"] = sorted(expected["target_parameters"] or ()) or None
     for name in ("r", "lora_alpha", "target_modules", "target_parameters"):
         if saved.get(name) != expected[name]:
             raise UserError(
