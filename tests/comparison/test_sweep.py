@@ -257,7 +257,7 @@ def test_every_study_composes_and_varies_the_settings_of_its_figure() -> None:
 
 def test_a_missing_m_or_repository_has_a_remedy(project: Path, tmp_path: Path) -> None:
     status, said, _ = sweep(project, "selection.delta=0.1")
-    assert status == 2 and "give -m" in said
+    assert status == 2 and "add -m" in said
     (project / "dvc.yaml").unlink()
     status, said, _ = sweep(project, "-m", "selection.delta=0.1")
     assert status == 2 and "root of the repository" in said
