@@ -220,7 +220,7 @@ class TestOwn:
 
     def test_unreachable_bounds_are_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(untargeted, "DRAWS", 1)
-        with pytest.raises(UserError, match="of 2 untargeted environments 0 earned a passport"):
+        with pytest.raises(UserError, match="0 of 2 untargeted environments earned a passport"):
             untargeted_environments(
                 composed("environments.random_reward=0.0", "environments.broken_reward=0.0"),
                 composed().baselines.awm,
