@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache
-from typing import Any
 
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
@@ -15,7 +14,7 @@ from captrain.benchmarks.spoken import ContractWorld, DialogueWorld, MilestoneWo
 from captrain.benchmarks.toolsandbox import START, instant
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import Message, Rollout, Split, Task
+from captrain.records import JsonObject, Message, Rollout, Split, Task
 from captrain.run import Machine
 
 IN_WORKERS = ("tau2", "agentdojo", "bfcl", "toolsandbox")
@@ -214,7 +213,7 @@ class CallWorld:
         ]
 
 
-def _ask(pool: Pool, operation: str, location: Mapping[str, object]) -> Any:
+def _ask(pool: Pool, operation: str, location: Mapping[str, object]) -> JsonObject:
     """A worker's answer about a task. Raises _NoWorld if the benchmark has no such task."""
     try:
         return pool.call(operation, **location)

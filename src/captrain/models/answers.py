@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -374,7 +374,7 @@ class StructuredAnswers:
         return max(0.0, self._not_before - time.monotonic())
 
 
-def _messages(question: Question[Any], rejection: str) -> list[Message]:
+def _messages(question: Question[A], rejection: str) -> list[Message]:
     complaint = f"An earlier answer was refused: {rejection}" if rejection else ""
     system = "\n\n".join(part for part in (question.system, complaint) if part)
     messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": question.user}]

@@ -209,7 +209,9 @@ def _weight(module: Part) -> Tensor:
     if not hasattr(module, "base_layer"):
         return module.weight
     weight = module.base_layer.weight
-    for name in () if module.disable_adapters else module.active_adapters:
+    if module.disable_adapters:
+        return weight
+    for name in module.active_adapters:
         change = module.lora_B[name].weight @ module.lora_A[name].weight
         weight = weight + (module.scaling[name] * change).to(weight.dtype)
     return weight

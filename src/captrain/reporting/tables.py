@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -70,7 +70,7 @@ of sole lacks: of failures that lack no other selected capability. Labels are of
 above other failures: change in pass rate minus that on failures without the label.
 placebo: change by the adapters of the other capabilities, on failures that lack this one and not theirs.
 Intervals by bootstrap over tasks, not corrected for their number."""
-ALIGNED: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+LEFT: Final = "left"
 NO_BOUND = "no bound here"
 """Remark on an oracle below the row that it should bound."""
 
@@ -94,7 +94,7 @@ def table(folder: Path) -> Table:
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
     names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
     columns = ("method", "learns from", *(Column(name, justify="right") for name in names))
-    final = Table(*columns, title="Test split", caption=_caption(main, ledger), **ALIGNED)
+    final = Table(*columns, title="Test split", caption=_caption(main, ledger), title_justify=LEFT, caption_justify=LEFT)
     passes = main.set_index("method")["pass_rate"]
     for row in main.to_dict("records"):
         interval = _interval(row["low"], row["high"])
@@ -115,7 +115,7 @@ def causal_table(folder: Path) -> Table | None:
         return None
     title = "Does repairing a capability alone repair the failures that were labelled with it?"
     columns = (Column(heading, justify="right") for heading in CAUSAL_HEADINGS.values())
-    causal = Table("capability", *columns, title=title, caption=CAUSAL_CAPTION, **ALIGNED)
+    causal = Table("capability", *columns, title=title, caption=CAUSAL_CAPTION, title_justify=LEFT, caption_justify=LEFT)
     for row in rows:
         cells = [
             f"{_number(row[name])}\n{_interval(row[f'{name}_low'], row[f'{name}_high'])}" for name in CAUSAL_HEADINGS

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -30,7 +29,7 @@ class Checkpoints(TrainerCallback):
         self.folder, self.history = folder, history
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Check the gradient.
 
@@ -46,7 +45,7 @@ class Checkpoints(TrainerCallback):
                 "train again with a lower learning rate, or with machine.accelerate.precision=float32, not bfloat16",
             )
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Write the mark, once every process has written its part."""
         collectives.together(lambda: None)
         if collectives.rank() == 0:

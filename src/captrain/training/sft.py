@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from captrain.models import (
     Chat,
@@ -25,6 +25,9 @@ from captrain.training import collectives, processes
 from captrain.training.jobs import FineTuned, Learner, Result
 from captrain.training.recipe import GRPO
 from captrain.training.workspace import replace_folder, train_once
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 BATCH = 16
 """Sequences of one update."""
@@ -142,7 +145,9 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
     return FineTuned(job.name, result.digest, folder / "adapter", count, job.left_out, result.losses)
 
 
-def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspace: Path) -> FineTuningResult:
+def fit(
+    job: FineTuning, tokenizer: "PreTrainedTokenizerBase", policy: str, machine: Machine, workspace: Path
+) -> FineTuningResult:
     """Fine-tune, with the other processes if there are any. The learning rate falls linearly to zero.
 
     Args:
@@ -174,7 +179,7 @@ def fit(job: FineTuning, tokenizer: Any, policy: str, machine: Machine, workspac
     return FineTuningResult(collectives.once(publish), losses)
 
 
-def _trainer(job: FineTuning, tokenizer: Any, machine: Machine, workspace: Path) -> Any:
+def _trainer(job: FineTuning, tokenizer: "PreTrainedTokenizerBase", machine: Machine, workspace: Path) -> Any:
     """Make TRL's trainer over a fresh adapter of the base."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset

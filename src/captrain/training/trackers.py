@@ -7,11 +7,11 @@ same run; MLflow starts another one, and TensorBoard another file of the same ru
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import TensorBoardCallback, get_reporting_integration_callbacks
 
 from captrain.errors import UserError
@@ -27,7 +27,9 @@ class Tracker(TrainerCallback):
     def __init__(self, name: str, callback: TrainerCallback) -> None:
         self.name, self.callback = name, callback
 
-    def on_train_begin(self, args: TrainingArguments, *arguments: Any, **settings: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **settings: object
+    ) -> None:
         """Start the run.
 
         Raises:
@@ -39,26 +41,28 @@ class Tracker(TrainerCallback):
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 run = {"id": args.run_name, "name": args.run_name, "resume": "allow"}
                 import_module("wandb").init(project=project, dir=folder, **run)
-            self.callback.on_train_begin(args, *arguments, **settings)
+            self.callback.on_train_begin(args, state, control, **settings)
         except Exception as error:
             raise UserError(
                 f"{self.name}, which machine.report_to names, cannot start a run: {error}",
                 "set the tracker up as its documentation says, or remove it from machine.report_to",
             ) from error
 
-    def on_log(self, *arguments: Any, **settings: Any) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **settings: object) -> None:
         """Report a step."""
-        self._try(self.callback.on_log, *arguments, **settings)
+        self._try(lambda: self.callback.on_log(args, state, control, **settings))
 
-    def on_train_end(self, *arguments: Any, **settings: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **settings: object
+    ) -> None:
         """End the run."""
-        self._try(self.callback.on_train_end, *arguments, **settings)
+        self._try(lambda: self.callback.on_train_end(args, state, control, **settings))
         if self.name == "wandb":
             self._try(import_module("wandb").finish)
 
-    def _try(self, report: Any, *arguments: Any, **settings: Any) -> None:
+    def _try(self, report: Callable[[], object]) -> None:
         try:
-            report(*arguments, **settings)
+            report()
         except Exception as error:
             print(f"{self.name} failed, and the training goes on: {error}", file=sys.stderr)
 

@@ -1,6 +1,7 @@
 """What the trainers of GRPO and of fine-tuning share: TRL's arguments, and training from the last checkpoint."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +69,7 @@ def arguments(
     return options
 
 
-def train(trainer: Trainer, machine: Machine, last: Path | None, history: Any) -> None:
+def train(trainer: Trainer, machine: Machine, last: Path | None, history: Callable[[], object]) -> None:
     """Train to the end.
 
     Args:

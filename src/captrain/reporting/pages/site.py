@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -110,7 +109,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
         "shown": message_on_page,
     }
     pages.tests["missing"] = lambda value: isinstance(value, Missing)
-    functions: dict[str, Any] = {
+    functions: dict[str, object] = {
         "generator": Markup(GENERATOR),
         "style": Markup((FOLDER / "static/style.css").read_text()),
         "headline": headline_methods(),
@@ -149,7 +148,7 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
     return columns
 
 
-def _content(root: Path, archive: Archive) -> dict[str, Any]:
+def _content(root: Path, archive: Archive) -> dict[str, object]:
     """Collect the content of the page by the names that its template uses."""
     read = partial(evaluation_metrics, root / "results/evaluation")
     metrics = files.present(root, "results/evaluation/metrics.json", "evaluation", read)
@@ -245,7 +244,7 @@ def _own(rows: list[ComparisonRow] | Missing, **values: list[str | None] | list[
     return [row for row in rows if all(row[column] in allowed for column, allowed in values.items())]
 
 
-def _stages(root: Path) -> list[dict[str, Any]] | Missing:
+def _stages(root: Path) -> list[dict[str, object]] | Missing:
     """List the stages of dvc.yaml: description, command, and inputs and outputs with their hashes in dvc.lock."""
     for name in ("dvc.yaml", "dvc.lock"):
         if not (root / name).exists():
