@@ -148,14 +148,14 @@ def test_the_workflows_call_what_ci_runs() -> None:
     assert commands == {"make check", "make test", ".ci/run"} and "make check\nmake test-all" in ci
 
 
-def test_functions_have_at_most_60_lines() -> None:
-    long = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path in SOURCES
-        for node in nodes(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.body[-1 if len(node.body) == 1 else ast.get_docstring(node) is not None].lineno >= 60
-    ]
+def test_function_bodies_have_at_most_60_lines() -> None:
+    long = []
+    for path in SOURCES:
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first, *_ = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
+                if (node.end_lineno or 0) - first.lineno >= 60:
+                    long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
     assert not long
 
 

@@ -94,7 +94,8 @@ def table(folder: Path) -> Table:
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
     names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
     columns = ("method", "learns from", *(Column(name, justify="right") for name in names))
-    final = Table(*columns, title="Test split", caption=_caption(main, ledger), title_justify=LEFT, caption_justify=LEFT)
+    caption = _caption(main, ledger)
+    final = Table(*columns, title="Test split", caption=caption, title_justify=LEFT, caption_justify=LEFT)
     passes = main.set_index("method")["pass_rate"]
     for row in main.to_dict("records"):
         interval = _interval(row["low"], row["high"])
@@ -115,7 +116,8 @@ def causal_table(folder: Path) -> Table | None:
         return None
     title = "Does repairing a capability alone repair the failures that were labelled with it?"
     columns = (Column(heading, justify="right") for heading in CAUSAL_HEADINGS.values())
-    causal = Table("capability", *columns, title=title, caption=CAUSAL_CAPTION, title_justify=LEFT, caption_justify=LEFT)
+    columns = ("capability", *columns)
+    causal = Table(*columns, title=title, caption=CAUSAL_CAPTION, title_justify=LEFT, caption_justify=LEFT)
     for row in rows:
         cells = [
             f"{_number(row[name])}\n{_interval(row[f'{name}_low'], row[f'{name}_high'])}" for name in CAUSAL_HEADINGS
