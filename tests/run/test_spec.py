@@ -470,7 +470,7 @@ def targets_of(component: Component) -> Iterator[str]:
     [("--dtype=auto", "policy.dtype"), ("--max-model-len=2048", "policy.max_length"), ("-q", "policy.arguments")],
 )
 def test_server_arguments_that_change_answers_are_rejected(argument: str, setting: str) -> None:
-    with pytest.raises(UserError, match=f"no matter of the machine: set {setting}"):
+    with pytest.raises(UserError, match=f"not a machine setting: set {setting}"):
         compose_spec("default", 0, ["policy=vllm", f"machine.vllm.arguments=['{argument}']"], CONF)
     spec = compose_spec("default", 0, ["machine=vllm_cpu", "policy=vllm", f"policy.arguments=['{argument}']"], CONF)
     assert spec.policy.settings()["arguments"] == [argument] and spec.machine.vllm.arguments
