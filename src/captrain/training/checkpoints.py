@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -36,7 +37,7 @@ class Checkpoints(TrainerCallback):
         Raises:
             UserError: it is not finite in some process; raised in all of them.
         """
-        model: nn.Module = kwargs["model"]
+        model = cast(nn.Module, kwargs["model"])
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         shards = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
         if not all(collectives.together(lambda: all(shard.isfinite().all() for shard in shards))):

@@ -27,7 +27,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from sysconfig import get_paths
-from typing import IO, Any, TypedDict
+from typing import IO, Any, NotRequired, TypedDict
 
 from captrain.benchmarks import Worker
 from captrain.errors import InfrastructureError, UserError
@@ -130,12 +130,12 @@ LONGEST = 300
 """Most characters of an environment's text in a message."""
 
 
-class Reply(TypedDict, total=False):
-    """A reply of the fork server."""
+class Reply(TypedDict):
+    """A reply of the fork server: to a fork or to a wait, or an error."""
 
     pid: int
     status: int
-    error: str
+    error: NotRequired[str]
 
 
 class Misbehaviour(Exception):
@@ -240,7 +240,7 @@ class ForkServer:
         self._handle = handles[0] if handles else -1
         SERVERS.add(self)
         try:
-            complaint = self._answer(SECONDS)[0]["error"]
+            complaint = self._answer(SECONDS)[0].get("error")
         except InfrastructureError:
             raise Misbehaviour(f"ended the process that compiled it, or took it more than {SECONDS:g} s") from None
         if complaint:

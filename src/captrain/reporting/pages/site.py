@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import jinja2
 from markupsafe import Markup
@@ -122,9 +123,10 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
     content = _content(root, archive)
     yield "index.html", pages.get_template("index.html.j2").render(content)
     yield "report.js", (FOLDER / "static/report.js").read_text()
-    for name in content["figures"]:
+    for name in cast(list[str], content["figures"]):
         yield f"figure-{name}", (root / "results/studies" / name).read_bytes()
-    yield from archive.data([row["id"] for row in content["candidates"] if row["selected"]])
+    candidates = cast(list[CandidatePage], content["candidates"])
+    yield from archive.data([row["id"] for row in candidates if row["selected"]])
 
 
 def _least(candidates: Sequence[CandidateAccount]) -> float:
