@@ -1,12 +1,21 @@
-"""Why rollouts fail: the causes, and the rules that name them. Read it from top to bottom, roots before symptoms.
+"""Why rollouts fail: the table of causes, and the table of rules that name them.
 
-A cause is an entry of `KINDS`; its id is what labels, printed causes, environments, adapters, tables and figures use. A
-rule says by which sign a cause is known. To add a cause, write its entry, a rule with its sign, and a test.
+Words used here: an *edit* is one change to a rollout, such as inserting a missing call. A *repair* is a set of edits
+that makes a failed rollout pass. A *world* is the task's environment, opened again to replay a rollout with its edits.
+A *sign* is a function that finds evidence in one edit or in the whole rollout. An *occasion* is a point where a rollout
+could show a cause. A *root* comes before the symptoms that follow from it.
 
-Rules run over the edits of a rollout's repair: with a world those that replay has proven to be needed, with a reference
-and no world all differences. The first rule of an edit's step whose sign shows names the edit's cause. Rules without
-`steps` ask the whole rollout. Without a reference or a world, features of passed rollouts stand for the edits
-(`captrain.capabilities.learnt_needs`).
+For each edit, captrain tries the rules for that kind of edit (`Edit.step`) in the order of their ranks. The first rule
+whose sign matches names the cause. The last rule of each kind always matches. Rules without `steps` look at the whole
+rollout. With a world, the edits are those that replay proved necessary. With only a reference, they are all differences
+from it. Without either, features of passed rollouts take their place (`FEATURES`,
+`captrain.capabilities.learnt_needs`).
+
+To add a cause:
+1. Write its entry in `KINDS`. Its id is used in labels, reports, environments, adapters, tables and figures.
+2. Write a sign in `edit_signs.py` or `log_signs.py`, and a `Rule` in `RULES` with a free rank at its place.
+3. Add a case to `tests/diagnosis/test_causes.py` and the id to `docs/diagnose.md`.
+4. To train it, add a template (see `docs/environments.md`), or set `step` so that an environment can be derived.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +37,9 @@ STAGE = 100
 
 
 class Step(NamedTuple):
-    """Steps of a reference that a cause is about, so that an environment can be derived.
+    """Reference calls that a cause is about; environments for the cause are derived from them.
 
-    It says which calls, and of arguments whether the user says them.
+    `by_user` restricts it to arguments that the user states (True) or does not state (False).
     """
 
     kind: Literal["several", "order", "look-up", "write", "argument"]
@@ -42,15 +51,12 @@ class Kind:
     """A cause of failure.
 
     Attributes:
-        name: for a reader.
-        description: one sentence of what an agent must do instead.
-        absent: the evidence of the label NA.
-        occasions: find the occasions on which a rollout could show the cause; they decide its label.
-        chances: the same for causes of which only a rule decides the label; they never find anything lacking.
-        step: see `Step`; None where no call of a reference shows the cause.
-        line: a line in the prompt against it, "" where words do not help.
-        of_agent: the agent is to blame.
-        by_values: occasions depend on the values that references tell users.
+        name: for a reader. description: one sentence on what an agent must do instead. absent: text shown as evidence
+        if the label is NA. occasions: functions that find the occasions in a rollout. They also decide its label:
+        LACKING if one went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
+        step: see `Step`; None if no reference call shows the cause. line: a line for the prompt against the cause, ""
+        if words do not help. of_agent: whether the agent is to blame. by_values: the functions need the values that
+        references tell users.
     """
 
     name: str
@@ -226,10 +232,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """A cause in one rollout: the message where it shows first, the evidence, and whether replay has proven it.
+    """A cause in one rollout: the first message that shows it, the evidence, and whether replay has proven it.
 
-    `rank` is that of its rule, and `is_inherent` says that it holds whatever the reference says. `tools` are those in
-    question.
+    `rank` is the rule's. `is_inherent` says that the verdict does not rely on the reference, so it stays if the
+    reference is suspect. `tools` are the tools concerned.
     """
 
     cause: str
@@ -253,16 +259,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rule:
-    """A way to know a cause.
+    """A way to recognise a cause.
 
     Attributes:
-        cause: id of the cause.
-        rank: the only precedence. Of an edit's rules the one of the lowest rank names the cause. Of a rollout's
-            verdicts those of a lower stage (the hundreds) come first, then the earliest message, then the lowest rank.
-        steps: kinds of edits that it is about (`Edit.step`).
-        sign: tells whether an edit shows the cause.
-        log_sign: tells whether the whole rollout shows it, where there are no steps.
-        is_inherent: it holds whatever the reference says.
+        cause: id of the cause. rank: the only precedence. Among an edit's rules, the lowest rank names the cause. Among
+        a rollout's verdicts, lower
+            stages (the hundreds of the rank) come first, then earlier messages, then lower ranks.
+        steps: the kinds of edits that it looks at (`Edit.step`).
+        sign: finds evidence in an edit.
+        log_sign: finds evidence in the whole rollout, for rules without steps.
+        is_inherent: the verdict does not rely on the reference.
     """
 
     cause: str
@@ -399,5 +405,5 @@ FEATURES = {
     ("once",): "loop",
     ("repaired",): "invalid_call",
 }
-"""Without a reference: the cause that a rollout shows which lacks a feature of passed ones, by the feature's kind and
-the kinds of its tools. Only "over_escalation" is shown by having its feature."""
+"""Used without a reference: the cause of a rollout that lacks a feature of passed rollouts. Keys are the kind of the
+feature and of its tools. Only "over_escalation" is shown by having its feature."""
