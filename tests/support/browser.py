@@ -48,7 +48,7 @@ class Browser:
     def ask(self, method: str, **params: Any) -> Any:
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
-        if method.partition(".")[0] != "CheckedEnvironment":
+        if method.partition(".")[0] != "Target":
             message["sessionId"] = self.session
         self.into.write(json.dumps(message).encode() + b"\0")
         while True:

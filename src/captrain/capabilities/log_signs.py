@@ -158,9 +158,9 @@ def unproven(view: RolloutView, *, is_claimed: bool) -> Iterator[LogSign]:
         proof = clause.proof
         for act in [act for act in view.writes if proof and act.tool in clause.tools]:
             results = [text_of(call.result).lower() for call in view.acts if call.message < act.message]
-            is_claim = clause.claimed.search(view.wishes) is not None
+            is_claim = clause.claimed.search(view.wishes)
             if proof and is_claim == is_claimed and not any(proof.search(result) for result in results):
-                yield view.proposal(act), f'{act}, and {clause.reason}; the policy says "{sentence}"', (act.tool,)
+                yield view.proposal(act), f'{act}, and {clause.reason.text}; the policy says "{sentence}"', (act.tool,)
 
 
 def _answer_unread(view: RolloutView) -> int | None:

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from openenv.validation.graders import Evidence
+from openenv.validation.graders import Subject
 from openenv.validation.graders.runtime import ObservationSchemaGrader, RewardWellFormedGrader, StateContractGrader
 from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
 from openenv.validation.runtime.collector import collect_runtime_evidence
@@ -20,7 +20,7 @@ def main():
     manifest = OpenEnvYamlParser().parse(folder)
     plan = load_runtime_plan(folder, manifest.execution)
     evidence = collect_runtime_evidence(address, plan, episode_timeout_s=60)
-    subject = Evidence(folder, manifest, None, None, folder, evidence)
+    subject = Subject(folder, manifest, None, None, folder, evidence)
     graders = (RewardWellFormedGrader(), ObservationSchemaGrader(), StateContractGrader())
     print(json.dumps({grader.check_id: grader.run(subject).status.value for grader in graders}))
 
