@@ -141,7 +141,7 @@ def test_an_outage_ends_the_stage_with_the_endpoints_error_and_a_rerun_gives_the
                 program()
             said = capsys.readouterr().err
             assert end.value.code == 2 and not made
-            assert WORDS[kind] in said and "is kept" in said and "Traceback" not in said
+            assert WORDS[kind] in said and "finished work is kept" in said and "Traceback" not in said
             endpoint.down, before = "", endpoint.answered
             program()
             asked = endpoint.answered - before
