@@ -17,16 +17,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel, TypeAdapter
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 import captrain
-from captrain.cli.app import app
-from captrain.run.components import Component, component_class
-from captrain.run.spec import Spec
+from captrain.cli import app
+from captrain.run import Component, Spec, component_class
 
 GROUPS = ("benchmark", "policy", "analyst", "synthesizer", "trainer", "router", "machine")
 KINDS = {".png": "a figure", ".pdf": "a figure", ".py": "an environment", ".md": "a page", ".yaml": "settings"}
 MOST_KEYS = 12
+PACKAGES = re.compile(r"\b[a-z_]\w*(?:\.\w+)*\.")
+"""What stands before the name of a type."""
 ASKED = re.compile(r"<!-- reference: (\w+) -->")
 SETTING = re.compile(r"^( *)([\w.]+):(?: *([^#\n]*?))?(?: *# *(.*))?$")
 """A line of YAML: indentation, key, value, comment."""
@@ -46,27 +47,25 @@ def table(head: str, rows: Iterable[Iterable[object]]) -> str:
 
 def commands(root: Path) -> str:
     """Describe every command of the command line, with its arguments and options."""
-    return "\n".join(_commands(typer.main.get_command(app), "captrain"))
+    return "\n".join(_commands(typer.main.get_command(app.app), "captrain"))
 
 
-def _commands(command: Any, name: str) -> Iterator[str]:
+def _commands(command: object, name: str) -> Iterator[str]:
     if isinstance(command, TyperGroup):
         for each, inner in command.commands.items():
             yield from _commands(inner, f"{name} {each}")
-        return
-    rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
-    described = inspect.cleandoc(command.help or "").replace("\b", "").replace("\f", "")
-    yield f"### {name}\n{described}\n\n" + (table("argument or option, meaning", rows) if rows else "")
+    elif isinstance(command, TyperCommand):
+        rows = [_parameter(each) for each in command.params if isinstance(each, TyperArgument | TyperOption)]
+        described = inspect.cleandoc(command.help or "").replace("\b", "").replace("\f", "")
+        yield f"### {name}\n{described}\n\n" + (table("argument or option, meaning", rows) if rows else "")
 
 
-def _parameter(parameter: Any) -> list[str]:
-    names = parameter.opts if parameter.param_type_name == "option" else [parameter.name.upper()]
+def _parameter(parameter: TyperArgument | TyperOption) -> list[str]:
+    names = parameter.opts if isinstance(parameter, TyperOption) else [str(parameter.name).upper()]
     has_default = parameter.default not in (None, False, "", []) and not callable(parameter.default)
     default = f" Default: `{parameter.default}`." if has_default else ""
-    return [
-        ", ".join(f"`{name}`" for name in names),
-        f"{parameter.help or ''}{' Required.' * parameter.required}{default}",
-    ]
+    required = " Required." if parameter.required else ""
+    return [", ".join(f"`{name}`" for name in names), f"{parameter.help or ''}{required}{default}"]
 
 
 def targets(root: Path) -> str:
@@ -129,7 +128,7 @@ def _of_component(path: Path) -> Callable[[str], str]:
     return lambda name: _described(parameters[name].annotation) if name in parameters else ""
 
 
-def _described(annotation: object) -> str:
+def _described(annotation: Any) -> str:
     """Describe a type by its JSON schema."""
     try:
         schema = TypeAdapter(annotation).json_schema()
@@ -153,7 +152,7 @@ def python(root: Path) -> str:
     parts = []
     for name in sorted(set(captrain.__all__) - {"__version__"}):
         thing = getattr(captrain, name)
-        signature = "" if inspect.isclass(thing) else re.sub(r"\b\w+(?:\.\w+)*\.", "", str(inspect.signature(thing)))
+        signature = "" if inspect.isclass(thing) else PACKAGES.sub("", str(inspect.signature(thing)))
         parts.append(f"### captrain.{name}\n```text\n{name}{signature}\n\n{inspect.getdoc(thing)}\n```\n")
     return "\n".join(parts)
 
