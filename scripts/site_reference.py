@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import typer
 import yaml
@@ -128,7 +127,7 @@ def _of_component(path: Path) -> Callable[[str], str]:
     return lambda name: _described(parameters[name].annotation) if name in parameters else ""
 
 
-def _described(annotation: Any) -> str:
+def _described(annotation: type[object]) -> str:
     """Describe a type by its JSON schema."""
     try:
         schema = TypeAdapter(annotation).json_schema()
