@@ -121,7 +121,7 @@ def test_only_cluster_jobs_print_progress(monkeypatch: pytest.MonkeyPatch, capsy
 def alive(process: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -241,7 +241,7 @@ def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_
 
     def run(config: Path, order: Path, log: Path, machine: Machine) -> int:
         ran.append(machine.accelerate.processes)
-        log.write_text("")
+        log.write_text("", encoding="utf-8")
         (tmp_path / processes.RESULT).write_bytes(pickle.dumps({}))
         return 0
 

@@ -73,7 +73,7 @@ def prepare(point: SweepPoint, root: Path) -> Path:
     for name in ("conf", "src", "stages", "components"):  # files deleted here must not stay there
         shutil.rmtree(workspace / name, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=True).stdout
     for name in filter(None, listing.split("\0")):
         # The point has its own results. With copied ones it would look finished.
         if name.startswith(("results/", ".cache/")) or name == "dvc.lock" or not (root / name).is_file():
@@ -108,10 +108,12 @@ def run(point: SweepPoint, root: Path) -> Path:
             env["PYTHONPATH"] = str(workspace / "src")
         log = workspace / LOG
         command = [sys.executable, "-m", "captrain.comparison.points", str(root / LOCKS)]
-        with log.open("w") as file:
+        with log.open("w", encoding="utf-8") as file:
             status = subprocess.run(command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT).returncode
         if status:
-            lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            lines = [
+                line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()
+            ]
             errors = [line for line in lines if line.startswith("error: ")]
             reason = (errors or lines or ["it printed nothing"])[-1]
             remedy = f"see {log.relative_to(root)}; run the same again to go on"

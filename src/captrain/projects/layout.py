@@ -73,7 +73,9 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
         git = shutil.which("git")
         if git is None:
             raise UserError("git is missing, and DVC needs it", f"install git, then run `git init {place}`")
-        process = subprocess.run([git, "init", "--quiet", str(place)], capture_output=True, text=True, errors="replace")
+        process = subprocess.run(
+            [git, "init", "--quiet", str(place)], capture_output=True, encoding="utf-8", errors="replace"
+        )
         if process.returncode:
             words = " ".join(process.stderr.split()) or f"git ended with {process.returncode}"
             raise UserError(f"the project has no git repository: {words}", f"fix that, then run `git init {place}`")
@@ -84,7 +86,7 @@ def _project_files(root: Path, example: Example | None) -> Mapping[str, str]:
     """Return the files of a new project: relative paths and texts."""
 
     def template(name: str) -> str:
-        return files("captrain").joinpath("projects/templates", name).read_text()
+        return files("captrain").joinpath("projects/templates", name).read_text(encoding="utf-8")
 
     pipeline = project_pipeline(root)
     texts = {
@@ -100,7 +102,10 @@ def _project_files(root: Path, example: Example | None) -> Mapping[str, str]:
         ".github/workflows/check.yaml": template("check.yaml"),
         f"{COMPONENTS}/__init__.py": COMPONENTS_INIT,
     }
-    texts |= {f".dvc/plots/{path.name}": path.read_text() for path in sorted(shipped(".dvc/plots").glob("*.json"))}
+    texts |= {
+        f".dvc/plots/{path.name}": path.read_text(encoding="utf-8")
+        for path in sorted(shipped(".dvc/plots").glob("*.json"))
+    }
     if example is None:
         texts["conf/experiment/project.yaml"] = template("project.experiment.yaml")
         texts["tests/test_configuration.py"] = template("test_configuration.py.txt")

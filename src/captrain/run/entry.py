@@ -8,7 +8,9 @@ digest of the stage's results. A stage restored from the cache keeps the time of
 A resumed stage counts its last part. CPU seconds include finished worker processes, but no cluster jobs.
 """
 
+import codecs
 import gc
+import locale
 import logging
 import os
 import signal
@@ -45,6 +47,7 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
 
     @wraps(main)
     def run() -> None:
+        _use_utf8()
         # Libraries make millions of permanent objects. With the default threshold, garbage collection takes a fifth of
         # the import time.
         gc.set_threshold(100_000, 20, 100)
@@ -70,6 +73,17 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
             raise SystemExit(status) from None
 
     return run
+
+
+def _use_utf8() -> None:
+    """Start this program again in Python's UTF-8 mode if the locale has another encoding.
+
+    Files and names of files then have the same bytes under every locale, in libraries and child processes too.
+    """
+    is_utf8 = sys.flags.utf8_mode or codecs.lookup(locale.getencoding()).name == "utf-8"
+    if not is_utf8 and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _run_stage(main: Callable[[], str | None], name: str) -> None:

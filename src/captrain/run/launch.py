@@ -124,7 +124,7 @@ def room(machine: Machine) -> int:
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     group = Path("/sys/fs/cgroup/memory.max")
-    if group.exists() and (limit := group.read_text().strip()).isdigit():
+    if group.exists() and (limit := group.read_text(encoding="utf-8").strip()).isdigit():
         limits.append(int(limit))
     sharing = machine.slurm.cpus if machine.launcher == "slurm" and machine.slurm else machine.workers
     return min(limits) // 2 // sharing

@@ -22,6 +22,6 @@ def exclusive(path: Path, wait: bool = True) -> Iterator[None]:
         BlockingIOError: another process holds the lock, and `wait` is false.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
