@@ -69,7 +69,7 @@ def _parameter(parameter: TyperArgument | TyperOption) -> list[str]:
 
 def targets(root: Path) -> str:
     """List the targets of the Makefile."""
-    found = re.findall(r"^([a-z-]+):.*## (.*)$", (root / "Makefile").read_text(), re.MULTILINE)
+    found = re.findall(r"^([a-z-]+):.*## (.*)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     return table("target, what it does", ([f"`make {name}`", text] for name, text in found))
 
 
@@ -86,14 +86,14 @@ def settings(root: Path) -> str:
 
 def _file_of_settings(title: str, path: Path, allowed: Callable[[str], str], prefix: str = "") -> str:
     """Describe a file of conf/: its opening comment, and its settings."""
-    head = "\n".join(line[2:] for line in path.read_text().splitlines() if line.startswith("# "))
+    head = "\n".join(line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
     return f"### {title}\n{head}\n\n" + table("setting, default, values, meaning", _rows(path, allowed, prefix))
 
 
 def _rows(path: Path, allowed: Callable[[str], str], prefix: str = "") -> Iterator[list[str]]:
     """Yield the settings of a YAML file. Comments are those at the end of a line."""
     above: list[tuple[int, str]] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         match = SETTING.match(line)
         if match is None or match[2] in ("defaults", "_target_"):
             continue
@@ -120,7 +120,7 @@ def _values(name: str) -> str:
 
 def _of_component(path: Path) -> Callable[[str], str]:
     """Return what names the values of a component's settings: its constructor."""
-    target = yaml.safe_load(path.read_text()).get("_target_")
+    target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")
     if target is None:
         return lambda name: ""
     parameters = inspect.signature(component_class(Component(_target_=target)), eval_str=True).parameters
@@ -159,7 +159,7 @@ def python(root: Path) -> str:
 def files(root: Path) -> str:
     """List the files that each stage writes into results/, with the columns or keys of each."""
     parts = []
-    for name, stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
+    for name, stage in yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"].items():
         outputs = [*stage.get("plots", []), *stage.get("metrics", []), *stage.get("outs", [])]
         places = [each if isinstance(each, str) else next(iter(each)) for each in outputs]
         rows = [row for place in places for row in _contents(root, place)]
@@ -179,10 +179,10 @@ def _contents(root: Path, place: str) -> Iterator[list[str]]:
 def _holds(path: Path) -> str:
     """Return the columns of a table, or the keys of a record or of the first record."""
     if path.suffix == ".csv":
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             return ", ".join(next(csv.reader(file), []))
     if path.suffix in (".json", ".jsonl"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         content = json.loads((text.splitlines() or ["{}"])[0] if path.suffix == ".jsonl" else text)
         return ", ".join(list(content)[:MOST_KEYS]) if isinstance(content, dict) else "a list"
     return KINDS.get(path.suffix, "")

@@ -31,7 +31,7 @@ class PageCommand:
 def commands_of(page: Path) -> list[PageCommand]:
     """List the commands in a page's shell fences, in order, without comments."""
     commands: list[PageCommand] = []
-    for reason, fence in FENCE.findall(page.read_text()):
+    for reason, fence in FENCE.findall(page.read_text(encoding="utf-8")):
         for line in fence.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
             if words:
