@@ -12,8 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from captrain import __version__
 from captrain.errors import UserError
 from captrain.projects.pipeline import COMPONENTS, VERSIONS, project_pipeline, stage_digests, versions_text
@@ -91,9 +89,8 @@ def _project_files(root: Path, example: Example | None) -> Mapping[str, str]:
         return files("captrain").joinpath("projects/templates", name).read_text(encoding="utf-8")
 
     pipeline = project_pipeline(root)
-    choice = yaml.safe_dump({"experiment": example or "project", "seed": 0, "overrides": []}, sort_keys=False)
     texts = {
-        "params.yaml": f"# What is selected; conf/ here, and captrain's own, define what can be.\n{choice}",
+        "params.yaml": template("params.yaml").replace("EXPERIMENT", example or "project"),
         "dvc.yaml": pipeline,
         VERSIONS: versions_text(pipeline, stage_digests()),
         "requirements.txt": REQUIREMENTS,

@@ -13,6 +13,7 @@ import gc
 import locale
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from captrain.errors import UserError
 from captrain.records import digest, file_digest, publish_json, read_json
-from captrain.run import find_project, load_spec
+from captrain.run import find_project, launch, load_spec
 from captrain.run.boundary import ending
 
 LOGS = Path(".cache/logs")
@@ -61,6 +62,8 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
             else:
                 main()
         except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt):
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not cut off the message
             status, text = ending(error)
             if text:
                 print(text, file=sys.stderr)
@@ -84,7 +87,8 @@ def _use_utf8() -> None:
 
 
 def _run_stage(main: Callable[[], str | None], name: str) -> None:
-    """Run a stage, and print its line."""
+    """Run a stage, and print its line. The stage is interrupted if the process that runs the pipeline ends."""
+    launch.end_with_parent(signal.SIGINT)
     # A model of the hub may be downloaded. If the specification cannot be read, the stage itself reports it.
     names_model = False
     with suppress(UserError):
