@@ -179,8 +179,8 @@ class _Reader:
         self.digests: set[str] = set()
 
     def censor(self, value: Value) -> Value:
-        """Remove what looks like a key, unless keys are to stay."""
-        return value if self.keep_secrets else censored(value)
+        """Remove what looks like a key, unless keys are to stay; those of the environment never do."""
+        return censored(value, shapes=not self.keep_secrets)
 
     def skip_file(self, path: Path, reason: str) -> None:
         """List a file that cannot be read at all."""
