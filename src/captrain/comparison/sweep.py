@@ -21,7 +21,7 @@ from pathlib import Path
 from captrain.comparison import points
 from captrain.comparison.points import LOCKS, SweepPoint, TableRow, is_execution, point_rows, write_table
 from captrain.errors import UserError
-from captrain.records import publish_text, read_yaml, refuse_keys
+from captrain.records import publish_text, read_yaml, refuse_keys, refuse_keys_in
 from captrain.run import (
     Choice,
     alternatives,
@@ -132,16 +132,21 @@ def main() -> None:
     """Run the `captrain-sweep` command; exit status 1 if a point failed.
 
     Raises:
-        UserError: the folder is not the root of a repository, -m is missing, the study does not exist, or a sweep of
-            this name is running.
+        UserError: the folder is not the root of a repository, conf/ or a setting holds a key, -m is missing, the study
+            does not exist, or a sweep of this name is running.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(HELP)
         return
-    refuse_keys(sys.argv[1:])  # before Hydra writes them to disk
     root = Path.cwd()
     if not (root / "dvc.yaml").exists():
         raise UserError(f"there is no dvc.yaml in {root.name}/", "run captrain-sweep in the root of the repository")
+    if "${" in str(root):
+        raise UserError(f"the path {root} holds ${{, which Hydra takes for a setting", "rename the folder")
+    # Before Hydra writes them to disk.
+    refuse_keys(sys.argv[1:])
+    for path in sorted((root / "conf").rglob("*.yaml")):
+        refuse_keys_in(read_yaml(path, object, "correct it"))
     if not {"-m", "--multirun"} & set(sys.argv):
         raise UserError("captrain-sweep runs a grid of points", "add -m, or run `dvc repro` for a single point")
     name = sweep_name(sys.argv[1:], root)
@@ -167,8 +172,9 @@ def _sweep(name: str, root: Path) -> None:
 
     jobs = root / JOBS / name
     shutil.rmtree(jobs, ignore_errors=True)
-    folders = [f"hydra.sweep.dir={jobs}", "hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false"]
-    sys.argv += [*folders, f"hydra.job.name={name}"]
+    # Relative, because Hydra would parse signs in the folders above.
+    folders = [f"hydra.sweep.dir='{JOBS / name}'", "hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false"]
+    sys.argv += [*folders, f"hydra.job.name='{name}'"]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints its own message
     status = 0
     try:
