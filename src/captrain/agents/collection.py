@@ -309,7 +309,7 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], Callable[[Rollout], Non
     and so are played again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
+    with open(path.with_suffix(".lock"), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lines = remains(path, Rollout)
         whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]

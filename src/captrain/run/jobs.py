@@ -96,7 +96,7 @@ def states(jobs: Collection[str]) -> dict[str, State]:
         return {}
     command = ("squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%N|%M|%r")
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(str(error)) from None
     if process.returncode:
@@ -129,7 +129,7 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
         # One word for the state, and the reason why the job waits or failed.
         state, failure, count = by_job.get(attempt.job, State("UNKNOWN")), attempt.failure(), len(attempts[attempt.key])
         word, reasons = state.name.lower(), [] if state.reason in ("", "None") else [state.reason]
-        if (root / JOBS / "results" / f"{attempt.key}.json").exists():
+        if (root / JOBS / "results" / f"{attempt.key}.jsonl").exists():
             word, reasons = "finished", []
         elif failure is not None:
             fault = failure.message if failure.remedy else f"{failure.type}: {failure.message}"
@@ -164,4 +164,4 @@ def job_log(root: Path, job: str) -> str:
         )
     if not attempt.log.exists():
         raise UserError(f"job {attempt.job} has no output yet", "see `captrain jobs` for its state")
-    return attempt.log.read_text(errors="replace")
+    return attempt.log.read_text(errors="replace", encoding="utf-8")

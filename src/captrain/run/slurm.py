@@ -4,7 +4,7 @@ An item's key is its fingerprint: a digest of everything that decides its result
 is in `.cache/jobs`, on a file system that every node sees under the same path:
 
     lock                held during a submission, so two pipelines never submit the same item
-    results/<key>.json  result of a finished job, reused by every process with this key
+    results/<key>.jsonl its digest and the result of a finished job, reused by every process with this key
     <submission>/       record of the submission, submitit's script, pickles and logs, and failures of jobs
 
 - A process may be killed at any moment. Then nothing was submitted, or its successor finds the jobs by submitit's
@@ -110,8 +110,8 @@ class Work:
                     Failure.of(error).write(self.folder / f"{self.key}.failure")
                 # submitit would record another exception. With SystemExit Slurm sees a failed job.
                 raise SystemExit(1) from None
-            content = _stored_form(self.function).dump_json((digest(identity_of(result)), result))
-            publish_bytes(JOBS / "results" / f"{self.key}.json", content, flush=True)
+            lines = f'"{digest(identity_of(result))}"\n'.encode() + _type_of(self.function).dump_json(result) + b"\n"
+            publish_bytes(JOBS / "results" / f"{self.key}.jsonl", lines, flush=True)
 
     def checkpoint(self) -> "DelayedSubmission":
         """Return the same work, to run again in the same job."""
@@ -283,19 +283,20 @@ class Dispatch:
 def stored_result(function: Callable[..., object], key: str) -> tuple[object] | None:
     """Return the result of a function for an item in a tuple; None without a result, if it is damaged, or if files
     named in it have changed."""
-    path = JOBS / "results" / f"{key}.json"
+    path = JOBS / "results" / f"{key}.jsonl"
     if not path.exists():
         return None
     try:
-        expected, result = _stored_form(function).validate_json(path.read_bytes())
+        expected, _, line = path.read_bytes().partition(b"\n")
+        result = _type_of(function).validate_json(line)
     except ValidationError:
         return None
-    return (result,) if digest(identity_of(result)) == expected else None
+    return (result,) if f'"{digest(identity_of(result))}"'.encode() == expected else None
 
 
-def _stored_form(function: Callable[..., object]) -> TypeAdapter[tuple[str, object]]:
-    """Return the form of a stored result: its digest, and the value in the type that the function declares."""
-    return TypeAdapter(tuple.__class_getitem__((str, get_type_hints(function)["return"])))
+def _type_of(function: Callable[..., object]) -> TypeAdapter[object]:
+    """Return the type that a function declares for its result."""
+    return TypeAdapter(get_type_hints(function)["return"])
 
 
 def name_of(item: object) -> str:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -295,7 +295,7 @@ class PunctualProtocol(H11Protocol):
         """Whether a complete request is being answered."""
         return self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
 
-    def eof_received(self) -> Any:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """See `asyncio.Protocol`: keep the connection open for the answer to a complete request."""
         if self._answering:
             self._closed = self._asker.leaving = True

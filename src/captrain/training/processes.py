@@ -121,7 +121,7 @@ def fit(
         path.unlink(missing_ok=True)
     status = _run(config, order, log, machine)
     order.unlink()
-    output = log.read_text(errors="replace")
+    output = log.read_text(errors="replace", encoding="utf-8")
     # If one process is killed, the others fail for want of it and then get SIGTERM: report the kill.
     killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", output)) - {"SIGTERM"}
     if not killed and (raised := Failure.read(failure)):
