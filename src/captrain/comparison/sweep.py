@@ -181,9 +181,8 @@ def _sweep(name: str, root: Path) -> None:
         UserError: the configuration does not compose.
     """
     overrides = [argument for argument in sys.argv[1:] if re.match(r"\+*[a-z]", argument)]
-    jobs = next(
-        (root / text[len(FOLDER) :].strip("'\"") for text in overrides if text.startswith(FOLDER)), root / JOBS / name
-    )
+    folders = [text[len(FOLDER) :].strip("'\"") for text in overrides if text.startswith(FOLDER)]
+    jobs = root / (folders[0] if folders else JOBS / name)
     _require_first_point(overrides, root)
     for folder in _job_folders(jobs):
         shutil.rmtree(folder)
