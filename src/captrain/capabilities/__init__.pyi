@@ -72,6 +72,7 @@ from .text import result_of as result_of
 from .text import same as same
 from .text import says as says
 from .text import text_of as text_of
+from .toolbox import CHANGES as CHANGES
 from .toolbox import Toolbox as Toolbox
 from .toolbox import kind_of as kind_of
 from .verdicts import count_pairs as count_pairs

@@ -32,7 +32,7 @@ from captrain.capabilities.expressions import (
     look_up,
 )
 from captrain.capabilities.text import plain
-from captrain.capabilities.toolbox import Toolbox
+from captrain.capabilities.toolbox import CHANGES, Toolbox
 from captrain.records import JsonObject, Record, parse_yaml, read_yaml
 
 NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
@@ -55,7 +55,7 @@ class RecordBook:
 
     def add(self, acts: list[Call]) -> None:
         """Keep the records that a rollout read before its first write."""
-        for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
+        for act in takewhile(lambda act: act.kind not in CHANGES or act.failed, acts):
             if act.kind == "read" and not act.failed:
                 # A record that does not hold its own key is known by the one it was asked for by.
                 result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result

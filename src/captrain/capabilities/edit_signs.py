@@ -22,6 +22,7 @@ from captrain.capabilities.text import (
     shape,
     text_of,
 )
+from captrain.capabilities.toolbox import CHANGES, EFFECTS
 from captrain.capabilities.view import END, Edit, RolloutView
 from captrain.records import leaves
 
@@ -118,7 +119,7 @@ def record_mistaken(view: RolloutView, edit: Edit) -> Sign:
     """One record is due, and one other was opened in its place."""
     record = _unopened(view, goal_of(edit))
     openings = view.opened_instead(record) if record else {}
-    steps = [step for step in view.goals if step.kind == "write"]
+    steps = [step for step in view.goals if step.kind in CHANGES]
     due = {value for step in steps for _, value in view.records(step) if record and shape(value) == shape(record)}
     is_told = any(says(view.text(place), record) for place in view.replies())
     if len(openings) != 1 or len(due) != 1 or is_told:
@@ -228,7 +229,7 @@ def record_confused(view: RolloutView, edit: Edit) -> Sign:
     if record is None:
         return None
     wrong = text_of(call.arguments.get(record[0]))
-    is_due = any(wrong in leaves(goal.arguments) for goal in view.goals if goal.kind != "read")
+    is_due = any(wrong in leaves(goal.arguments) for goal in view.goals if goal.kind in EFFECTS)
     if is_due or view.opened(record[1], call.message):
         return call.message, edit.corrections
     return min(view.opened_instead(record[1]).get(wrong, END), call.message), edit.corrections
@@ -275,7 +276,7 @@ def operation_swapped(view: RolloutView, edit: Edit) -> Sign:
 def operation_mistaken(view: RolloutView, edit: Edit) -> Sign:
     """A call of another tool has the arguments of the goal."""
     goal = goal_of(edit)
-    swaps = [call for call in view.calls if call.arguments == goal.arguments != {} and call.kind != "read"]
+    swaps = [call for call in view.calls if call.arguments == goal.arguments != {} and call.kind in EFFECTS]
     swaps = [call for call in swaps if call.by == goal.by and not any(map(call.equals, view.goals))]
     return (swaps[0].message, f"{swaps[0]}, where {goal} was due") if swaps else None
 
@@ -288,7 +289,7 @@ def _attempts(view: RolloutView, goal: Call) -> list[Call]:
     for call in [call for call in view.calls if call.failed]:
         later = {record for peer in right if peer.message > call.message for record in view.records(peer)}
         is_on_record = bool({*view.records(call)} & {*view.records(goal)} - later)
-        is_write = (call.kind, call.by) == ("write", goal.by)
+        is_write = call.kind in CHANGES and call.by == goal.by
         attempts += [call] if call.tool == goal.tool or (is_write and is_on_record) else []
     return attempts
 

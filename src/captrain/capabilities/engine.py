@@ -13,6 +13,7 @@ from captrain.capabilities.log_signs import withheld
 from captrain.capabilities.rules import INFRASTRUCTURE, RULES, SIMULATOR, SUSPECT, Verdict
 from captrain.capabilities.suspicions import is_foreign, suspicions
 from captrain.capabilities.text import says, text_of
+from captrain.capabilities.toolbox import CHANGES, EFFECTS
 from captrain.capabilities.view import END, Edit, RolloutView
 
 LAPSES = ("over_escalation", "missing_lookup", "incomplete_search", "loop")
@@ -164,7 +165,7 @@ def _sequel_of(view: RolloutView, edit: Edit) -> Edit | None:
         if goal.place not in absent:
             break
         tail += [steps[goal.place]] if goal.place in steps else []
-    records = [value for goal in view.goals if goal.kind != "read" for _, value in view.records(goal)]
+    records = [value for goal in view.goals if goal.kind in EFFECTS for _, value in view.records(goal)]
     openings = {value for record in records for value in view.opened_instead(record)}
     is_later = any(edit is step for step in tail[:-1])
     is_apart = not is_later or bool(openings - {*records}) or _first(view, tail[-1]).cause not in ENDS
@@ -177,7 +178,7 @@ def _is_reference_alone(view: RolloutView, agent_causes: set[str]) -> bool:
     The agent made no write but those of the reference, left out only what the policy forbids, and its own causes are
     such as only the reference can tell.
     """
-    goals = [act for act in view.expected if act.kind == "write"]
+    goals = [act for act in view.expected if act.kind in CHANGES]
     forbidden = [violation.act for violation in violations(goals, view.wishes, view.context)]
     for pair in view.pairs:
         if pair.goal not in forbidden and (pair.write is None or not pair.write.equals(pair.goal)):

@@ -16,7 +16,7 @@ from captrain.capabilities.calls import calls_in, order_traits, place_of, source
 from captrain.capabilities.occasions import Occasion
 from captrain.capabilities.rules import FEATURES, KINDS
 from captrain.capabilities.text import says, text_of
-from captrain.capabilities.toolbox import Toolbox
+from captrain.capabilities.toolbox import CHANGES, Toolbox
 from captrain.records import Rollout, leaves
 from captrain.statistics import fisher
 
@@ -109,7 +109,7 @@ class Needs:
         """Traits of the calls, of the user's first words, and of the records that the user describes."""
         calls = sourced_calls(rollout, self._toolbox)
         traits = order_traits(calls)
-        changes = [place for place, call in enumerate(calls) if call.kind == "write"]
+        changes = [place for place, call in enumerate(calls) if call.kind in CHANGES]
         traits.bases |= {("change",)} if changes else set()
         for call in calls[: changes[0] if changes else 0]:
             traits.hold(("before", call.step), ("change",))
@@ -131,7 +131,7 @@ class Needs:
         """
         acts = calls_in(rollout.messages, self._toolbox, ("assistant",))
         arguments: dict[str, list[int]] = {}
-        for act in [act for act in acts if act.kind == "write" and not act.failed]:
+        for act in [act for act in acts if act.kind in CHANGES and not act.failed]:
             texts = [text_of(m.get("content") or "") for m in rollout.messages[: act.message] if m["role"] == "user"]
             words = "\n".join(texts)
             for name, value in act.arguments.items():

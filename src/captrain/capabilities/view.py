@@ -35,7 +35,7 @@ from captrain.capabilities.text import (
     squeezed,
     text_of,
 )
-from captrain.capabilities.toolbox import Toolbox
+from captrain.capabilities.toolbox import CHANGES, EFFECTS, Toolbox
 from captrain.records import Message, Milestone, Rollout, leaves
 
 END = 1_000_000
@@ -72,7 +72,8 @@ class Edit:
     def step(self) -> str:
         """The kind of step that rules are made for: an insertion is told apart by what is inserted."""
         if self.kind == "insert" and self.goal is not None:
-            return "insert step of user" if self.goal.by == "user" else f"insert {self.goal.kind}"
+            kinds = dict.fromkeys(CHANGES, "write") | {"handover": "handover"}
+            return "insert step of user" if self.goal.by == "user" else f"insert {kinds.get(self.goal.kind, 'read')}"
         return "drop handover" if self.kind == "drop" and self.calls[0].kind == "handover" else self.kind
 
     @property
@@ -166,7 +167,7 @@ class RolloutView:
     @cached_property
     def writes(self) -> list[Call]:
         """The assistant's writes that were not refused."""
-        return [act for act in self.acts if act.kind == "write" and not act.failed]
+        return [act for act in self.acts if act.kind in CHANGES and not act.failed]
 
     @cached_property
     def lookups(self) -> list[Call]:
@@ -296,7 +297,7 @@ class RolloutView:
 
     def is_wished(self, call: Call) -> bool:
         """The user asked for something of a call that its script has and the reference has not."""
-        goals = [goal for goal in self.goals if goal.kind != "read"]
+        goals = [goal for goal in self.goals if goal.kind in EFFECTS]
         expected = {text_of(value) for goal in goals for value in atoms(goal.arguments)}
         values = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and not is_common(v)]
         return any(says(self.facts.script, value) and self.seen(value, call.message, "user") for value in values)
