@@ -49,7 +49,7 @@ QUOTED = 240
 """Most characters quoted of a message."""
 MANY = 3
 """Changes of a reference are counted up to this number; more count as this many."""
-NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
+NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones", "limit", "grading", "submission")
 """Fields of an imported task's data that captrain adds to the task's own fields."""
 REFERENCED: Key = ("referenced",)
 REFERENCE: Key = ("suspect", "a suspect reference")

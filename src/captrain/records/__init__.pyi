@@ -26,6 +26,7 @@ from .publication import publish_json as publish_json
 from .publication import publish_text as publish_text
 from .record import Capability as Capability
 from .record import CheckResult as CheckResult
+from .record import Expected as Expected
 from .record import IndexEntry as IndexEntry
 from .record import JsonObject as JsonObject
 from .record import Label as Label
