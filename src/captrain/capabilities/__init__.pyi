@@ -51,9 +51,11 @@ from .rule import stability_table as stability_table
 from .rule import undecided as undecided
 from .rules import INFRASTRUCTURE as INFRASTRUCTURE
 from .rules import KINDS as KINDS
+from .rules import LIMIT as LIMIT
 from .rules import RULES as RULES
 from .rules import SIMULATOR as SIMULATOR
 from .rules import SUSPECT as SUSPECT
+from .rules import Grade as Grade
 from .rules import Rule as Rule
 from .rules import Step as Step
 from .rules import Verdict as Verdict

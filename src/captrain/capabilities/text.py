@@ -222,7 +222,8 @@ def reports_error(message: Message) -> bool:
 
 def is_malformed(message: Message) -> bool:
     """Tell whether an assistant message has the marks of a tool call left in its text."""
-    return message["role"] == "assistant" and any(mark in (message.get("content") or "") for mark in CALL_MARKS)
+    is_marked = bool(message.get("unexecuted")) or any(mark in (message.get("content") or "") for mark in CALL_MARKS)
+    return message["role"] == "assistant" and is_marked
 
 
 def is_reply(message: Message) -> bool:

@@ -7,6 +7,7 @@ Tools and keys are learnt from rollouts (`captrain.capabilities.learning`), so n
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from itertools import takewhile
 from typing import Literal
@@ -26,6 +27,7 @@ from captrain.capabilities.text import (
     is_common,
     is_identifier,
     is_reply,
+    number_of,
     plain,
     refuses,
     same,
@@ -40,6 +42,8 @@ from captrain.records import Message, Milestone, Rollout, leaves
 
 END = 1_000_000
 """Beyond the last message."""
+MOST_NUMBERS = 100
+"""So many numbers of a result are added up in pairs."""
 SHORT = 2
 """Characters of a value that is likely to stand inside another one."""
 EditKind = Literal["insert", "replace", "drop", "end", "say"]
@@ -339,6 +343,39 @@ class RolloutView:
     def in_view(self, value: object, before: int = END) -> bool:
         """A user or a tool has said the value before a message."""
         return bool(self.seen(value, before, "user", "tool"))
+
+    def knows(self, value: object) -> bool:
+        """Tell whether a value stands in the log, or follows from two numbers that do."""
+        texts = (self.facts.script, self.context.policy)
+        is_seen = is_common(value) or self.seen(value, END, "user", "tool", "system", "developer")
+        return bool(is_seen) or any(says(text, value) for text in texts) or number_of(value) in self._worked_out
+
+    @cached_property
+    def _worked_out(self) -> set[object]:
+        """Sums, differences and products of two numbers that one tool returned."""
+        numbers = set[object]()
+        for call in self.calls:
+            shown = {number_of(value) for value in atoms(call.result)}
+            known = sorted(value for value in shown if isinstance(value, Decimal))[:MOST_NUMBERS]
+            numbers |= {total for a in known for b in known for total in (a + b, a - b, a * b)}
+        return numbers
+
+    def is_traced(self, edit: Edit) -> bool:
+        """Tell whether the record and the values of a difference to the reference stand in the log."""
+        match edit.kind:
+            case "insert" if edit.goal is not None and edit.goal.kind in CHANGES:
+                records = [value for _, value in self.records(edit.goal)]
+                values = records or [*atoms(edit.goal.arguments)]
+                return edit.goal.by == "user" or not values or any(map(self.knows, values))
+            case "replace":
+                return all(map(self.knows, edit.missing))
+            case "say":
+                return self.knows(edit.text)
+            case "drop":
+                return edit.calls[0].kind in CHANGES
+            case "end":
+                return True
+        return False
 
     @cached_property
     def shapes(self) -> set[str]:

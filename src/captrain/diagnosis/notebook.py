@@ -67,8 +67,8 @@ class NotebookDiagnosis:
     @property
     def failures(self) -> pd.DataFrame:
         """A row for each failed rollout: `agent`, `task`, `trial`, `cause` (None: unexplained), `message`,
-        `evidence`, `confidence`, `secondary` causes, and `suspicions` against its reference."""
-        names = ["cause", "message", "evidence", "confidence"]
+        `evidence`, `grade`, `secondary` causes, and `suspicions` against its reference."""
+        names = ["cause", "message", "evidence", "grade"]
         rows = [
             (
                 *(row.rollout, row.agent, row.task, row.trial),

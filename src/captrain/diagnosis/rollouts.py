@@ -18,11 +18,13 @@ from captrain.capabilities import (
     CLAUSES_PAGE,
     INFRASTRUCTURE,
     KINDS,
+    LIMIT,
     SIMULATOR,
     Clauses,
     DiagnosisContext,
     Explanation,
     ExpressionError,
+    Grade,
     Needs,
     RecordBook,
     RolloutView,
@@ -45,9 +47,9 @@ TRIED = 4
 """A reference is suspect if this many rollouts of its task, of at least two agents, all fail in the same way."""
 OF = "FROM tally WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"
 """Rows of one environment or of all, of one agent or of all."""
-Standing = Literal["contrasted", "suspect", "spoilt", "error"]
-"""Part of a rollout in the comparison: compared, or left out because of its reference, its simulated user, or a
-missing verdict."""
+Standing = Literal["contrasted", "suspect", "spoilt", "limit", "error"]
+"""Part of a rollout in the comparison: compared, or left out because of its reference, its simulated user, a limit of
+the harness, or a missing verdict."""
 
 
 class OutcomeTally:
@@ -140,12 +142,12 @@ class OutcomeTally:
 
 
 class RolloutCause(Record):
-    """A cause of one rollout, as it is written to files."""
+    """A cause of one rollout, or an observation, as it is written to files."""
 
     cause: str
     message: int
     evidence: str
-    confidence: Literal["high", "medium"]
+    grade: Grade
 
 
 class RepairStep(Record):
@@ -170,6 +172,7 @@ class DiagnosedRollout(Record):
     """One rollout with its causes.
 
     primary: None for a passed or an unexplained rollout. secondary: all other causes; for a passed rollout, its lapses.
+    observations: what may have cost the reward, and is not sure.
     suspicions: what contradicts its reference. occasions: the kinds of cause that it could have shown. lacking: those
     that it shows, used as its labels. ended_by: how the dialogue ended. repairs: what would have made it pass.
     unproven: why it could not be replayed.
@@ -184,6 +187,7 @@ class DiagnosedRollout(Record):
     standing: Standing
     primary: RolloutCause | None = None
     secondary: list[RolloutCause] = []
+    observations: list[RolloutCause] = []
     suspicions: list[str] = []
     occasions: list[str] = []
     lacking: list[RolloutCause] = []
@@ -368,7 +372,7 @@ def _explained(
     )
     if rollout.outcome == "error":
         evidence = rollout.error or "infrastructure: no reason is recorded"
-        primary = RolloutCause(cause=INFRASTRUCTURE, message=0, evidence=evidence, confidence="high")
+        primary = RolloutCause(cause=INFRASTRUCTURE, message=0, evidence=evidence, grade=Grade.RECORDED)
         return row.model_copy(update={"primary": primary})
     try:
         world, unproven = worlds.of(rollout) if worlds else None, worlds.trouble if worlds else ""
@@ -381,13 +385,13 @@ def _explained(
     except ExpressionError as error:
         raise UserError(f"rollout {row.place} ({rollout.id}): {error}", CLAUSES_PAGE) from None
     found = needs.found(rollout) if needs else {}
-    causes = [
-        RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, confidence="high")
-        for verdict in explanation.causes
-    ]
+    causes, observations = (
+        [RolloutCause(cause=v.cause, message=v.message, evidence=v.evidence, grade=v.grade) for v in verdicts]
+        for verdicts in (explanation.causes, explanation.observations)
+    )
     kinds = {cause.cause for cause in causes}
     causes += [
-        RolloutCause(cause=kind, message=occasion.message, evidence=occasion.evidence, confidence="medium")
+        RolloutCause(cause=kind, message=occasion.message, evidence=occasion.evidence, grade=Grade.CONTRAST)
         for kind, occasion in found.items()
         if occasion.lacking and kind not in kinds
     ]
@@ -398,13 +402,17 @@ def _explained(
     standing: Standing = "contrasted"
     if explanation.suspicions:
         standing = "suspect"
-    elif failed and [verdict.cause for verdict in explanation.causes[:1]] == [SIMULATOR]:
+    elif failed and causes and causes[0].cause == SIMULATOR:
         standing = "spoilt"  # a failure that begins with the simulated user says nothing about the agent
+    elif failed and view.facts.limit and not any(KINDS[cause.cause].of_agent for cause in causes):
+        standing, limit = "limit", f"the limit {view.facts.limit} ended the rollout"
+        causes = [RolloutCause(cause=LIMIT, message=view.last, evidence=limit, grade=Grade.RECORDED)]
     return row.model_copy(
         update={
             "standing": standing,
             "primary": causes[0] if causes and failed else None,
             "secondary": causes[1:] if failed else of_agent,
+            "observations": observations,
             "suspicions": [*explanation.suspicions],
             "occasions": sorted(could | found.keys() | {cause.cause for cause in lacking}),
             "lacking": lacking,
@@ -422,9 +430,9 @@ def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[Rol
         lapse = kind.lapse(view, Vocabulary(()))
         # A rule alone decides on a cause that no occasion shows, and so does the contrast without a reference.
         causes = [cause for cause in of_agent if cause.cause == slug]
-        causes = [cause for cause in causes if not kind.occasions or cause.confidence == "medium"]
+        causes = [cause for cause in causes if not kind.occasions or cause.grade is Grade.CONTRAST]
         if lapse is not None:
-            yield RolloutCause(cause=slug, message=lapse.message, evidence=lapse.evidence, confidence="high")
+            yield RolloutCause(cause=slug, message=lapse.message, evidence=lapse.evidence, grade=Grade.TRACED)
         else:
             yield from causes[:1]
 
