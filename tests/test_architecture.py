@@ -51,7 +51,7 @@ SKIPPING = {"pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.ma
 @cache
 def nodes(path: Path) -> list[ast.AST]:
     """List the nodes of a file's syntax tree."""
-    return [*ast.walk(ast.parse(path.read_text()))]
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def test_imports_go_down_the_layers_without_cycles() -> None:
@@ -126,6 +126,27 @@ def test_files_are_written_aside_and_renamed() -> None:
             if (opens or names & WRITINGS) and "place_aside" not in names:
                 writers.add(name)
     assert writers == {*WRITERS}
+
+
+def test_text_is_read_and_written_as_utf8_whatever_the_locale() -> None:
+    """ruff's PLW1514 sees only paths whose type it can infer, and no processes."""
+    places = list[str]()
+    for path in SOURCES:
+        for call in nodes(path):
+            if isinstance(call, ast.Call) and "encoding" not in {keyword.arg for keyword in call.keywords}:
+                name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+                values = [*call.args, *(keyword.value for keyword in call.keywords)]
+                modes = {value.value for value in values if isinstance(value, ast.Constant)}
+                reads = isinstance(call.func, ast.Attribute) and name == "read_text" and not call.args
+                opens = name in ("open", "fdopen") and modes & {"r", "w", "a", "x", "r+", "w+", "a+"}
+                pipes = any(
+                    keyword.arg == "text" and keyword.value.value is True
+                    for keyword in call.keywords
+                    if isinstance(keyword.value, ast.Constant)
+                )
+                if name == "write_text" or reads or opens or pipes:
+                    places.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    assert not places
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_its_counts_of_runs_are_those_of_the_table_of_replications(committed: Pa
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_to_a_file_leads_to_one(page: Path, committed: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     here = committed / page.parent.relative_to(ROOT)
     assert [target for target in targets if not ((page.parent / target).exists() or (here / target).exists())] == []
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from support.cluster.slurm import Cluster, running
 from support.results import account
 from support.scripts import load_script
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison import point_rows
@@ -226,6 +227,34 @@ def test_a_point_with_a_dead_slurm_job_is_named_and_finished_points_are_gathered
     publish_text(project / ".cache/mended", "")
     status, said, ran = sweep(project, *grid)
     assert (status, ran) == (0, ["evaluation 0 0.8 3"]), said
+
+
+@pytest.mark.needs("proc")
+def test_an_interrupted_sweep_ends_the_stage_of_its_point(project: Path) -> None:
+    slow = """
+import os, sys, time
+from pathlib import Path
+from captrain.run import entry_point
+
+@entry_point
+def main():
+    Path(os.environ["RAN"]).write_text(str(os.getpid()))
+    time.sleep(3600)
+
+main()
+"""
+    publish_text(project / "stages/fake.py", slow)
+    file = project / ".cache/pid"
+    environment = {**os.environ, "RAN": str(file)}
+    running = subprocess.Popen(
+        [BIN / "captrain-sweep", "-m", "seed=0"], cwd=project, env=environment, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until(lambda: file.exists() and file.read_text() != "")
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == 130 and said.count("finished work is kept") == 1 and "Traceback" not in said
+    until(lambda: not Path(f"/proc/{file.read_text()}").exists())
 
 
 def test_an_unknown_setting_fails_before_anything_runs(project: Path) -> None:

@@ -56,7 +56,12 @@ def test_a_clause_of_ones_own_forbids_what_its_expression_says_of_the_record_tha
 
 @pytest.mark.parametrize("record", [{"loan_id": "L1"}, {"loan_id": "L1", "waiting": 2, "due": "2031-03-05"}])
 def test_a_clause_forbids_nothing_if_no_record_shows_it(path: Path, record: JsonObject) -> None:
-    publish_text(path, path.read_text().replace("names: {late", 'names: {missing: \'look("loan_id", 7)["due"]\', late'))
+    publish_text(
+        path,
+        path.read_text(encoding="utf-8").replace(
+            "names: {late", 'names: {missing: \'look("loan_id", 7)["due"]\', late'
+        ),
+    )
     assert objections(path, record) == []
 
 
@@ -79,7 +84,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("expression", HOSTILE)
 def test_an_expression_outside_the_grammar_is_refused_with_its_place(path: Path, expression: str) -> None:
-    publish_text(path, path.read_text().replace("\"time(record['due']) < now\"", json.dumps(expression)))
+    publish_text(
+        path, path.read_text(encoding="utf-8").replace("\"time(record['due']) < now\"", json.dumps(expression))
+    )
     with pytest.raises(UserError, match="clauses.*names.late"):
         read_clauses(path)
 
@@ -100,8 +107,8 @@ REFUSED = {
 @pytest.mark.parametrize("other", REFUSED)
 def test_unknown_names_and_bad_patterns_and_fields_are_refused_when_the_file_is_read(path: Path, other: str) -> None:
     place, message = REFUSED[other]
-    assert place in path.read_text()
-    publish_text(path, path.read_text().replace(place, other))
+    assert place in path.read_text(encoding="utf-8")
+    publish_text(path, path.read_text(encoding="utf-8").replace(place, other))
     with pytest.raises(UserError, match=message):
         read_clauses(path)
 
@@ -126,7 +133,9 @@ FAILING = {
 
 @pytest.mark.parametrize("expression", FAILING)
 def test_an_expression_that_fails_or_costs_too_much_is_named_with_its_clause(path: Path, expression: str) -> None:
-    publish_text(path, path.read_text().replace("\"time(record['due']) < now\"", json.dumps(expression)))
+    publish_text(
+        path, path.read_text(encoding="utf-8").replace("\"time(record['due']) < now\"", json.dumps(expression))
+    )
     start = process_time()
     with pytest.raises(
         ExpressionError, match=f"Extend a loan.*{re.escape(expression[:20])}.*(?:{FAILING[expression]})"

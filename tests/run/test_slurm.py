@@ -86,7 +86,7 @@ def spoke(one: subprocess.Popen[str]) -> bool:
 
 def runs() -> list[str]:
     """The names of all started chores, with repetitions."""
-    return sorted(Path("runs").read_text().split()) if Path("runs").exists() else []
+    return sorted(Path("runs").read_text(encoding="utf-8").split()) if Path("runs").exists() else []
 
 
 def sent() -> list[str]:
@@ -118,7 +118,7 @@ class Background:
 
 def shown() -> str:
     """Print `captrain jobs`."""
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=200, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     console.print(jobs.jobs_table(Path()))
     return console.export_text()
 
@@ -167,7 +167,7 @@ def test_a_killed_pipeline_finds_its_jobs_again(home: Cluster, moment: str, subm
     Path("go").touch()
     said, problem = again.communicate(timeout=PATIENCE)
     assert again.returncode == 0, problem
-    assert json.loads(Path("done.json").read_text()) == [["A", "1"], ["B", "1"]]
+    assert json.loads(Path("done.json").read_text(encoding="utf-8")) == [["A", "1"], ["B", "1"]]
     assert runs() == ["a", "b"] and len(sent()) == 2
     assert len(jobs.submissions()) == submissions
     ours = {submission.name for submission in jobs.submissions()}
@@ -194,7 +194,7 @@ def test_only_the_killed_job_is_submitted_again(home: Cluster) -> None:
     waiting = Background(chore, [Chore("a", "go"), Chore("b", "go"), Chore("c", "go"), Chore("d", "go")], MACHINE, "x")
     until(lambda: runs() == ["a", "b", "c", "d"])
     first = sent()
-    os.kill(int(Path("pid-a").read_text()), signal.SIGKILL)
+    os.kill(int(Path("pid-a").read_text(encoding="utf-8")), signal.SIGKILL)
     home.say("scancel", "--signal=KILL", first[1])
     home.say("scancel", first[2])
     until(lambda: runs() == ["a", "a", "b", "b", "c", "c", "d"])
@@ -210,7 +210,7 @@ def test_an_item_with_dying_jobs_fails_and_the_others_finish(home: Cluster) -> N
     never = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"resubmissions": 0})})
     waiting = Background(chore, [Chore("a", "never"), Chore("b", "go")], never, "chores")
     until(lambda: runs() == ["a", "b"])
-    os.kill(int(Path("pid-a").read_text()), signal.SIGKILL)
+    os.kill(int(Path("pid-a").read_text(encoding="utf-8")), signal.SIGKILL)
     until(lambda: slurm.states([sent()[0]])[sent()[0]].name not in ALIVE)
     Path("go").touch()
     with pytest.raises(UserError) as error:
@@ -316,7 +316,7 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
     Path("hold").unlink()
     trained = waiting.result()
     # The two steps in the checkpoint were not played again.
-    processes = Path("scored").read_text().split()
+    processes = Path("scored").read_text(encoding="utf-8").split()
     assert processes.count(processes[-1]) == 48 - 16 and len(set(processes)) == 3 and len(sent()) == 2
     (tmp_path / "local").mkdir()
     os.chdir(tmp_path / "local")
@@ -346,7 +346,7 @@ def test_two_nodes_train_an_adapter_with_the_bytes_of_one_node(home: Cluster, ti
             batch=1, accelerate=Accelerate(processes=2, strategy="fsdp"),
         )  # fmt: skip
         trained += launch.run(train, [replace(one, machine=machine)], machine, "adapters")
-        scored = Path("nodes").read_text().split()
+        scored = Path("nodes").read_text(encoding="utf-8").split()
         # Each process plays its rollouts on its own node.
         assert {name: scored.count(name) for name in scored} == ({"n1": 8, "n2": 8} if nodes == 2 else {"n1": 16})
     (tmp_path / "here").mkdir()
@@ -370,14 +370,14 @@ def test_killed_nodes_resume_from_the_checkpoint_to_the_same_bytes(home: Cluster
         launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30, nodes=2), workers=1,
         batch=1, accelerate=Accelerate(processes=2, strategy="fsdp"),
     )  # fmt: skip
-    Path("hold").write_text("8")  # each node has played half of two steps, and is in the third
+    Path("hold").write_text("8", encoding="utf-8")  # each node has played half of two steps, and is in the third
     waiting = Background(train, [replace(one, machine=machine)], machine, "adapters")
     until(lambda: list(Path().glob(".cache/adapters/*/checkpoints*/checkpoint-2/history.json")))
     home.say("scontrol", "requeue", sent()[0])
     until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
     Path("hold").unlink()
     [killed] = waiting.result()
-    scored = Path("nodes").read_text().split()
+    scored = Path("nodes").read_text(encoding="utf-8").split()
     # Steps in the checkpoint were not played again; the third step may have started.
     assert 24 <= len(scored) < 24 + 8 and {*scored} == {"n1", "n2"}
     (tmp_path / "here").mkdir()

@@ -30,7 +30,7 @@ class PageCommand:
 def commands_of(page: Path) -> list[PageCommand]:
     """List the commands in a page's shell fences, in order, without comments."""
     commands: list[PageCommand] = []
-    for fence in FENCE.findall(page.read_text()):
+    for fence in FENCE.findall(page.read_text(encoding="utf-8")):
         reason = ""
         for line in fence.replace("\\\n", " ").splitlines():
             if line.startswith(NOT_RUN):

@@ -309,7 +309,7 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
     Cut-off or damaged lines and rollouts with an infrastructure error are first removed, and so are played again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
+    with open(path.with_suffix(".lock"), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lines = remains(path, Rollout)
         whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]
@@ -317,7 +317,7 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
             again = len(lines) - len(whole)
             print(f"{path}: {again} of {len(lines)} rollouts are damaged or errors, and are played again")
             publish_text(path, "".join(map(line_of, whole)))
-        with open(path, "a") as file:
+        with open(path, "a", encoding="utf-8") as file:
             yield whole, file
 
 

@@ -12,6 +12,7 @@ seconds to gather again.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from captrain.comparison.rows import GRPO, supervision
 from captrain.comparison.tables import evaluation_table
 from captrain.errors import UserError
 from captrain.records import digest, publish_text, read_table
-from captrain.run import Choice, exclusive, times
+from captrain.run import Choice, exclusive, launch, times
 
 if TYPE_CHECKING:
     from dvc.stage import PipelineStage
@@ -72,7 +73,7 @@ def prepare(point: SweepPoint, root: Path) -> Path:
     for name in ("conf", "src", "stages", "components"):  # files deleted here must not stay there
         shutil.rmtree(workspace / name, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=True).stdout
     for name in filter(None, listing.split("\0")):
         # The point has its own results. With copied ones it would look finished.
         if name.startswith(("results/", ".cache/")) or name == "dvc.lock" or not (root / name).is_file():
@@ -96,7 +97,7 @@ def run(point: SweepPoint, root: Path) -> Path:
     Raises:
         UserError: a stage failed; has the stage's message.
     """
-    with exclusive(point.lock(root)) as lock:
+    with exclusive(point.lock(root)):
         workspace = prepare(point, root)
         # A killed run leaves this lock of DVC, and its process ids mean other processes on other nodes.
         (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
@@ -107,13 +108,12 @@ def run(point: SweepPoint, root: Path) -> Path:
             env["PYTHONPATH"] = str(workspace / "src")
         log = workspace / LOG
         command = [sys.executable, "-m", "captrain.comparison.points", str(root / LOCKS)]
-        with log.open("w") as file:
-            # The child inherits the lock, because it goes on if this process is killed.
-            status = subprocess.run(
-                command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,)
-            ).returncode
+        with log.open("w", encoding="utf-8") as file:
+            status = subprocess.run(command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT).returncode
         if status:
-            lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            lines = [
+                line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()
+            ]
             errors = [line for line in lines if line.startswith("error: ")]
             reason = (errors or lines or ["it printed nothing"])[-1]
             remedy = f"see {log.relative_to(root)}; run the same again to go on"
@@ -173,7 +173,11 @@ def read_rows(path: Path) -> list[TableRow]:
 
 
 def reproduce(locks: Path) -> None:
-    """Run the stale stages of the pipeline in the current folder, each under its own lock."""
+    """Run the stale stages of the pipeline in the current folder, each under its own lock.
+
+    Ends with its parent: a killed or interrupted sweep leaves no process behind.
+    """
+    launch.end_with_parent(signal.SIGTERM)
     import networkx
     from dvc.exceptions import ReproductionError
     from dvc.repo import Repo

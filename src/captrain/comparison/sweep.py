@@ -101,9 +101,11 @@ def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
         overrides = read_yaml(folder / ".hydra/overrides.yaml", list[str], f"remove {folder}, or run the sweep again")
         point = point_of(base, overrides)
         # Compare the name, because a job of an earlier sweep may still run and write here.
-        if not (folder / WHOLE).exists() or (folder / WHOLE).read_text() != point.name:
+        if not (folder / WHOLE).exists() or (folder / WHOLE).read_text(encoding="utf-8") != point.name:
             failure = folder / FAILURE
-            failures.append(failure.read_text() if failure.exists() else f"point {point.name} did not finish")
+            failures.append(
+                failure.read_text(encoding="utf-8") if failure.exists() else f"point {point.name} did not finish"
+            )
             continue
         settings = {key.lstrip("+"): value for key, value in settings_of(overrides).items()}
         varied = {key: value for key, value in settings.items() if not is_execution(f"{key}=")}

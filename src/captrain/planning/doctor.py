@@ -130,7 +130,7 @@ def _examine(subject: str, check: Callable[..., str], *arguments: object) -> lis
 def command_output(*command: str) -> str | None:
     """Run a command and return its output; None if it is missing, fails or takes too long."""
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return process.stdout.strip() if process.returncode == 0 else None

@@ -100,7 +100,7 @@ def states(jobs: Collection[str]) -> dict[str, State]:
         return {}
     command = ("squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%N|%M|%r")
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(str(error)) from None
     if process.returncode:
@@ -168,4 +168,4 @@ def job_log(root: Path, job: str) -> str:
         )
     if not attempt.log.exists():
         raise UserError(f"job {attempt.job} has no output yet", "see `captrain jobs` for its state")
-    return attempt.log.read_text(errors="replace")
+    return attempt.log.read_text(errors="replace", encoding="utf-8")

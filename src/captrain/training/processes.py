@@ -119,7 +119,7 @@ def fit(
     for path in (*workspace.glob("failure*.pkl"), workspace / RESULT):
         path.unlink(missing_ok=True)
     status = _run(config, order, log, machine)
-    output = log.read_text(errors="replace")
+    output = log.read_text(errors="replace", encoding="utf-8")
     # If one process is killed, the others fail for want of it and then get SIGTERM: report the kill.
     killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", output)) - {"SIGTERM"}
     if failure.exists() and not killed:

@@ -285,7 +285,7 @@ def logs_of_rows(rows: "Iterable[object] | pd.DataFrame", scores: Path | None = 
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, IN_MEMORY)
-        with path.open("w") as file:
+        with path.open("w", encoding="utf-8") as file:
             for number, row in enumerate(_records(rows)):
                 content = _plain(row)
                 if not isinstance(content, Mapping):
