@@ -37,9 +37,12 @@ from .labelling import EXAMPLES as EXAMPLES
 from .labelling import label_runs as label_runs
 from .labelling import pooled as pooled
 from .learning import learn_toolbox as learn_toolbox
+from .learnt_needs import Lack as Lack
 from .learnt_needs import Needs as Needs
 from .learnt_needs import has_solution as has_solution
 from .learnt_needs import learn_needs as learn_needs
+from .log_signs import forbidden_values as forbidden_values
+from .log_signs import forbidden_writes as forbidden_writes
 from .occasions import Occasion as Occasion
 from .occasions import Vocabulary as Vocabulary
 from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
@@ -67,6 +70,7 @@ from .selection import code_of as code_of
 from .selection import select as select
 from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
+from .text import is_common as is_common
 from .text import is_value as is_value
 from .text import number_of as number_of
 from .text import quoted as quoted

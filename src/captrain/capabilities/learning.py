@@ -128,6 +128,8 @@ class _Observed:
         """The kinds that effects show. Nobody passes without a change, and a change only confirms."""
         kinds: dict[str, Kind] = {}
         for tool, called in self.called.items():
+            if kind_of(tool) == "environment":
+                continue
             if tool in self.telling:
                 is_own = 2 * self.written[tool] >= called and kind_of(tool) != "write"
                 is_read = tool not in self.closing and self.spared[tool] >= PASSES

@@ -58,7 +58,7 @@ class Kind:
         LACKING if one went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
         step: see `Step`; None if no reference call shows the cause. line: a line for the prompt against the cause, ""
         if words do not help. of_agent: whether the agent is to blame. by_values: the functions need the values that
-        references tell users.
+        references tell users. deed: what an agent does that has the cause.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Kind:
     of_agent: bool = True
     by_values: bool = False
     chances: Sequence[Occasions] = ()
+    deed: str = ""
 
     def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
         """All occasions of a rollout."""
@@ -98,18 +99,21 @@ KINDS = {
         (occasions.missing_lookups, occasions.milestone_reads),
         Step("order"),
         "Before you say that something cannot be looked up, or act on it, try every tool that might show it.",
+        deed="acts before it looks up what decides",
     ),
     "incomplete_search": Kind(
         "Incomplete search",
         "Looks at all records that a request may mean, not only at the first.",
         line="When a request may concern any of several records, open all of them before you answer.",
         chances=(occasions.reads_due,),
+        deed="looks at some records, and not at the one that counts",
     ),
     "unverified_claim": Kind(
         "Unverified claim",
         "Checks what the user says against the records before acting on it.",
         line="Never act on what the user says of a record: read it first, and correct the user where it differs.",
         chances=(occasions.missing_lookups,),
+        deed="acts on what the user says without checking it",
     ),
     "missing_confirmation": Kind(
         "Missing confirmation",
@@ -117,6 +121,7 @@ KINDS = {
         "the reference asks nothing first",
         (occasions.first_question,),
         line="Before any change, list it with all its details and wait for the user's yes.",
+        deed="acts without asking the user first",
     ),
     "wrong_record": Kind(
         "Wrong record",
@@ -124,6 +129,7 @@ KINDS = {
         "no write on a record",
         (occasions.records,),
         Step("argument"),
+        deed="acts on another record than the one that is meant",
     ),
     "undue_compliance": Kind(
         "Undue compliance",
@@ -131,6 +137,7 @@ KINDS = {
         "nothing to decline is known",
         (occasions.declined_requests, occasions.minefields),
         line="Before any change, name the rule that allows it and the record that meets it; if there is none, decline.",
+        deed="does what the policy forbids",
     ),
     "wrong_operation": Kind(
         "Wrong operation",
@@ -138,12 +145,14 @@ KINDS = {
         "no write on the right record that the reference does not read first",
         (occasions.operations,),
         Step("write"),
+        deed="chooses another operation than the record calls for",
     ),
     "wrong_computation": Kind(
         "Wrong computation",
         "Works out sums, counts and choices rightly.",
         chances=(occasions.values_of_writes,),
         step=Step("argument", by_user=False),
+        deed="works out a value wrongly",
     ),
     "wrong_argument": Kind(
         "Wrong argument",
@@ -151,12 +160,14 @@ KINDS = {
         "no write by the right tool, and no call that a milestone asks for",
         (occasions.values_of_writes, occasions.milestone_arguments),
         Step("argument"),
+        deed="gives a call another value than is due",
     ),
     "fabricated_fact": Kind(
         "Fabricated fact",
         "Names only what the user or a tool has said.",
         line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
         chances=(occasions.calls,),
+        deed="uses a value that nobody has said",
     ),
     "extra_write": Kind(
         "Unneeded operation",
@@ -165,6 +176,7 @@ KINDS = {
         (occasions.extra_writes,),
         Step("write"),
         "Make each change once, and only those that the user asked for.",
+        deed="changes something that was not asked for",
     ),
     "invalid_call": Kind(
         "Invalid call",
@@ -172,6 +184,7 @@ KINDS = {
         "no call was made",
         (occasions.invalid_calls,),
         Step("argument"),
+        deed="makes a call that is refused or never executed, and does not repair it",
     ),
     "partial_refusal": Kind(
         "Undue refusal",
@@ -179,6 +192,7 @@ KINDS = {
         step=Step("write"),
         line="Before you refuse a request, name the rule that forbids it; if there is none, carry the request out.",
         chances=(occasions.writes_due,),
+        deed="refuses what it should do",
     ),
     "missing_write": Kind(
         "Omitted operation",
@@ -187,6 +201,7 @@ KINDS = {
         (occasions.missing_writes, occasions.milestone_writes, occasions.milestone_states),
         Step("several"),
         "List the operations of a request, and do not close before each is done.",
+        deed="leaves out an operation",
     ),
     "missing_information": Kind(
         "Missing information",
@@ -195,12 +210,14 @@ KINDS = {
         (occasions.told_values, occasions.milestone_words),
         line="Before you close, answer every question of the user with the value that the tools returned.",
         by_values=True,
+        deed="does not tell what was asked for",
     ),
     "loop": Kind(
         "Loop",
         "Goes on when a call has done its work, instead of repeating it.",
         line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
         chances=(occasions.calls,),
+        deed="repeats itself until it is cut off",
     ),
     "over_escalation": Kind(
         "Undue hand-over",
@@ -208,6 +225,7 @@ KINDS = {
         "nothing is handed over, or that is due",
         (occasions.hand_over,),
         line="Hand over only what no tool of yours can do; where the policy says no, say no yourself.",
+        deed="hands over what it can do itself",
     ),
     "missing_escalation": Kind(
         "Missing hand-over",
@@ -215,12 +233,14 @@ KINDS = {
         "the reference hands nothing over",
         (occasions.escalation,),
         line="Hand over when the policy says so, by the tool that does it.",
+        deed="does not hand over what it should",
     ),
     "premature_stop": Kind(
         "Premature stop",
         "Ends the conversation when all is done, with a message to the user.",
         "it ends with a hand-over",
         (occasions.last_words,),
+        deed="stops before all is done",
     ),
     "reply_wording": Kind(
         "Reply wording",
@@ -228,6 +248,7 @@ KINDS = {
         "no last message, or one that lacks the information asked for",
         (occasions.reply_wording,),
         by_values=True,
+        deed="words its last message otherwise than the reference",
     ),
 }
 """By id, roots before what they bring about."""

@@ -34,7 +34,10 @@ USES = re.compile(
     "interpreter|link|list|multi|navigate|open|query|read|replace|run|scroll|search|session|str|"
     "submit|text|to|tool|type|view|visit|write"
 )
-ENVIRONMENTS = re.compile("click|computer|glob|goto|grep|ls|press|screenshot|scroll|search|type")
+ENVIRONMENTS = re.compile(
+    "click|computer|create|edit|glob|goto|grep|insert|ls|multiedit|open|press|read|screenshot|scroll|search|type|view|write"
+)
+"""Whole names, too, of one word."""
 CHANGES = ("write", "unknown")
 """Kinds of tools that may change something."""
 EFFECTS = (*CHANGES, "handover")

@@ -407,7 +407,9 @@ class RolloutView:
     @cached_property
     def due_lookups(self) -> list[Call]:
         """Reads of the reference that the rollout does not make."""
+        made = {text_of([call.by, call.tool, call.arguments]) for call in self.lookups}
         due = [goal for goal in self.goals if goal.kind == "read"]
+        due = [goal for goal in due if text_of([goal.by, goal.tool, goal.arguments]) not in made]
         return [goal for goal in due if not any(call.equals(goal) for call in self.lookups)]
 
     def needs(self, goal: Call | None) -> list[Call]:

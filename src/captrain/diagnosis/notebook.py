@@ -98,8 +98,8 @@ class NotebookDiagnosis:
 
     @property
     def advice(self) -> pd.DataFrame:
-        """A row for each advice: its subject and the action."""
-        rows = [(entry.subject, entry.action) for entry in advise(self.diagnosis)]
+        """A row for each advice: its subject and the actions."""
+        rows = [(entry.subject, "; ".join(entry.actions)) for entry in advise(self.diagnosis)]
         return pd.DataFrame(rows, columns=["subject", "action"]).set_index("subject")
 
     def save(self, folder: Path | str) -> list[Path]:

@@ -37,6 +37,7 @@ from captrain.capabilities import (
     view_repaired,
 )
 from captrain.contract import CheckedEnvironment, calls_of
+from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS, Observation, observe
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml
@@ -142,7 +143,7 @@ class OutcomeTally:
 
 
 class RolloutCause(Record):
-    """A cause of one rollout, or an observation, as it is written to files."""
+    """A cause of one rollout, as it is written to files."""
 
     cause: str
     message: int
@@ -150,12 +151,21 @@ class RolloutCause(Record):
     grade: Grade
 
 
+class Remark(Record):
+    """An observation on a rollout: the name of an entry of `captrain.diagnosis.observations`, or a cause that is not
+    sure."""
+
+    name: str
+    message: int
+    evidence: str
+
+
 class RepairStep(Record):
     """A difference from the reference.
 
     step, kind: what to do to remove it. needed: the rollout passes only with it. proven: by replay. message, evidence:
-    where and why. cause: the kind of cause, "" if the step is not needed. arguments: those that differ in a call to
-    replace.
+    where and why. cause: the kind of cause, "" if the step is not needed or not sure. arguments: those that differ in
+    a call to replace.
     """
 
     step: str
@@ -172,7 +182,7 @@ class DiagnosedRollout(Record):
     """One rollout with its causes.
 
     primary: None for a passed or an unexplained rollout. secondary: all other causes; for a passed rollout, its lapses.
-    observations: what may have cost the reward, and is not sure.
+    observations: what was seen, and is no cause. doubts: why a passed rollout should not have passed.
     suspicions: what contradicts its reference. occasions: the kinds of cause that it could have shown. lacking: those
     that it shows, used as its labels. ended_by: how the dialogue ended. repairs: what would have made it pass.
     unproven: why it could not be replayed.
@@ -187,7 +197,8 @@ class DiagnosedRollout(Record):
     standing: Standing
     primary: RolloutCause | None = None
     secondary: list[RolloutCause] = []
-    observations: list[RolloutCause] = []
+    observations: list[Remark] = []
+    doubts: list[Remark] = []
     suspicions: list[str] = []
     occasions: list[str] = []
     lacking: list[RolloutCause] = []
@@ -385,10 +396,10 @@ def _explained(
     except ExpressionError as error:
         raise UserError(f"rollout {row.place} ({rollout.id}): {error}", CLAUSES_PAGE) from None
     found = needs.found(rollout) if needs else {}
-    causes, observations = (
-        [RolloutCause(cause=v.cause, message=v.message, evidence=v.evidence, grade=v.grade) for v in verdicts]
-        for verdicts in (explanation.causes, explanation.observations)
-    )
+    causes = [
+        RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, grade=verdict.grade)
+        for verdict in explanation.causes
+    ]
     kinds = {cause.cause for cause in causes}
     causes += [
         RolloutCause(cause=kind, message=occasion.message, evidence=occasion.evidence, grade=Grade.CONTRAST)
@@ -412,7 +423,11 @@ def _explained(
             "standing": standing,
             "primary": causes[0] if causes and failed else None,
             "secondary": causes[1:] if failed else of_agent,
-            "observations": observations,
+            "observations": [
+                *(Remark(name=v.cause, message=v.message, evidence=v.evidence) for v in explanation.observations),
+                *_remarks(view, OBSERVATIONS),
+            ],
+            "doubts": [*_remarks(view, DOUBTS)] if rollout.outcome == "passed" else [],
             "suspicions": [*explanation.suspicions],
             "occasions": sorted(could | found.keys() | {cause.cause for cause in lacking}),
             "lacking": lacking,
@@ -422,6 +437,11 @@ def _explained(
             "unproven": unproven.partition("\n")[0],
         }
     )
+
+
+def _remarks(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[Remark]:
+    for name, message, evidence in observe(view, entries):
+        yield Remark(name=name, message=message, evidence=evidence)
 
 
 def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
@@ -450,6 +470,6 @@ def _repair_steps(view: RolloutView, explanation: Explanation) -> Iterator[Repai
             proven=repair.proven,
             message=verdict.message if verdict else place,
             evidence=verdict.evidence if verdict else "",
-            cause=verdict.cause if verdict else "",
+            cause=verdict.cause if verdict and verdict.grade is not Grade.OBSERVED else "",
             arguments=edit.wrong,
         )
