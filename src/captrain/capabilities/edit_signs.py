@@ -53,6 +53,7 @@ def left_early(view: RolloutView, edit: Edit) -> Sign:
         return None
     proposal, goal = view.text(view.left - 1), edit.goal
     values = [v for v in atoms(goal.arguments) if isinstance(v, str)] if goal else [edit.text]
+    values += re.findall("[a-z]{4,}", goal.tool) if goal else []
     if not asks_consent(proposal) or not any(says(proposal, value) for value in values):
         return None
     return view.left, f"the user agrees to {edit.subject} and leaves before it is done"
@@ -247,6 +248,17 @@ def _attempts(view: RolloutView, goal: Call) -> list[Call]:
         is_write = call.kind in CHANGES and call.by == goal.by
         attempts += [call] if call.tool == goal.tool or (is_write and is_on_record) else []
     return attempts
+
+
+def record_locked(view: RolloutView, edit: Edit) -> Sign:
+    """An earlier change of the record is why the right call was refused."""
+    goal = goal_of(edit)
+    attempts = _attempts(view, goal)
+    locks = [call for call in view.calls if call.changed and attempts and call.message < attempts[0].message]
+    lock = next((call for call in locks if {*view.records(call)} & {*view.records(goal)}), None)
+    if lock is None or not any(call.equals(goal) for call in attempts):
+        return None
+    return lock.message, f"{lock} before {goal}, which was refused from then on"
 
 
 def left_as_text(view: RolloutView, edit: Edit) -> Sign:

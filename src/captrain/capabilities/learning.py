@@ -134,8 +134,8 @@ class _Observed:
                 is_own = 2 * self.written[tool] >= called and kind_of(tool) != "write"
                 is_read = tool not in self.closing and self.spared[tool] >= PASSES
                 kinds |= {tool: "environment"} if is_own else {tool: "read"} if is_read else {}
-            elif called >= VARIED and tool in self.final | self.closing and not self.spared[tool]:
-                kinds[tool] = "write"
+            elif called >= VARIED and len(self.answers[tool]) == 1 and kind_of(tool) == "unknown":
+                kinds |= {tool: "write"} if tool in self.final | self.closing and not self.spared[tool] else {}
         return kinds
 
     @property

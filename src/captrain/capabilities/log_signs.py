@@ -3,8 +3,8 @@
 Each yields the messages where a cause shows, with the evidence and the tools in question.
 """
 
-import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from captrain.capabilities.calls import Call
 from captrain.capabilities.clauses import violations
@@ -21,12 +21,8 @@ from captrain.capabilities.text import (
 )
 from captrain.capabilities.view import RolloutView
 
-WRITES = 4
-"""So many equal writes in a row are a loop; fewer are writes too many."""
-SHORT = 60
-"""Characters of a text that may be said again."""
-REASONING = re.compile(r"calculate|compute|convert|estimate|think")
-"""Tools that look nothing up."""
+CALLS = 4
+"""So many equal calls in a row are a loop; fewer may be tries."""
 LogSign = tuple[int, str, tuple[str, ...]]
 """The message where a cause shows, the evidence, and the tools in question."""
 
@@ -35,6 +31,15 @@ def slipped(view: RolloutView) -> Iterator[LogSign]:
     """The simulated user failed."""
     if (slip := slip_of(view.rollout)) is not None:
         yield *slip, ()
+
+
+def looped_to_the_end(view: RolloutView) -> Iterator[LogSign]:
+    """One call again and again, with the same result, until the log breaks off without a word."""
+    is_cut = bool(view.messages) and view.messages[-1]["role"] == "tool" and view.handover is None
+    streak = [*takewhile(lambda act: act.equals(view.acts[-1]) and act.result == view.acts[-1].result, view.acts[::-1])]
+    if is_cut and view.rollout.reference and len(streak) >= CALLS:
+        evidence = f"{streak[0]} was called {len(streak)} times in a row with the same result, and then nothing follows"
+        yield streak[-2].message, evidence, (streak[0].tool,)
 
 
 def forbidden_writes(view: RolloutView) -> Iterator[LogSign]:
@@ -91,7 +96,7 @@ def unproven(view: RolloutView) -> Iterator[LogSign]:
 def _unused_lookup(view: RolloutView) -> str | None:
     """The first tool by which the reference looks something up, and the rollout never does."""
     tools = {act.tool for act in view.acts if not act.failed}
-    lookups = [act.tool for act in view.expected if act.kind == "read" and not REASONING.match(act.tool)]
+    lookups = [act.tool for act in view.expected if act.kind == "read"]
     return next((tool for tool in lookups if tool not in tools), None)
 
 

@@ -309,6 +309,7 @@ class Rule:
         log_sign: finds evidence in the whole rollout, for rules without steps.
         is_inherent: the verdict does not rely on the reference.
         grade: of a verdict that no replay proves.
+        is_traced: the sign itself says where the values come from.
     """
 
     cause: str
@@ -318,6 +319,7 @@ class Rule:
     log_sign: Callable[[RolloutView], Iterator[LogSign]] | None = None
     is_inherent: bool = False
     grade: Grade = Grade.TRACED
+    is_traced: bool = False
 
     def applies(self, view: RolloutView, edit: Edit | None) -> Verdict | None:
         """The verdict on an edit, or with None on the whole rollout."""
@@ -340,7 +342,7 @@ class Rule:
         if edit is not None and view.repair.proven:
             return Grade.PROVEN
         is_known = all(view.toolbox.kind(tool) != "unknown" for tool in tools)
-        is_sure = is_known and (edit is None or view.is_traced(edit))
+        is_sure = is_known and (edit is None or self.is_traced or view.is_traced(edit))
         return self.grade if is_sure else Grade.OBSERVED
 
 
@@ -370,11 +372,11 @@ RULES = (
     Rule("incomplete_search", 7, WRITE, signs.records_left_out),
     Rule("extra_write", 8, DROP, signs.made_again),
     Rule("missing_lookup", 9, DROP, signs.changed_unread),
-    Rule("fabricated_fact", 10, REPLACE, signs.record_invented),
+    Rule("fabricated_fact", 10, REPLACE, signs.record_invented, is_traced=True),
     Rule("wrong_record", 11, REPLACE, signs.record_confused),
     Rule("extra_write", 12, REPLACE, signs.items_added),
     Rule("missing_write", 13, REPLACE, signs.items_left_out),
-    Rule("fabricated_fact", 14, REPLACE, signs.value_invented),
+    Rule("fabricated_fact", 14, REPLACE, signs.value_invented, is_traced=True),
     Rule("missing_lookup", 15, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=False)),
     Rule("incomplete_search", 16, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=True)),
     Rule("wrong_computation", 20, SAY, signs.number_miscalculated),
@@ -384,11 +386,13 @@ RULES = (
     Rule("wrong_operation", 25, DROP, signs.operation_swapped),
     Rule("wrong_operation", 27, WRITE, signs.operation_mistaken),
     Rule("wrong_record", 28, WRITE, signs.record_treated_twice),
+    Rule("wrong_operation", 29, WRITE, signs.record_locked),
     Rule("invalid_call", 30, WRITE, signs.attempt_refused),
     Rule("undue_compliance", 31, DROP, signs.breaks_policy),
     Rule("wrong_argument", 32, REPLACE, signs.breaks_policy),
     Rule("undue_compliance", 33, DROP, signs.asked_by_user),
     Rule("undue_compliance", 40, DROP, signs.was_proposed),
+    Rule("missing_lookup", 39, REPLACE, signs.changed_unread, is_traced=True),
     Rule("wrong_argument", 42, REPLACE, signs.value_wrong),
     Rule("extra_write", 43, DROP, signs.is_extra),
     Rule(SIMULATOR, 50, log_sign=logs.slipped, is_inherent=True, grade=Grade.RECORDED),
@@ -403,6 +407,7 @@ RULES = (
     Rule("wrong_argument", 64, log_sign=unmet(occasions.milestone_arguments)),
     # 1: loops
     Rule("loop", 100, END, signs.called_again, is_inherent=True),
+    Rule("loop", 101, log_sign=logs.looped_to_the_end, is_inherent=True),
     # 2: what was not done by the end
     Rule("partial_refusal", 200, WRITE, signs.was_refused),
     Rule("missing_write", 201, WRITE, signs.left_out),

@@ -11,14 +11,16 @@ READS = re.compile(
     "check|compare|count|describe|fetch|find|get|list|look|lookup|query|read|retrieve|search|show|validate|verify|view"
 )
 WRITES = re.compile(
-    "accept|activate|add|append|apply|approve|archive|assign|book|buy|cancel|change|charge|claim|"
-    "clear|close|complete|confirm|connect|copy|create|deactivate|decline|delete|deny|deposit|disable|"
-    "disconnect|drop|edit|enable|exchange|extend|file|fill|follow|grant|insert|invite|issue|join|"
-    "leave|lock|make|mark|merge|modify|move|open|order|pay|place|post|publish|purchase|put|rebook|"
-    "reboot|record|redeem|refund|register|reject|release|remove|rename|renew|reorder|replace|"
-    "replenish|reply|reschedule|reserve|reset|resolve|restart|restock|resume|return|revoke|schedule|"
-    "sell|send|set|share|ship|start|stop|submit|suspend|swap|switch|terminate|toggle|transfer|turn|"
-    "undo|unlock|unsubscribe|update|upgrade|upload|write"
+    "accept|activate|add|append|apply|approve|archive|assign|attach|ban|block|book|borrow|buy|"
+    "cancel|change|charge|claim|clear|close|complete|confirm|connect|copy|create|deactivate|decline|"
+    "delete|deny|deploy|deposit|detach|disable|disconnect|dispatch|draw|drop|edit|email|enable|"
+    "exchange|extend|file|fill|flag|follow|grant|insert|invite|issue|join|kill|label|leave|lend|"
+    "link|loan|lock|make|mark|merge|modify|move|mute|notify|open|order|pay|ping|place|post|print|"
+    "publish|purchase|put|rebook|reboot|recharge|record|redeem|refill|refuel|refund|register|reject|"
+    "release|remove|rename|renew|reorder|repair|replace|replenish|reply|reschedule|reserve|reset|"
+    "resolve|restart|restock|resume|return|revoke|rollback|scale|schedule|sell|send|set|share|ship|"
+    "start|stop|submit|suspend|swap|switch|tag|terminate|toggle|top|transfer|turn|unblock|undo|"
+    "unlink|unlock|unsubscribe|update|upgrade|upload|waive|water|withdraw|wrap|write"
 )
 THINKS = re.compile("calculate|calculator|compute|convert|estimate|scratchpad|think|thinking")
 INFORMATION = re.compile("balance|count|details|history|info|information|list|price|report|status|summary")
@@ -90,8 +92,11 @@ class Toolbox:
 
     @property
     def unnamed(self) -> dict[str, Kind]:
-        """Kinds of the tools whose names suggest another kind."""
-        return {name: self.kind(name) for name in self.schemas if self.kind(name) != kind_of(name)}
+        """Kinds of the tools whose names suggest another kind. A tool whose name says nothing may change something."""
+        kinds = {name: (self.kind(name), kind_of(name)) for name in self.schemas}
+        return {
+            name: kind for name, (kind, named) in kinds.items() if kind != named and not {kind, named} <= {*CHANGES}
+        }
 
     def kind(self, tool: str) -> Kind:
         """Tell what a call of the tool does."""

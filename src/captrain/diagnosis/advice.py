@@ -149,23 +149,29 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
 
 def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies) -> Advice:
     name, gap, passed = entry["id"], entry["gap"], entry["er_passed"]
+    subject, tally = f"{KINDS[name].deed} ({name})", account.causes.get(name)
+    facts = f"{tally.primary} of {account.failures} failures, also in {tally.secondary}" if tally else ""
     if entry["selected"]:
-        return Advice(name, *remedies.of(name, []))
-    reminder = [f'a line in the prompt costs little: "{KINDS[name].line}"'] if KINDS[name].line else []
+        return Advice(subject, *remedies.of(name, []), facts)
+    return Advice(subject, _open_question(account, gap, passed, KINDS[name].line), facts=facts)
+
+
+def _open_question(account: Account, gap: float | None, passed: float | None, line: str) -> list[str]:
+    """What to do about a cause that is not selected, with this gap and this rate among passed rollouts."""
+    reminder = [f'a line in the prompt costs little: "{line}"'] if line else []
     if gap is None or passed is None:
-        first = "no passed rollout could have shown it: bring passed rollouts of such tasks"
-        return Advice(name, [first, *reminder])
+        return ["no passed rollout could have shown it: bring passed rollouts of such tasks", *reminder]
     if gap <= 0:
-        return Advice(name, ["leave it: passed rollouts show it as often as failed ones"])
+        return ["leave it: passed rollouts show it as often as failed ones"]
     # So many rollouts of each outcome detect this gap with power .8.
     base = min(max(passed, MARGIN), 1 - MARGIN)
     gap, count = min(gap, 1 - MARGIN - base), max(2, min(account.passed, account.failed))
     least = tasks_needed(Design(base=base, tasks=count, trials=1, icc=0.0, shared=0.0), gap) if gap > 0 else None
     if least is None:
-        return Advice(name, ["no number of rollouts can separate this gap from chance", *reminder])
+        return ["no number of rollouts can separate this gap from chance", *reminder]
     if least <= count:
-        return Advice(name, ["these rollouts show the gap, but it is below the thresholds of the selection", *reminder])
-    return Advice(name, [f"collect about {least - count} more passed and failed rollouts to conclude", *reminder])
+        return ["these rollouts show the gap, but it is below the thresholds of the selection", *reminder]
+    return [f"collect about {least - count} more passed and failed rollouts to conclude", *reminder]
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> tuple[str, str]:

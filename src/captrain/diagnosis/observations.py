@@ -14,6 +14,7 @@ from captrain.capabilities import (
     RolloutView,
     forbidden_values,
     forbidden_writes,
+    is_malformed,
     quoted,
     says,
     text_of,
@@ -127,8 +128,9 @@ def unanswered_error(view: RolloutView) -> Noted:
 def left_as_text(view: RolloutView) -> Noted:
     """A call was written as text, and never executed."""
     for place, message in enumerate(view.messages):
-        if tools := message.get("unexecuted"):
-            return place, f"a call of {', '.join(map(str, tools))} was written as text and never executed"
+        if is_malformed(message):
+            tools = ", ".join(map(str, message.get("unexecuted") or ())) or "some tool"
+            return place, f"a call of {tools} was written as text and never executed"
     return None
 
 

@@ -33,6 +33,7 @@ from captrain.statistics import wilson
 ROWS = 12
 """Most rows of a table of features."""
 UNEXPLAINED = "unexplained"
+REMARKS = ("Observed, and no cause", "Passes that should not pass")
 NOT_COMPARED: tuple[Standing, ...] = ("error", "limit", "spoilt")
 """Rollouts that say nothing about the agent: listed apart."""
 LONGEST = 4000
@@ -104,7 +105,7 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
             for row in table.rows:
                 columns.add_row(*(row[table.columns.index(name)] for name in table.brief))
             lines.append(columns)
-    for title, seen in (("Observed, and no cause", account.seen), ("Passes that should not pass", account.doubts)):
+    for title, seen in zip(REMARKS, (account.seen, account.doubts), strict=True):
         lines += [title] if seen else []
         for name, entry in sorted(seen.items(), key=lambda item: -item[1].failed - item[1].passed):
             lines.append(f"- {title_of(name)}: {entry.failed} failed, {entry.passed} passed; {entry.quotes[0]}")
@@ -171,10 +172,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "advice": advice,
         "remarks": [
             (title, [(title_of(name), entry) for name, entry in seen.items()])
-            for title, seen in (
-                ("Observed, and no cause", account.seen),
-                ("Passes that should not pass", account.doubts),
-            )
+            for title, seen in zip(REMARKS, (account.seen, account.doubts), strict=True)
             if seen
         ],
         "tables": tables(diagnosis),

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from captrain.benchmarks import Kind, Worlds, open_worlds
+from captrain.benchmarks import Kind, Replay, World, Worlds, open_worlds
 from captrain.capabilities import (
     CLAUSES_PAGE,
     INFRASTRUCTURE,
@@ -385,12 +385,14 @@ def _explained(
         evidence = rollout.error or "infrastructure: no reason is recorded"
         primary = RolloutCause(cause=INFRASTRUCTURE, message=0, evidence=evidence, grade=Grade.RECORDED)
         return row.model_copy(update={"primary": primary})
+    world = None
     try:
         world, unproven = worlds.of(rollout) if worlds else None, worlds.trouble if worlds else ""
         view = view_repaired(rollout, context, world)
     except (UserError, InfrastructureError) as trouble:
         # A benchmark may not know such a call, and its worker may die.
-        view, unproven = view_repaired(rollout, context, None), str(trouble)
+        world, unproven = None, str(trouble)
+        view = view_repaired(rollout, context, None)
     try:
         explanation = explain(view)
     except ExpressionError as error:
@@ -407,7 +409,8 @@ def _explained(
         if occasion.lacking and kind not in kinds
     ]
     of_agent = [cause for cause in causes if KINDS[cause.cause].of_agent]
-    lacking = of_agent if view.repair.proven else [*_lapses(view, of_agent)]
+    unsure = {verdict.cause for verdict in explanation.observations}
+    lacking = of_agent if view.repair.proven else [c for c in _lapses(view, of_agent) if c.cause not in unsure]
     could = {slug for slug, kind in KINDS.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
     standing: Standing = "contrasted"
@@ -427,7 +430,7 @@ def _explained(
                 *(Remark(name=v.cause, message=v.message, evidence=v.evidence) for v in explanation.observations),
                 *_remarks(view, OBSERVATIONS),
             ],
-            "doubts": [*_remarks(view, DOUBTS)] if rollout.outcome == "passed" else [],
+            "doubts": [*_doubts(view, world)] if rollout.outcome == "passed" else [],
             "suspicions": [*explanation.suspicions],
             "occasions": sorted(could | found.keys() | {cause.cause for cause in lacking}),
             "lacking": lacking,
@@ -442,6 +445,13 @@ def _explained(
 def _remarks(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[Remark]:
     for name, message, evidence in observe(view, entries):
         yield Remark(name=name, message=message, evidence=evidence)
+
+
+def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
+    """Why a passed rollout should not have passed. With a world, an agent that does nothing is played."""
+    yield from _remarks(view, DOUBTS)
+    if world is not None and view.repair.passes and world.play([Replay(())])[0].passed:
+        yield Remark(name="nothing_to_do", message=view.last, evidence="replayed without a call, it passes, too")
 
 
 def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
