@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from captrain.capabilities.calls import Call
-from captrain.capabilities.clauses import violations
+from captrain.capabilities.clauses import unproven_writes, violations
 from captrain.capabilities.faults import slip_of
 from captrain.capabilities.text import (
     CLAIM,
@@ -84,13 +84,11 @@ def written_on_claim(view: RolloutView) -> Iterator[LogSign]:
 
 def unproven(view: RolloutView) -> Iterator[LogSign]:
     """A clause asks for a result that shows something before a write, and only the user claims it."""
-    for clause, sentence, _ in view.context.in_force:
-        proof = clause.proof
-        for act in [act for act in view.writes if proof and act.tool in clause.tools]:
-            results = [text_of(call.result).lower() for call in view.acts if call.message < act.message]
-            is_shown = any(proof.search(result) for result in results) if proof else True
-            if clause.claimed.search(view.wishes) and not is_shown:
-                yield view.proposal(act), f'{act}, and {clause.reason.text}; the policy says "{sentence}"', (act.tool,)
+    for violation, is_claimed in unproven_writes(view.writes, view.acts, view.wishes, view.context):
+        if is_claimed:
+            act = violation.act
+            evidence = f'{act}, and {violation.reason}; the policy says "{violation.sentence}"'
+            yield view.proposal(act), evidence, (act.tool,)
 
 
 def _unused_lookup(view: RolloutView) -> str | None:

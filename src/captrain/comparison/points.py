@@ -11,6 +11,7 @@ seconds to gather again.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -38,6 +39,10 @@ WORKSPACES = Path(".cache/points")
 LOCKS = Path(".cache/locks")
 LOCAL = "[core]\n    no_scm = true\n[cache]\n    dir = {cache}\n"
 LOG = "log.txt"
+TABLES = ("results/sweeps/", "results/studies/", "results/replicates/")
+"""Results over several points."""
+STAGE_LINE = re.compile(r"[a-z_]+ +[\d.]+ s ")
+"""Beginning of the line that a stage ends with."""
 TableRow = dict[str, object]
 
 
@@ -68,15 +73,19 @@ class SweepPoint:
 
 
 def prepare(point: SweepPoint, root: Path) -> Path:
-    """Make the workspace or update its code; keep its results. The caller holds the point's lock."""
+    """Make the workspace or update its code; keep its results. The caller holds the point's lock.
+
+    A new workspace starts from the results here, so that stages whose settings and inputs are the same do not run.
+    """
     workspace = point.workspace(root)
+    is_new = not (workspace / "dvc.lock").exists()
     for name in ("conf", "src", "stages", "components"):  # files deleted here must not stay there
         shutil.rmtree(workspace / name, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=True).stdout
     for name in filter(None, listing.split("\0")):
-        # The point has its own results. With copied ones it would look finished.
-        if name.startswith(("results/", ".cache/")) or name == "dvc.lock" or not (root / name).is_file():
+        is_result = name.startswith("results/") or name == "dvc.lock"
+        if name.startswith((".cache/", *TABLES)) or (is_result and not is_new) or not (root / name).is_file():
             continue
         (workspace / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, workspace / name)
@@ -108,9 +117,20 @@ def run(point: SweepPoint, root: Path) -> Path:
             env["PYTHONPATH"] = str(workspace / "src")
         log = workspace / LOG
         command = [sys.executable, "-m", "captrain.comparison.points", str(root / LOCKS)]
-        with log.open("w", encoding="utf-8") as file:
-            status = subprocess.run(command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT).returncode
-        if status:
+        out, both = subprocess.PIPE, subprocess.STDOUT
+        with (
+            log.open("w", encoding="utf-8") as file,
+            subprocess.Popen(
+                command, cwd=workspace, env=env, stdout=out, stderr=both, text=True, errors="replace"
+            ) as child,
+        ):
+            assert child.stdout is not None
+            for line in child.stdout:
+                file.write(line)
+                file.flush()
+                if STAGE_LINE.match(line):
+                    print(f"{point.name}: {line.rstrip()}", flush=True)
+        if child.returncode:
             lines = [
                 line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()
             ]
@@ -183,6 +203,7 @@ def reproduce(locks: Path) -> None:
     from dvc.repo import Repo
 
     with Repo() as repo:
+        repo.checkout(allow_missing=True)  # outputs of the stages that did not change
         # Edges point from a stage to its dependencies.
         for stage in networkx.dfs_postorder_nodes(repo.index.graph):
             with exclusive(locks / f"{stage.name}-{needs(stage)}"):

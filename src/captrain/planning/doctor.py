@@ -213,7 +213,7 @@ def _vllm(spec: Spec, root: Path) -> str:
     if python is None:
         raise UserError(
             f"machine.vllm.python = {spec.machine.vllm.python!r} is not an interpreter",
-            "install vLLM in an environment of its own (docs/model.md) and name its interpreter",
+            "install vLLM in an environment of its own (docs/vllm.md) and name its interpreter",
         )
     text, remedy = command_output(python, "-c", DISTRIBUTION), f"{python} -m pip install -r requirements-vllm.lock"
     parts = text.split()[-1].partition("+")[0].split(".") if text else []
