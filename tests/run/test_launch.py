@@ -1,7 +1,6 @@
 """Work in processes: results in order, exceptions unchanged, and no processes left behind."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -241,12 +240,13 @@ def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_
 
     def run(config: Path, order: Path, log: Path, machine: Machine) -> int:
         ran.append(machine.accelerate.processes)
+        assert order.exists()
         log.write_text("", encoding="utf-8")
-        (tmp_path / processes.RESULT).write_bytes(pickle.dumps({}))
+        (tmp_path / processes.RESULT).write_text("{}", encoding="utf-8")
         return 0
 
     monkeypatch.setattr(processes, "_run", run)
     for gpus in (8, 16):  # two serve and two belong to the endpoint
         node = Machine(workers=0, accelerate=Accelerate(processes=2, strategy="ddp"), **{**EIGHT, "gpus": gpus})
-        processes.fit("divided", node, (10, "portions"), train, tmp_path)
+        processes.fit("divided", node, (10, "portions"), train, dict, tmp_path)
     assert ran == [2, 10]

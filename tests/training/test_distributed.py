@@ -343,5 +343,5 @@ def test_cpu_processes_see_no_gpu_and_have_a_long_timeout(tmp_path: Path) -> Non
         return {"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "seconds": timeout.total_seconds()}
 
     sent: Any = ByValue(describe)
-    described = fit("a", two("ddp"), (2, "groups"), sent, tmp_path)
+    described = fit("a", two("ddp"), (2, "groups"), sent, dict, tmp_path)
     assert described == {"gpus": "", "seconds": collectives.PATIENCE}

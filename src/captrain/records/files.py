@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from captrain.errors import UserError
+from captrain.records.digests import bytes_digest
 from captrain.records.record import IndexEntry
 from captrain.records.text import plain
 
@@ -35,6 +36,8 @@ MOST_VALUES, DEEPEST = 1_000_000, 100
 MOST_SIGNS = 1 << 24
 """Most characters of a YAML document with its aliases expanded."""
 REPRO = "run `dvc repro` to make it again"
+SEAL = b',"digest":"'
+"""What stands before the digest in a line of a journal."""
 
 
 def require_regular(path: Path, remedy: str = REPRO) -> None:
@@ -267,8 +270,8 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
 
 
 def remains(path: Path, kind: type[T]) -> list[T | None]:
-    """Read JSON lines whose writer may still run or was killed: a value for each line, None for an incomplete line;
-    [] if there is no file.
+    """Read a journal of `sealed` lines, whose writer may still run or was killed: a value for each line, None for a
+    line that is cut off, altered, of another journal or without a digest; [] if there is no file.
 
     Raises:
         UserError: it is no regular file.
@@ -279,11 +282,18 @@ def remains(path: Path, kind: type[T]) -> list[T | None]:
     values: list[T | None] = []
     with path.open("rb") as file:
         for line in file:
+            text = line.rpartition(SEAL)[0] + b"}"
             try:
-                values.append(_adapter(kind).validate_json(line) if line.endswith(b"\n") else None)
+                values.append(_adapter(kind).validate_json(text) if line == sealed(path, text) else None)
             except ValidationError:
                 values.append(None)
     return values
+
+
+def sealed(path: Path, text: bytes) -> bytes:
+    """Return a line of a journal: a JSON object with its digest as a further member, and a newline. The digest is also
+    that of the journal's name, so that a line of another journal is not taken for one of this."""
+    return text[:-1] + SEAL + bytes_digest(path.stem.encode() + text).encode() + b'"}\n'
 
 
 @cache
