@@ -23,7 +23,7 @@ def larger(path: Path, times: int) -> Path:
     simulations, tasks = data["simulations"], data["tasks"]
     data["simulations"] = [{**one, "task_id": f"{one['task_id']}-{k}"} for k in range(times) for one in simulations]
     data["tasks"] = [{**one, "id": f"{one['id']}-{k}"} for k in range(times) for one in tasks]
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
 

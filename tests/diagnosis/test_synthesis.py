@@ -183,7 +183,7 @@ def test_a_cause_that_no_step_of_a_solution_stands_for_needs_a_model(project: Pa
         row.pop("reference")
         if row["reward"] < 1:
             row["messages"][-1:] = [row["messages"][2], row["messages"][3]] * 8
-    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     run("diagnose", "log.jsonl", "--out", "found")
     assert "--model MODEL" in advice(project / "found")["loop"]
     with pytest.raises(UserError, match=r"no template trains the capability loop(.|\n)*--model"):

@@ -26,7 +26,7 @@ def library() -> dict[str, Any]:
 
 def written(path: Path, data: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
 
@@ -58,7 +58,7 @@ def recorded(message: dict[str, Any]) -> tuple[Any, ...]:
 
 def assert_whole(path: Path, logs: Logs) -> None:
     """Assert that all simulations of a tau2 file are read with rewards and messages, in order."""
-    simulations = json.loads(path.read_text())["simulations"]
+    simulations = json.loads(path.read_text(encoding="utf-8"))["simulations"]
     assert len(logs.rollouts) == len(simulations) and not logs.skipped
     for rollout, simulation in zip(logs.rollouts, simulations, strict=True):
         reward = simulation["reward_info"]["reward"]

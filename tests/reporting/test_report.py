@@ -316,7 +316,7 @@ def test_a_rollout_departs_from_its_reference_at_the_first_different_call(
 
 def arguments(path: Path) -> list[Any]:
     """Parse the arguments that a data file passes to its function."""
-    return json.loads("[" + path.read_text().split("(", 1)[1].removesuffix(");\n") + "]")
+    return json.loads("[" + path.read_text(encoding="utf-8").split("(", 1)[1].removesuffix(");\n") + "]")
 
 
 def test_shards_end_with_a_task(monkeypatch: pytest.MonkeyPatch, project: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from captrain.capabilities.calls import Call
-from captrain.capabilities.clauses import violations
+from captrain.capabilities.clauses import unproven_writes, violations
 from captrain.capabilities.edit_signs import REPEATS
 from captrain.capabilities.faults import slip_of
 from captrain.capabilities.text import (
@@ -154,13 +154,11 @@ def written_unread(view: RolloutView) -> Iterator[LogSign]:
 
 def unproven(view: RolloutView, *, is_claimed: bool) -> Iterator[LogSign]:
     """A clause asks for a result that shows something before a write, and none does; whether the user claimed it."""
-    for clause, sentence, _ in view.context.in_force:
-        proof = clause.proof
-        for act in [act for act in view.writes if proof and act.tool in clause.tools]:
-            results = [text_of(call.result).lower() for call in view.acts if call.message < act.message]
-            is_claim = clause.claimed.search(view.wishes)
-            if proof and is_claim == is_claimed and not any(proof.search(result) for result in results):
-                yield view.proposal(act), f'{act}, and {clause.reason.text}; the policy says "{sentence}"', (act.tool,)
+    for violation, claimed in unproven_writes(view.writes, view.acts, view.wishes, view.context):
+        if claimed == is_claimed:
+            act = violation.act
+            evidence = f'{act}, and {violation.reason}; the policy says "{violation.sentence}"'
+            yield view.proposal(act), evidence, (act.tool,)
 
 
 def _answer_unread(view: RolloutView) -> int | None:

@@ -146,7 +146,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "more": max(0, count - LIST_LENGTH),
         "reported": reported,
         "limit": LIST_LENGTH,
-        "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text()),
+        "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text(encoding="utf-8")),
         "version": version("captrain"),
     }
     environment = jinja2.Environment(

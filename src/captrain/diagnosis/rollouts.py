@@ -286,7 +286,11 @@ def diagnose_rollouts(
         settings[environment].idle.difference_update(tools)
     spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
     for rollout in logs.rollouts:
-        spool.add(_explained(rollout, settings[rollout.environment], worlds, needs))
+        try:
+            spool.add(_explained(rollout, settings[rollout.environment], worlds, needs))
+        except ExpressionError as error:
+            trial = f", trial {rollout.trial}" if rollout.trial else ""
+            raise UserError(f"rollout {rollout.task.id}{trial} ({rollout.id}): {error}", CLAUSES_PAGE) from None
     return DiagnosedLogs(_agreed(spool, outcomes), outcomes, toolbox, needs)
 
 
@@ -376,10 +380,7 @@ def _explained(
     except (UserError, InfrastructureError) as trouble:
         # A benchmark may not know such a call, and its worker may die.
         view, unproven = view_repaired(rollout, context, None), str(trouble)
-    try:
-        explanation = explain(view)
-    except ExpressionError as error:
-        raise UserError(f"rollout {row.place} ({rollout.id}): {error}", CLAUSES_PAGE) from None
+    explanation = explain(view)
     found = needs.found(rollout) if needs else {}
     causes = [
         RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, confidence="high")

@@ -96,14 +96,14 @@ class TemplateSynthesizer:
                 "(synthesizer=openai, or --model)",
             )
         package = files("captrain")
-        _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
+        _, _, world = package.joinpath(WORLD).read_text(encoding="utf-8").partition('\n"""\n')
         templates = package.joinpath("environments/templates")
         # If a passport found too few of the failed steps, use their operations, too.
         failed = missing_tools(brief, attempts) if capability.id in ANY_OPERATION else []
         verbs_of_evidence = [verb for tool, verbs in OPERATIONS_OF.items() if tool in failed for verb in verbs]
         operations = [*dict.fromkeys(verbs_of_evidence)]
         names = [*PARTS[capability.id], *(["operations"] if operations else [])]
-        parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in names]
+        parts = [templates.joinpath(f"{name}.py.txt").read_text(encoding="utf-8") for name in names]
         title = _line(f"{capability.name}: {capability.description}")
         header = f'"""{title}\n\nWritten by the template synthesizer; do not edit.\n"""\n'
         # The attempt that added operations was not too hard.
@@ -191,7 +191,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
         "MOST_CALLS": most,
         "SEARCHED": SEARCHED,
     }
-    template = files("captrain").joinpath(DERIVED).read_text()
+    template = files("captrain").joinpath(DERIVED).read_text(encoding="utf-8")
     header = f'"""{_line(capability.name)}: {_line(capability.description)}\n\nDerived from {benchmark.target}.\n"""\n'
     # Constants are in the class, so that they replace no name of the target's module.
     constants = "".join(f"    {key} = {value!r}\n" for key, value in settings.items()) + f"    TARGET = {target}\n"
@@ -212,7 +212,7 @@ def _source(benchmark: Component) -> tuple[str, str]:
     module, _, name = benchmark.target.replace(":", ".").rpartition(".")
     try:
         loaded = import_module(module)
-        return Path(inspect.getfile(getattr(loaded, name))).read_text(), name
+        return Path(inspect.getfile(getattr(loaded, name))).read_text(encoding="utf-8"), name
     except (ImportError, AttributeError, TypeError, OSError) as error:
         raise UserError(f"_target_ = {benchmark.target} cannot be read ({error})", "name a class in a module") from None
 

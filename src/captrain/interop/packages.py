@@ -146,7 +146,9 @@ def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
     }
     root = files("captrain").joinpath("interop/templates")
     contents: dict[str, str | bytes] = {
-        Template(path).substitute(names): Template(root.joinpath(f"{source}.txt").read_text()).substitute(names)
+        Template(path).substitute(names): Template(
+            root.joinpath(f"{source}.txt").read_text(encoding="utf-8")
+        ).substitute(names)
         for path, source in LAYOUTS[standard].items()
     }
     folder = "" if standard == "openenv" else f"{module}/"
@@ -156,7 +158,7 @@ def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
     for check in passport.checks:
         name, bound = (re.sub(r"[|\n\r`<>\[\]]", " ", text) for text in (check.name, check.bound))
         rows.append(f"| {name} | {'' if check.measured is None else f'{check.measured:g}'} | {bound} |")
-    contents["README.md"] = Template(root.joinpath(f"{standard}/README.md.txt").read_text()).substitute(
+    contents["README.md"] = Template(root.joinpath(f"{standard}/README.md.txt").read_text(encoding="utf-8")).substitute(
         names, passport="\n".join(rows), confinement=_confinement(package)
     )
     if standard == "openenv":

@@ -16,8 +16,8 @@ from .files import read_yaml as read_yaml
 from .files import remains as remains
 from .files import require_regular as require_regular
 from .files import scan as scan
+from .files import sealed as sealed
 from .publication import Spool as Spool
-from .publication import line_of as line_of
 from .publication import place_aside as place_aside
 from .publication import publish as publish
 from .publication import publish_bytes as publish_bytes

@@ -83,7 +83,7 @@ def publish(path: Path, records: Iterable[Record]) -> None:
     """Write records as JSON lines, atomically; they are written one by one and need not be in memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(path, f".{os.getpid()}") as aside:
-        with aside.open("w") as file:
+        with aside.open("w", encoding="utf-8") as file:
             file.writelines(line_of(record) for record in records)
         aside.replace(path)
 

@@ -8,9 +8,12 @@ digest of the stage's results. A stage restored from the cache keeps the time of
 A resumed stage counts its last part. CPU seconds include finished worker processes, but no cluster jobs.
 """
 
+import codecs
 import gc
+import locale
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +24,7 @@ from pathlib import Path
 
 from captrain.errors import UserError
 from captrain.records import digest, file_digest, publish_json, read_json
-from captrain.run import find_project, load_spec
+from captrain.run import find_project, launch, load_spec
 from captrain.run.boundary import ending
 
 LOGS = Path(".cache/logs")
@@ -44,6 +47,7 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
 
     @wraps(main)
     def run() -> None:
+        _use_utf8()
         # Libraries make millions of permanent objects. With the default threshold, garbage collection takes a fifth of
         # the import time.
         gc.set_threshold(100_000, 20, 100)
@@ -58,6 +62,8 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
             else:
                 main()
         except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt):
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not cut off the message
             status, text = ending(error)
             if text:
                 print(text, file=sys.stderr)
@@ -69,8 +75,20 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
     return run
 
 
+def _use_utf8() -> None:
+    """Start this program again in Python's UTF-8 mode if the locale has another encoding.
+
+    Files and names of files then have the same bytes under every locale, in libraries and child processes too.
+    """
+    is_utf8 = sys.flags.utf8_mode or codecs.lookup(locale.getencoding()).name == "utf-8"
+    if not is_utf8 and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def _run_stage(main: Callable[[], str | None], name: str) -> None:
-    """Run a stage, and print its line."""
+    """Run a stage, and print its line. The stage is interrupted if the process that runs the pipeline ends."""
+    launch.end_with_parent(signal.SIGINT)
     # A model of the hub may be downloaded. If the specification cannot be read, the stage itself reports it.
     names_model = False
     with suppress(UserError):

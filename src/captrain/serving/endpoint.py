@@ -1,100 +1,29 @@
 """The model behind the endpoint, without HTTP: its name, its adapters, and the answer to each kind of request.
 
 Chat completions are rendered and parsed like the embedded agent's own turns. Unsupported requests raise
-`HTTPException`. One thread samples completions in batches of waiting requests. An answer depends on its request alone,
-never on the rest of the batch, and a failed batch ends no other.
+`HTTPException`. Completions are sampled in batches of waiting requests (`captrain.serving.sampling`). An answer depends
+on its request alone, never on the rest of the batch, and a failed batch ends no other.
 """
 
 import asyncio
 import json
-import logging
-import queue
-import threading
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
-from captrain.agents import EngineRow, LocalPolicy, sample_rows, with_adapter
+from captrain.agents import EngineRow, LocalPolicy, with_adapter
 from captrain.errors import UserError
 from captrain.models import adapter_digest
 from captrain.records import JsonObject, Message, digest
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
+from captrain.serving.sampling import Sampler, Sampling
 
 LONGEST_TOKEN = 64
 """Most characters of a token, on the average of a dialogue; a longer dialogue is refused before it is tokenized."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """One completion to sample. Samplings of an equal `group` (adapter, temperature, most tokens) may share a batch."""
-
-    group: tuple[str, float, int]
-    row: EngineRow
-    future: Future[EngineRow] = field(default_factory=Future)
-
-
-class Sampler:
-    """Samples completions in batches, on one thread.
-
-    Args:
-        policy: gives the model, the batch size and the longest dialogue.
-    """
-
-    def __init__(self, policy: LocalPolicy) -> None:
-        self.policy = policy
-        self._queue: queue.SimpleQueue[Sampling | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def submit(self, sampling: Sampling) -> Future[EngineRow]:
-        """Queue a completion; the row is complete when the future is done."""
-        self._queue.put(sampling)
-        return sampling.future
-
-    def close(self) -> None:
-        """Finish the queue and stop."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (first := self._queue.get()) is not None:
-            queued = [first]
-            while not self._queue.empty():
-                if (more := self._queue.get()) is None:
-                    self._queue.put(None)
-                    break
-                queued.append(more)
-            for group in dict.fromkeys(sampling.group for sampling in queued):
-                alike = [sampling for sampling in queued if sampling.group == group]
-                for start in range(0, len(alike), self.policy.batch):
-                    batch = alike[start : start + self.policy.batch]
-                    try:
-                        self.sample(group, [sampling.row for sampling in batch])
-                        for sampling in batch:
-                            sampling.future.set_result(sampling.row)
-                    except Exception as error:
-                        # The waiting clients get the error; the thread goes on.
-                        logging.exception("a batch of %d requests failed", len(batch))
-                        for sampling in batch:
-                            sampling.future.set_exception(HTTPException(500, f"{type(error).__name__}: {error}"))
-
-    def sample(self, group: tuple[str, float, int], rows: Sequence[EngineRow]) -> None:
-        """Sample rows of one group to their ends."""
-        adapter, temperature, tokens = group
-        sample_rows(
-            self.policy.decoder(adapter),
-            rows,
-            ends=self.policy.ends,
-            temperature=temperature,
-            max_tokens=tokens,
-            max_length=self.policy.max_length,
-        )
 
 
 class ChatServer:
@@ -156,13 +85,16 @@ class ChatServer:
         adapter = self.folder_of(request.model)
         tools = request.tools if request.tool_choice == "auto" else []
         prompt = await asyncio.to_thread(self.prompt, request.messages, tools)
-        tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
+        wanted = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
+        tokens = min(wanted, self.policy.max_length)
         seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
-        samplings = [
-            Sampling((adapter, request.temperature, tokens), EngineRow(f"{seed}/{index}", prompt, lambda _: []))
-            for index in range(request.n)
-        ]
-        rows = await asyncio.gather(*(asyncio.wrap_future(self.sampler.submit(sampling)) for sampling in samplings))
+        sampling = Sampling(
+            (adapter, request.temperature, tokens),
+            len(prompt),
+            request.n,
+            lambda index: EngineRow(f"{seed}/{index}", prompt, lambda _: []),
+        )
+        rows = await asyncio.wrap_future(self.sampler.submit(sampling))
         replies = [row.ids[len(prompt) :] for row in rows]
         answer = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",

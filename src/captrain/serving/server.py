@@ -31,6 +31,8 @@ from captrain.serving.openai_schemas import (
 )
 from captrain.serving.protection import Protected, Protection, PunctualProtocol, new_application
 
+GRACE = 2
+"""Seconds that running requests get once the process is told to stop."""
 CONNECTIONS = 512
 """Most connections; one more replaces the idlest, or is refused if none is idle."""
 TOKENS = 512
@@ -128,7 +130,7 @@ def embedded_server(
 
 
 def run_application(app: Protected, name: str, host: str, port: int, protection: Protection) -> None:
-    """Serve until the process is told to stop; print the address. Running requests are answered first.
+    """Serve until the process is told to stop; print the address. Running requests get `GRACE` seconds, then a 503.
 
     Args:
         app: answers requests.
@@ -149,6 +151,7 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
         http=PunctualProtocol,
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=protection.seconds,
+        timeout_graceful_shutdown=GRACE,
     )
     print(f"{name} is served on http://{host}:{channels[0].getsockname()[1]}/v1", flush=True)
     with suppress(KeyboardInterrupt):

@@ -414,7 +414,7 @@ def logs_of_rows(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, IN_MEMORY)
-        with path.open("w") as file:
+        with path.open("w", encoding="utf-8") as file:
             for number, row in enumerate(_records(rows)):
                 content = _plain(row)
                 if not isinstance(content, Mapping):

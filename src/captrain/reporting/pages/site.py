@@ -112,7 +112,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
     pages.tests["missing"] = lambda value: isinstance(value, Missing)
     functions: dict[str, object] = {
         "generator": Markup(GENERATOR),
-        "style": Markup((FOLDER / "static/style.css").read_text()),
+        "style": Markup((FOLDER / "static/style.css").read_text(encoding="utf-8")),
         "headline": headline_methods(),
         "label": label,
         "unequal_total": unequal_total,
@@ -122,7 +122,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
     pages.globals.update(functions)
     content = _content(root, archive)
     yield "index.html", pages.get_template("index.html.j2").render(content)
-    yield "report.js", (FOLDER / "static/report.js").read_text()
+    yield "report.js", (FOLDER / "static/report.js").read_text(encoding="utf-8")
     for name in cast(list[str], content["figures"]):
         yield f"figure-{name}", (root / "results/studies" / name).read_bytes()
     candidates = cast(list[CandidatePage], content["candidates"])
