@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -18,14 +19,16 @@ import pytest
 import torch
 import uvicorn
 from safetensors.torch import load_file, save_file
+from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from support.adapters import save_adapter
+from support.adapters import lora, save_adapter
 from support.waiting import PATIENCE, until
 
 from captrain.agents.engine import DenseDecoder
 from captrain.agents.local import LocalPolicy
 from captrain.errors import UserError
+from captrain.models import adapter_digest
 from captrain.serving import sampling
 from captrain.serving.endpoint import ChatServer
 from captrain.serving.protection import Protection, PunctualProtocol, protection_of
@@ -238,6 +241,48 @@ def test_adapters_come_from_named_folders_alone(address: tuple[str, int], adapte
         row = {"lora_name": "one", "lora_path": str(folder)}
         assert request(address, "/v1/load_lora_adapter", row)[0] == 403
     assert request(address, "/v1/load_lora_adapter", {"lora_name": "one", "lora_path": str(adapter)})[0] == 200
+
+
+@pytest.mark.parametrize("part", ["folder", "file", "parent"])
+def test_a_link_that_is_swapped_in_while_an_adapter_is_read_loads_nothing_from_elsewhere(
+    server: ChatServer, tiny: Path, adapter: Path, tmp_path: Path, part: str
+) -> None:
+    elsewhere, root = Path(lora(tiny, tmp_path / "elsewhere/good", 3).folder), tmp_path / "root"
+    assert adapter_digest(elsewhere) != adapter_digest(adapter)
+    own = Path(shutil.copytree(adapter, root / "inner/good"))
+    place = {"folder": own, "file": own / "adapter_model.safetensors", "parent": own.parent}[part]
+    target = elsewhere.parent if part == "parent" else elsewhere / place.relative_to(own)
+    aside, over = tmp_path / "aside", threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            place.rename(aside)
+            place.symlink_to(target)
+            time.sleep(0.0005)
+            place.unlink()
+            aside.rename(place)
+            time.sleep(0.0005)
+
+    swapping = threading.Thread(target=swap)
+    guarded, loaded = ChatServer(server.policy, "tiny", {}, folders=[root]), Counter[str]()
+    swapping.start()
+    try:
+        for number in range(60):
+            try:
+                guarded.load_from_folders(str(number), own)
+                loaded[guarded.adapters[str(number)].content] += 1
+            except (HTTPException, UserError) as error:
+                loaded[type(error).__name__] += 1
+    finally:
+        over.set()
+        swapping.join()
+    assert loaded[adapter_digest(elsewhere)] == 0 and loaded[adapter_digest(adapter)] > 0
+    # What is used later is what was checked.
+    shutil.rmtree(own)
+    [name] = [*guarded.adapters][:1]
+    assert adapter_digest(Path(guarded.folder_of(name))) == adapter_digest(adapter)
+    guarded.unload(name)
+    assert len(list(Path(guarded._copies.name).iterdir())) == len(guarded.adapters)
 
 
 def test_others_than_this_machine_need_a_token(monkeypatch: pytest.MonkeyPatch, captrain, tmp_path: Path) -> None:

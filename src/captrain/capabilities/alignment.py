@@ -15,6 +15,7 @@ from math import comb
 
 from captrain.capabilities.calls import Call
 from captrain.capabilities.text import are_plain, number_of, same, says
+from captrain.capabilities.toolbox import CHANGES
 from captrain.records import JsonObject
 
 RANKS = 5
@@ -42,7 +43,7 @@ class Pair:
 
 def goal_pairs(reference: Sequence[Call], user: str) -> list[Pair]:
     """The writes of a reference, each with the look-ups before it."""
-    writes = [act for act in reference if act.kind == "write"]
+    writes = [act for act in reference if act.kind in CHANGES]
     names, messages = {name for act in writes for name in act.record}, [act.message for act in writes]
     reads = defaultdict[tuple[str, object], list[int]](list)
     for k, act in enumerate(reference):

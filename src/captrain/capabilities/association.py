@@ -80,6 +80,7 @@ PHRASES = {
     "suspect": Phrase("{0}"),
     "order": Phrase("{0}", line="{1}"),
     "value": Phrase("{0}: {1}", "{0}: not {1}"),
+    "seen": Phrase("{0}"),
 }
 """By kind, the first part of a key. If several features have the same rollouts, the first kind here names them."""
 

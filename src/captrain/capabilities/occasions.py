@@ -8,7 +8,7 @@ another: after an unmet one nothing is judged, so that one mismatch has one char
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from captrain.capabilities.text import (
     squeezed,
     text_of,
 )
-from captrain.capabilities.toolbox import Kind
+from captrain.capabilities.toolbox import CHANGES
 from captrain.capabilities.view import RolloutView
 from captrain.records import Milestone
 
@@ -327,17 +327,17 @@ def calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 def milestone_reads(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """A milestone asks for a look-up."""
-    return _milestone_calls(view, "read")
+    return _milestone_calls(view, ("read",))
 
 
 def milestone_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """A milestone asks for a call that changes something."""
-    return _milestone_calls(view, "write")
+    return _milestone_calls(view, CHANGES)
 
 
-def _milestone_calls(view: RolloutView, kind: Kind) -> Iterator[Occasion]:
+def _milestone_calls(view: RolloutView, kinds: Collection[str]) -> Iterator[Occasion]:
     for milestone, score in _reachable(view):
-        if milestone.tool is not None and view.toolbox.kind(milestone.tool) == kind:
+        if milestone.tool is not None and view.toolbox.kind(milestone.tool) in kinds:
             calls = _calls(view, milestone)
             # A call with other arguments is left to `milestone_arguments`.
             lacking = score < MET and not calls

@@ -5,6 +5,7 @@
 
 import json
 import re
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -124,6 +125,8 @@ def same(expected: object, actual: object) -> bool:
     """
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         return all(same(value, actual.get(name)) for name, value in expected.items())
+    if isinstance(expected, list):
+        actual = spelled_list(actual)
     if isinstance(expected, list) and isinstance(actual, list):
         if are_plain(expected) and are_plain(actual):
             return Counter(map(number_of, expected)) == Counter(map(number_of, actual))
@@ -131,6 +134,16 @@ def same(expected: object, actual: object) -> bool:
     if isinstance(expected, int | float) or isinstance(actual, int | float):
         return number_of(expected) == number_of(actual)
     return expected == actual
+
+
+def spelled_list(value: object) -> object:
+    """Return the list that a text spells as JSON or as Python prints it, else the value."""
+    if not (isinstance(value, str) and value.startswith("[") and value.endswith("]")):
+        return value
+    try:
+        return literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
 
 
 def are_plain(values: list[object]) -> bool:
@@ -222,7 +235,8 @@ def reports_error(message: Message) -> bool:
 
 def is_malformed(message: Message) -> bool:
     """Tell whether an assistant message has the marks of a tool call left in its text."""
-    return message["role"] == "assistant" and any(mark in (message.get("content") or "") for mark in CALL_MARKS)
+    is_marked = bool(message.get("unexecuted")) or any(mark in (message.get("content") or "") for mark in CALL_MARKS)
+    return message["role"] == "assistant" and is_marked
 
 
 def is_reply(message: Message) -> bool:

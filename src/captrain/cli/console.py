@@ -71,7 +71,8 @@ def print_all(*parts: RenderableType) -> None:
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     console = PlainConsole(width=width, highlight=False, markup=False, emoji=False)
     for part in parts:
-        console.print(fitted(part, console))
+        is_command = isinstance(part, str) and part.lstrip().startswith("captrain ")
+        console.print(fitted(part, console), soft_wrap=is_command)
 
 
 def model_access(endpoint: str, key: str, tokens: int | None, prices: tuple[float, float] | None) -> ModelAccess:

@@ -131,7 +131,7 @@ def diagnose(
     advice = diagnosis.advise(outcome, out)
     diagnosis.publish_diagnosis(outcome, out, advice)
     unproven = [f"causes are not proven: `{worlds.missing}`, and diagnose again"] if worlds.missing else []
-    print_all(*diagnosis.diagnosis_summary(outcome, advice), *unproven, f"{out / 'report.md'} has the evidence")
+    print_all(*diagnosis.diagnosis_summary(outcome, advice), *unproven, f"The whole report: {out / 'report.html'}")
 
 
 def benchmark_of_project(name: str) -> tuple[CheckedEnvironment | None, Machine | None]:

@@ -67,8 +67,8 @@ class NotebookDiagnosis:
     @property
     def failures(self) -> pd.DataFrame:
         """A row for each failed rollout: `agent`, `task`, `trial`, `cause` (None: unexplained), `message`,
-        `evidence`, `confidence`, `secondary` causes, and `suspicions` against its reference."""
-        names = ["cause", "message", "evidence", "confidence"]
+        `evidence`, `grade`, `secondary` causes, and `suspicions` against its reference."""
+        names = ["cause", "message", "evidence", "grade"]
         rows = [
             (
                 *(row.rollout, row.agent, row.task, row.trial),
@@ -98,8 +98,8 @@ class NotebookDiagnosis:
 
     @property
     def advice(self) -> pd.DataFrame:
-        """A row for each advice: its subject and the action."""
-        rows = [(entry.subject, entry.action) for entry in advise(self.diagnosis)]
+        """A row for each advice: its subject and the actions."""
+        rows = [(entry.subject, "; ".join(entry.actions)) for entry in advise(self.diagnosis)]
         return pd.DataFrame(rows, columns=["subject", "action"]).set_index("subject")
 
     def save(self, folder: Path | str) -> list[Path]:

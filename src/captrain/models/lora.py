@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 Factors: TypeAlias = "dict[str, tuple[Tensor, Tensor]]"
 """Factors of each changed module, by its PEFT name: up (out, rank), scaled, and down (rank, in)."""
 TENTHS = 10
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Configuration and weights of an adapter."""
 CHECKPOINTS = "checkpoints"
 """Folder below an adapter with its checkpoints, each named by the rollouts played; and the field of their hashes in an
 index."""
@@ -156,7 +158,7 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
     Raises:
         UserError: one of the two files is missing.
     """
-    paths = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
+    paths = [folder / name for name in ADAPTER_FILES]
     for path in paths:
         require_regular(path, f"run `{repro(stage)}` to make it again")
     return file_digest(*paths)

@@ -7,10 +7,13 @@ on its request alone, never on the rest of the batch, and a failed batch ends no
 
 import asyncio
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
@@ -19,11 +22,21 @@ from captrain.agents import EngineRow, LocalPolicy, with_adapter
 from captrain.errors import UserError
 from captrain.models import adapter_digest
 from captrain.records import JsonObject, Message, digest
+from captrain.serving.folders import copy_adapter_below
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
 from captrain.serving.sampling import Sampler, Sampling
 
 LONGEST_TOKEN = 64
 """Most characters of a token, on the average of a dialogue; a longer dialogue is refused before it is tokenized."""
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """An adapter: the folder that it is loaded from, the digest of its content, and the folder that was named."""
+
+    folder: Path
+    content: str
+    named: Path
 
 
 class ChatServer:
@@ -50,10 +63,44 @@ class ChatServer:
     ) -> None:
         self.policy, self.name, self.root = policy, name, root or name
         self.folders = None if folders is None else [folder.resolve() for folder in folders]
-        self.adapters: dict[str, tuple[Path, str]] = {}
+        self.adapters: dict[str, ServedAdapter] = {}
+        self._copies = TemporaryDirectory(prefix="captrain-adapters-")
         for adapter, folder in adapters.items():
             self.load(adapter, folder)
         self.sampler = Sampler(policy)
+
+    def load_from_folders(self, name: str, folder: Path) -> None:
+        """Serve an adapter that a request names, from a copy.
+
+        Raises:
+            HTTPException: it lies outside the folders that requests may load from.
+            UserError: as `load`.
+        """
+        if self.folders is None:
+            self.load(name, folder)
+            return
+        copy = Path(self._copies.name, uuid.uuid4().hex, folder.name)
+        copy.mkdir(parents=True)
+        try:
+            copy_adapter_below(self.folders, folder, copy)
+            self.load(name, copy)
+            self.adapters[name] = replace(self.adapters[name], named=folder)
+        except UserError as error:
+            raise UserError(error.problem.replace(str(copy), str(folder)), error.remedy) from None
+        finally:
+            if name not in self.adapters or self.adapters[name].folder != copy:
+                shutil.rmtree(copy.parent)
+
+    def unload(self, name: str) -> None:
+        """Serve an adapter no longer.
+
+        Raises:
+            HTTPException: there is none of this name.
+        """
+        if (adapter := self.adapters.pop(name, None)) is None:
+            raise HTTPException(404, f"there is no adapter {name}")
+        if adapter.folder.is_relative_to(self._copies.name):
+            shutil.rmtree(adapter.folder.parent)
 
     def load(self, name: str, folder: Path) -> None:
         """Serve an adapter under a name.
@@ -65,12 +112,12 @@ class ChatServer:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         content = adapter_digest(folder)
         with_adapter(self.policy.state, str(folder))  # refuses a damaged adapter now, not at its first request
-        self.adapters[name] = (folder, content)
+        self.adapters[name] = ServedAdapter(folder, content, folder)
 
     def models(self) -> list[dict[str, object]]:
         """List the base, then its adapters; `digest` identifies their content."""
         models = [(self.name, self.root, None, self.policy.digest)]
-        models += [(name, str(folder), self.name, content) for name, (folder, content) in self.adapters.items()]
+        models += [(name, str(one.named), self.name, one.content) for name, one in self.adapters.items()]
         shared = {"object": "model", "created": 0, "owned_by": "captrain"}
         return [{**shared, **dict(zip(("id", "root", "parent", "digest"), model, strict=True))} for model in models]
 
@@ -113,7 +160,7 @@ class ChatServer:
             return ""
         if model not in self.adapters:
             raise HTTPException(404, f"there is no model {model}; there are {', '.join([self.name, *self.adapters])}")
-        return str(self.adapters[model][0])
+        return str(self.adapters[model].folder)
 
     def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
         """Render a dialogue to the tokens that the model reads; raises as `complete` does. Slow: call it outside the

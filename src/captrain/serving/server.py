@@ -16,7 +16,6 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
 
 from captrain.agents import LocalPolicy
 from captrain.errors import UserError
@@ -91,17 +90,12 @@ def routes(server: ChatServer) -> FastAPI:
 
     @app.post("/v1/load_lora_adapter")
     def load(request: LoadAdapterRequest) -> dict[str, str]:
-        folder = request.lora_path.resolve()
-        if server.folders is not None and not any(folder.is_relative_to(root) for root in server.folders):
-            roots = ", ".join(map(str, server.folders)) or "none"
-            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {roots}")
-        server.load(request.lora_name, request.lora_path)
+        server.load_from_folders(request.lora_name, request.lora_path)
         return {"status": "loaded"}
 
     @app.post("/v1/unload_lora_adapter")
     def unload(request: UnloadAdapterRequest) -> dict[str, str]:
-        if server.adapters.pop(request.lora_name, None) is None:
-            raise HTTPException(404, f"there is no adapter {request.lora_name}")
+        server.unload(request.lora_name)
         return {"status": "unloaded"}
 
     return app

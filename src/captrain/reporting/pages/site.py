@@ -23,7 +23,6 @@ from captrain.comparison import (
     ComparisonRow,
     evaluation_metrics,
     headline_methods,
-    interpret_difference,
     label,
     published,
     supervision,
@@ -46,6 +45,7 @@ from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
 from captrain.reporting.pages.rollouts import Archive, MajorityLack, compact, message_on_page
 from captrain.reporting.rediscovery import of_selected
+from captrain.reporting.tables import verdict
 from captrain.run import read_stages, row_of
 
 FOLDER = Path(__file__).parent
@@ -159,7 +159,7 @@ def _content(root: Path, archive: Archive) -> dict[str, object]:
     tables = {name: files.table_of(root, f"results/evaluation/{name}.csv") for name in names}
     if not isinstance(tables["differences"], Missing):
         level = 1 - confidence
-        tables["differences"] = [{**row, "reading": interpret_difference(row, level)} for row in tables["differences"]]
+        tables["differences"] = [{**row, "reading": verdict(row, level)} for row in tables["differences"]]
     rediscovery = files.table_of(root, "results/solutions/rediscovery.csv")
     selection = files.document(root, "results/capabilities/selection.json", "capabilities", SelectionAccount)
     # Our number is shown beside a published one if the same thing was run.
