@@ -28,7 +28,7 @@ def chat(**fields: object) -> Row:
 def saved(path: Path, *rows: object) -> Path:
     """Write one document, or several rows as lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 

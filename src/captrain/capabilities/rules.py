@@ -364,6 +364,7 @@ ALL = (*WRITE, *READ, *USER, *TRANSFER, *REPLACE, *DROP, *DROP_TRANSFER, *SAY, *
 RULES = (
     # 0: roots
     Rule(SIMULATOR, 1, ALL, signs.left_at_once),
+    Rule("missing_lookup", 0, WRITE + READ + USER + TRANSFER + SAY + END, signs.did_nothing, is_traced=True),
     Rule("invalid_call", 2, WRITE, signs.left_as_text),
     Rule("over_escalation", 3, WRITE, signs.handed_over_blind),
     Rule("wrong_argument", 4, WRITE, signs.record_mistyped),

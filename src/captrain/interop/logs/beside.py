@@ -113,7 +113,7 @@ def _reports(path: Path) -> Iterator[Foreign]:
     with suppress(OSError, ValueError, RecursionError):
         if path.stat().st_size <= LARGEST:
             if path.suffix == ".jsonl":
-                rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+                rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
             else:
                 rows = [json_of(path)]
             yield from (row for row in rows if isinstance(row, dict))
