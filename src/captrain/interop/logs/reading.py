@@ -257,8 +257,8 @@ class _Reader:
         """The first lines of a table of scores for what has no outcome."""
 
     def censor(self, value: Value) -> Value:
-        """Remove what looks like a key, unless keys are to stay."""
-        return value if self.keep_secrets else censored(value)
+        """Remove what looks like a key, unless keys are to stay; those of the environment never do."""
+        return censored(value, shapes=not self.keep_secrets)
 
     def skip_file(self, file: "_File", reason: str) -> None:
         """List a file that cannot be read at all. One of a folder that holds no dialogue is only counted."""
