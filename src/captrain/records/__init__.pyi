@@ -46,6 +46,7 @@ from .record import UserCall as UserCall
 from .record import Verdict as Verdict
 from .text import as_markdown as as_markdown
 from .text import censored as censored
+from .text import json_without_secrets as json_without_secrets
 from .text import leaves as leaves
 from .text import plain as plain
 from .text import redacted as redacted
@@ -53,3 +54,4 @@ from .text import refuse_keys as refuse_keys
 from .text import refuse_keys_in as refuse_keys_in
 from .text import require_file_name as require_file_name
 from .text import without as without
+from .text import without_secrets as without_secrets

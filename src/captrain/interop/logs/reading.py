@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,6 +72,7 @@ from captrain.interop.logs.records import (
 )
 from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, reason_of, schemas_by_name
 from captrain.interop.logs.traces import NO_MESSAGES, Rows, TraceFormat, read_traces
+from captrain.interop.logs.written import executed
 from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular
 
 if TYPE_CHECKING:
@@ -256,8 +257,8 @@ class _Reader:
         """The first lines of a table of scores for what has no outcome."""
 
     def censor(self, value: Value) -> Value:
-        """Remove what looks like a key, unless keys are to stay."""
-        return value if self.keep_secrets else censored(value)
+        """Remove what looks like a key, unless keys are to stay; those of the environment never do."""
+        return censored(value, shapes=not self.keep_secrets)
 
     def skip_file(self, file: "_File", reason: str) -> None:
         """List a file that cannot be read at all. One of a folder that holds no dialogue is only counted."""
@@ -310,7 +311,7 @@ class _Reader:
         if not isinstance(entry, Entry):
             return entry, self.censor(entry)
         try:
-            entry = self.judge.chosen(entry, row, file.path)
+            entry = self.judge.chosen(replace(entry, messages=executed(entry.messages)), row, file.path)
             return entry, self.censor(self.judge.rollout(digest, entry, row))
         except MALFORMED as error:
             return entry, reason_of(error) if type(error) is ValueError else f"it cannot be read: {reason_of(error)}"
