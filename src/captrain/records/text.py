@@ -248,8 +248,13 @@ def _forms(value: str) -> tuple[str, ...]:
 
 def _secrets_of_environment() -> list[str]:
     """List the values of environment variables with names like a key's that name neither a file nor a variable."""
-    values = [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
+    values = [value for name, value in os.environ.items() if _is_secret_name(name)]
     return [value for value in values if _is_long(value) and value not in os.environ and not _is_path(value)]
+
+
+@lru_cache(1024)
+def _is_secret_name(name: str) -> bool:
+    return SECRET_NAME.search(name) is not None
 
 
 def _is_long(value: str) -> bool:

@@ -33,7 +33,7 @@ def completed(row: ChatRow, path: Path) -> ChatRow:
             if result and (found := read(row, result)):
                 return found
         if row.task_id is not None and (verdict := _verdicts(folder).get(str(row.task_id))):
-            return replace(row, reward=verdict["resolved"], grading=row.grading or _failing(verdict))
+            return replace(row, reward=verdict["resolved"], grading=row.grading or failing_tests(verdict))
     return row
 
 
@@ -82,7 +82,8 @@ def _verdicts(folder: Path) -> dict[str, Foreign]:
         :200
     ]:
         for report in _reports(path):
-            verdicts |= _of_report(report)
+            found = _of_report(report)
+            verdicts |= {name: found[name] for name in found if name not in verdicts or len(found[name]) > 1}
     return verdicts
 
 
@@ -103,7 +104,8 @@ def _of_report(report: Foreign) -> dict[str, Foreign]:
     return verdicts
 
 
-def _failing(verdict: Foreign) -> str:
+def failing_tests(verdict: Foreign) -> str:
+    """List the failing tests of a verdict of SWE-bench."""
     states = verdict.get("tests_status") or {}
     names = [name for tests in states.values() if isinstance(tests, dict) for name in tests.get("failure") or []]
     return f"failing tests: {', '.join(names)}" if names else ""

@@ -29,7 +29,6 @@ from captrain.interop.logs.source import (
     schemas_by_name,
     text_of,
 )
-from captrain.interop.logs.written import executed
 from captrain.records import Message, file_digest
 
 MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
@@ -161,7 +160,7 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
     if not isinstance(reference, list):
         return "its reference is not a list of messages"
     try:
-        dialogue = executed(dialogue_of(row.messages))
+        dialogue = dialogue_of(row.messages)
     except ValueError as error:
         return str(error)
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from captrain.interop.logs.beside import failing_tests
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import CallEntry, Foreign, call_entry, call_of, calling, text_of
 from captrain.records import Message
@@ -98,6 +99,7 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow:
         model=model,
         limit="max_iterations" if is_limit else "",
         fault="" if is_limit else error,
+        grading=failing_tests(report),
         submission=result.get("git_patch") or row.get("git_patch"),
         agent=metadata.get("agent_class"),
     )

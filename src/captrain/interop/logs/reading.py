@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,14 +72,13 @@ from captrain.interop.logs.records import (
 )
 from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, reason_of, schemas_by_name
 from captrain.interop.logs.traces import NO_MESSAGES, Rows, TraceFormat, read_traces
-from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular
+from captrain.interop.logs.written import executed
+from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular, tracked
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Value = TypeVar("Value")
-Progress = Callable[[Sequence["_File"]], Iterable["_File"]]
-"""Passes on the files to read, and shows how far the reading is."""
 SAMPLES = "samples"
 UNKNOWN = "unknown"
 NO_DIALOGUE = "it holds no dialogue"
@@ -191,18 +190,12 @@ class Logs:
         return sum(source["skipped"] for source in self.sources)
 
 
-def unreported(files: "Sequence[_File]") -> "Iterable[_File]":
-    """Pass on the files without showing anything."""
-    return files
-
-
 def read_logs(
     paths: Sequence[Path],
     scores: Path | None = None,
     *,
     keep_secrets: bool = False,
     choices: Choices = AS_READ,
-    progress: Progress = unreported,
 ) -> Logs:
     """Read files and folders.
 
@@ -212,7 +205,6 @@ def read_logs(
         scores: a CSV of outcomes, by trace, session, file or task.
         keep_secrets: whether what looks like a key stays in the texts.
         choices: what the user says of outcomes, messages and agents.
-        progress: wraps the files, to show how far the reading is.
 
     Raises:
         UserError: a path does not exist, there is no rollout in any of them, most entries of a file cannot be read, a
@@ -220,7 +212,8 @@ def read_logs(
     """
     reader = _Reader(keep_secrets, Judge(choices, Scores(scores) if scores is not None else None))
     with ExitStack() as folders:
-        for file in progress([*_files(paths, folders)]):
+        files = [*_files(paths, folders)]
+        for file in tracked(files, "reading", len(files)):
             try:
                 source = _read(file.path, choices)
             except Unreadable as error:
@@ -310,7 +303,7 @@ class _Reader:
         if not isinstance(entry, Entry):
             return entry, self.censor(entry)
         try:
-            entry = self.judge.chosen(entry, row, file.path)
+            entry = self.judge.chosen(replace(entry, messages=executed(entry.messages)), row, file.path)
             return entry, self.censor(self.judge.rollout(digest, entry, row))
         except MALFORMED as error:
             return entry, reason_of(error) if type(error) is ValueError else f"it cannot be read: {reason_of(error)}"

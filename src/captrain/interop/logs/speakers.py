@@ -15,6 +15,8 @@ from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import Foreign, call_entry, calling, text_of
 
 REQUEST = re.compile(r"(.*?)\s*\(-> (.+)\)")
+ASIDE = re.compile(r"\s*\(.*\)$")
+"""What follows a speaker's name, such as "(thought)"."""
 TERMINAL = re.compile(r"terminal|executor|code_interpreter", re.IGNORECASE)
 """Names of speakers that run code and report."""
 
@@ -37,8 +39,8 @@ def of_speakers(items: Sequence[Foreign]) -> list[object]:
         elif TERMINAL.search(speaker):
             messages.append({"role": "user", "content": text})
         else:
-            messages.append({"role": "assistant", "content": text, "name": speaker})
-        asked = request[2] if request else ""
+            messages.append({"role": "assistant", "content": text, "name": ASIDE.sub("", speaker)})
+        asked = request[2] if request else "" if speaker == asked else asked
     return messages
 
 
