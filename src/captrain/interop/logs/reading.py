@@ -286,7 +286,8 @@ class _Reader:
                 self.add_rollout(record)
                 trial, agent = (entry.trial, entry.agent) if isinstance(entry, Entry) else (record.trial, "")
                 self.origins.append(origin_of(record, trial, agent, file.argument, file.path))
-        if counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES:
+        is_unjudged = any(reason.startswith(NO_REWARD) for reason in reasons) and counts["imported"] > 0
+        if counts["skipped"] > counts["imported"] and (counts["entries"] > FEW_ENTRIES or is_unjudged):
             [(reason, number)] = reasons.most_common(1)
             raise UserError(
                 f"{file.shown}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries "
