@@ -61,17 +61,7 @@ CLAIM = re.compile(
     r"warranty|said (that )?(i|you|it)|told me)\b"
 )
 STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
-DENIAL = re.compile(
-    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
-    r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
-)
 AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
-SUPERLATIVE = re.compile(
-    r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
-)
-EXAMPLE = re.compile(r"(?:\be\.g\.|\bsuch as|\bfor example|\bexample:?|\blike)[^).;!?\n]{0,60}$", re.IGNORECASE)
-BLANK = re.compile(r"0{4,}|X{3,}|1234")
-"""Figures of an identifier that only shows the form."""
 
 
 def text_of(value: object) -> str:

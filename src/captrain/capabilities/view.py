@@ -260,6 +260,13 @@ class RolloutView:
         return plain(f"{self.user}\n{self.facts.script}")
 
     @cached_property
+    def is_idle(self) -> bool:
+        """The agent made no call and said nothing, where the reference begins with a look-up: all else follows."""
+        turns = [message for message in self.messages if message["role"] == "assistant"]
+        is_silent = not any((message.get("content") or "").strip() or message.get("tool_calls") for message in turns)
+        return is_silent and [goal.kind for goal in self.expected[:1]] == ["read"]
+
+    @cached_property
     def is_answered(self) -> bool:
         """A user speaks after the assistant did; otherwise the agent works alone."""
         spoken = (index for index, message in enumerate(self.messages) if message["role"] == "assistant")
