@@ -162,10 +162,21 @@ class View:
         return tool_call(self.tool, arguments)
 
     def ending(self, value: str) -> list[Message]:
-        """Return the messages after the step, with another value in place of the right one."""
-        if not self.right:
-            return self.after
-        return json.loads(json.dumps(self.after).replace(json.dumps(self.right)[1:-1], json.dumps(value)[1:-1]))
+        """Return what follows the step, with another value in place of the right one, as far as the agent can know it."""
+        seen, kept = "\n".join([value, *self.told, *self.replies]), list[Message]()
+        for message in self.after:
+            text = json.dumps(message)
+            if self.right:
+                text = text.replace(json.dumps(self.right)[1:-1], json.dumps(value)[1:-1])
+            changed: Message = json.loads(text)
+            if all(leaf in seen for _, arguments in calls_of(changed) for leaf in leaves(arguments)):
+                kept.append(changed)
+        return kept
+
+    @property
+    def last_words(self) -> list[Message]:
+        """The last message of the solution, if it is words."""
+        return [one for one in self.after[-1:] if not one.get("tool_calls")] or [CLOSING]
 
     def guess(self, value: str, looks: Sequence[Message] = ()) -> list[Message]:
         """Play the solution without the needed look-ups, perhaps with others, and with another value."""
@@ -173,7 +184,7 @@ class View:
 
     def mistake(self, value: str) -> list[Message]:
         """Play the whole solution with another value."""
-        return [*self.whole, self.step(value), *self.ending(value)]
+        return [*self.whole, self.step(value), *self.after]
 
 
 def telling(plays: Sequence[Sequence[Message]]) -> set[str]:
@@ -589,7 +600,7 @@ class Adversary:
 
     def blind(self) -> dict[str, tuple[Script, int]]:
         """Scripts that know nothing of the task, and on how many tasks each is played."""
-        scripts: dict[str, tuple[Script, int]] = {"the last words alone": (lambda v, _: v.after[-1:] or [CLOSING], 20)}
+        scripts: dict[str, tuple[Script, int]] = {"the last words alone": (lambda v, _: v.last_words, 20)}
         for kind in SAYINGS:
             scripts[kind] = partial(_talks, self.evidence, kind, set[str]()), 12
             scripts[f"{kind} after other look-ups"] = partial(_talks, self.evidence, kind, self.tells), 3
@@ -748,4 +759,4 @@ def _unused(tool: JsonObject, tells: set[str], view: View, rng: random.Random) -
     others = [value for value in view.values if shape(value) in map(shape, right) and value not in right]
     seen = rng.sample(others, min(1, len(others))) or ["1"]
     call = random_call(tool, [{"role": "tool", "content": json.dumps(seen)}], rng)
-    return [*sources(tells, view), call, *view.ending("it")]
+    return [*sources(tells, view), call, *view.last_words]
