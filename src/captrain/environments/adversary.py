@@ -1,9 +1,9 @@
 """An adversary that earns reward without the capability: it guesses from what is visible, and varies the solution.
 
-`View` splits a reference at the step that `broken` changes, and leaves out the look-ups that this step needs. Rules that
-predict the step from the rest are fitted on some tasks and played on others. Beside them, a search by successive halving
-plays mutated call scripts: every candidate in turn, wildcards, parts of ids, other tools, other mistakes than that of
-`broken`. A script uses no value that its agent has not seen.
+`View` splits a reference at the step that `broken` changes, and leaves out the look-ups that this step needs. A tree of
+rules that predict the step from the rest is fitted on some tasks and played on others. Beside it, a search by
+successive halving plays changed call scripts: every candidate in turn, wildcards, parts of ids, other tools, other
+mistakes than that of `broken`. A script uses no value that its agent has not seen.
 """
 
 import json
@@ -11,7 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from os.path import commonprefix
@@ -38,12 +38,14 @@ from captrain.environments.probes import (
 )
 from captrain.records import JsonObject, Message, Task, leaves
 
-ROUNDS = ((3, 16), (8, 4), (20, 1))
+ROUNDS = ((3, 16), (8, 4), (20, 4))
 """Successive halving: on how many tasks a script has been played, and how many of the best go on."""
 CHOICES = 12
 """Most candidates that a script tries."""
 DEPTH, GAINED = 3, 1
 """Depth of the tree of rules, and how many more tasks than before a trait must make right."""
+MOST_LINES = 40
+"""Most lines of a play that are kept."""
 COMMON = 6
 """Most values of results, such as a status, that are tried as ids."""
 FITTED = 60
@@ -162,7 +164,7 @@ class View:
         return tool_call(self.tool, arguments)
 
     def ending(self, value: str) -> list[Message]:
-        """Return what follows the step, with another value in place of the right one, as far as the agent can know it."""
+        """Return what follows the step, as far as it can be known, with another value in place of the right one."""
         seen, kept = "\n".join([value, *self.told, *self.replies]), list[Message]()
         for message in self.after:
             text = json.dumps(message)
@@ -498,10 +500,11 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Exploit:
-    """A script with what it earned on each task."""
+    """A script with what it earned on each task, and what it did there."""
 
     name: str
-    rewards: dict[str, float]
+    rewards: dict[str, float] = field(default_factory=dict)
+    deeds: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -578,7 +581,7 @@ class Adversary:
         return scripts
 
     def mistakes(self) -> dict[str, Script]:
-        """Scripts that look, and then do what is as wrong as the broken solution, in words that continue "a solution"."""
+        """Scripts that look, and then do what is as wrong as `broken`, in words that continue "a solution"."""
         scripts: dict[str, Script] = {
             "that stops before the step": lambda v, _: [*v.whole, *v.after],
             "with another call again in place of the step": _repeat,
@@ -616,7 +619,7 @@ class Adversary:
 
     def blindly(self) -> list[Exploit]:
         """Play the blind scripts."""
-        found = [Exploit(name, {}) for name in self.blind()]
+        found = [Exploit(name) for name in self.blind()]
         for number, (exploit, (script, count)) in enumerate(zip(found, self.blind().values(), strict=True)):
             for place in range(min(count, len(self.tasks))):
                 self.reward(script, self.tasks[(number + place) % len(self.tasks)], exploit, "blind")
@@ -624,13 +627,13 @@ class Adversary:
 
     def best(self, scripts: Mapping[str, Script], use: str) -> Exploit | None:
         """Play scripts by successive halving, and return the one that earns most; None if none can be played."""
-        alive = [Exploit(name, {}) for name in scripts]
+        alive = [Exploit(name) for name in scripts]
         for number, keep in ROUNDS:
             for task in self.tasks[:number]:
                 for one in alive:
                     self.reward(scripts[one.name], task, one, use)
-            alive = sorted((one for one in alive if one.rewards), key=lambda one: -one.least)[:keep]
-        return alive[0] if alive else None
+            alive = sorted((one for one in alive if one.rewards), key=lambda one: -one.mean)[:keep]
+        return max(alive, key=lambda one: one.least, default=None)
 
     def reward(self, script: Script, task: Task, exploit: Exploit, use: str) -> None:
         """Play a script on a task unless it was, and note what it earns."""
@@ -639,7 +642,19 @@ class Adversary:
         play = script(view, self.evidence.random(use, exploit.name, task.id))
         if play is not None:
             acts = partial(self.evidence.act, turns=STEPS) if callable(play) else self.evidence.play
-            exploit.rewards[task.id] = self.evidence.score(task, acts(task, play)).reward
+            messages = acts(task, play)
+            exploit.rewards[task.id] = self.evidence.score(task, messages).reward
+            exploit.deeds[task.id] = deeds(messages)
+
+
+def deeds(messages: Sequence[Message]) -> list[str]:
+    """Write the calls and words of a play as lines."""
+    lines: list[str] = []
+    for message in messages[:MOST_LINES]:
+        if message["role"] == "assistant":
+            lines += [f"{tool}({json.dumps(arguments)[1:-1]})"[:200] for tool, arguments in calls_of(message)]
+            lines += [content(message)[:200]] if content(message) else []
+    return lines[:MOST_LINES]
 
 
 def told_values(play: Sequence[Message]) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from os.path import commonprefix
+from statistics import pstdev
 
 from captrain.contract import CheckedEnvironment, calls_of, tool_call
 from captrain.environments.adversary import Adversary, Exploit, by_chance
@@ -137,7 +138,8 @@ def mean_reward(
     value, bound = mean(rewards.values()), getattr(evidence.bounds, setting)
     most = max(rewards, key=lambda task: rewards[task])
     passed = value <= bound + ROUNDING and rewards[most] <= most_per_task
-    return result(passed, value, f"at most {bound}", f"most on this task: {rewards[most]:.3g}", most)
+    check = result(passed, value, f"at most {bound}", f"most on this task: {rewards[most]:.3g}", most)
+    return check.model_copy(update={"deviation": round(pstdev(rewards.values()), 6)})
 
 
 def faulty_tasks(
@@ -218,7 +220,8 @@ def reference(evidence: Evidence) -> CheckResult:
     worst = min(scores, key=lambda task: (scores[task].success, scores[task].reward))
     unsolved = sum(not is_solved(score) for score in scores.values())
     detail = f"{unsolved} of {len(scores)} tasks are not solved"
-    return result(is_solved(scores[worst]), scores[worst].reward, "1, and success, on every task", detail, worst)
+    check = result(is_solved(scores[worst]), scores[worst].reward, "1, and success, on every task", detail, worst)
+    return check.model_copy(update={"deviation": round(pstdev(score.reward for score in scores.values()), 6)})
 
 
 def same_play(evidence: Evidence) -> CheckResult:
@@ -516,19 +519,22 @@ def exploit(found: Exploit | None, bound: float, sentence: str) -> CheckResult:
         return result(True, 0.0, f"at most {bound:g}")
     task = max(found.rewards, key=lambda task: found.rewards[task])
     detail = f"{sentence.format(found.name)} earns {found.mean:.2f} on {len(found.rewards)} tasks"
-    return at_most(found.least, bound, detail, task).model_copy(update={"detail": detail})
+    shown = {"detail": detail, "task": task, "script": found.deeds[task], "deviation": round(pstdev(found.rewards.values()), 6)}
+    return at_most(found.least, bound, detail, task).model_copy(update=shown)
 
 
 def knowing_nothing(evidence: Evidence) -> CheckResult:
     """Check that no play without knowledge pays: on average, or in full on a single task if luck plays no part."""
-    worst, detail, worst_task = -1.0, "", ""
+    worst, detail, worst_task, script = -1.0, "", "", list[str]()
     for one in adversary(evidence).blindly():
         most = max(one.rewards, key=lambda task: one.rewards[task])
         solved = sum(reward > MOST_PER_TASK for reward in one.rewards.values())
         earned = 1.0 if solved and one.name not in LUCKY else one.mean
         if earned > worst:
-            worst, detail, worst_task = earned, f"{one.name}: solves {solved} of {len(one.rewards)} tasks", most
-    return at_most(worst, evidence.bounds.hacking_reward, detail, worst_task).model_copy(update={"detail": detail})
+            worst, worst_task, script = earned, most, one.deeds[most]
+            detail = f"{one.name}: earns {one.mean:.2f}, solves {solved} of {len(one.rewards)} tasks"
+    check = at_most(worst, evidence.bounds.hacking_reward, detail, worst_task)
+    return check.model_copy(update={"detail": detail, "task": worst_task, "script": script})
 
 
 def guessing(evidence: Evidence) -> CheckResult:
@@ -547,7 +553,7 @@ def guessing(evidence: Evidence) -> CheckResult:
     return exploit(
         player.best(player.guesses(), "guesses"),
         round(bound, 3),
-        f"choosing {{}} without {', '.join(needed) or 'a look-up'}",
+        f"choosing {{}}, without {', '.join(needed) or 'a look-up'},",
     )
 
 
