@@ -386,7 +386,8 @@ def fitted(views: Sequence[View], depth: int = DEPTH) -> Rule:
     hits = {rule: [rule.pick(view) == view.right for view in views] for rule in rules}
     best = max(rules, key=lambda rule: sum(hits[rule]))
     most, chosen = sum(hits[best]) + GAINED, None
-    for trait in traits_of(views) if depth else ():
+    traits = traits_of(views) if depth else []
+    for trait in traits:
         holds = [trait.holds(view) for view in views]
         found = 0
         for side in (True, False):

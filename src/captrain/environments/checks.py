@@ -519,7 +519,12 @@ def exploit(found: Exploit | None, bound: float, sentence: str) -> CheckResult:
         return result(True, 0.0, f"at most {bound:g}")
     task = max(found.rewards, key=lambda task: found.rewards[task])
     detail = f"{sentence.format(found.name)} earns {found.mean:.2f} on {len(found.rewards)} tasks"
-    shown = {"detail": detail, "task": task, "script": found.deeds[task], "deviation": round(pstdev(found.rewards.values()), 6)}
+    shown = {
+        "detail": detail,
+        "task": task,
+        "script": found.deeds[task],
+        "deviation": round(pstdev(found.rewards.values()), 6),
+    }
     return at_most(found.least, bound, detail, task).model_copy(update=shown)
 
 
