@@ -118,7 +118,7 @@ def train_once(part: str, folder: Path, root: Path) -> None:
             digest = make_base(spec.base, spec.seed, folder / "base", spec.machine)["weights_sha256"]
         else:
             digest = train(capability_jobs(spec, root / BASE, root / ENVIRONMENTS)[0]).digest
-    (folder / "digest").write_text(digest)
+    (folder / "digest").write_text(digest, encoding="utf-8")
 
 
 def train_twice(part: str) -> tuple[dict[str, Noise], list[str]]:
@@ -134,7 +134,7 @@ def train_twice(part: str) -> tuple[dict[str, Noise], list[str]]:
             command = [sys.executable, str(Path(__file__).resolve()), "--train", part, str(folder), str(Path.cwd())]
             if status := subprocess.run(command, cwd=folder, env={**os.environ, **switches}).returncode:
                 raise SystemExit(f"{part} with the kernels `{folder.name}`: exit status {status}")
-        return noises(folders), [(folder / "digest").read_text() for folder in folders]
+        return noises(folders), [(folder / "digest").read_text(encoding="utf-8") for folder in folders]
 
 
 @partial(entry_point, stage=False)

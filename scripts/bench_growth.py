@@ -54,7 +54,7 @@ class Cost:
 
 def shipped_rows() -> list[dict[str, object]]:
     """Read the example rollouts as lines of a chat log."""
-    return [json.loads(line) for line in SHIPPED.read_text().splitlines()]
+    return [json.loads(line) for line in SHIPPED.read_text(encoding="utf-8").splitlines()]
 
 
 def copies(size: int) -> Iterator[tuple[int, dict[str, object]]]:
@@ -68,7 +68,7 @@ def copies(size: int) -> Iterator[tuple[int, dict[str, object]]]:
 
 def prepare_chats(size: int, folder: Path) -> None:
     """Write a chat log, one rollout per line, like `captrain export`."""
-    with (folder / "log.jsonl").open("w") as file:
+    with (folder / "log.jsonl").open("w", encoding="utf-8") as file:
         for _, row in copies(size):
             file.write(json.dumps(row) + "\n")
 
@@ -82,7 +82,7 @@ def write_rollouts(size: int, path: Path) -> None:
         prepare_chats(len(shipped_rows()), Path(folder))
         rollouts = [*read_logs([Path(folder) / "log.jsonl"]).rollouts]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for number, row in copies(size):
             rollout = rollouts[number % len(rollouts)]
             task = rollout.task.model_copy(update={"id": str(row["task_id"])})
@@ -104,8 +104,8 @@ def prepare_project(size: int, folder: Path) -> None:
     write_rollouts(size // 2, discovery)
     write_rollouts(size - size // 2, tests)
     lines = [*islice(discovery.open(), len(shipped_rows()))]
-    (folder / "seed.jsonl").write_text("".join(lines))
-    with tests.with_suffix(".tmp").open("w") as file, tests.open() as rollouts:
+    (folder / "seed.jsonl").write_text("".join(lines), encoding="utf-8")
+    with tests.with_suffix(".tmp").open("w", encoding="utf-8") as file, tests.open(encoding="utf-8") as rollouts:
         for number, line in enumerate(rollouts):
             row = json.loads(line)
             row["task"] |= {"id": f"test/{row['task']['id']}", "split": "test"}
@@ -120,7 +120,7 @@ def prepare_project(size: int, folder: Path) -> None:
     _, rows = label_runs(ProgrammaticAnalyst(), rollouts, [], 1, 0)
     labels_of = {row.rollout: row for row in rows}
     (folder / "artifacts/labels").mkdir(parents=True)
-    with (folder / "artifacts/labels/labels.jsonl").open("w") as file:
+    with (folder / "artifacts/labels/labels.jsonl").open("w", encoding="utf-8") as file:
         for run in range(RUNS):
             for number in range(size // 2):
                 row = labels_of[rollouts[number % len(rollouts)].id]

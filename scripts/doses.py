@@ -71,7 +71,7 @@ def main() -> None:
     points = [(spec, method, dose) for method, doses in DOSES.items() for dose in sorted(doses, reverse=True)]
     rows = launch.run(measure, points, spec.machine, "doses", LIBRARIES)
     write_table(sorted(rows, key=lambda row: (row["method"], row["dose"])), RESULTS)
-    print(RESULTS.read_text())
+    print(RESULTS.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

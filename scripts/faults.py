@@ -85,14 +85,14 @@ class Campaign:
 def prepare(folder: Path, overrides: Sequence[str]) -> Path:
     """Copy git's files without results and select the smoke experiment."""
     shutil.rmtree(folder, ignore_errors=True)
-    listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, encoding="utf-8", check=True).stdout
     for name in filter(None, listing.split("\0")):
         if not name.startswith("results/") and name != "dvc.lock" and Path(name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, folder / name)
-    (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
+    (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
     choice = {"experiment": "smoke", "seed": 0, "overrides": [*overrides]}
-    (folder / "params.yaml").write_text(yaml.safe_dump(choice))
+    (folder / "params.yaml").write_text(yaml.safe_dump(choice), encoding="utf-8")
     return folder
 
 
@@ -104,14 +104,14 @@ def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[
     # Python 3.11 keeps a .pyc file that a limit cut off, and cannot read it later. That is not tested here.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     remove_cut_off(folder)  # as `captrain run` does
-    with (folder / "log.txt").open("w") as log:
+    with (folder / "log.txt").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             ["dvc", "repro", *targets],
             cwd=folder,
             env=env,
             stdout=log,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
             start_new_session=True,
         )
     try:
@@ -125,7 +125,7 @@ def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[
 
 def begun(folder: Path) -> list[str]:
     """List the stages that the pipeline has started since its last start, in order."""
-    return re.findall(r"Running stage '(\w+)'", (folder / "log.txt").read_text(errors="replace"))
+    return re.findall(r"Running stage '(\w+)'", (folder / "log.txt").read_text(errors="replace", encoding="utf-8"))
 
 
 def stage_times(process: "subprocess.Popen[str]", folder: Path) -> dict[str, float]:
@@ -216,7 +216,7 @@ def hurt(
                 stages = order[order.index(stage) :] if stage else stages
             if process.wait() == 0:
                 return
-        log = (folder / "log.txt").read_text(errors="replace")
+        log = (folder / "log.txt").read_text(errors="replace", encoding="utf-8")
         # DVC's own messages are not ours. The stages' messages are. A process ended by a signal says nothing.
         if name in LIMITS and "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
             campaign.tracebacks.append(log[-400:])
@@ -226,7 +226,9 @@ def hurt(
 
 
 def _not_resumed(folder: Path) -> NotResumedError:
-    return NotResumedError(f"{folder} was not resumed:\n{(folder / 'log.txt').read_text(errors='replace')[-2000:]}")
+    return NotResumedError(
+        f"{folder} was not resumed:\n{(folder / 'log.txt').read_text(errors='replace', encoding='utf-8')[-2000:]}"
+    )
 
 
 def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
@@ -235,7 +237,9 @@ def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
     with started(reference, options.targets) as process:
         times = stage_times(process, reference)
         if process.wait():
-            raise SystemExit(f"the undisturbed run failed:\n{(reference / 'log.txt').read_text()[-2000:]}")
+            raise SystemExit(
+                f"the undisturbed run failed:\n{(reference / 'log.txt').read_text(encoding='utf-8')[-2000:]}"
+            )
     expected = contents(reference)
     print(f"{len(expected)} files of the undisturbed run to compare with", flush=True)
     while campaign.faults.total() < options.faults:

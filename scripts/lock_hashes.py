@@ -69,9 +69,9 @@ def main() -> None:
     wheels = hashes_of_files(parser.parse_args().wheels)
     options = ("--no-deps", "--generate-hashes", "--no-annotate", "--no-header", "--python-version", PYTHON)
     for path in map(Path, LOCKS):
-        command, text = ["uv", "pip", "compile", str(path), *options], path.read_text()
-        index = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        path.write_text(locked(text, [hashes_in(index), hashes_in(text), wheels]))
+        command, text = ["uv", "pip", "compile", str(path), *options], path.read_text(encoding="utf-8")
+        index = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+        path.write_text(locked(text, [hashes_in(index), hashes_in(text), wheels]), encoding="utf-8")
 
 
 if __name__ == "__main__":

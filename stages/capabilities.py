@@ -22,7 +22,7 @@ def main() -> str:
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))
     names = ", ".join(capability.id for capability in selected.capabilities)
-    return f"{names or 'no capability'} was selected of {len(candidates)} candidates"
+    return f"{len(selected.capabilities)} of {len(candidates)} candidates were selected{': ' * bool(names)}{names}"
 
 
 if __name__ == "__main__":

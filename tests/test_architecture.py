@@ -20,10 +20,12 @@ READERS = {
     "records/files.py": "the one reader of files",
     "interop/logs/records.py": "logs of others: a bad row is reported and the rest is read",
     "interop/trajectories.py": "lines have one of two shapes",
-    "models/answers.py": "an incomplete answer is asked for again",
+    "training/processes.py": "work that was pickled just before by the process that started this one",
+    "run/slurm.py": "a damaged result of a job is computed again",
     "environments/sandbox/confinement/server.py": "runs without captrain",
     "benchmarks/workers/bfcl_worker.py": "runs without captrain",
     "scripts/score_diagnosis.py": "hand-written labels; a damaged line ends the script",
+    "scripts/site_reference.py": "files of this repository, for its own pages",
     "scripts/bench_growth.py": "the included example, and lines that it wrote itself",
 }
 """Files that parse files by themselves, and why."""
@@ -51,7 +53,7 @@ SKIPPING = {"pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.ma
 @cache
 def nodes(path: Path) -> list[ast.AST]:
     """List the nodes of a file's syntax tree."""
-    return [*ast.walk(ast.parse(path.read_text()))]
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def test_imports_go_down_the_layers_without_cycles() -> None:
@@ -97,11 +99,7 @@ def test_files_are_read_and_checked_in_one_place() -> None:
         for function in nodes(path):
             if isinstance(function, ast.FunctionDef | ast.Lambda):
                 calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
-                methods = {
-                    call.attr
-                    for call in calls
-                    if isinstance(call, ast.Attribute) and ast.unparse(call.value) != "pickle"
-                }
+                methods = {call.attr for call in calls if isinstance(call, ast.Attribute)}
                 methods |= {call.id for call in calls if isinstance(call, ast.Name) and call.id == "open"}
                 if methods & PARSERS and methods & {"open", "read_text", "read_bytes"}:
                     readers.add(str(path.relative_to(ROOT)).removeprefix("src/captrain/"))
@@ -126,6 +124,27 @@ def test_files_are_written_aside_and_renamed() -> None:
             if (opens or names & WRITINGS) and "place_aside" not in names:
                 writers.add(name)
     assert writers == {*WRITERS}
+
+
+def test_text_is_read_and_written_as_utf8_whatever_the_locale() -> None:
+    """ruff's PLW1514 sees only paths whose type it can infer, and no processes."""
+    places = list[str]()
+    for path in SOURCES:
+        for call in nodes(path):
+            if isinstance(call, ast.Call) and "encoding" not in {keyword.arg for keyword in call.keywords}:
+                name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+                values = [*call.args, *(keyword.value for keyword in call.keywords)]
+                modes = {value.value for value in values if isinstance(value, ast.Constant)}
+                reads = isinstance(call.func, ast.Attribute) and name == "read_text" and not call.args
+                opens = name in ("open", "fdopen") and modes & {"r", "w", "a", "x", "r+", "w+", "a+"}
+                pipes = any(
+                    keyword.arg == "text" and keyword.value.value is True
+                    for keyword in call.keywords
+                    if isinstance(keyword.value, ast.Constant)
+                )
+                if name == "write_text" or reads or opens or pipes:
+                    places.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    assert not places
 
 
 @pytest.mark.parametrize(

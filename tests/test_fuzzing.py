@@ -206,7 +206,9 @@ def test_a_log_that_was_bent_anywhere_is_read_or_refused_in_one_message(name: st
     value = data.draw(ODD)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, file)
-        path.write_text(json.dumps(bent(document, place, value)) + "\n" + json.dumps(document) * (file[-1] == "l"))
+        path.write_text(
+            json.dumps(bent(document, place, value)) + "\n" + json.dumps(document) * (file[-1] == "l"), encoding="utf-8"
+        )
         survives(lambda: read_and_diagnose(path))
 
 
@@ -316,7 +318,7 @@ def compose_mine(path: Path) -> None:
     """Compose with a project's own file in conf/."""
     folder = path.parent / "conf/experiment"
     folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text("# @package _global_\ndefaults: [smoke]\n" + path.read_text())
+    (folder / "mine.yaml").write_text("# @package _global_\ndefaults: [smoke]\n" + path.read_text(encoding="utf-8"))
     compose_spec("mine", 0, [], folder.parent)
 
 
@@ -328,7 +330,7 @@ def compose_mine(path: Path) -> None:
 def test_yaml_of_any_pieces_is_read_or_is_one_message(name: str, text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, name)
-        path.write_text(text, errors="surrogatepass")
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
         survives(lambda: YAML_READERS[name](path))
 
 
@@ -357,7 +359,7 @@ def test_scores_of_any_cells_are_read_or_refused_in_one_message(
         path, log = Path(folder, "scores.csv"), Path(folder, "log.jsonl")
         text = "\n".join([head, *(separator.join(row) for row in rows)])
         path.write_bytes(text.encode(errors="surrogatepass"))
-        log.write_text(json.dumps(DOCUMENTS["spans"][1]))
+        log.write_text(json.dumps(DOCUMENTS["spans"][1]), encoding="utf-8")
         survives(lambda: read_logs([log], path))
 
 

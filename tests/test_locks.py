@@ -13,7 +13,7 @@ PIN = r"[\w.-]+===?[^\s;\\]+"
 
 @pytest.mark.parametrize("lock", sorted(ROOT.glob("requirements*.lock")), ids=lambda path: path.name)
 def test_each_version_in_a_lock_has_hashes(lock: Path) -> None:
-    content = re.sub(r"^#.*\n", "", lock.read_text(), flags=re.MULTILINE)
+    content = re.sub(r"^#.*\n", "", lock.read_text(encoding="utf-8"), flags=re.MULTILINE)
     entries = re.sub(r"\\\n\s*", "", content).splitlines()
     bare = [
         entry for entry in entries if not re.fullmatch(rf"{PIN}( ?;[^-]*)?( ?--hash=sha256:[0-9a-f]{{64}})+", entry)
@@ -33,7 +33,7 @@ def test_each_version_of_an_installation_is_pinned(name: str) -> None:
         assert all(re.fullmatch(PIN, package) for package in packages)
         return
     assert options == ["--constraint"]
-    versions = [line for line in Path(packages[0]).read_text().splitlines() if not line.startswith("#")]
+    versions = [line for line in Path(packages[0]).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(PIN, version) for version in versions)
     names = {version.partition("==")[0] for version in versions}
     assert {package.partition("==")[0] for package in packages[1:]} <= names

@@ -24,7 +24,7 @@ from captrain.contract import CheckedEnvironment, RunningEpisode
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.ledger import SPLIT_OF, LedgerEntry, ledger_entry
 from captrain.models.lora import Adapter
-from captrain.records import Message, Purpose, Rollout, Score, Split, Task, load, publish
+from captrain.records import Message, Purpose, Rollout, Score, Split, Task, load, publish, remains, sealed
 from captrain.run import compose_spec, publish_spec
 
 ROOT = Path(__file__).parents[2]
@@ -232,7 +232,7 @@ def test_any_exception_closes_all_episodes(tmp_path: Path, where: str, fault: ty
         run(tmp_path, desk(environment), AllAtOnce())
     assert environment.running == []
     # Finished rollouts are kept, and the next run resumes.
-    assert len(load(journal_of(tmp_path), Rollout)) == 2
+    assert len(remains(journal_of(tmp_path), Rollout)) == 2
     assert [rollout.outcome for rollout in run(tmp_path, desk(environment), AllAtOnce())] == ["passed"] * COUNT
 
 
@@ -313,16 +313,55 @@ def damaged(lines: list[bytes]) -> list[bytes]:
     return [*lines[:8], lines[8].replace(b"service desk", b"service d\xffsk", 1), *lines[9:]]
 
 
+def another_letter(lines: list[bytes]) -> list[bytes]:
+    """Change a word of a message; the line is still a whole record."""
+    return [*lines[:8], lines[8].replace(b"service desk", b"service dusk", 1), *lines[9:]]
+
+
+def another_task(lines: list[bytes]) -> list[bytes]:
+    """Change the data of a task."""
+    return [*lines[:8], lines[8].replace(b'"data":{', b'"data":{"more":1,', 1), *lines[9:]]
+
+
+def passed(lines: list[bytes]) -> list[bytes]:
+    """Change the reward and the verdict."""
+    changed = lines[8].replace(b'"reward":1.0', b'"reward":0.0').replace(b'"outcome":"passed"', b'"outcome":"failed"')
+    return [*lines[:8], changed, *lines[9:]]
+
+
+def without_digest(lines: list[bytes]) -> list[bytes]:
+    """A line as an older version wrote it."""
+    return [*lines[:8], lines[8].rpartition(b',"digest":')[0] + b"}\n", *lines[9:]]
+
+
+def of_another_journal(lines: list[bytes]) -> list[bytes]:
+    """A line with the digest that it would have in a file of another name."""
+    text = lines[8].rpartition(b',"digest":')[0] + b"}"
+    return [*lines[:8], sealed(Path("another.jsonl"), text), *lines[9:]]
+
+
+def page_of_zeros(lines: list[bytes]) -> list[bytes]:
+    """Zeros in the middle of a line, with its length kept."""
+    return [*lines[:8], lines[8][:100] + bytes(len(lines[8]) - 200) + lines[8][-100:], *lines[9:]]
+
+
 def blank(lines: list[bytes]) -> list[bytes]:
     return [*lines[:8], b"\n", *lines[9:]]
 
 
-@pytest.mark.parametrize("damage", [cut, cut_before_its_newline, half_a_letter, damaged, blank])
-def test_a_cut_off_line_is_played_again(tmp_path: Path, damage: Any, capsys: pytest.CaptureFixture[str]) -> None:
+DAMAGES = (cut, cut_before_its_newline, half_a_letter, damaged, blank)
+DAMAGES += (another_letter, another_task, passed, without_digest, of_another_journal, page_of_zeros)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_cut_off_or_altered_line_is_played_again(
+    tmp_path: Path, damage: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     rollouts = run(tmp_path, policy=Counting())
     journal = journal_of(tmp_path)
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(damage(lines)))
+    assert journal.read_bytes() != b"".join(lines)
     again, third = Counting(), Counting()
     assert run(tmp_path, policy=again) == rollouts
     assert f"0/{task_id(8)}/0" in again.keys and f"0/{task_id(7)}/0" not in again.keys

@@ -171,7 +171,9 @@ def job_in(path: Path, model: Path, machine: Machine, name: str, seed: int) -> J
 def server_of(replica: VllmServer) -> int:
     """The server's process, beneath its keeper."""
     assert replica._process is not None
-    [child] = Path(f"/proc/{replica._process.pid}/task/{replica._process.pid}/children").read_text().split()
+    [child] = (
+        Path(f"/proc/{replica._process.pid}/task/{replica._process.pid}/children").read_text(encoding="utf-8").split()
+    )
     return int(child)
 
 

@@ -297,7 +297,11 @@ def test_a_hanging_server_is_restarted(
 
 def server_of(replica: VllmServer) -> int:
     """The server's process."""
-    [pid] = [pid for pid in servers() if f"--port\0{replica.port}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+    [pid] = [
+        pid
+        for pid in servers()
+        if f"--port\0{replica.port}\0" in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+    ]
     return pid
 
 
@@ -739,7 +743,7 @@ def test_the_mismatch_of_server_and_trainer_is_measured_and_corrected_by_truncat
     with inside(tmp_path / "work"):
         one = train(job(tiny, environment, "vllm.VLLMPolicy", trainer={"importance_cap": cap, "hints": hints}))
         publish_adapters([one], "adapters")
-        columns = Path("results/adapters/history.csv").read_text().splitlines()[0].split(",")
+        columns = Path("results/adapters/history.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
         assert columns[-4:] == ["mismatch", "mismatch_largest", "effective_tokens", "rerendered"]
     for step in one.history:
         assert step.mismatch and step.effective_tokens

@@ -116,7 +116,7 @@ def inside(folder: Path) -> Iterator[Path]:
 
 
 def written(path: Path, *records: Any) -> Path:
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
     return path
 
 
@@ -336,13 +336,13 @@ class TestTraining:
             Path("artifacts/base").symlink_to(tiny)
             publish_spec(composed(f"baselines.adp.source={source}"), Path("results/spec.yaml"))
             run_here("adp", ROOT)
-            row = json.loads(Path("results/adp/index.json").read_text())["adp"]
+            row = json.loads(Path("results/adp/index.json").read_text(encoding="utf-8"))["adp"]
             assert load(Path("results/adp/ledger.jsonl"), LedgerEntry) == []
             assert (row["rollouts"], row["demonstrations"]) == (0, 64)
             assert row["digest"] == adapter_digest(Path(row["path"])) == one.digest
             card = (Path(row["path"]) / "README.md").read_text()
             assert "| demonstrations used | 64 |" in card and f"| left out: {NO_ANSWER} | 1 |" in card
-            assert len(Path("results/adp/history.csv").read_text().splitlines()) == 1 + len(one.losses)
+            assert len(Path("results/adp/history.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(one.losses)
 
 
 def test_a_disabled_baseline_writes_empty_results_without_torch(tmp_path: Path) -> None:

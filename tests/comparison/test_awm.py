@@ -335,7 +335,7 @@ class TestStage:
                 )
                 publish(Path(f"results/{stage}/ledger.jsonl"), [entry])
             run_here("awm", ROOT)
-            row = json.loads(Path("results/awm/index.json").read_text())["awm"]
+            row = json.loads(Path("results/awm/index.json").read_text(encoding="utf-8"))["awm"]
             [entry] = load_records(Path("results/awm/ledger.jsonl"), LedgerEntry)
             assert (row["rollouts"], entry.rollouts, entry.method, entry.purpose) == (16, 16, "awm", "training")
             assert adapter_digest(Path(row["path"])) == row["digest"]
@@ -345,8 +345,8 @@ class TestStage:
         with inside(tmp_path):
             publish_spec(composed("baselines.awm.run=false"), Path("results/spec.yaml"))
             run_here("awm", ROOT)
-            assert json.loads(Path("results/awm/index.json").read_text()) == {}
-            assert Path("results/awm/ledger.jsonl").read_text() == ""
+            assert json.loads(Path("results/awm/index.json").read_text(encoding="utf-8")) == {}
+            assert Path("results/awm/ledger.jsonl").read_text(encoding="utf-8") == ""
         assert "not run" in capsys.readouterr().out
 
 

@@ -264,14 +264,14 @@ def test_the_stage_trains_only_missing_adapters_with_the_same_budget(
     trace_stood(elsewhere, tiny, rollouts)
     runpy.run_path(str(ROOT / "stages/controls.py"), run_name="__main__")
     assert "no control takes small_talk: no template trains" in capsys.readouterr().out
-    chosen = json.loads(Path("results/controls/choices.json").read_text())
+    chosen = json.loads(Path("results/controls/choices.json").read_text(encoding="utf-8"))
     assert chosen["failures"] == [DEFICITS[1], "reply_wording"]
     assert chosen["lowest"] == [
         "invalid_call",
         "reply_wording",
     ]
     further = {name for names in chosen.values() for name in names} - {*DEFICITS}
-    index = json.loads(Path("results/controls/index.json").read_text())
+    index = json.loads(Path("results/controls/index.json").read_text(encoding="utf-8"))
     assert {*index} == further == {"reply_wording", "invalid_call"}
     assert all(Path(row["path"], "adapter_model.safetensors").exists() for row in index.values())
     ledger = load(Path("results/controls/ledger.jsonl"), LedgerEntry)
@@ -318,4 +318,4 @@ def test_one_adapter_for_all_capabilities_gives_no_controls(
     runpy.run_path(str(ROOT / "stages/controls.py"), run_name="__main__")
     line = r"controls +\d+\.\d s   no controls: TRACE has no adapter of a single capability\n"
     assert re.fullmatch(line, capsys.readouterr().out)
-    assert json.loads(Path("results/controls/choices.json").read_text()) == {}
+    assert json.loads(Path("results/controls/choices.json").read_text(encoding="utf-8")) == {}

@@ -23,7 +23,7 @@ from captrain.contract import tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry
 from captrain.projects.pipeline import shipped_stages
-from captrain.records import Message, Rollout, Task, digest, load
+from captrain.records import Message, Rollout, Task, digest, remains
 from captrain.run import Spec, compose_spec, publish_spec
 from captrain.run.components import Component
 from captrain.training.base.demonstrations import GUIDANCE
@@ -162,9 +162,9 @@ def test_only_training_tasks_are_used_and_validation_tasks_are_not_learnt_from(o
     found(run_of("baselines.gepa.validation=10"))
     assert {task.split for task in opened} == {"training"}
     # 10 for validation and 16 to learn from: a multiple of the minibatch, so no task repeats within one.
-    journals = [load(path, Rollout) for path in Path(".cache/rollouts").glob("*.jsonl")]
+    journals = [remains(path, Rollout) for path in Path(".cache/rollouts").glob("*.jsonl")]
     set_aside, learnt = (
-        {rollout.task.id for rollouts in journals for rollout in rollouts if rollout.purpose == purpose}
+        {rollout.task.id for rollouts in journals for rollout in rollouts if rollout and rollout.purpose == purpose}
         for purpose in ("validation", "training")
     )
     assert len(set_aside) == 10 and len(learnt) == 16 and not set_aside & learnt
@@ -172,7 +172,7 @@ def test_only_training_tasks_are_used_and_validation_tasks_are_not_learnt_from(o
 
 def test_no_rollout_is_counted_twice(searched: tuple[GEPAResult, Path]) -> None:
     one, folder = searched
-    rollouts = [r for path in (folder / ".cache/rollouts").glob("*.jsonl") for r in load(path, Rollout)]
+    rollouts = [r for path in (folder / ".cache/rollouts").glob("*.jsonl") for r in remains(path, Rollout) if r]
     assert len(rollouts) == len({rollout.id for rollout in rollouts}) == spent(one) == BUDGET
 
 

@@ -100,14 +100,16 @@ def test_a_target_with_few_tasks_repeats_them_evenly(
     target: Path, tiny: Path, tmp_path: Path, opened: list[Task]
 ) -> None:
     known = "class Environment:\n    def size(self, split):\n        return 5\n"
-    target.write_text(target.read_text().replace("class Environment:", known))
+    target.write_text(target.read_text(encoding="utf-8").replace("class Environment:", known), encoding="utf-8")
     refined(tmp_path, tiny)
     counts = Counter(task.id for task in opened)
     assert sum(counts.values()) == 25 and len(counts) == 5 and max(counts.values()) - min(counts.values()) <= 2
 
 
 def test_no_passed_rollouts_give_nothing_to_train_on(target: Path, tiny: Path, tmp_path: Path) -> None:
-    target.write_text(target.read_text().replace('"success": reward > 0.5', '"success": False'))
+    target.write_text(
+        target.read_text(encoding="utf-8").replace('"success": reward > 0.5', '"success": False'), encoding="utf-8"
+    )
     with pytest.raises(UserError, match="rejection_sft: none of 8 rollouts passed"):
         refined(tmp_path, tiny)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +15,13 @@ import pytest
 from support.cluster.slurm import Cluster, running
 from support.results import account
 from support.scripts import load_script
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison import point_rows
 from captrain.comparison.points import LOCKS, SweepPoint, run
 from captrain.comparison.sweep import point_of
+from captrain.projects import init_project
 from captrain.records import publish_text
 from captrain.run import Choice, exclusive
 
@@ -56,7 +58,7 @@ import yaml
 stage = sys.argv[1]
 choice = yaml.safe_load(Path("params.yaml").read_text())
 if stage == "compose":
-    spec = {"seed": choice["seed"], "selection": {"delta": 0.2, "count": 4}}
+    spec = {"seed": choice["seed"], "selection": {"delta": 0.2, "agreement": 4}}
     for one in choice["overrides"]:
         key, value = one.split("=")
         if key.startswith("selection."):
@@ -66,7 +68,7 @@ if stage == "compose":
     sys.exit()
 spec = yaml.safe_load(Path("results/spec.yaml").read_text())
 with open(os.environ["RAN"], "a") as file:
-    file.write(f"{stage} {spec['seed']} {spec['selection']['delta']} {spec['selection']['count']}\\n")
+    file.write(f"{stage} {spec['seed']} {spec['selection']['delta']} {spec['selection']['agreement']}\\n")
 if stage == "base":
     time.sleep(1)
     Path("artifacts").mkdir(exist_ok=True)
@@ -99,15 +101,9 @@ def project(tmp_path: Path) -> Path:
     """A repository with three quick stages, which record that they ran."""
     publish_text(tmp_path / "dvc.yaml", PIPELINE)
     publish_text(tmp_path / "stages/fake.py", STAGE)
-    publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 0\noverrides: [selection.count=3]\n")
+    publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 0\noverrides: [selection.agreement=3]\n")
     publish_text(tmp_path / ".gitignore", "/.cache/\n/artifacts/\n")
     publish_text(tmp_path / ".dvc/config", "")
-    publish_text(
-        tmp_path / "conf/config.yaml",
-        "defaults:\n  - _self_\n  - experiment: default\n"
-        "seed: 0\nselection: {delta: 0.2, count: 4}\nmachine: {workers: 2}\n",
-    )
-    publish_text(tmp_path / "conf/experiment/default.yaml", "# @package _global_\n")
     publish_text(tmp_path / "conf/study/thresholds.yaml", STUDY)
     shutil.copytree(Path(__file__).parents[2] / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
@@ -220,7 +216,7 @@ def test_a_point_with_a_dead_slurm_job_is_named_and_finished_points_are_gathered
     stage.write_text(stage.read_text().replace('if stage == "base":', f'{dying}if stage == "base":'))
     grid = ["-m", "selection.delta=0.1,0.8", *SLURM]
     status, said, _ = sweep(project, *grid)
-    point = point_of(Choice(experiment="default", seed=0, overrides=["selection.count=3"]), ["selection.delta=0.8"])
+    point = point_of(Choice(experiment="default", seed=0, overrides=["selection.agreement=3"]), ["selection.delta=0.8"])
     assert status == 1 and f"point {point.name} did not finish" in said and "1 of 2 points failed" in said
     assert len(points(project, "sweep")) == 1
     publish_text(project / ".cache/mended", "")
@@ -228,10 +224,86 @@ def test_a_point_with_a_dead_slurm_job_is_named_and_finished_points_are_gathered
     assert (status, ran) == (0, ["evaluation 0 0.8 3"]), said
 
 
+@pytest.mark.needs("proc")
+def test_an_interrupted_sweep_ends_the_stage_of_its_point(project: Path) -> None:
+    slow = """
+import os, sys, time
+from pathlib import Path
+from captrain.run import entry_point
+
+@entry_point
+def main():
+    Path(os.environ["RAN"]).write_text(str(os.getpid()))
+    time.sleep(3600)
+
+main()
+"""
+    publish_text(project / "stages/fake.py", slow)
+    file = project / ".cache/pid"
+    environment = {**os.environ, "RAN": str(file)}
+    running = subprocess.Popen(
+        [BIN / "captrain-sweep", "-m", "seed=0"], cwd=project, env=environment, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until(lambda: file.exists() and file.read_text() != "")
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == 130 and said.count("finished work is kept") == 1 and "Traceback" not in said
+    until(lambda: not Path(f"/proc/{file.read_text()}").exists())
+
+
+def test_a_sweep_runs_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    root = tmp_path / "ünï проект it's,a=b (c)#&[1]~$ {x"
+    init_project(root)
+    publish_text(root / "stages/compose.py", 'raise SystemExit("error: stopped here")\n')
+    command = [BIN / "captrain-sweep", "-m", "selection.delta=.3", "hydra.job.name=odd"]
+    done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 1 and "error: stopped here" in done.stdout, done.stdout + done.stderr
+    root = root.rename(tmp_path / "a${b}")
+    done = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 2 and "a${b} holds ${, which Hydra takes for a setting" in done.stderr
+
+
 def test_an_unknown_setting_fails_before_anything_runs(project: Path) -> None:
     status, said, ran = sweep(project, "-m", "selection.detla=0.1,0.2")
-    assert status == 2 and ran == [] and "error: the configuration in conf/ does not compose" in said
-    assert "selection.detla" in said and "Error" not in said and "Traceback" not in said
+    assert status == 2 and ran == [] and "there is no setting selection.detla" in said and "did you mean" in said
+    assert "Error" not in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("--cfg", "job", "--package", "selection"), 0, "delta: 0.2"),
+        (("--hydra-help",), 0, "Hydra ("),
+        (("--info", "searchpath"), 0, "Config search path"),
+        (("--help",), 0, "captrain-sweep -m"),
+        (("-m", "hydra/sweeper=optun"), 2, "there is no hydra/sweeper 'optun'\n  remedy: choose one of basic"),
+        (("-m", "hydra/launcher=jobli"), 2, "did you mean joblib?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_it_answers_as_every_hydra_application(
+    project: Path, arguments: tuple[str, ...], status: int, says: str
+) -> None:
+    ended, said, ran = sweep(project, *arguments)
+    assert (ended, ran) == (status, []) and says in said and "Traceback" not in said, said
+
+
+def test_the_folder_of_hydras_files_can_be_chosen(project: Path) -> None:
+    status, said, _ = sweep(project, "-m", "seed=0", "hydra.sweep.dir=elsewhere")
+    assert status == 0 and (project / "elsewhere/0/.hydra/overrides.yaml").exists(), said
+    assert len(points(project, "sweep")) == 1
+
+
+def test_a_sweep_runs_no_stage_that_the_results_here_already_have(project: Path) -> None:
+    ran = project / ".cache/ran.txt"
+    ran.parent.mkdir()
+    environment = {**os.environ, "RAN": str(ran), "MENDED": "", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["dvc", "repro", "-q"], cwd=project, env=environment, check=True)
+    shutil.rmtree(project / ".dvc/cache/runs")  # as after `dvc pull` into a new clone
+    status, said, ran_stages = sweep(project, "-m", "selection.delta=0.2,0.3")
+    assert (status, ran_stages) == (0, ["evaluation 0 0.3 3"]), said
+    assert len(points(project, "sweep")) == 2
 
 
 def test_an_unknown_study_is_named_with_the_known_ones(project: Path) -> None:

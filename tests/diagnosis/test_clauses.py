@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -12,8 +13,25 @@ from support.needs import SHARED
 from typer.testing import CliRunner
 
 from captrain.capabilities import Toolbox, calls_in
-from captrain.capabilities.clauses import DiagnosisContext, RecordBook, read_clauses, shipped_clauses, violations
-from captrain.capabilities.expressions import FUNCTIONS, Evaluation, Expression, ExpressionError, Pattern, size_of
+from captrain.capabilities.clauses import (
+    OF_WRITE,
+    SCOPE,
+    Clauses,
+    DiagnosisContext,
+    RecordBook,
+    read_clauses,
+    shipped_clauses,
+    violations,
+)
+from captrain.capabilities.expressions import (
+    FUNCTIONS,
+    Evaluation,
+    Expression,
+    ExpressionError,
+    MissingValue,
+    Pattern,
+    size_of,
+)
 from captrain.cli.app import app
 from captrain.contract import tool_call
 from captrain.errors import UserError
@@ -28,12 +46,14 @@ SCHEMAS = [
 ]
 
 
-def objections(path: Path, record: JsonObject, wishes: str = "") -> list[str]:
+def objections(
+    path: Path, record: JsonObject, wishes: str = "", *, policy: str = POLICY, clauses: Clauses | None = None
+) -> list[str]:
     """Objections to an extension, by the clauses of a file and a record that was shown before."""
     toolbox, book = Toolbox(SCHEMAS), RecordBook()
     shown: Message = {"role": "tool", "content": str(record).replace("'", '"')}
     book.add(calls_in([tool_call("get_loan", {"loan_id": "L1"}), shown], toolbox))
-    setting = DiagnosisContext(toolbox, POLICY, book, set(), set(), [read_clauses(path)])
+    setting = DiagnosisContext(toolbox, policy, book, set(), set(), [clauses or read_clauses(path)])
     writes = calls_in([tool_call("extend_loan", {"loan_id": "L1"})], toolbox)
     return [str(violation) for violation in violations(writes, wishes, setting)]
 
@@ -56,7 +76,12 @@ def test_a_clause_of_ones_own_forbids_what_its_expression_says_of_the_record_tha
 
 @pytest.mark.parametrize("record", [{"loan_id": "L1"}, {"loan_id": "L1", "waiting": 2, "due": "2031-03-05"}])
 def test_a_clause_forbids_nothing_if_no_record_shows_it(path: Path, record: JsonObject) -> None:
-    publish_text(path, path.read_text().replace("names: {late", 'names: {missing: \'look("loan_id", 7)["due"]\', late'))
+    publish_text(
+        path,
+        path.read_text(encoding="utf-8").replace(
+            "names: {late", 'names: {missing: \'look("loan_id", 7)["due"]\', late'
+        ),
+    )
     assert objections(path, record) == []
 
 
@@ -79,7 +104,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("expression", HOSTILE)
 def test_an_expression_outside_the_grammar_is_refused_with_its_place(path: Path, expression: str) -> None:
-    publish_text(path, path.read_text().replace("\"time(record['due']) < now\"", json.dumps(expression)))
+    publish_text(
+        path, path.read_text(encoding="utf-8").replace("\"time(record['due']) < now\"", json.dumps(expression))
+    )
     with pytest.raises(UserError, match="clauses.*names.late"):
         read_clauses(path)
 
@@ -94,14 +121,18 @@ REFUSED = {
     "open('/etc/passwd')": ("time(record['due']) < now", "uses open"),
     "__import__('os')": ("time(record['due']) < now", "uses __import__"),
     "text('{}', said)": ("time(record['due']) < now", "uses said"),
+    "(?:a{1000000}){1000000}": ("\\b(promised|guaranteed)\\b", "repeats more than"),
+    "(?x)(?:a{ 9999 }){ 9999 }": ("\\b(promised|guaranteed)\\b", "repeats more than"),
+    "(?R)?a(?R)?": ("\\b(promised|guaranteed)\\b", "is recursive"),
+    "{record[²]}": ("{record[waiting]}", "outside a field"),
 }
 
 
 @pytest.mark.parametrize("other", REFUSED)
 def test_unknown_names_and_bad_patterns_and_fields_are_refused_when_the_file_is_read(path: Path, other: str) -> None:
     place, message = REFUSED[other]
-    assert place in path.read_text()
-    publish_text(path, path.read_text().replace(place, other))
+    assert place in path.read_text(encoding="utf-8")
+    publish_text(path, path.read_text(encoding="utf-8").replace(place, other))
     with pytest.raises(UserError, match=message):
         read_clauses(path)
 
@@ -126,13 +157,57 @@ FAILING = {
 
 @pytest.mark.parametrize("expression", FAILING)
 def test_an_expression_that_fails_or_costs_too_much_is_named_with_its_clause(path: Path, expression: str) -> None:
-    publish_text(path, path.read_text().replace("\"time(record['due']) < now\"", json.dumps(expression)))
+    publish_text(
+        path, path.read_text(encoding="utf-8").replace("\"time(record['due']) < now\"", json.dumps(expression))
+    )
     start = process_time()
     with pytest.raises(
         ExpressionError, match=f"Extend a loan.*{re.escape(expression[:20])}.*(?:{FAILING[expression]})"
     ):
         objections(path, {"loan_id": "L1", "waiting": 2, "due": "2031-03-05"})
     assert process_time() - start < 5
+
+
+@pytest.mark.parametrize("field", ["{record[waiting][x]}", "{arguments[loan_id][x]}", f"{{earlier[{'9' * 5000}]}}"])
+def test_a_reason_that_looks_up_what_cannot_be_is_named_with_its_clause(path: Path, field: str) -> None:
+    publish_text(path, path.read_text(encoding="utf-8").replace("{record[waiting]}", field))
+    with pytest.raises(ExpressionError, match=f"Extend a loan.*{re.escape(field[:20])}"):
+        objections(path, {"loan_id": "L1", "waiting": 2, "due": "2031-03-01"})
+
+
+def test_the_checks_of_a_file_are_limited_together(path: Path) -> None:
+    slow = "len([[1 for a in policy] for b in policy[:50]]) > 0"
+    publish_text(path, path.read_text(encoding="utf-8").replace("time(record['due']) < now", slow))
+    clauses, start = read_clauses(path), process_time()
+    with pytest.raises(ExpressionError, match="checks of this file took"):
+        for _ in range(1000):
+            objections(path, {"loan_id": "L1", "waiting": 2, "due": "2031-03-05"}, clauses=clauses)
+    assert process_time() - start < 5
+
+
+BULKY = {
+    "aliases": "patterns: {P: &a x}\nclauses:\n  - &c {sentences: [s], tools: [t], reason: r, names: {"
+    + ", ".join(f"n{i}: *a" for i in range(1500))
+    + "}}\n"
+    + "  - *c\n" * 600,
+    "characters": "clauses: []\n# " + "x" * 70_000,
+}
+
+
+@pytest.mark.parametrize("kind", BULKY)
+def test_a_file_that_is_large_or_grows_by_aliases_is_refused_at_once(path: Path, kind: str) -> None:
+    publish_text(path, BULKY[kind])
+    start = process_time()
+    with pytest.raises(UserError, match="aliases make too much of it|more than 64 KiB"):
+        read_clauses(path)
+    assert process_time() - start < 2
+
+
+def test_a_sentence_of_a_logs_own_policy_may_have_any_length(path: Path) -> None:
+    policy = (
+        f"an order can only be cancelled if its status is '{'a' * 3000}'. A ² can only be ½ if its __class__ is 'x'."
+    )
+    assert objections(path, {"loan_id": "L1"}, policy=policy) == []
 
 
 VALUES = {
@@ -152,23 +227,44 @@ def test_expressions_mean_what_they_mean_in_python(expression: str) -> None:
     assert Evaluation(patterns).evaluate(Expression.parse(expression), {}) == VALUES[expression]
 
 
-def test_expressions_reach_data_only() -> None:
-    """Every function that an expression may call returns data: no object of the program is reachable."""
-    samples: list[list[object]] = [
-        ["ab"],
-        [["a", "b"]],
-        [[1]],
-        ["a", "b"],
-        ["a", ["b"]],
-        ["a", "b", "c"],
-        [2],
-        [MOMENT],
-    ]
-    for function in FUNCTIONS.values():
-        for arguments in samples:
-            with suppress(TypeError, ValueError, AttributeError, ExpressionError):
-                size_of(function(*arguments))
-    for value in (len, re, Path, object(), FUNCTIONS["len"], Expression.parse("1")):
+SAMPLES: list[list[object]] = [
+    *([], ["ab"], [["a", "b"]], [[1]], ["a", "b"], ["a", ["b"]], ["a", "b", "c"], [2], [MOMENT], ["loan_id", "L1"]),
+    *(
+        ["2031-03-04"],
+        ["waiting"],
+        ["loan_id", "L1", "waiting"],
+        [Pattern.parse("a"), "ab"],
+        [Pattern.parse("a"), Pattern.parse("b")],
+    ),
+]
+
+
+def test_expressions_reach_data_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every value that an expression gets, and every value that a function returns, is data: no variable of the
+    environment, file or object of the program is reachable."""
+    monkeypatch.setenv("MY_PASSWORD", "hunter2-of-the-environment")
+    functions, values = dict[str, Callable[..., object]](), dict[str, object]()
+    evaluate = Evaluation.evaluate
+
+    def watched(self: Evaluation, expression: Expression, scope: Mapping[str, object]) -> object:
+        functions.update(self._functions)
+        values.update(scope)
+        return evaluate(self, expression, scope)
+
+    monkeypatch.setattr(Evaluation, "evaluate", watched)
+    assert objections(path, {"loan_id": "L1", "waiting": 2, "due": "2031-03-01"})
+    assert functions.keys() == {*FUNCTIONS, *OF_WRITE} and {*SCOPE} < values.keys()
+    results, returned = [value for value in values.values() if not isinstance(value, Pattern)], set[str]()
+    for name, function in functions.items():
+        for arguments in SAMPLES:
+            with suppress(TypeError, ValueError, AttributeError, ExpressionError, MissingValue):
+                results.append(function(*arguments))
+                returned.add(name)
+    assert returned == functions.keys()
+    for result in results:
+        size_of(result)
+    assert "hunter2" not in str(results)
+    for value in (len, re, Path, object(), FUNCTIONS["len"], Expression.parse("1"), Pattern.parse("a")):
         with pytest.raises(ExpressionError, match="is not data"):
             size_of([{"key": value}])
 

@@ -30,7 +30,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def rows(path: Path) -> list[JsonObject]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_every_class_is_planted_each_fault_fails_and_untouched_solutions_pass(planted: Path) -> None:

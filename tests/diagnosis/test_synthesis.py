@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,15 @@ def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def advice(folder: Path) -> dict[str, str]:
-    return {entry["subject"]: entry["action"] for entry in json.loads((folder / "advice.json").read_text())}
+    """What a diagnosis advises against each cause that it would train: the actions, and then the command."""
+    entries = json.loads((folder / "advice.json").read_text())
+    texts = [" ".join([*entry["actions"], entry["command"]]) for entry in entries]
+    return {match.group(1): text for text in texts for match in re.finditer(r"train (\w+) \(", text)}
 
 
 def command_in(text: str) -> list[str]:
     """The command that an advice names."""
-    return text.split("`")[-2].removeprefix("captrain ").split()
+    return text[text.rindex("captrain ") :].removeprefix("captrain ").split()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +187,7 @@ def test_a_cause_that_no_step_of_a_solution_stands_for_needs_a_model(project: Pa
         row.pop("reference")
         if row["reward"] < 1:
             row["messages"][-1:] = [row["messages"][2], row["messages"][3]] * 8
-    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     run("diagnose", "log.jsonl", "--out", "found")
     assert "--model MODEL" in advice(project / "found")["loop"]
     with pytest.raises(UserError, match=r"no template trains the capability loop(.|\n)*--model"):

@@ -654,7 +654,7 @@ def test_no_process_outlives_us_not_even_at_work_nor_when_we_are_killed(
 
 def running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -663,7 +663,7 @@ def of(ancestor: int, pid: int) -> bool:
     """Return whether a process descends from another."""
     while pid > 1 and pid != ancestor:
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
         except OSError:
             return False
     return pid == ancestor

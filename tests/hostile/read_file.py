@@ -2,5 +2,5 @@
 
 
 def attack(argument):
-    with open("/etc/passwd") as file:
+    with open("/etc/passwd", encoding="utf-8") as file:
         return file.read()

@@ -2,6 +2,6 @@
 
 
 def attack(argument):
-    with open(argument, "w") as file:
+    with open(argument, "w", encoding="utf-8") as file:
         file.write("escaped")
     return "escaped"

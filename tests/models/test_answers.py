@@ -339,14 +339,15 @@ def test_a_run_is_replayed_without_key_and_endpoint(
         asker(folder).ask([*questions, question(5)], "labels")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"text": "{}", "prompt_tokens": 1}', "\0\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"text": "{}", "prompt_tokens": 1}', "\0\xff", "altered"])
 def test_damaged_cached_answers_are_reported_once_and_asked_again(
     server: Answering, folder: Path, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     questions = [question(n) for n in range(4)]
     answers = asker(folder).ask(questions, "labels")
     for path in sorted(folder.glob("*/*.json"))[:2]:
-        path.write_bytes(text.encode("latin-1"))
+        # A whole answer in which one character differs, or something else.
+        path.write_bytes(path.read_bytes().replace(b"1", b"2") if text == "altered" else text.encode("latin-1"))
     capfd.readouterr()
     assert asker(folder).ask(questions, "labels") == answers and len(server.requests) == 6
     told = capfd.readouterr().err

@@ -1,11 +1,11 @@
 """Work in processes: results in order, exceptions unchanged, and no processes left behind."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def test_only_cluster_jobs_print_progress(monkeypatch: pytest.MonkeyPatch, capsy
 def alive(process: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -136,6 +136,61 @@ def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     until(lambda: not any(alive(worker) for worker in workers))
+
+
+SLOW_STAGE = """
+import os, pathlib, time
+from captrain.run import entry_point, launch
+from captrain.run.machine import Machine
+
+def sleep(number):
+    pathlib.Path(f"pid-{number}").write_text(str(os.getpid()))
+    time.sleep(3600)
+
+@entry_point
+def main():
+    pathlib.Path("pid-stage").write_text(str(os.getpid()))
+    launch.run(sleep, range(6), Machine(workers=2, batch=1), "sleepers")
+
+if __name__ == "__main__":
+    main()
+"""
+RUN_PIPELINE = """
+from pathlib import Path
+from functools import partial
+from captrain.projects import run_pipeline
+from captrain.run import entry_point
+
+partial(entry_point, stage=False)(lambda: run_pipeline(Path()))()
+"""
+
+
+@pytest.mark.needs("proc")
+@pytest.mark.parametrize(
+    ("command", "signalled"),
+    [
+        ([sys.executable, "-c", RUN_PIPELINE], os.kill),
+        ([sys.executable, "-c", RUN_PIPELINE], os.killpg),
+        ([str(Path(sys.executable).parent / "dvc"), "repro"], os.killpg),
+    ],
+    ids=["captrain alone", "captrain in a terminal", "dvc in a terminal"],
+)
+def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
+    command: list[str], signalled: Callable[[int, int], None], tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_STAGE)
+    (tmp_path / "dvc.yaml").write_text("stages: {slow: {cmd: python slow.py, outs: [never]}}\n")
+    subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    running = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    files = [tmp_path / f"pid-{name}" for name in ("stage", 0, 1)]
+    until(lambda: all(file.exists() and file.read_text() for file in files))
+    signalled(running.pid, signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode and "finished work is kept" in said and "Traceback" not in said
+    until(lambda: not any(alive(int(file.read_text())) for file in files))
 
 
 EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(gpus=2), "asking": ModelAccess(gpus=2)}
@@ -185,12 +240,13 @@ def test_a_training_that_is_alone_has_the_processes_of_all_places_that_its_step_
 
     def run(config: Path, order: Path, log: Path, machine: Machine) -> int:
         ran.append(machine.accelerate.processes)
-        log.write_text("")
-        (tmp_path / processes.RESULT).write_bytes(pickle.dumps({}))
+        assert order.exists()
+        log.write_text("", encoding="utf-8")
+        (tmp_path / processes.RESULT).write_text("{}", encoding="utf-8")
         return 0
 
     monkeypatch.setattr(processes, "_run", run)
     for gpus in (8, 16):  # two serve and two belong to the endpoint
         node = Machine(workers=0, accelerate=Accelerate(processes=2, strategy="ddp"), **{**EIGHT, "gpus": gpus})
-        processes.fit("divided", node, (10, "portions"), train, tmp_path)
+        processes.fit("divided", node, (10, "portions"), train, dict, tmp_path)
     assert ran == [2, 10]

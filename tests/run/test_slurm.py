@@ -27,8 +27,10 @@ from support.cluster.work import Chore, chore, refuse
 from support.stages import command_of
 from support.waiting import PATIENCE, until
 from support.warm import warm_commands
+from typer.testing import CliRunner
 
 from captrain.agents.collection import PolicySource, RolloutBatch, collect_shard
+from captrain.cli.app import app
 from captrain.comparison.arms import Arm, ArmBatch, play_batch
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.models.lora import Adapter
@@ -44,6 +46,7 @@ TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 Run = Callable[..., list[Any]]
 SMALL = ["base.steps=60", "adapters.rollouts=40"]
+WHOLE = b'{"type": "UserError", "message": "one is out of stock", "remedy": "take two"}'
 ENVIRONMENTS = ["wrong_argument", "wrong_record"]
 
 
@@ -86,7 +89,7 @@ def spoke(one: subprocess.Popen[str]) -> bool:
 
 def runs() -> list[str]:
     """The names of all started chores, with repetitions."""
-    return sorted(Path("runs").read_text().split()) if Path("runs").exists() else []
+    return sorted(Path("runs").read_text(encoding="utf-8").split()) if Path("runs").exists() else []
 
 
 def sent() -> list[str]:
@@ -118,7 +121,7 @@ class Background:
 
 def shown() -> str:
     """Print `captrain jobs`."""
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=200, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     console.print(jobs.jobs_table(Path()))
     return console.export_text()
 
@@ -167,7 +170,7 @@ def test_a_killed_pipeline_finds_its_jobs_again(home: Cluster, moment: str, subm
     Path("go").touch()
     said, problem = again.communicate(timeout=PATIENCE)
     assert again.returncode == 0, problem
-    assert json.loads(Path("done.json").read_text()) == [["A", "1"], ["B", "1"]]
+    assert json.loads(Path("done.json").read_text(encoding="utf-8")) == [["A", "1"], ["B", "1"]]
     assert runs() == ["a", "b"] and len(sent()) == 2
     assert len(jobs.submissions()) == submissions
     ours = {submission.name for submission in jobs.submissions()}
@@ -194,7 +197,7 @@ def test_only_the_killed_job_is_submitted_again(home: Cluster) -> None:
     waiting = Background(chore, [Chore("a", "go"), Chore("b", "go"), Chore("c", "go"), Chore("d", "go")], MACHINE, "x")
     until(lambda: runs() == ["a", "b", "c", "d"])
     first = sent()
-    os.kill(int(Path("pid-a").read_text()), signal.SIGKILL)
+    os.kill(int(Path("pid-a").read_text(encoding="utf-8")), signal.SIGKILL)
     home.say("scancel", "--signal=KILL", first[1])
     home.say("scancel", first[2])
     until(lambda: runs() == ["a", "a", "b", "b", "c", "c", "d"])
@@ -210,7 +213,7 @@ def test_an_item_with_dying_jobs_fails_and_the_others_finish(home: Cluster) -> N
     never = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"resubmissions": 0})})
     waiting = Background(chore, [Chore("a", "never"), Chore("b", "go")], never, "chores")
     until(lambda: runs() == ["a", "b"])
-    os.kill(int(Path("pid-a").read_text()), signal.SIGKILL)
+    os.kill(int(Path("pid-a").read_text(encoding="utf-8")), signal.SIGKILL)
     until(lambda: slurm.states([sent()[0]])[sent()[0]].name not in ALIVE)
     Path("go").touch()
     with pytest.raises(UserError) as error:
@@ -250,7 +253,7 @@ def test_exceptions_of_jobs_reach_the_pipeline_unchanged(home: Cluster) -> None:
     until(lambda: slurm.states([sent()[1]])[sent()[1]].name == "FAILED")
     with pytest.raises(EnvironmentFault, match="two raised"):
         launch.run(refuse, [Chore("faulty"), Chore("broken")], MACHINE, "chores")
-    with pytest.raises(ZeroDivisionError, match="three by nothing") as error:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: three by nothing") as error:
         launch.run(refuse, [Chore("broken")], MACHINE, "chores")
     # The traceback is also known here.
     assert 'raise ZeroDivisionError("three by nothing")' in error.value.__notes__[0]
@@ -316,7 +319,7 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
     Path("hold").unlink()
     trained = waiting.result()
     # The two steps in the checkpoint were not played again.
-    processes = Path("scored").read_text().split()
+    processes = Path("scored").read_text(encoding="utf-8").split()
     assert processes.count(processes[-1]) == 48 - 16 and len(set(processes)) == 3 and len(sent()) == 2
     (tmp_path / "local").mkdir()
     os.chdir(tmp_path / "local")
@@ -346,7 +349,7 @@ def test_two_nodes_train_an_adapter_with_the_bytes_of_one_node(home: Cluster, ti
             batch=1, accelerate=Accelerate(processes=2, strategy="fsdp"),
         )  # fmt: skip
         trained += launch.run(train, [replace(one, machine=machine)], machine, "adapters")
-        scored = Path("nodes").read_text().split()
+        scored = Path("nodes").read_text(encoding="utf-8").split()
         # Each process plays its rollouts on its own node.
         assert {name: scored.count(name) for name in scored} == ({"n1": 8, "n2": 8} if nodes == 2 else {"n1": 16})
     (tmp_path / "here").mkdir()
@@ -370,14 +373,14 @@ def test_killed_nodes_resume_from_the_checkpoint_to_the_same_bytes(home: Cluster
         launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30, nodes=2), workers=1,
         batch=1, accelerate=Accelerate(processes=2, strategy="fsdp"),
     )  # fmt: skip
-    Path("hold").write_text("8")  # each node has played half of two steps, and is in the third
+    Path("hold").write_text("8", encoding="utf-8")  # each node has played half of two steps, and is in the third
     waiting = Background(train, [replace(one, machine=machine)], machine, "adapters")
     until(lambda: list(Path().glob(".cache/adapters/*/checkpoints*/checkpoint-2/history.json")))
     home.say("scontrol", "requeue", sent()[0])
     until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
     Path("hold").unlink()
     [killed] = waiting.result()
-    scored = Path("nodes").read_text().split()
+    scored = Path("nodes").read_text(encoding="utf-8").split()
     # Steps in the checkpoint were not played again; the third step may have started.
     assert 24 <= len(scored) < 24 + 8 and {*scored} == {"n1", "n2"}
     (tmp_path / "here").mkdir()
@@ -498,7 +501,7 @@ def test_jobs_on_disk_are_shown_without_slurm(here: Path, monkeypatch: pytest.Mo
     for index in range(2):
         (JOBS / f"sub/7_{index}{jobs.SUBMITTED}").touch()
     (JOBS / "results").mkdir()
-    (JOBS / "results/x.pkl").touch()
+    (JOBS / "results/x.jsonl").touch()
     (JOBS / "sub/7_1_0_log.out").write_text("begun\nx:  30%|███   | 3/10 [00:01]\rsubmitit INFO of its own\n")
     assert row("7_0")[1:3] == ["chores a", "finished"]
     assert row("7_1")[1:6] == ["chores b", "unknown", "", "", "x:  30%|███   | 3/10 [00:01]"]
@@ -579,15 +582,15 @@ def test_a_result_is_invalid_after_its_files_change(here: Path) -> None:
     (here / "adapter").mkdir()
     (here / "adapter/weights").write_text("fine")
     work = slurm.Work(_folder, Chore("a"), "key", JOBS / "sub", requeues=1)
-    assert slurm.stored_result("key") is None
+    assert slurm.stored_result(_folder, "key") is None
     work()
-    assert slurm.stored_result("key") == ({"folder": Path("adapter")},)
+    assert slurm.stored_result(_folder, "key") == ({"folder": Path("adapter")},)
     work()
     assert runs() == ["a"]
     (here / "adapter/weights").write_text("altered")
-    assert slurm.stored_result("key") is None
-    (JOBS / "results/key.pkl").write_bytes(b"\x80")
-    assert slurm.stored_result("key") is None
+    assert slurm.stored_result(_folder, "key") is None
+    (JOBS / "results/key.jsonl").write_bytes(b"\x80")
+    assert slurm.stored_result(_folder, "key") is None
 
 
 def _folder(item: Chore) -> dict[str, Path]:
@@ -623,19 +626,48 @@ def test_requeues_are_limited(
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-    assert again == queued and slurm.stored_result("key") is None
+    assert again == queued and slurm.stored_result(_stubborn, "key") is None
     said = "not queued again: 2 times are the limit (machine.slurm.requeues)"
     assert (said == ended.value.code) == (not queued)
 
 
-def test_a_truncated_failure_is_ignored(here: Path) -> None:
-    attempt = jobs.JobAttempt(here, "1", "key")
-    whole = pickle.dumps(UserError("one is out of stock", "take two"))
-    for content in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1]):
-        (here / "key.failure").write_bytes(content)
-        assert attempt.failure() is None
-    (here / "key.failure").write_bytes(whole)
-    assert isinstance(attempt.failure(), UserError)
+class Trap:
+    """Unpickling one makes the file `code ran`."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Path]]:
+        return Path.touch, (Path("code ran"),)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        WHOLE[:1],
+        WHOLE[:-2],
+        b"\0" * 4096,
+        pickle.dumps(Trap()),
+        b"cno_such_module\nX\n.",
+        b'{"type": "UserError"}',
+    ],
+)
+def test_a_failure_is_data_and_a_damaged_one_is_ignored(
+    here: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    submitted(here, monkeypatch, Chore("a"))
+    [attempt] = jobs.submissions()[0].attempts()
+    path = attempt.folder / f"{attempt.key}.failure"
+    path.write_bytes(content)
+    Path("dvc.yaml").touch()
+    shell = CliRunner().invoke(app, ["jobs"])
+    assert shell.exit_code == 0 and attempt.job in shell.output and not Path("code ran").exists()
+    assert attempt.failure() is None
+    path.write_bytes(WHOLE)
+    failure = attempt.failure()
+    assert failure is not None and str(failure.exception()) == str(UserError("one is out of stock", "take two"))
+    # Neither is a result of a job unpickled.
+    (JOBS / f"results/{attempt.key}.jsonl").parent.mkdir(exist_ok=True)
+    (JOBS / f"results/{attempt.key}.jsonl").write_bytes(content)
+    assert slurm.stored_result(chore, attempt.key) is None and not Path("code ran").exists()
 
 
 def test_state_is_flushed_to_disk_before_it_counts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -645,7 +677,7 @@ def test_state_is_flushed_to_disk_before_it_counts(here: Path, monkeypatch: pyte
     with pytest.raises(SystemExit):
         slurm.Work(refuse, Chore("scarce"), "failed", JOBS / "sub", requeues=1)()
     submitted(here, monkeypatch, Chore("a"))
-    names = ["whole.pkl", "failed.failure", jobs.RECORD]
+    names = ["whole.jsonl", "failed.failure", jobs.RECORD]
     for name, path in zip(names, flushed, strict=True):
         assert name in Path(path).name != name  # still the temporary file
 

@@ -19,7 +19,18 @@ import yaml
 
 from captrain.errors import UserError
 from captrain.projects.pipeline import shipped_stages, stage_code
-from captrain.run import Component, Spec, build, compose_spec, load_spec, publish_spec, read_stages, row_of, rows
+from captrain.run import (
+    Component,
+    Spec,
+    build,
+    compose_spec,
+    load_choice,
+    load_spec,
+    publish_spec,
+    read_stages,
+    row_of,
+    rows,
+)
 from captrain.run.components import check, nested, takes
 from captrain.run.fingerprint import PROTOCOLS
 
@@ -35,7 +46,15 @@ def compose(experiment: str = "default", *overrides: str, seed: int = 0) -> Spec
 
 
 def params_of(stage: str) -> list[str]:
-    return [key for entry in STAGES[stage].get("params", []) if isinstance(entry, dict) for key in [*entry.values()][0]]
+    return [
+        key
+        for entry in STAGES[stage].get("params", [])
+        if isinstance(entry, dict)
+        for key in entry.get("results/spec.yaml", [])
+    ]
+
+
+AUTHOR = {f"GIT_{who}_{what}": "a@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
 
 @pytest.fixture
@@ -84,6 +103,45 @@ def test_a_composed_spec_round_trips(experiment: str, tmp_path: Path) -> None:
     again = tmp_path / "again.yaml"
     publish_spec(load_spec(path), again)
     assert again.read_bytes() == path.read_bytes()
+
+
+def test_settings_of_params_yaml_are_overrides_null_leaves_them_and_the_lines_win(workspace: Path) -> None:
+    write_params(
+        workspace,
+        selection={"delta": 0.3, "coverage": 0.2, "agreement": None},
+        environments={"success": [0.1, 0.9]},
+        router="classifier",
+        overrides=["selection.coverage=0.05"],
+    )
+    choice = load_choice(workspace / "params.yaml")
+    spec = compose(choice.experiment, *choice.overrides)
+    assert (spec.selection.delta, spec.selection.coverage, spec.environments.success) == (0.3, 0.05, (0.1, 0.9))
+    assert spec.router == compose("default", "router=classifier").router
+    assert spec.selection.agreement == compose().selection.agreement
+
+
+def test_the_committed_params_are_those_of_a_new_project_and_change_nothing() -> None:
+    committed, template = (ROOT / name for name in ("params.yaml", "src/captrain/projects/templates/params.yaml"))
+    assert load_choice(committed).overrides == load_choice(template).overrides == []
+    assert yaml.safe_load(committed.read_text()).keys() == yaml.safe_load(template.read_text()).keys()
+
+
+def test_an_experiment_of_dvc_sets_a_setting_and_an_unknown_one_is_refused(workspace: Path) -> None:
+    template = (ROOT / "src/captrain/projects/templates/params.yaml").read_text()
+    (workspace / "params.yaml").write_text(template.replace("EXPERIMENT", "default"))
+    stage = {"cmd": f"{sys.executable} stages/compose.py", "params": [{"params.yaml": None}]}
+    stage |= {"outs": [{"results/spec.yaml": {"cache": False, "persist": True}}]}
+    (workspace / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"compose": stage}}))
+    (workspace / ".gitignore").write_text("__pycache__/\n.cache/\n")
+    for command in ("git init -q", "python -m dvc init -q", "git add -A", "git commit -qm all"):
+        words = [sys.executable if word == "python" else word for word in command.split()]
+        subprocess.run(words, cwd=workspace, check=True, env=os.environ | AUTHOR)
+    done = python(workspace, "-m", "dvc", "exp", "run", "-q", "-S", "selection.delta=0.3")
+    assert done.returncode == 0, done.stderr
+    assert load_spec(workspace / "results/spec.yaml").selection.delta == 0.3
+    done = python(workspace, "-m", "dvc", "exp", "run", "-S", "+selection.gap=0.3")
+    assert done.returncode != 0 and "there is no setting selection.gap" in done.stderr
+    assert load_spec(workspace / "results/spec.yaml").selection.delta == 0.3
 
 
 def test_parallel_threads_compose_their_own_selections() -> None:

@@ -4,24 +4,32 @@ import asyncio
 import json
 import shutil
 import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import uvicorn
 from safetensors.torch import load_file, save_file
+from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from support.adapters import save_adapter
+from support.adapters import lora, save_adapter
 from support.waiting import PATIENCE, until
 
+from captrain.agents.engine import DenseDecoder
 from captrain.agents.local import LocalPolicy
 from captrain.errors import UserError
+from captrain.models import adapter_digest
+from captrain.serving import sampling
 from captrain.serving.endpoint import ChatServer
 from captrain.serving.protection import Protection, PunctualProtocol, protection_of
 from captrain.serving.server import application, listen_all
@@ -235,6 +243,48 @@ def test_adapters_come_from_named_folders_alone(address: tuple[str, int], adapte
     assert request(address, "/v1/load_lora_adapter", {"lora_name": "one", "lora_path": str(adapter)})[0] == 200
 
 
+@pytest.mark.parametrize("part", ["folder", "file", "parent"])
+def test_a_link_that_is_swapped_in_while_an_adapter_is_read_loads_nothing_from_elsewhere(
+    server: ChatServer, tiny: Path, adapter: Path, tmp_path: Path, part: str
+) -> None:
+    elsewhere, root = Path(lora(tiny, tmp_path / "elsewhere/good", 3).folder), tmp_path / "root"
+    assert adapter_digest(elsewhere) != adapter_digest(adapter)
+    own = Path(shutil.copytree(adapter, root / "inner/good"))
+    place = {"folder": own, "file": own / "adapter_model.safetensors", "parent": own.parent}[part]
+    target = elsewhere.parent if part == "parent" else elsewhere / place.relative_to(own)
+    aside, over = tmp_path / "aside", threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            place.rename(aside)
+            place.symlink_to(target)
+            time.sleep(0.0005)
+            place.unlink()
+            aside.rename(place)
+            time.sleep(0.0005)
+
+    swapping = threading.Thread(target=swap)
+    guarded, loaded = ChatServer(server.policy, "tiny", {}, folders=[root]), Counter[str]()
+    swapping.start()
+    try:
+        for number in range(60):
+            try:
+                guarded.load_from_folders(str(number), own)
+                loaded[guarded.adapters[str(number)].content] += 1
+            except (HTTPException, UserError) as error:
+                loaded[type(error).__name__] += 1
+    finally:
+        over.set()
+        swapping.join()
+    assert loaded[adapter_digest(elsewhere)] == 0 and loaded[adapter_digest(adapter)] > 0
+    # What is used later is what was checked.
+    shutil.rmtree(own)
+    [name] = [*guarded.adapters][:1]
+    assert adapter_digest(Path(guarded.folder_of(name))) == adapter_digest(adapter)
+    guarded.unload(name)
+    assert len(list(Path(guarded._copies.name).iterdir())) == len(guarded.adapters)
+
+
 def test_others_than_this_machine_need_a_token(monkeypatch: pytest.MonkeyPatch, captrain, tmp_path: Path) -> None:
     assert protection_of("127.0.0.1").token == ""
     for host in ("0.0.0.0", "::", "192.0.2.1", ""):
@@ -427,3 +477,119 @@ def test_an_adapter_s_path_that_is_none_and_one_to_a_device_are_refused(server: 
             status, text = request(place, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": path})
             assert status in (400, 403) and "Traceback" not in text
         assert "no regular file" in text
+
+
+@pytest.fixture
+def slow(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make each step of the engine take 20 ms, and completions end with their last token alone; return the rows of
+    each step."""
+    steps, forward = list[int](), DenseDecoder.forward
+
+    def wait(decoder: DenseDecoder, ids: torch.Tensor, due: Sequence[int]) -> torch.Tensor:
+        steps.append(len(due))
+        time.sleep(0.02)
+        return forward(decoder, ids, due)
+
+    monkeypatch.setattr(DenseDecoder, "forward", wait)
+    monkeypatch.setattr(LocalPolicy, "ends", frozenset())
+    return steps
+
+
+def asking(n: int = 1, tokens: int = 2, temperature: float = 1.0) -> bytes:
+    """A request for completions."""
+    body = json.dumps({**ASK, "n": n, "max_tokens": tokens, "temperature": temperature, "seed": 1}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
+
+
+def answer_of(channel: socket.socket) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and content of the next answer."""
+    answer = HTTPResponse(channel)
+    answer.begin()
+    return answer.status, dict(answer.getheaders()), json.loads(answer.read())
+
+
+def close(channel: socket.socket) -> None:
+    channel.close()
+
+
+def reset(channel: socket.socket) -> None:
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    channel.close()
+
+
+def ask_further_and_close(channel: socket.socket) -> None:
+    """Hide the end of the connection behind a further request."""
+    channel.sendall(asking(4, 400))
+    time.sleep(0.02)
+    channel.close()
+
+
+def close_its_side_and_wait(channel: socket.socket) -> None:
+    """Be gone only after the server has learnt that the client still waits."""
+    channel.shutdown(socket.SHUT_WR)
+    threading.Timer(0.5, channel.close).start()
+
+
+@pytest.mark.parametrize("leave", [close, reset, ask_further_and_close, close_its_side_and_wait])
+def test_requests_of_clients_that_are_gone_are_not_computed(
+    server: ChatServer, slow: list[int], leave: Callable[[socket.socket], None]
+) -> None:
+    with serving(server, Protection(seconds=20)) as place, socket.create_connection(place, PATIENCE) as honest:
+        for number in range(20):
+            channel = socket.create_connection(place, timeout=PATIENCE)
+            channel.sendall(asking(4, 400, 2 - number / 100))  # 8 s each
+            time.sleep(0.01)
+            leave(channel)
+        begun = time.monotonic()
+        honest.sendall(asking())
+        assert answer_of(honest)[0] == 200 and time.monotonic() - begun < 2
+        until(lambda: not server.sampler._waiting)
+        before = len(slow)
+        time.sleep(0.5)
+        assert len(slow) - before < 25 and time.monotonic() - begun < 8
+
+
+@pytest.mark.parametrize("tokens", [2, 60, 150], ids=["at once", "in a second", "in some seconds"])
+def test_a_client_that_closes_its_side_after_its_request_is_answered(
+    server: ChatServer, slow: list[int], tokens: int
+) -> None:
+    with serving(server, Protection(seconds=20)) as place, socket.create_connection(place, PATIENCE) as channel:
+        channel.sendall(asking(tokens=tokens) + asking(tokens=2))
+        channel.shutdown(socket.SHUT_WR)
+        answers = b""
+        while part := channel.recv(1 << 16):
+            answers += part
+    assert answers.startswith(b"HTTP/1.1 200 OK\r\n") and answers.count(b"HTTP/1.1 200 OK\r\n") == 2
+    assert len(slow) >= tokens
+
+
+def test_a_flood_from_one_address_delays_others_and_small_requests_by_one_batch(
+    server: ChatServer, slow: list[int]
+) -> None:
+    with serving(server, Protection(seconds=20)) as place, ExitStack() as stack:
+        for number in range(20):
+            channel = stack.enter_context(socket.create_connection(place, timeout=PATIENCE))
+            channel.sendall(asking(8, 12, 2 - number / 100))  # 0.24 s each
+        time.sleep(0.1)
+        for source, n, tokens in (("127.0.0.1", 1, 2), ("127.0.0.2", 8, 12)):
+            other = stack.enter_context(socket.create_connection(place, PATIENCE, (source, 0)))
+            begun = time.monotonic()
+            other.sendall(asking(n, tokens))
+            assert answer_of(other)[0] == 200 and time.monotonic() - begun < 2
+
+
+def test_a_full_queue_refuses_the_largest_request_and_says_when_to_ask_again(
+    server: ChatServer, slow: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "WAITING", 3)
+    with serving(server, Protection(seconds=20)) as place, ExitStack() as stack:
+        channels = [stack.enter_context(socket.create_connection(place, timeout=PATIENCE)) for _ in range(6)]
+        for number, channel in enumerate(channels):
+            channel.sendall(asking(1 if number == 4 else 8, 12, 2 - number / 100))
+            time.sleep(0.02)
+        answers = [answer_of(channel) for channel in channels]
+    # The first is sampled at once, three wait, and a smaller one takes the place of the last.
+    assert [status for status, *_ in answers] == [200, 200, 200, 503, 200, 503]
+    _, headers, content = answers[3]
+    assert headers["retry-after"] == "1" and "3 requests are waiting, which is the most" in content["error"]["message"]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -263,12 +264,30 @@ def test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_
     with ThreadPoolExecutor(3) as threads:
         server = psutil.Process(process.pid)
         idle = server.cpu_times().user
-        begun = [threads.submit(ask, client, max_tokens=1000, seed=seed, n=128) for seed in range(3)]  # seconds
-        until(lambda: server.cpu_times().user > idle + 0.3)  # more than the requests take to be read
-        assert not all(request.done() for request in begun)
+        begun = [threads.submit(ask, client, max_tokens=60, seed=seed, n=128) for seed in range(3)]
+        until(lambda: server.cpu_times().user > idle + 0.1)  # more than the requests take to be read
         process.send_signal(signal.SIGTERM)
         assert [len(request.result(PATIENCE).choices) for request in begun] == [128] * 3
     assert process.wait(PATIENCE) in (0, -signal.SIGTERM)
+
+
+def test_a_server_that_is_told_to_stop_ends_within_three_seconds(tiny: Path) -> None:
+    process = command(tiny, "--served-model-name", NAME)
+    assert process.stdout is not None and process.stderr is not None
+    *_, address = process.stdout.readline().split()
+    client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+    with ThreadPoolExecutor(9) as threads:
+        waiting = [threads.submit(ask, client, max_tokens=1000, temperature=seed / 9, n=128) for seed in range(9)]
+        server = psutil.Process(process.pid)
+        idle = server.cpu_times().user
+        until(lambda: server.cpu_times().user > idle + 1)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == -signal.SIGTERM and time.monotonic() - begun < 4
+        refused = [request.exception(PATIENCE) for request in waiting]
+    told = [str(error) for error in refused if error is not None]
+    assert told and all("503 - this server is stopping: ask again" in one for one in told)
+    assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def run_hurt(folder: Path, fault: Callable[[], None], act: Callable[[], int]) ->
             os.write(2, traceback.format_exc().encode())
         os._exit(status)
     os.close(writing)
-    with open(reading, errors="replace") as words:
+    with open(reading, encoding="utf-8", errors="replace") as words:
         text = words.read()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
 

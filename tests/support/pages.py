@@ -13,9 +13,10 @@ from support.warm import warm_commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NOT_RUN = "# not run here: "
-"""Marks a line of a fence: the following commands are not run, and why."""
+FENCE = re.compile(
+    r"(?:^<!-- not run here: ([^\n]*) -->\n)?^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
+"""A shell fence. A comment on the line before says why tests do not run its commands; readers do not see it."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,22 @@ class PageCommand:
 def commands_of(page: Path) -> list[PageCommand]:
     """List the commands in a page's shell fences, in order, without comments."""
     commands: list[PageCommand] = []
-    for fence in FENCE.findall(page.read_text()):
-        reason = ""
+    for reason, fence in FENCE.findall(page.read_text(encoding="utf-8")):
         for line in fence.replace("\\\n", " ").splitlines():
-            if line.startswith(NOT_RUN):
-                reason = line.removeprefix(NOT_RUN)
             words = shlex.split(line.removeprefix("$ "), comments=True)
             if words:
                 commands.append(PageCommand(page.name, shlex.join(words), reason))
     return commands
+
+
+def sentences_of(text: str) -> list[str]:
+    """List the sentences of a page's paragraphs and lists, without code, tables, headings and comments."""
+    text = re.sub(r"^ *```.*?^ *```$|<!--.*?-->|^ *\|.*?$|^#.*?$", "\n", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ *(?:[-*>]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)|(?<=\])\([^)]*\)|[*\[\]]", "", text)
+    paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text)]
+    sentences = [sentence for each in paragraphs for sentence in re.split(r"(?<=[.!?]) (?=[A-Z`\"])", each)]
+    return [sentence for sentence in sentences if len(sentence.split()) > 3]
 
 
 def run_command(line: str, folder: Path, columns: int = 120) -> subprocess.CompletedProcess[str]:

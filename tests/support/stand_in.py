@@ -23,8 +23,9 @@ from captrain.errors import UserError
 from captrain.models import adapter_config, require_recorded
 from captrain.records import JsonObject
 from captrain.run import entry_point
-from captrain.serving.endpoint import ChatServer, Sampler, Sampling, usage
+from captrain.serving.endpoint import ChatServer, usage
 from captrain.serving.protection import Protected, protection_of
+from captrain.serving.sampling import Sampler, Sampling
 from captrain.serving.server import BATCH, TOKENS, pair, routes, run_application
 
 
@@ -107,10 +108,11 @@ class TokenServer(ChatServer):
         if unknown := [token for token in (*request.prompt, *request.allowed_token_ids) if not 0 <= token < vocabulary]:
             raise HTTPException(400, f"there is no token {unknown[0]}: the model has those from 0 to {vocabulary - 1}")
         tokens = request.allowed_token_ids
-        row = ClosedRow(request.prompt, tokens) if tokens else EngineRow(f"{request.seed}/0", request.prompt, _nothing)
+        made = ClosedRow(request.prompt, tokens) if tokens else EngineRow(f"{request.seed}/0", request.prompt, _nothing)
         # Apart from those that are sampled, whom its failure is not to end.
         group = (adapter, request.temperature, 0 if tokens else request.max_tokens)
-        await asyncio.wrap_future(self.sampler.submit(Sampling(group, row)))
+        sampling = Sampling(group, len(request.prompt), 1, lambda _: made)
+        [row] = await asyncio.wrap_future(self.sampler.submit(sampling))
         if isinstance(row, ClosedRow):
             best = max(range(len(tokens)), key=lambda index: row.scores[index])
             reply, logprobs = [tokens[best]], [row.scores[best]]

@@ -33,7 +33,7 @@ def _write(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             whole.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             whole.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     STEPS.parent.mkdir(exist_ok=True)
-    with STEPS.open("a") as file:
+    with STEPS.open("a", encoding="utf-8") as file:
         file.write(f"{type(optimizer).__name__} {whole.hexdigest()} {moved}\n")
 
 

@@ -135,7 +135,7 @@ def test_checkpoints_equal_trainings_of_a_smaller_budget(
         assert whole.digest == trained.digest and [*whole.checkpoints] == ["8", "16"]
         assert whole.checkpoints["8"] == half.digest != whole.checkpoints["16"] != whole.digest
         publish_adapters([whole], "adapters", "trace")
-        row = json.loads(Path("results/adapters/index.json").read_text())["letters"]
+        row = json.loads(Path("results/adapters/index.json").read_text(encoding="utf-8"))["letters"]
         assert row["checkpoints"] == whole.checkpoints
         for rollouts, digest in whole.checkpoints.items():
             assert adapter_digest(Path(row["path"], "checkpoints", rollouts)) == digest
@@ -622,7 +622,7 @@ def test_published_adapters_are_indexed_under_their_hash(trained: Trained, tmp_p
     with inside(tmp_path):
         publish_adapters([trained], "adapters", "trace")
         publish_adapters([trained], "adapters", "trace")
-        index = json.loads(Path("results/adapters/index.json").read_text())
+        index = json.loads(Path("results/adapters/index.json").read_text(encoding="utf-8"))
         assert index == {
             "letters": {
                 "digest": trained.digest,
@@ -632,7 +632,7 @@ def test_published_adapters_are_indexed_under_their_hash(trained: Trained, tmp_p
             }
         }
         assert adapter_digest(Path(index["letters"]["path"])) == trained.digest
-        history = Path("results/adapters/history.csv").read_text().splitlines()
+        history = Path("results/adapters/history.csv").read_text(encoding="utf-8").splitlines()
         assert history[0] == "adapter,step,rollouts,reward,success,informative" and len(history) == 4
         assert load(Path("results/adapters/ledger.jsonl"), LedgerEntry) == [trained.ledger("adapters", "trace")]
 
@@ -640,7 +640,7 @@ def test_published_adapters_are_indexed_under_their_hash(trained: Trained, tmp_p
 def test_without_capabilities_the_published_files_are_empty(tmp_path: Path) -> None:
     with inside(tmp_path):
         publish_adapters([], "adapters", "trace")
-        assert json.loads(Path("results/adapters/index.json").read_text()) == {}
+        assert json.loads(Path("results/adapters/index.json").read_text(encoding="utf-8")) == {}
         assert load(Path("results/adapters/ledger.jsonl"), LedgerEntry) == [] and Path("artifacts/adapters").is_dir()
 
 

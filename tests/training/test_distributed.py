@@ -191,7 +191,7 @@ def test_an_error_in_a_process_reaches_the_caller(
 ) -> None:
     path = tmp_path / "letters.py"
     # The first task of the second group, which only the second process plays.
-    path.write_text(environment.read_text().replace(SCORE, SCORE + BROKEN.format(3)))
+    path.write_text(environment.read_text(encoding="utf-8").replace(SCORE, SCORE + BROKEN.format(3)))
     with pytest.raises(EnvironmentFault, match="letters.*broken in score"):
         trained(letters_job(tiny, path, rollouts=8), tmp_path, two("ddp"))
     assert capfd.readouterr().err == ""
@@ -343,5 +343,5 @@ def test_cpu_processes_see_no_gpu_and_have_a_long_timeout(tmp_path: Path) -> Non
         return {"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "seconds": timeout.total_seconds()}
 
     sent: Any = ByValue(describe)
-    described = fit("a", two("ddp"), (2, "groups"), sent, tmp_path)
+    described = fit("a", two("ddp"), (2, "groups"), sent, dict, tmp_path)
     assert described == {"gpus": "", "seconds": collectives.PATIENCE}

@@ -118,7 +118,9 @@ def test_hints_are_neither_trained_on_nor_scored_but_their_tokens_are_counted(
 def test_without_a_system_prompt_the_first_message_has_the_hint(
     tiny: Path, hinting: Path, read: list[engine.EngineRow]
 ) -> None:
-    hinting.write_text(hinting.read_text().replace('{"role": "system", "content": "Talk."}, ', ""))
+    hinting.write_text(
+        hinting.read_text(encoding="utf-8").replace('{"role": "system", "content": "Talk."}, ', ""), encoding="utf-8"
+    )
     one = job(tiny, hinting, trainer={"hints": 1.0}, skip=0)
     chat = build(one.policy, LocalPolicy, model=tiny).chat([])
     batch = batch_of(trainer_of(one), 2)
@@ -181,7 +183,7 @@ def test_a_training_with_hints_resumes_to_the_identical_adapter_whatever_the_bat
         resumed = train(job(tiny, hinting, trainer=HALF, policy={"batch": 3}))
         assert (resumed, (resumed.folder / "README.md").read_text()) == (whole, card)
         publish_adapters([resumed], "adapters", "trace")
-        [columns, *_] = Path("results/adapters/history.csv").read_text().splitlines()
+        [columns, *_] = Path("results/adapters/history.csv").read_text(encoding="utf-8").splitlines()
     assert columns == "adapter,step,rollouts,reward,success,informative"
     first, last = resumed.history[0], resumed.history[-1]
     assert 0 < sum(step.unhinted or 0 for step in resumed.history) < 24
@@ -276,7 +278,7 @@ def test_hints_teach_a_task_that_is_out_of_reach_without_them(obedient: Path, tm
 def test_an_invalid_hint_is_a_fault_of_the_environment(
     tiny: Path, hinting: Path, tmp_path: Path, body: str, said: str
 ) -> None:
-    hinting.write_text(hinting.read_text().replace(f'return "{HINT}"', body))
+    hinting.write_text(hinting.read_text(encoding="utf-8").replace(f'return "{HINT}"', body), encoding="utf-8")
     with inside(tmp_path / "work"), pytest.raises(EnvironmentFault, match=said):
         train(job(tiny, hinting, trainer={"hints": 1.0}))
 

@@ -360,7 +360,7 @@ def test_the_merging_stage_publishes_every_adapter_and_its_ledger(
 ) -> None:
     methods = [*METHODS, "distillation"]
     with running(project(inside / "project", tiny, methods, teachers)):
-        index = json.loads(Path("results/merging/index.json").read_text())
+        index = json.loads(Path("results/merging/index.json").read_text(encoding="utf-8"))
         assert list(index) == methods
         for row in index.values():
             assert adapter_digest(Path(row["path"])) == row["digest"] == Path(row["path"]).name
@@ -369,7 +369,7 @@ def test_the_merging_stage_publishes_every_adapter_and_its_ledger(
         (entry,) = load(Path("results/merging/ledger.jsonl"), LedgerEntry)
         assert (entry.stage, entry.method, entry.item) == ("merging", "distillation", "distillation")
         assert (entry.rollouts, entry.purpose, entry.errors) == (16, "training", 0)
-        head, *rows = Path("results/merging/history.csv").read_text().splitlines()
+        head, *rows = Path("results/merging/history.csv").read_text(encoding="utf-8").splitlines()
         assert head == "adapter,step,rollouts,reward,success,divergence"
         assert [row.split(",")[:3] for row in rows] == [["distillation", "1", "8"], ["distillation", "2", "16"]]
 

@@ -66,7 +66,7 @@ def test_the_search_halves_its_candidates_and_never_plays_the_test_split(
     with inside(tmp_path):
         publish_spec(small(), Path("results/spec.yaml"))
         tune.main()
-        rows = list(csv.DictReader(Path("results/studies/grpo_tuning.csv").read_text().splitlines()))
+        rows = list(csv.DictReader(Path("results/studies/grpo_tuning.csv").read_text(encoding="utf-8").splitlines()))
     assert [(row["rung"], row["seeds"], row["group_size"], row["schedule"], row["kept"]) for row in rows] == [
         ("1", "0", "4", "linear", "True"), ("1", "0", "2", "linear", "True"), ("1", "0", "4", "constant", "False"),
         ("2", "0 1", "4", "linear", "True"), ("2", "0 1", "2", "linear", "False"),

@@ -1,8 +1,8 @@
 """Collection of rollouts: policy x tasks -> rollouts, token-exact, counted, resumable.
 
-Every finished rollout is appended to a journal, whose name is the fingerprint of everything that decides the result. An
-interrupted run resumes from it and ends in the identical file. An infrastructure error is retried; if it persists, the
-rollout is an `error`, never a failure. Randomness is keyed by (seed, task, trial).
+Every finished rollout is appended with its digest to a journal, whose name is the fingerprint of everything that
+decides the result. An interrupted run resumes from it and ends in the identical file. An infrastructure error is
+retried; if it persists, the rollout is an `error`, never a failure. Randomness is keyed by (seed, task, trial).
 
 A stage collects in this process or, on a cluster, in jobs that take a shard of the tasks each. A `RolloutBatch`
 describes rollouts so that they can be sent to a job: diagnosis, calibration and evaluation differ only in policy and
@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Literal, Protocol
+from typing import Literal, Protocol
 
 from captrain.agents import load_policy
 from captrain.benchmarks import load_benchmark
@@ -41,11 +41,11 @@ from captrain.records import (
     Usage,
     digest,
     file_digest,
-    line_of,
     plain,
-    publish_text,
+    publish_bytes,
     redacted,
     remains,
+    sealed,
 )
 from captrain.run import Component, Machine, code_digest, dispatched, launch
 
@@ -141,15 +141,14 @@ def collect(
     identity: Identity = policy.digest, target.fingerprint, adapter.digest if adapter else "", purpose, seed
     samples = [(task, trial) for task in tasks for trial in range(trials)]
     names = [(task.id, trial) for task, trial in samples]
-    with journal(journals / f"{digest(code_digest(collect), *identity, names)}.jsonl") as (whole, file):
+    with journal(journals / f"{digest(code_digest(collect), *identity, names)}.jsonl") as (whole, append):
         rollouts = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
         missing = [(task, trial) for task, trial in samples if (task.id, trial) not in rollouts]
         label = f"{target.name}{f' with {adapter.digest}' if adapter else ''}"
         with ProgressBar(label, len(samples), len(rollouts), quiet) as progress:
             for rollout in _attempts(policy, target, missing, identity, adapter, retries):
                 rollouts[rollout.task.id, rollout.trial] = rollout
-                file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
-                file.flush()
+                append(rollout)
                 progress.add(rollout)
     ordered = [rollouts[name] for name in names]
     errors = [rollout.error or "" for rollout in ordered if rollout.outcome == "error"]
@@ -303,22 +302,32 @@ def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
 
 
 @contextmanager
-def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
-    """Open a journal for one writer: its complete records, and the file to append to. A second process waits.
+def journal(path: Path) -> Iterator[tuple[list[Rollout], Callable[[Rollout], None]]]:
+    """Open a journal for one writer: its complete records, and a function that appends one. A second process waits.
 
-    Cut-off or damaged lines and rollouts with an infrastructure error are first removed, and so are played again.
+    Lines that are cut off or differ from their digest, and rollouts with an infrastructure error, are first removed,
+    and so are played again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
+    with open(path.with_suffix(".lock"), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lines = remains(path, Rollout)
         whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]
         if len(whole) < len(lines):
             again = len(lines) - len(whole)
             print(f"{path}: {again} of {len(lines)} rollouts are damaged or errors, and are played again")
-            publish_text(path, "".join(map(line_of, whole)))
-        with open(path, "a") as file:
-            yield whole, file
+            publish_bytes(path, b"".join(_journal_line(path, rollout) for rollout in whole))
+        with open(path, "ab") as file:
+
+            def append(rollout: Rollout) -> None:
+                file.write(_journal_line(path, rollout))
+                file.flush()
+
+            yield whole, append
+
+
+def _journal_line(path: Path, rollout: Rollout) -> bytes:
+    return sealed(path, rollout.model_dump_json(exclude_defaults=True).encode())
 
 
 class ProgressBar:

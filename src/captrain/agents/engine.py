@@ -202,10 +202,17 @@ class EngineRow:
         self.answer = answer
         self.turn: list[int] = []
         self.over = False
+        self.abandoned: Callable[[], bool] = lambda: False
+        """Tells whether nobody waits for the row any more; then it ends between two tokens."""
         self.truncated = False
         """Whether the row ended because it reached the longest length."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
         self.random = np.random.Generator(np.random.Philox(key=seed))
+
+    @property
+    def live(self) -> bool:
+        """Whether the row is to be sampled further."""
+        return not (self.over or self.abandoned())
 
     def take(self, token: int, logprob: float, ends: Collection[int], max_tokens: int, max_length: int) -> None:
         """Append a sampled token; at the end of a turn also its answer."""
@@ -252,7 +259,7 @@ def sample_rows(
     """
     decoder.reset()
     # Row i of the cache is branch i: the live rows with these tokens up to `position`. A branch without rows is over.
-    branches, position = [[row for row in rows if not row.over]], 0
+    branches, position = [[row for row in rows if row.live]], 0
     while any(branches):
         reach = min(len(row.ids) for branch in branches for row in branch)
         branches = _forked(decoder, branches, position, reach)
@@ -267,7 +274,7 @@ def sample_rows(
         tokens, logprobs = sample(logits, uniforms, temperature, [numbers[index] for index, _ in due], top_p, top_k)
         for (_, row), token, logprob in zip(due, tokens, logprobs, strict=True):
             row.take(token, logprob, ends, max_tokens, max_length)
-        branches = [[row for row in branch if not row.over] for branch in branches]
+        branches = [[row for row in branch if row.live] for branch in branches]
         alive = [index for index, branch in enumerate(branches) if branch]
         if alive and len(alive) <= COMPACT * len(branches):
             branches = [branches[index] for index in alive]

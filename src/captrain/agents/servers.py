@@ -235,7 +235,7 @@ class VllmServer(Endpoint):
     def _given_up(self, problem: str) -> UserError:
         """Stop the server; return an error that quotes the end of its log."""
         self._kill()
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self.log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
         # The cause may stand far above the last lines.
         errors = {match[0]: None for line in lines[:-TAIL] if (match := RAISED.search(line))}
         last_words = [*[*errors][-ERRORS:], *lines[-TAIL:]]

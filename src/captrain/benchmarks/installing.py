@@ -73,7 +73,7 @@ def install_benchmark(name: str, root: Path, packages: Sequence[str] = ()) -> Pa
 
 
 def _run(command: list[str], name: str) -> None:
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    process = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if process.returncode:
         words = [line for line in process.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
         problem = "\n    ".join([f"benchmark {name} could not be installed:", *words[-ENDING:]])

@@ -165,7 +165,8 @@ class Pool:
         """Start a worker's process."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
         # Equal string hashes in all workers: no order in a benchmark may depend on which worker plays.
-        env, pipe = {**inherited, "PYTHONHASHSEED": "0", **self._env}, subprocess.PIPE
+        env = {**inherited, "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", **self._env}
+        pipe = subprocess.PIPE
         try:
             # No buffers: `Worker` reads and writes the file descriptors directly.
             return subprocess.Popen(self.command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=env)

@@ -9,16 +9,17 @@ starts from the same records. A clause forbids nothing where the log does not sh
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from time import thread_time
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import model_validator
+from pydantic import FailFast, PrivateAttr, model_validator
 
 from captrain.capabilities.calls import Call
 from captrain.capabilities.expressions import (
@@ -31,18 +32,26 @@ from captrain.capabilities.expressions import (
     Template,
     look_up,
 )
-from captrain.capabilities.text import plain
-from captrain.capabilities.toolbox import Toolbox
-from captrain.records import JsonObject, Record, parse_yaml, read_yaml
+from captrain.capabilities.text import plain, text_of
+from captrain.capabilities.toolbox import CHANGES, Toolbox
+from captrain.records import JsonObject, Record, parse_yaml, read_text
 
+T = TypeVar("T")
 NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
-REQUIREMENT = re.compile(r"\ban? (\w+) can only be (\w+) if its (\w+) is ['\"‘“]([\w ]+)['\"’”]", re.IGNORECASE)
+WORD = r"(\w{1,60})"
+REQUIREMENT = re.compile(
+    rf"\ban? {WORD} can only be {WORD} if its {WORD} is ['\"‘“]([\w ]{{1,60}})['\"’”]", re.IGNORECASE
+)
 """A sentence that requires a value of a record: noun of the record, participle of the operation, field, value."""
 SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched")
 """Names of what is known of a write."""
 OF_WRITE = ("by_now", "findall", "look", "said")
 """Functions of expressions beside those that every expression has (`Clause.objection` makes them)."""
 IDENTIFIERS = ("_id", "_number", "id", "number")
+LARGEST = 1 << 16
+"""Most bytes of a clauses file: patterns take milliseconds each to compile."""
+FILE_SECONDS, CHECK_SECONDS = 1.0, 0.002
+"""Most seconds of all checks of a file, and what each check adds to them."""
 CLAUSES_PAGE = "docs/diagnose.md has the format of clauses"
 
 
@@ -55,7 +64,7 @@ class RecordBook:
 
     def add(self, acts: list[Call]) -> None:
         """Keep the records that a rollout read before its first write."""
-        for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
+        for act in takewhile(lambda act: act.kind not in CHANGES or act.failed, acts):
             if act.kind == "read" and not act.failed:
                 # A record that does not hold its own key is known by the one it was asked for by.
                 result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result
@@ -191,13 +200,25 @@ class Clauses(Record):
     """Clauses of policies, and patterns that their expressions use by name."""
 
     patterns: dict[str, Pattern] = {}
-    clauses: list[Clause]
+    clauses: Annotated[list[Clause], FailFast()]
+    _seconds: float = PrivateAttr(0.0)
+    _checks: int = PrivateAttr(0)
 
     @model_validator(mode="after")
     def _with_known_names(self) -> "Clauses":
         for clause in self.clauses:
             clause.check_names(self.patterns)
         return self
+
+    def charge(self, seconds: float) -> None:
+        """Count the time of a check.
+
+        Raises:
+            ExpressionError: the checks of this file take too long.
+        """
+        self._seconds, self._checks = self._seconds + seconds, self._checks + 1
+        if self._seconds > FILE_SECONDS + CHECK_SECONDS * self._checks:
+            raise ExpressionError(f"{self._checks} checks of this file took {self._seconds:.1f} s, more than they may")
 
 
 @dataclass(frozen=True)
@@ -227,7 +248,7 @@ def read_clauses(path: Path) -> Clauses:
     Raises:
         UserError: the file does not hold clauses.
     """
-    return read_yaml(path, Clauses, CLAUSES_PAGE)
+    return parse_yaml(read_text(path, CLAUSES_PAGE, LARGEST), Clauses, str(path), CLAUSES_PAGE, LARGEST)
 
 
 def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
@@ -286,6 +307,37 @@ class DiagnosisContext:
         ]
 
 
+def _checked(
+    context: DiagnosisContext, acts: Sequence[Call], check: Callable[[Clause, int, Clauses], T | None]
+) -> Iterator[tuple[Call, Clause, str, T]]:
+    """Check each write against each clause that governs its tool; yield what a check finds.
+
+    Args:
+        context: policy and records.
+        acts: writes in their order.
+        check: of a clause, on the write at a place; gets the clauses of the same file, too.
+
+    Raises:
+        ExpressionError: a clause of `context.additions` fails. One of captrain's own then finds nothing: its user
+            cannot mend it.
+    """
+    for clause, sentence, source in context.in_force:
+        is_own = any(source is addition for addition in context.additions)
+        for place, act in enumerate(acts):
+            if act.tool not in clause.tools:
+                continue
+            begin, found = thread_time(), None
+            try:
+                found = check(clause, place, source)
+                if is_own:
+                    source.charge(thread_time() - begin)
+            except ExpressionError as error:
+                if is_own:
+                    raise ExpressionError(f'clause "{sentence}" on {act}: {error}') from None
+            if found is not None:
+                yield act, clause, sentence, found
+
+
 def violations(acts: Sequence[Call], wishes: str, context: DiagnosisContext) -> Iterator[Violation]:
     """Find the writes that a clause forbids.
 
@@ -295,19 +347,30 @@ def violations(acts: Sequence[Call], wishes: str, context: DiagnosisContext) -> 
         context: policy and records.
 
     Raises:
-        ExpressionError: a clause of `context.additions` fails. One of captrain's own then forbids nothing: its user
-            cannot mend it.
+        ExpressionError: see `_checked`.
     """
-    for clause, sentence, source in context.in_force:
-        is_own = any(source is addition for addition in context.additions)
-        for place, act in enumerate(acts):
-            if act.tool not in clause.tools:
-                continue
-            try:
-                reason = clause.objection(act, acts[:place], wishes, context, source.patterns)
-            except ExpressionError as error:
-                if is_own:
-                    raise ExpressionError(f'clause "{sentence}" on {act}: {error}') from None
-                continue
-            if reason:
-                yield Violation(act, clause, sentence, reason)
+
+    def objection(clause: Clause, place: int, source: Clauses) -> str | None:
+        return clause.objection(acts[place], acts[:place], wishes, context, source.patterns) or None
+
+    for act, clause, sentence, reason in _checked(context, acts, objection):
+        yield Violation(act, clause, sentence, reason)
+
+
+def unproven_writes(
+    writes: Sequence[Call], calls: Sequence[Call], wishes: str, context: DiagnosisContext
+) -> Iterator[tuple[Violation, bool]]:
+    """Find the writes before which no result shows what a clause asks for, and whether the user claimed it.
+
+    Raises:
+        ExpressionError: see `_checked`.
+    """
+
+    def is_claimed(clause: Clause, place: int, _: Clauses) -> bool | None:
+        results = [text_of(call.result).lower() for call in calls if call.message < writes[place].message]
+        if clause.proof is None or any(clause.proof.search(result) for result in results):
+            return None
+        return clause.claimed.search(wishes)
+
+    for act, clause, sentence, claimed in _checked(context, writes, is_claimed):
+        yield Violation(act, clause, sentence, clause.reason.text), claimed

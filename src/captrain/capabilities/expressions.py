@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
+from functools import lru_cache
+from math import prod
 from re import Match
-from time import monotonic
+from time import thread_time
 from typing import Any, Self
 
 import regex
@@ -24,6 +26,10 @@ SHOWN = 100
 """Characters of an expression that a message shows."""
 STEPS, SIZE, SECONDS = 10_000, 100_000, 0.25
 """Limits of one evaluation: nodes visited, characters and items of a value, and time."""
+REPEATS = 10_000
+"""Most repetitions in a pattern that are required: `regex` writes all of them out, also nested ones."""
+COUNT = regex.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
+RECURSION = regex.compile(r"\(\?(?:R|&|P>|[+-]?\d)")
 FIELD = regex.compile(r"\{(\w+)((?:\[\w+\])*)\}")
 """A field of a template: a name, and indices after it."""
 ARITHMETIC: dict[type[ast.operator], Callable[..., object]] = {
@@ -87,7 +93,19 @@ class Parsed(ABC):
 
     @classmethod
     def _read(cls, value: object) -> object:
-        return cls.parse(value) if isinstance(value, str) else value
+        parsed = cls._parsed(value) if isinstance(value, str) else value
+        if isinstance(parsed, ValueError):
+            raise ValueError(str(parsed))
+        return parsed
+
+    @classmethod
+    @lru_cache(4096)
+    def _parsed(cls, text: str) -> Self | ValueError:
+        """Parse a text once: aliases of YAML can repeat it many times."""
+        try:
+            return cls.parse(text)
+        except ValueError as error:
+            return error
 
 
 @dataclass(frozen=True)
@@ -186,9 +204,12 @@ class Template(Parsed):
 
         Raises:
             MissingValue: a field looks up what the log does not show.
-            ExpressionError: a value is no data, or too long.
+            ExpressionError: a value is no data, has no such items, or is too long.
         """
-        texts = [written(_indexed(scope[name], indices)) for name, indices in self.fields]
+        try:
+            texts = [written(_indexed(scope[name], indices)) for name, indices in self.fields]
+        except (TypeError, ValueError, RecursionError, ExpressionError) as error:
+            raise ExpressionError(f"{self.text}: {error}") from None
         values = iter(texts)
         if sum(map(len, texts)) > SIZE:
             raise ExpressionError(f"{self.text}: the text is longer than {SIZE} characters")
@@ -240,7 +261,7 @@ def size_of(value: object) -> int:
         part = pending.pop()
         if isinstance(part, dict):
             pending += [*part.keys(), *part.values()]
-        elif isinstance(part, list | tuple | set):
+        elif isinstance(part, list | tuple):
             pending += part
         elif isinstance(part, int) and not isinstance(part, bool):
             size += part.bit_length() // 3
@@ -264,10 +285,15 @@ class Pattern(Parsed):
         """Compile a pattern."""
         if len(text) > LONGEST:
             raise ValueError(f"the pattern has {len(text)} characters, more than {LONGEST}")
+        counts = [[int(number or 0) for number in match.groups("")] for match in COUNT.finditer(text)]
+        if prod(max(least, 1) for least, _ in counts) > REPEATS or any(max(count) > REPEATS for count in counts):
+            raise ValueError(f"{text[:SHOWN]!r} repeats more than {REPEATS} times")
+        if RECURSION.search(text):
+            raise ValueError(f"{text[:SHOWN]!r} is recursive")
         try:
             return cls(text, regex.compile(require_text(text)))
         except (regex.error, RecursionError, OverflowError, MemoryError) as error:
-            raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+            raise ValueError(f"{text[:SHOWN]!r} is not a regular expression: {error}") from None
 
     def matches(self, text: str, seconds: float = SECONDS) -> Iterator[Match[str]]:
         """Find the matches in a text, one by one.
@@ -359,12 +385,12 @@ class Evaluation:
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., object]]) -> None:
-        self._functions, self._steps, self._deadline = {**FUNCTIONS, **functions}, 0, monotonic() + SECONDS
+        self._functions, self._steps, self._deadline = {**FUNCTIONS, **functions}, 0, thread_time() + SECONDS
 
     @property
     def seconds(self) -> float:
         """The time that is left."""
-        return self._deadline - monotonic()
+        return self._deadline - thread_time()
 
     def evaluate(self, expression: Expression, scope: Mapping[str, object]) -> object:
         """Compute an expression.
@@ -379,7 +405,9 @@ class Evaluation:
         """
         try:
             return self._value(expression.tree, scope)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, ExpressionError) as error:
+        except KeyError as error:
+            raise ExpressionError(f"{expression.text}: {error.args[0]} has no value here") from None
+        except (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError, ExpressionError) as error:
             raise ExpressionError(f"{expression.text}: {error}") from None
 
     def _value(self, node: ast.expr | None, scope: Mapping[str, object]) -> object:
@@ -415,7 +443,7 @@ class Evaluation:
             case ast.List(elts=nodes) | ast.Tuple(elts=nodes):
                 value = self._items(nodes, scope)
             case ast.Set(elts=nodes):
-                value = {*self._items(nodes, scope)}
+                value = dict.fromkeys(self._items(nodes, scope))  # a set whose order is the same twice
             case ast.Dict(keys=keys, values=values):
                 value = {self._value(k, scope): self._value(v, scope) for k, v in zip(keys, values, strict=True)}
             case ast.ListComp(elt=item, generators=loops) | ast.GeneratorExp(elt=item, generators=loops):
@@ -462,7 +490,7 @@ class Evaluation:
 
     def _iterable(self, node: ast.expr, scope: Mapping[str, object]) -> list[object]:
         value = self._value(node, scope)
-        if not isinstance(value, str | list | tuple | set | dict):
+        if not isinstance(value, str | list | tuple | dict):
             raise ExpressionError(f"{type(value).__name__} is no list")
         return [*value]
 

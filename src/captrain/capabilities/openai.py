@@ -228,7 +228,7 @@ def _is_named(candidate: Proposal | Group) -> bool:
 
 
 def _prompt(name: str, tools: Sequence[JsonObject] = (), **values: object) -> str:
-    text = files("captrain").joinpath(f"capabilities/prompts/{name}.md").read_text()
+    text = files("captrain").joinpath(f"capabilities/prompts/{name}.md").read_text(encoding="utf-8")
     schemas = "\n".join(line_of(tool["function"]) for tool in tools)
     return Template(text).substitute(values, tools=fenced("tools", schemas))
 

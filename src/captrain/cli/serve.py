@@ -103,7 +103,7 @@ def _routed_agent(model: Path, name: str, upstream: str, key: str) -> "endpoints
         client = httpx2.AsyncClient(base_url=upstream.rstrip("/") + "/", headers=headers, timeout=routed.PATIENCE)
     else:
         embedded = server.embedded_server(model, name, {})
-        transport = httpx2.ASGITransport(server.application(embedded))
+        transport = httpx2.ASGITransport(server.routes(embedded))
         client = httpx2.AsyncClient(base_url="http://localhost/v1/", transport=transport, timeout=routed.PATIENCE)
     return routed.RoutedEndpoint(
         client,

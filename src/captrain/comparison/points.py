@@ -11,7 +11,9 @@ seconds to gather again.
 """
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,7 @@ from captrain.comparison.rows import GRPO, supervision
 from captrain.comparison.tables import evaluation_table
 from captrain.errors import UserError
 from captrain.records import digest, publish_text, read_table
-from captrain.run import Choice, exclusive, times
+from captrain.run import Choice, exclusive, launch, times
 
 if TYPE_CHECKING:
     from dvc.stage import PipelineStage
@@ -37,6 +39,10 @@ WORKSPACES = Path(".cache/points")
 LOCKS = Path(".cache/locks")
 LOCAL = "[core]\n    no_scm = true\n[cache]\n    dir = {cache}\n"
 LOG = "log.txt"
+TABLES = ("results/sweeps/", "results/studies/", "results/replicates/")
+"""Results over several points."""
+STAGE_LINE = re.compile(r"[a-z_]+ +[\d.]+ s ")
+"""Beginning of the line that a stage ends with."""
 TableRow = dict[str, object]
 
 
@@ -67,15 +73,19 @@ class SweepPoint:
 
 
 def prepare(point: SweepPoint, root: Path) -> Path:
-    """Make the workspace or update its code; keep its results. The caller holds the point's lock."""
+    """Make the workspace or update its code; keep its results. The caller holds the point's lock.
+
+    A new workspace starts from the results here, so that stages whose settings and inputs are the same do not run.
+    """
     workspace = point.workspace(root)
+    is_new = not (workspace / "dvc.lock").exists()
     for name in ("conf", "src", "stages", "components"):  # files deleted here must not stay there
         shutil.rmtree(workspace / name, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=True).stdout
     for name in filter(None, listing.split("\0")):
-        # The point has its own results. With copied ones it would look finished.
-        if name.startswith(("results/", ".cache/")) or name == "dvc.lock" or not (root / name).is_file():
+        is_result = name.startswith("results/") or name == "dvc.lock"
+        if name.startswith((".cache/", *TABLES)) or (is_result and not is_new) or not (root / name).is_file():
             continue
         (workspace / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, workspace / name)
@@ -96,7 +106,7 @@ def run(point: SweepPoint, root: Path) -> Path:
     Raises:
         UserError: a stage failed; has the stage's message.
     """
-    with exclusive(point.lock(root)) as lock:
+    with exclusive(point.lock(root)):
         workspace = prepare(point, root)
         # A killed run leaves this lock of DVC, and its process ids mean other processes on other nodes.
         (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
@@ -107,13 +117,23 @@ def run(point: SweepPoint, root: Path) -> Path:
             env["PYTHONPATH"] = str(workspace / "src")
         log = workspace / LOG
         command = [sys.executable, "-m", "captrain.comparison.points", str(root / LOCKS)]
-        with log.open("w") as file:
-            # The child inherits the lock, because it goes on if this process is killed.
-            status = subprocess.run(
-                command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,)
-            ).returncode
-        if status:
-            lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        out, both = subprocess.PIPE, subprocess.STDOUT
+        with (
+            log.open("w", encoding="utf-8") as file,
+            subprocess.Popen(
+                command, cwd=workspace, env=env, stdout=out, stderr=both, encoding="utf-8", errors="replace"
+            ) as child,
+        ):
+            assert child.stdout is not None
+            for line in child.stdout:
+                file.write(line)
+                file.flush()
+                if STAGE_LINE.match(line):
+                    print(f"{point.name}: {line.rstrip()}", flush=True)
+        if child.returncode:
+            lines = [
+                line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()
+            ]
             errors = [line for line in lines if line.startswith("error: ")]
             reason = (errors or lines or ["it printed nothing"])[-1]
             remedy = f"see {log.relative_to(root)}; run the same again to go on"
@@ -173,12 +193,17 @@ def read_rows(path: Path) -> list[TableRow]:
 
 
 def reproduce(locks: Path) -> None:
-    """Run the stale stages of the pipeline in the current folder, each under its own lock."""
+    """Run the stale stages of the pipeline in the current folder, each under its own lock.
+
+    Ends with its parent: a killed or interrupted sweep leaves no process behind.
+    """
+    launch.end_with_parent(signal.SIGTERM)
     import networkx
     from dvc.exceptions import ReproductionError
     from dvc.repo import Repo
 
     with Repo() as repo:
+        repo.checkout(allow_missing=True)  # outputs of the stages that did not change
         # Edges point from a stage to its dependencies.
         for stage in networkx.dfs_postorder_nodes(repo.index.graph):
             with exclusive(locks / f"{stage.name}-{needs(stage)}"):

@@ -12,6 +12,7 @@ study or by `hydra.job.name`. The table is read from their results, so running t
 """
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,11 @@ from pathlib import Path
 from captrain.comparison import points
 from captrain.comparison.points import LOCKS, SweepPoint, TableRow, is_execution, point_rows, write_table
 from captrain.errors import UserError
-from captrain.records import publish_text, read_yaml, refuse_keys
+from captrain.records import publish_text, read_yaml, refuse_keys, refuse_keys_in
 from captrain.run import (
     Choice,
     alternatives,
+    compose_spec,
     conf_layers,
     entry_point,
     exclusive,
@@ -38,8 +40,11 @@ JOBS = Path(".cache/sweeps")
 FAILURE = "failed.txt"
 WHOLE = "whole.txt"
 STUDY = "+study"
+FOLDER = "hydra.sweep.dir="
 LAUNCHERS = ("submitit.", "joblib.")
 """Modules whose errors mean that a process died."""
+QUESTIONS = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-sc", "--shell-completion", "--hydra-help", "--version"}
+"""Flags that Hydra answers without running a point."""
 HELP = """\
 captrain-sweep -m [SETTING=VALUE,VALUE,...] [+study=NAME] [hydra/launcher=joblib|submitit_slurm]
 
@@ -51,6 +56,8 @@ Run the pipeline over every combination of these settings. Other settings are th
   hydra/launcher=joblib       several points at once: hydra.launcher.n_jobs=2
   hydra/launcher=submitit_slurm   each point as a Slurm job
   hydra.job.name=NAME         name of the table, results/sweeps/NAME.csv
+  hydra.sweep.dir=FOLDER      folder of Hydra's own files
+  --cfg job, --info, --hydra-help, --shell-completion install=bash   as in every Hydra application
 
 Finished points are reused, points share unchanged stages, and interrupted points resume. docs: "Sweeps, seeds and
 Slurm"."""
@@ -96,20 +103,26 @@ def job(config: Mapping[str, object]) -> None:
 def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
     """Gather the rows of every finished point (see `point_rows`), settings first, and the failures of the others."""
     base, rows, failures = load_choice(root / "params.yaml"), list[TableRow](), list[str]()
-    folders = sorted((path for path in jobs.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
-    for folder in folders:
+    for folder in _job_folders(jobs):
         overrides = read_yaml(folder / ".hydra/overrides.yaml", list[str], f"remove {folder}, or run the sweep again")
         point = point_of(base, overrides)
         # Compare the name, because a job of an earlier sweep may still run and write here.
-        if not (folder / WHOLE).exists() or (folder / WHOLE).read_text() != point.name:
+        if not (folder / WHOLE).exists() or (folder / WHOLE).read_text(encoding="utf-8") != point.name:
             failure = folder / FAILURE
-            failures.append(failure.read_text() if failure.exists() else f"point {point.name} did not finish")
+            failures.append(
+                failure.read_text(encoding="utf-8") if failure.exists() else f"point {point.name} did not finish"
+            )
             continue
         settings = {key.lstrip("+"): value for key, value in settings_of(overrides).items()}
         varied = {key: value for key, value in settings.items() if not is_execution(f"{key}=")}
         selection = {"experiment": point.choice.experiment, "seed": point.choice.seed, **varied, "point": point.name}
         rows += [{**selection, **row} for row in point_rows(point, root)]
     return rows, failures
+
+
+def _job_folders(jobs: Path) -> list[Path]:
+    """List Hydra's folders of the points, by number."""
+    return sorted((path for path in jobs.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
 
 
 def sweep_name(arguments: Sequence[str], root: Path) -> str:
@@ -130,16 +143,24 @@ def main() -> None:
     """Run the `captrain-sweep` command; exit status 1 if a point failed.
 
     Raises:
-        UserError: the folder is not the root of a repository, -m is missing, the study does not exist, or a sweep of
-            this name is running.
+        UserError: the folder is not the root of a repository, conf/ or a setting holds a key, -m is missing, the study
+            does not exist, or a sweep of this name is running.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(HELP)
         return
-    refuse_keys(sys.argv[1:])  # before Hydra writes them to disk
     root = Path.cwd()
     if not (root / "dvc.yaml").exists():
         raise UserError(f"there is no dvc.yaml in {root.name}/", "run captrain-sweep in the root of the repository")
+    if "${" in str(root):
+        raise UserError(f"the path {root} holds ${{, which Hydra takes for a setting", "rename the folder")
+    # Before Hydra writes them to disk.
+    refuse_keys(sys.argv[1:])
+    for path in sorted((root / "conf").rglob("*.yaml")):
+        refuse_keys_in(read_yaml(path, object, "correct it"))
+    if QUESTIONS & {argument.partition("=")[0] for argument in sys.argv[1:]}:
+        _hydra_application(root)
+        return
     if not {"-m", "--multirun"} & set(sys.argv):
         raise UserError("captrain-sweep runs a grid of points", "add -m, or run `dvc repro` for a single point")
     name = sweep_name(sys.argv[1:], root)
@@ -159,21 +180,18 @@ def _sweep(name: str, root: Path) -> None:
     Raises:
         UserError: the configuration does not compose.
     """
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    jobs = root / JOBS / name
-    shutil.rmtree(jobs, ignore_errors=True)
-    folders = [f"hydra.sweep.dir={jobs}", "hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false"]
-    sys.argv += [*folders, f"hydra.job.name={name}"]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints its own message
+    overrides = [argument for argument in sys.argv[1:] if re.match(r"\+*[a-z]", argument)]
+    folders = [text[len(FOLDER) :].strip("'\"") for text in overrides if text.startswith(FOLDER)]
+    jobs = root / (folders[0] if folders else JOBS / name)
+    _require_first_point(overrides, root)
+    for folder in _job_folders(jobs):
+        shutil.rmtree(folder)
+    # Relative, because Hydra would parse signs in the folders above.
+    sys.argv += [] if folders else [f"{FOLDER}'{JOBS / name}'"]
+    sys.argv += ["hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false", f"hydra.job.name='{name}'"]
     status = 0
     try:
-        with searched_conf(root / "conf") as conf:
-            hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise not_composed(Path("conf"), error) from None
+        _hydra_application(root)
     except Exception as error:
         if not type(error).__module__.startswith(LAUNCHERS):
             raise
@@ -191,3 +209,50 @@ def _sweep(name: str, root: Path) -> None:
         raise SystemExit(1)
     if status:
         raise SystemExit(status)
+
+
+def _require_first_point(overrides: Sequence[str], root: Path) -> None:
+    """Check the first point of the grid before Hydra starts, with captrain's messages.
+
+    Raises:
+        UserError: a setting is misspelt, or its first value is not valid.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides([*overrides])
+    except HydraException as error:
+        raise not_composed(Path("conf"), error) from None
+    first = list[str]()
+    for override in parsed:
+        key = str(override.key_or_group)
+        if not key.startswith("hydra") and f"+{key}" != STUDY:
+            values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_string()]
+            first.append(f"{key}={next(iter(values))}")
+    choice = point_of(load_choice(root / "params.yaml"), first).choice
+    compose_spec(choice.experiment, choice.seed, choice.overrides, root / "conf")
+
+
+def _hydra_application(root: Path) -> None:
+    """Run Hydra's application with the arguments of this process.
+
+    Raises:
+        UserError: the configuration does not compose.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints its own message
+    try:
+        with searched_conf(root / "conf") as conf:
+            hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise not_composed(Path("conf"), error) from None
+
+
+if __name__ == "__main__":
+    from captrain.comparison import sweep
+
+    sweep.main()  # of the importable module, because launchers pickle `job`

@@ -67,7 +67,7 @@ def make_standard(benchmark: CheckedEnvironment, tests: int, bounds: Environment
     Raises:
         UserError: the benchmark is not installed, or has fewer test tasks.
     """
-    source = Path(inspect.getfile(type(benchmark.environment))).read_text()
+    source = Path(inspect.getfile(type(benchmark.environment))).read_text(encoding="utf-8")
     size = benchmark.size("training")
     training = benchmark.tasks("training", size) if size else []
     held_out = HeldOutTasks(benchmark, benchmark.tasks("test", tests), [source], training)

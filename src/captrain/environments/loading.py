@@ -47,9 +47,9 @@ WORLDS: dict[str, Environment] = {}
 @cache
 def _our_parts() -> tuple[str, list[str]]:
     """Read the desk's source without its docstring, and the templates, longest first: one may be a prefix."""
-    _, _, world = files("captrain").joinpath(WORLD).read_text().partition('\n"""\n')
+    _, _, world = files("captrain").joinpath(WORLD).read_text(encoding="utf-8").partition('\n"""\n')
     folder = files("captrain").joinpath(TEMPLATES)
-    texts = [entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".py.txt")]
+    texts = [entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.name.endswith(".py.txt")]
     return world, sorted(filter(None, texts), key=len, reverse=True)
 
 
@@ -74,7 +74,7 @@ def is_own_text(text: str) -> bool:
 @cache
 def _derived_parts() -> tuple[str, str]:
     """Read the template of derived files, before and behind the values."""
-    before, _, after = files("captrain").joinpath(DERIVED).read_text().partition(MARK)
+    before, _, after = files("captrain").joinpath(DERIVED).read_text(encoding="utf-8").partition(MARK)
     return IMPORTS + before, after
 
 

@@ -18,7 +18,7 @@ from captrain.run import Component
 
 def render(name: str, **values: object) -> str:
     """Fill in a template of `prompts/`: a question to a model, or a passport's page."""
-    text = files("captrain").joinpath("environments/prompts", name).read_text()
+    text = files("captrain").joinpath("environments/prompts", name).read_text(encoding="utf-8")
     environment = Environment(loader=BaseLoader(), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(text).render(**values)
 

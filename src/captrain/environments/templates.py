@@ -30,7 +30,7 @@ from itertools import combinations
 from pathlib import Path
 
 from captrain.benchmarks import absences
-from captrain.capabilities import KINDS, Step, Toolbox, calls_in, says, text_of
+from captrain.capabilities import CHANGES, KINDS, Step, Toolbox, calls_in, says, text_of
 from captrain.environments.checks import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK, WORLD
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
@@ -96,14 +96,14 @@ class TemplateSynthesizer:
                 "(synthesizer=openai, or --model)",
             )
         package = files("captrain")
-        _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
+        _, _, world = package.joinpath(WORLD).read_text(encoding="utf-8").partition('\n"""\n')
         templates = package.joinpath("environments/templates")
         # If a passport found too few of the failed steps, use their operations, too.
         failed = missing_tools(brief, attempts) if capability.id in ANY_OPERATION else []
         verbs_of_evidence = [verb for tool, verbs in OPERATIONS_OF.items() if tool in failed for verb in verbs]
         operations = [*dict.fromkeys(verbs_of_evidence)]
         names = [*PARTS[capability.id], *(["operations"] if operations else [])]
-        parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in names]
+        parts = [templates.joinpath(f"{name}.py.txt").read_text(encoding="utf-8") for name in names]
         title = _line(f"{capability.name}: {capability.description}")
         header = f'"""{title}\n\nWritten by the template synthesizer; do not edit.\n"""\n'
         # The attempt that added operations was not too hard.
@@ -184,14 +184,14 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
         "SAID": step.by_user,
         "TOOLS": tuple(capability.details.get("tools", ())),
         "ARGUMENTS": tuple(capability.details.get("arguments", ())),
-        "WRITES": tuple(name for name in toolbox.schemas if toolbox.kind(name) == "write"),
+        "WRITES": tuple(name for name in toolbox.schemas if toolbox.kind(name) in CHANGES),
         "SETTINGS": benchmark.settings(),
         "EVIDENCE": tuple(missing_tools(brief, attempts)),
         "LEAST_CALLS": least,
         "MOST_CALLS": most,
         "SEARCHED": SEARCHED,
     }
-    template = files("captrain").joinpath(DERIVED).read_text()
+    template = files("captrain").joinpath(DERIVED).read_text(encoding="utf-8")
     header = f'"""{_line(capability.name)}: {_line(capability.description)}\n\nDerived from {benchmark.target}.\n"""\n'
     # Constants are in the class, so that they replace no name of the target's module.
     constants = "".join(f"    {key} = {value!r}\n" for key, value in settings.items()) + f"    TARGET = {target}\n"
@@ -212,7 +212,7 @@ def _source(benchmark: Component) -> tuple[str, str]:
     module, _, name = benchmark.target.replace(":", ".").rpartition(".")
     try:
         loaded = import_module(module)
-        return Path(inspect.getfile(getattr(loaded, name))).read_text(), name
+        return Path(inspect.getfile(getattr(loaded, name))).read_text(encoding="utf-8"), name
     except (ImportError, AttributeError, TypeError, OSError) as error:
         raise UserError(f"_target_ = {benchmark.target} cannot be read ({error})", "name a class in a module") from None
 
@@ -225,7 +225,7 @@ def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
     - If most changes have a value that the user says, such a value is broken: a world may accept any text for others.
     """
     examples = [rollout for rollout in brief.examples if rollout.reference]
-    changes = [[act for act in calls_in(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
+    changes = [[act for act in calls_in(rollout.reference, toolbox) if act.kind in CHANGES] for rollout in examples]
     counts = sorted(map(len, changes))
     median = counts[len(counts) // 2] if counts else 2
     if step.kind == "several" and median < 2:

@@ -16,7 +16,7 @@ from string import Template
 from typing import Literal, get_args
 
 from captrain.errors import UserError
-from captrain.records import JsonObject, Message, Passport, place_aside, publish_folder
+from captrain.records import JsonObject, Message, Passport, place_aside, publish_folder, without_secrets
 
 Standard = Literal["openenv", "verifiers", "trl"]
 RESERVED = {"openenv": {"reset", "step", "state", "close"}, "verifiers": set[str](), "trl": {"reset", "get_reward"}}
@@ -111,7 +111,7 @@ def write_package(package: Package, standard: Standard, out: Path) -> list[Path]
         for name, text in _texts(package, standard).items():
             path = aside / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+            path.write_bytes(text if isinstance(text, bytes) else without_secrets(text).encode())
         if out.exists():
             out.rmdir()
         publish_folder(aside, out)
@@ -146,7 +146,9 @@ def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
     }
     root = files("captrain").joinpath("interop/templates")
     contents: dict[str, str | bytes] = {
-        Template(path).substitute(names): Template(root.joinpath(f"{source}.txt").read_text()).substitute(names)
+        Template(path).substitute(names): Template(
+            root.joinpath(f"{source}.txt").read_text(encoding="utf-8")
+        ).substitute(names)
         for path, source in LAYOUTS[standard].items()
     }
     folder = "" if standard == "openenv" else f"{module}/"
@@ -156,7 +158,7 @@ def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
     for check in passport.checks:
         name, bound = (re.sub(r"[|\n\r`<>\[\]]", " ", text) for text in (check.name, check.bound))
         rows.append(f"| {name} | {'' if check.measured is None else f'{check.measured:g}'} | {bound} |")
-    contents["README.md"] = Template(root.joinpath(f"{standard}/README.md.txt").read_text()).substitute(
+    contents["README.md"] = Template(root.joinpath(f"{standard}/README.md.txt").read_text(encoding="utf-8")).substitute(
         names, passport="\n".join(rows), confinement=_confinement(package)
     )
     if standard == "openenv":

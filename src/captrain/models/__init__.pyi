@@ -18,6 +18,7 @@ from .endpoint import ReplyMessage as ReplyMessage
 from .endpoint import TokenCompletion as TokenCompletion
 from .endpoint import TokenScores as TokenScores
 from .endpoint import TransientFault as TransientFault
+from .lora import ADAPTER_FILES as ADAPTER_FILES
 from .lora import CHECKPOINTS as CHECKPOINTS
 from .lora import Adapter as Adapter
 from .lora import LoraShape as LoraShape

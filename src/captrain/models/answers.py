@@ -5,7 +5,7 @@ then renamed) in `FOLDER/<first two digits of its key>/<key>.json`. The key is t
 (model, messages, schema, sampling, draw) and of nothing else (endpoint, retries, machine). So a resumed run asks no
 answered question again, and a finished one is replayed without endpoint or key. Answers are files, and not a database
 such as SQLite (which `diskcache` uses): jobs of a cluster write from several hosts over a shared file system, where
-SQLite's journal does not work, and a damaged file costs one answer only.
+SQLite's journal does not work, and a damaged file, which its digest shows, costs one answer only.
 
 Temporary errors are retried after growing pauses (`tenacity`). A server's Retry-After holds back all threads, because
 rate limits are those of a key. An answer that is truncated, of another schema or refused by `Question.check` is asked
@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from captrain.errors import InfrastructureError, UserError
 from captrain.models.endpoint import EXCERPT, ContextLengthExceeded, Endpoint, TransientFault
-from captrain.records import Message, Record, digest, publish_text
+from captrain.records import Message, Record, digest, publish_bytes, remains, sealed
 from captrain.run import ModelAccess
 
 if TYPE_CHECKING:
@@ -161,13 +161,15 @@ class StructuredAnswers:
         answers, damaged = dict[str, A](), list[Path]()
         for key, question in distinct.items():
             path = self._path(key)
+            if not path.exists():
+                continue
             try:
-                stored = StoredAnswer.model_validate_json(path.read_bytes())
+                stored = next(iter(remains(path, StoredAnswer)), None)
+                if stored is None:
+                    raise RejectedAnswer("it differs from its digest")
                 answers[key] = _parsed(question, stored.text)
                 self._use(key, stored)
-            except FileNotFoundError:
-                pass
-            except (ValidationError, RejectedAnswer):
+            except RejectedAnswer:
                 damaged.append(path)
         if damaged:
             print(f"{label}: {len(damaged)} answers on disk cannot be used, such as {damaged[0]}", file=sys.stderr)
@@ -349,7 +351,8 @@ class StructuredAnswers:
             answer = _parsed(question, text)
             model = completion.model or self.name
             stored = StoredAnswer(text=text, prompt_tokens=prompt, completion_tokens=reply, model=model)
-            publish_text(self._path(key), stored.model_dump_json(indent=1) + "\n")
+            path = self._path(key)
+            publish_bytes(path, sealed(path, stored.model_dump_json().encode()))
             self._use(key, stored)
         except RejectedAnswer as error:
             refusal = error

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 Factors: TypeAlias = "dict[str, tuple[Tensor, Tensor]]"
 """Factors of each changed module, by its PEFT name: up (out, rank), scaled, and down (rank, in)."""
 TENTHS = 10
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Configuration and weights of an adapter."""
 CHECKPOINTS = "checkpoints"
 """Folder below an adapter with its checkpoints, each named by the rollouts played; and the field of their hashes in an
 index."""
@@ -156,7 +158,7 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
     Raises:
         UserError: one of the two files is missing.
     """
-    paths = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
+    paths = [folder / name for name in ADAPTER_FILES]
     for path in paths:
         require_regular(path, f"run `{repro(stage)}` to make it again")
     return file_digest(*paths)
@@ -293,7 +295,7 @@ def save_adapter(
     # PEFT has sets, whose order differs between processes.
     config["target_modules"] = sorted(config["target_modules"])
     config["target_parameters"] = sorted(config.get("target_parameters") or ()) or None
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     (folder / "README.md").unlink(missing_ok=True)
 
 
@@ -450,4 +452,4 @@ def save_lora_factors(folder: Path, like: Adapter, factors: Factors) -> None:
     config |= {"r": rank, "lora_alpha": rank}
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")

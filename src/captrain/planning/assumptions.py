@@ -135,7 +135,7 @@ class ModelSize(NamedTuple):
     def activations(self, checkpointed: bool) -> float:
         """Estimate the bytes of a token in training on a GPU, in bfloat16 with LoRA on all linear layers.
 
-        Fitted by least squares to measured peaks of Qwen3's dense layers on an H200 (docs/model.md, "On a GPU") and
+        Fitted by least squares to measured peaks of Qwen3's dense layers on an H200 (docs/gpus.md) and
         rounded up. The estimate for mixtures is checked against two measured peaks of Qwen3-30B-A3B's shape.
         """
         wide = 11 * self.inner + (self.top_k * (11 * self.expert_inner + 6 * self.hidden) if self.experts else 0)

@@ -130,7 +130,7 @@ def _examine(subject: str, check: Callable[..., str], *arguments: object) -> lis
 def command_output(*command: str) -> str | None:
     """Run a command and return its output; None if it is missing, fails or takes too long."""
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return process.stdout.strip() if process.returncode == 0 else None
@@ -213,7 +213,7 @@ def _vllm(spec: Spec, root: Path) -> str:
     if python is None:
         raise UserError(
             f"machine.vllm.python = {spec.machine.vllm.python!r} is not an interpreter",
-            "install vLLM in an environment of its own (docs/model.md) and name its interpreter",
+            "install vLLM in an environment of its own (docs/vllm.md) and name its interpreter",
         )
     text, remedy = command_output(python, "-c", DISTRIBUTION), f"{python} -m pip install -r requirements-vllm.lock"
     parts = text.split()[-1].partition("+")[0].split(".") if text else []
@@ -260,7 +260,8 @@ def _gpus(spec: Spec, _: Path) -> str:
     free = sum(amount < 1024 for amount in memory) + min(machine.asking.gpus, sum(amount >= 1024 for amount in memory))
     detail = f"{demand} are needed, {len(memory)} are visible, {free} of them free or the endpoint's"
     fewer = "ask for fewer (machine.accelerate.processes, machine.vllm)"
-    require(free >= demand, detail, f"end the processes that hold them, {fewer}, or use machine=slurm")
+    remedy = f"end the processes that hold them, {fewer}" if memory else "run on a machine with GPUs"
+    require(free >= demand, detail, f"{remedy}, or use machine=slurm")
     version = importlib.metadata.version("torch")
     require(
         not serving or not version.endswith("+cpu"),

@@ -208,7 +208,7 @@ def _test_other_process(
     arguments = (target, dict(settings), {split: len(listed) for split, listed in tasks.items()})
     command = [sys.executable, "-c", FOREIGN, json.dumps(arguments)]
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         text = f"tasks do not come in another process within {seconds:.0f} s"
         raise EnvironmentFault(text, "list tasks in less, or raise --limit") from None

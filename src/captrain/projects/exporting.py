@@ -37,7 +37,7 @@ def export_environment(name: str, root: Path, standard: Standard, out: Path) -> 
         EnvironmentFault: the file does not load or play.
     """
     path, passport = _environment(name, root)
-    text = path.read_text(errors="replace")
+    text = path.read_text(errors="replace", encoding="utf-8")
     if (world := world_of(text)) is not None:
         raise UserError(
             f"{path} narrows {world.target}, which runs in workers of captrain: no package can hold it",

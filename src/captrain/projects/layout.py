@@ -12,8 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from captrain import __version__
 from captrain.errors import UserError
 from captrain.projects.pipeline import COMPONENTS, VERSIONS, project_pipeline, stage_digests, versions_text
@@ -75,7 +73,9 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
         git = shutil.which("git")
         if git is None:
             raise UserError("git is missing, and DVC needs it", f"install git, then run `git init {place}`")
-        process = subprocess.run([git, "init", "--quiet", str(place)], capture_output=True, text=True, errors="replace")
+        process = subprocess.run(
+            [git, "init", "--quiet", str(place)], capture_output=True, encoding="utf-8", errors="replace"
+        )
         if process.returncode:
             words = " ".join(process.stderr.split()) or f"git ended with {process.returncode}"
             raise UserError(f"the project has no git repository: {words}", f"fix that, then run `git init {place}`")
@@ -86,12 +86,11 @@ def _project_files(root: Path, example: Example | None) -> Mapping[str, str]:
     """Return the files of a new project: relative paths and texts."""
 
     def template(name: str) -> str:
-        return files("captrain").joinpath("projects/templates", name).read_text()
+        return files("captrain").joinpath("projects/templates", name).read_text(encoding="utf-8")
 
     pipeline = project_pipeline(root)
-    choice = yaml.safe_dump({"experiment": example or "project", "seed": 0, "overrides": []}, sort_keys=False)
     texts = {
-        "params.yaml": f"# What is selected; conf/ here, and captrain's own, define what can be.\n{choice}",
+        "params.yaml": template("params.yaml").replace("EXPERIMENT", example or "project"),
         "dvc.yaml": pipeline,
         VERSIONS: versions_text(pipeline, stage_digests()),
         "requirements.txt": REQUIREMENTS,
@@ -103,7 +102,10 @@ def _project_files(root: Path, example: Example | None) -> Mapping[str, str]:
         ".github/workflows/check.yaml": template("check.yaml"),
         f"{COMPONENTS}/__init__.py": COMPONENTS_INIT,
     }
-    texts |= {f".dvc/plots/{path.name}": path.read_text() for path in sorted(shipped(".dvc/plots").glob("*.json"))}
+    texts |= {
+        f".dvc/plots/{path.name}": path.read_text(encoding="utf-8")
+        for path in sorted(shipped(".dvc/plots").glob("*.json"))
+    }
     if example is None:
         texts["conf/experiment/project.yaml"] = template("project.experiment.yaml")
         texts["tests/test_configuration.py"] = template("test_configuration.py.txt")

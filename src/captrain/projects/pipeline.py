@@ -10,8 +10,10 @@ import runpy
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import yaml
 
@@ -213,17 +215,25 @@ def remove_cut_off(root: Path) -> list[str]:
 
 
 def run_pipeline(root: Path) -> None:
-    """Run `dvc repro` without its own output.
+    """Run `dvc repro` without its own output. An interrupt ends the running stage (see `launch.end_with_parent`).
 
     Raises:
         UserError: a stage failed, or DVC cannot run.
     """
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     for name in remove_cut_off(root):
         print(f"removed {name}, which a kill had cut off: DVC restores finished stages from its cache", flush=True)
+    # DVC ignores interrupts while a stage runs, but only in the main thread.
+    outcome = Future[None]()
+    Thread(target=_reproduce, args=(root, outcome), daemon=True).start()
+    outcome.result()
+
+
+def _reproduce(root: Path, outcome: "Future[None]") -> None:
+    """Run `dvc repro` and store its end in the future."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
     try:
         with Repo(str(root)) as repo:
             repo.reproduce()  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
@@ -231,10 +241,13 @@ def run_pipeline(root: Path) -> None:
         cause = error
         while isinstance(cause.__cause__, DvcException):
             cause = cause.__cause__
-        raise UserError(
-            f"{error}: {cause}" if cause is not error else str(error),
-            "fix what the lines above name and run again: finished stages are kept",
-        ) from None
+        problem = f"{error}: {cause}" if cause is not error else str(error)
+        remedy = "fix what the lines above name and run again: finished stages are kept"
+        outcome.set_exception(UserError(problem, remedy))
+    except Exception as error:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(None)
 
 
 def run_stage(root: Path, name: str) -> None:

@@ -16,8 +16,9 @@ from .files import read_yaml as read_yaml
 from .files import remains as remains
 from .files import require_regular as require_regular
 from .files import scan as scan
+from .files import sealed as sealed
+from .progress import tracked as tracked
 from .publication import Spool as Spool
-from .publication import line_of as line_of
 from .publication import place_aside as place_aside
 from .publication import publish as publish
 from .publication import publish_bytes as publish_bytes
@@ -26,6 +27,7 @@ from .publication import publish_json as publish_json
 from .publication import publish_text as publish_text
 from .record import Capability as Capability
 from .record import CheckResult as CheckResult
+from .record import Expected as Expected
 from .record import IndexEntry as IndexEntry
 from .record import JsonObject as JsonObject
 from .record import Label as Label
@@ -45,6 +47,7 @@ from .record import UserCall as UserCall
 from .record import Verdict as Verdict
 from .text import as_markdown as as_markdown
 from .text import censored as censored
+from .text import json_without_secrets as json_without_secrets
 from .text import leaves as leaves
 from .text import plain as plain
 from .text import redacted as redacted
@@ -52,3 +55,4 @@ from .text import refuse_keys as refuse_keys
 from .text import refuse_keys_in as refuse_keys_in
 from .text import require_file_name as require_file_name
 from .text import without as without
+from .text import without_secrets as without_secrets

@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from captrain.errors import UserError
+from captrain.records.digests import bytes_digest
 from captrain.records.record import IndexEntry
 from captrain.records.text import plain
 
@@ -32,7 +33,11 @@ LARGEST_YAML = 1 << 22
 """Largest YAML document, in bytes: YAML is parsed a hundred times more slowly than JSON."""
 MOST_VALUES, DEEPEST = 1_000_000, 100
 """Limits of a YAML document: its aliases can expand a few bytes to many values, or to endless ones."""
+MOST_SIGNS = 1 << 24
+"""Most characters of a YAML document with its aliases expanded."""
 REPRO = "run `dvc repro` to make it again"
+SEAL = b',"digest":"'
+"""What stands before the digest in a line of a journal."""
 
 
 def require_regular(path: Path, remedy: str = REPRO) -> None:
@@ -70,7 +75,8 @@ def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}", remedy) from None
     if len(content) > most:
-        raise UserError(f"{path} has more than {most >> 20} MiB, more than any file of its kind", remedy)
+        size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+        raise UserError(f"{path} has more than {size}, more than any file of its kind", remedy)
     return content
 
 
@@ -125,8 +131,8 @@ class _Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
-    """Parse a YAML document as `read_yaml` does; `place` names it in errors."""
+def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO, most: int = MOST_SIGNS) -> T:
+    """Parse a YAML document of at most so many characters as `read_yaml` does; `place` names it in errors."""
     try:
         # libyaml recurses without a limit, so depth is checked before it builds the document.
         depth = 0
@@ -136,10 +142,11 @@ def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
                 raise RecursionError
         value = yaml.load(text, _Loader)
         # Aliases may repeat values many times, or put a value into itself.
-        count, pending = 0, [(value, 0)]
+        count, signs, pending = 0, 0, [(value, 0)]
         while pending:
             (element, depth), count = pending.pop(), count + 1
-            if depth > DEEPEST or count > MOST_VALUES:
+            signs += len(element) if isinstance(element, str) else 1
+            if depth > DEEPEST or count > MOST_VALUES or signs > most:
                 raise ValueError("nested too deeply, or its aliases make too much of it")
             inner = element.values() if isinstance(element, dict) else element if isinstance(element, list) else ()
             pending += [(part, depth + 1) for part in inner]
@@ -263,8 +270,8 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
 
 
 def remains(path: Path, kind: type[T]) -> list[T | None]:
-    """Read JSON lines whose writer may still run or was killed: a value for each line, None for an incomplete line;
-    [] if there is no file.
+    """Read a journal of `sealed` lines, whose writer may still run or was killed: a value for each line, None for a
+    line that is cut off, altered, of another journal or without a digest; [] if there is no file.
 
     Raises:
         UserError: it is no regular file.
@@ -275,11 +282,18 @@ def remains(path: Path, kind: type[T]) -> list[T | None]:
     values: list[T | None] = []
     with path.open("rb") as file:
         for line in file:
+            text = line.rpartition(SEAL)[0] + b"}"
             try:
-                values.append(_adapter(kind).validate_json(line) if line.endswith(b"\n") else None)
+                values.append(_adapter(kind).validate_json(text) if line == sealed(path, text) else None)
             except ValidationError:
                 values.append(None)
     return values
+
+
+def sealed(path: Path, text: bytes) -> bytes:
+    """Return a line of a journal: a JSON object with its digest as a further member, and a newline. The digest is also
+    that of the journal's name, so that a line of another journal is not taken for one of this."""
+    return text[:-1] + SEAL + bytes_digest(path.stem.encode() + text).encode() + b'"}\n'
 
 
 @cache

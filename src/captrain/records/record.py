@@ -53,6 +53,14 @@ class Milestone:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """A piece of the truth that a log holds: the name of its field, such as "target", "gold_sql" or "failing tests"."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class TaskFacts:
     """What a log says of a task beside its messages.
 
@@ -62,6 +70,11 @@ class TaskFacts:
         graded: what the benchmark compares, such as "db".
         user_calls: calls that the simulated user was to make.
         milestones: see `Milestone`.
+        limit: the limit of the harness that ended the rollout, such as "max_steps" or "token"; "" if none did. Whatever
+            the agent left undone is then not its fault.
+        grading: what the grader said of this rollout: its error type, its explanation or a failure's reason.
+        expected: see `Expected`.
+        submission: what the agent handed in beside its messages, such as a patch or an answer.
     """
 
     script: str = ""
@@ -69,6 +82,10 @@ class TaskFacts:
     graded: tuple[str, ...] = ()
     user_calls: tuple[UserCall, ...] = ()
     milestones: tuple[Milestone, ...] = ()
+    limit: str = ""
+    grading: str = ""
+    expected: tuple[Expected, ...] = ()
+    submission: str = ""
 
     @property
     def compares_state(self) -> bool:
@@ -97,6 +114,10 @@ class TaskFacts:
                 for number, entry in enumerate(_list(data.get("milestones")), start=1)
                 if isinstance(entry, dict) and _is_milestone(entry)
             ),
+            limit=_text(data.get("limit")),
+            grading=_text(data.get("grading")),
+            expected=tuple(Expected(name, _text(value)) for name, value in _object(data.get("expected")).items()),
+            submission=_text(data.get("submission")),
         )
 
 
@@ -106,6 +127,10 @@ def _is_milestone(entry: JsonObject) -> bool:
 
 def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
+
+
+def _object(value: object) -> JsonObject:
+    return value if isinstance(value, dict) else {}
 
 
 def _text(value: object) -> str:

@@ -205,7 +205,10 @@ def _compare_with_commit(root: Path, pipeline: _Pipeline, commit: str, differenc
 
 def _compare_pass_rates(root: Path) -> tuple[str, list[str]]:
     """Compare the pass rates here with the committed intervals: what follows, and rows that lie beyond."""
-    old, new = _committed(root, TABLE), (root / TABLE).read_text(errors="replace") if (root / TABLE).is_file() else ""
+    old, new = (
+        _committed(root, TABLE),
+        (root / TABLE).read_text(errors="replace", encoding="utf-8") if (root / TABLE).is_file() else "",
+    )
     if new == old:
         return "the same pass rates", []
     numbers, beyond = ("pass_rate", "low", "high"), list[str]()
@@ -255,7 +258,7 @@ def _git(root: Path, *arguments: str) -> str:
         UserError: git fails, for instance because nothing is committed yet.
     """
     command = ["git", "-C", str(root), *arguments]
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    process = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if process.returncode:
         raise UserError(f"git {arguments[0]} failed: {process.stderr.strip()}", "run in a git clone that has a commit")
     return process.stdout

@@ -18,6 +18,7 @@ from .components import variable as variable
 from .compose import not_composed as not_composed
 from .entry import entry_point as entry_point
 from .entry import times as times
+from .failures import Failure as Failure
 from .fingerprint import code_closure as code_closure
 from .fingerprint import code_digest as code_digest
 from .fingerprint import files_below as files_below

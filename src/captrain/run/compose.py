@@ -134,6 +134,11 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
 
 def not_composed(conf_dir: Path, error: Exception) -> UserError:
     """Return a failure of Hydra or OmegaConf as one line without names of exceptions."""
+    from hydra.errors import MissingConfigException
+
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return UserError(f"there is no {group} {excerpt(name)!r}", alternatives(name, sorted(error.options)))
     message = re.sub(r"\b\w+(?:Exception|Error)\b(?: raised while)?:? ?", "", " ".join(str(error).split()))
     reason = excerpt(message) or "a name of a setting is null"
     if isinstance(error, RecursionError):

@@ -3,7 +3,6 @@
 If Slurm does not answer, the information on disk is still shown.
 """
 
-import pickle
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import Record, read_json
+from captrain.run.failures import Failure
 
 JOBS = Path(".cache/jobs")
 RECORD = "submission.json"
@@ -57,13 +57,9 @@ class JobAttempt(NamedTuple):
         """File of the job's output, over all restarts."""
         return self.folder / f"{self.job}_0_log.out"
 
-    def failure(self) -> Exception | None:
+    def failure(self) -> Failure | None:
         """Read the exception that the job's function raised, if any."""
-        path = self.folder / f"{self.key}.failure"
-        try:
-            return pickle.loads(path.read_bytes()) if path.exists() else None
-        except (EOFError, pickle.UnpicklingError):
-            return None
+        return Failure.read(self.folder / f"{self.key}.failure")
 
     def last_line(self) -> str:
         """Read the last line that its function printed, progress bars included."""
@@ -100,7 +96,7 @@ def states(jobs: Collection[str]) -> dict[str, State]:
         return {}
     command = ("squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%N|%M|%r")
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(str(error)) from None
     if process.returncode:
@@ -133,10 +129,10 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
         # One word for the state, and the reason why the job waits or failed.
         state, failure, count = by_job.get(attempt.job, State("UNKNOWN")), attempt.failure(), len(attempts[attempt.key])
         word, reasons = state.name.lower(), [] if state.reason in ("", "None") else [state.reason]
-        if (root / JOBS / "results" / f"{attempt.key}.pkl").exists():
+        if (root / JOBS / "results" / f"{attempt.key}.jsonl").exists():
             word, reasons = "finished", []
         elif failure is not None:
-            fault = failure.problem if isinstance(failure, UserError) else f"{type(failure).__name__}: {failure}"
+            fault = failure.message if failure.remedy else f"{failure.type}: {failure.message}"
             word, reasons = "failed", fault.splitlines()[:1]
         reasons += [f"submitted {count} times"] if count > 1 else []
         table.add_row(
@@ -168,4 +164,4 @@ def job_log(root: Path, job: str) -> str:
         )
     if not attempt.log.exists():
         raise UserError(f"job {attempt.job} has no output yet", "see `captrain jobs` for its state")
-    return attempt.log.read_text(errors="replace")
+    return attempt.log.read_text(errors="replace", encoding="utf-8")

@@ -6,9 +6,11 @@ Workers are forked after the imports of libraries, which take longer than many i
 the driver does not survive a fork. Results are the same wherever the work runs.
 """
 
+import ctypes
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 WORKER = "CAPTRAIN_WORKER"
 """Environment variable of workers: the number of their places (see `places`)."""
 
+PR_SET_PDEATHSIG = 1
 POOLS = 3
 """Most pools of workers. A worker that dies breaks its pool, and a new one takes the unfinished items."""
 
@@ -78,13 +81,18 @@ def run(
         begin = partial(_begin_worker, os.getpid(), context.Value("i", 0), machine, machine.places(count))
         with ProcessPoolExecutor(count, context, initializer=begin) as pool:
             futures: dict[int, Future[Result]] = {}
-            with suppress(BrokenProcessPool):
-                for number in range(len(items)):
-                    if number not in ends:
-                        futures[number] = pool.submit(function, items[number])
-            for number, future in tqdm(futures.items(), desc=label, unit="item", leave=False, disable=None):
-                if not isinstance(future.exception(), BrokenProcessPool):
-                    ends[number] = future
+            try:
+                with suppress(BrokenProcessPool):
+                    for number in range(len(items)):
+                        if number not in ends:
+                            futures[number] = pool.submit(function, items[number])
+                for number, future in tqdm(futures.items(), desc=label, unit="item", leave=False, disable=None):
+                    if not isinstance(future.exception(), BrokenProcessPool):
+                        ends[number] = future
+            except KeyboardInterrupt:
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                raise
         if len(ends) == len(items):
             return [ends[number].result() for number in range(len(items))]
         print(f"captrain: a worker process of {label} died; its items start again", file=sys.stderr)
@@ -116,7 +124,7 @@ def room(machine: Machine) -> int:
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     group = Path("/sys/fs/cgroup/memory.max")
-    if group.exists() and (limit := group.read_text().strip()).isdigit():
+    if group.exists() and (limit := group.read_text(encoding="utf-8").strip()).isdigit():
         limits.append(int(limit))
     sharing = machine.slurm.cpus if machine.launcher == "slurm" and machine.slurm else machine.workers
     return min(limits) // 2 // sharing
@@ -146,8 +154,16 @@ def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, o
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[number * width :][:width])
 
 
+def end_with_parent(how: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent ends, so that it does not go on alone (Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, how):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
 def become_worker(parent: int) -> None:
-    """Make this process a worker: one thread, and an end when its parent ends."""
+    """Make this process a worker: one thread, and an end when its parent ends or is interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1"}
 
     def watch() -> None:

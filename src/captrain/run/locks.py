@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def exclusive(path: Path, wait: bool = True) -> Iterator[int]:
+def exclusive(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold the lock of a file.
 
     Args:
@@ -18,13 +18,10 @@ def exclusive(path: Path, wait: bool = True) -> Iterator[int]:
             locked last.
         wait: whether to wait for another process that holds the lock.
 
-    Yields:
-        The file descriptor. A child process that inherits it holds the lock as long as it lives.
-
     Raises:
         BlockingIOError: another process holds the lock, and `wait` is false.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield file.fileno()
+        yield

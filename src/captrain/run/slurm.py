@@ -4,7 +4,7 @@ An item's key is its fingerprint: a digest of everything that decides its result
 is in `.cache/jobs`, on a file system that every node sees under the same path:
 
     lock                held during a submission, so two pipelines never submit the same item
-    results/<key>.pkl   result of a finished job, reused by every process with this key
+    results/<key>.jsonl its digest and the result of a finished job, reused by every process with this key
     <submission>/       record of the submission, submitit's script, pickles and logs, and failures of jobs
 
 - A process may be killed at any moment. Then nothing was submitted, or its successor finds the jobs by submitit's
@@ -18,7 +18,6 @@ is in `.cache/jobs`, on a file system that every node sees under the same path:
 """
 
 import os
-import pickle
 import secrets
 import shutil
 import signal
@@ -33,13 +32,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import shorten
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import digest, publish_bytes
 from captrain.run import Slurm
+from captrain.run.failures import Failure
 from captrain.run.fingerprint import fingerprint, identity_of
 from captrain.run.jobs import ALIVE, JOBS, RECORD, JobAttempt, Submission, states, submissions
 from captrain.run.locks import exclusive
@@ -97,7 +98,7 @@ class Work:
     def __call__(self) -> None:
         """Compute and store the result, or the exception, unless the result exists."""
         with exclusive(JOBS / "results" / f"{self.key}.lock"), _told_of_the_end(self.requeues):
-            if stored_result(self.key) is not None:
+            if stored_result(self.function, self.key) is not None:
                 print("the result exists already", flush=True)
                 return
             try:
@@ -106,19 +107,11 @@ class Work:
                 account = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
                 print(account, flush=True)
                 if not ENDING.wait(NOTICE):
-                    # Keep the traceback of errors that the user cannot fix.
-                    if not isinstance(error, UserError | InfrastructureError):
-                        error.add_note(account)
-                    try:
-                        failure = pickle.dumps(error)
-                        pickle.loads(failure)
-                    except Exception:
-                        failure = pickle.dumps(RuntimeError(account))
-                    publish_bytes(self.folder / f"{self.key}.failure", failure, flush=True)
+                    Failure.of(error).write(self.folder / f"{self.key}.failure")
                 # submitit would record another exception. With SystemExit Slurm sees a failed job.
                 raise SystemExit(1) from None
-            content = pickle.dumps((digest(identity_of(result)), result))
-            publish_bytes(JOBS / "results" / f"{self.key}.pkl", content, flush=True)
+            lines = f'"{digest(identity_of(result))}"\n'.encode() + _type_of(self.function).dump_json(result) + b"\n"
+            publish_bytes(JOBS / "results" / f"{self.key}.jsonl", lines, flush=True)
 
     def checkpoint(self) -> "DelayedSubmission":
         """Return the same work, to run again in the same job."""
@@ -132,7 +125,8 @@ class Dispatch:
     """Applies a module-level function to every item, each in its own job.
 
     Args:
-        function: importable, with picklable arguments and results; a second call resumes the first.
+        function: importable, with picklable arguments, and with the type of its result, which is stored as JSON; a
+            second call resumes the first.
         items: independent of each other: dataclasses, models or paths.
         slurm: resources of a job.
         label: name of the progress bar and of the jobs.
@@ -182,10 +176,10 @@ class Dispatch:
         """Collect results and failures; return the unfinished items."""
         pending = [key for key in self.items if key not in self.results and key not in self.failures]
         for key in pending:
-            if (stored := stored_result(key)) is not None:
+            if (stored := stored_result(self.function, key)) is not None:
                 self.results[key] = stored[0]
             elif key in self.out and (failure := self.out[key].failure()) is not None:
-                self.failures[key] = failure
+                self.failures[key] = failure.exception()
         return [key for key in pending if key not in self.results and key not in self.failures]
 
     def _look(self, pending: Sequence[str]) -> str:
@@ -286,16 +280,23 @@ class Dispatch:
         tqdm.write(f"{message}; it continues if this process ends, and `captrain jobs` shows it")
 
 
-def stored_result(key: str) -> tuple[object] | None:
-    """Return the result of an item in a tuple; None without a result, or if files named in it have changed."""
-    path = JOBS / "results" / f"{key}.pkl"
+def stored_result(function: Callable[..., object], key: str) -> tuple[object] | None:
+    """Return the result of a function for an item in a tuple; None without a result, if it is damaged, or if files
+    named in it have changed."""
+    path = JOBS / "results" / f"{key}.jsonl"
     if not path.exists():
         return None
     try:
-        expected, result = pickle.loads(path.read_bytes())
-    except (EOFError, pickle.UnpicklingError):
+        expected, _, line = path.read_bytes().partition(b"\n")
+        result = _type_of(function).validate_json(line)
+    except ValidationError:
         return None
-    return (result,) if digest(identity_of(result)) == expected else None
+    return (result,) if f'"{digest(identity_of(result))}"'.encode() == expected else None
+
+
+def _type_of(function: Callable[..., object]) -> TypeAdapter[object]:
+    """Return the type that a function declares for its result."""
+    return TypeAdapter(get_type_hints(function)["return"])
 
 
 def name_of(item: object) -> str:

@@ -6,7 +6,8 @@ one message with key and remedy, and not in the middle of a training.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
@@ -260,7 +261,7 @@ class Spec(Section):
 
 
 class Choice(Section):
-    """Content of params.yaml."""
+    """Content of params.yaml. Settings beside the first three are among the overrides, see `load_choice`."""
 
     experiment: str
     seed: int
@@ -273,13 +274,33 @@ S = TypeVar("S", bound=Section)
 def load_choice(path: Path) -> Choice:
     """Read params.yaml.
 
+    `selection: {delta: 0.3}` is the override selection.delta=0.3, so that `dvc exp run -S selection.delta=0.3` works.
+    A null leaves the value of the experiment. The lines of `overrides` win.
+
     Raises:
         UserError: the file is missing or malformed, or an override contains an API key.
     """
-    data = read_yaml(path, object, "restore it from git")
+    data, settings = read_yaml(path, object, "restore it from git"), dict[object, object]()
+    if isinstance(data, dict):
+        # Sections and options of groups are settings; other values are misspelt keys of `Choice`.
+        names = {
+            key for key, value in data.items() if isinstance(value, dict | str | NoneType)
+        } - Choice.model_fields.keys()
+        settings = {key: data.pop(key) for key in [*data] if key in names}
     choice = _validated(Choice, data, f"{path}: ", "see the comments in params.yaml")
+    choice.overrides[:0] = _overrides(settings)
     refuse_keys(choice.overrides)
     return choice
+
+
+def _overrides(settings: Mapping[object, object], prefix: str = "") -> Iterator[str]:
+    """Yield nested settings as key=value lines, without nulls."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _overrides(value, f"{prefix}{name}.")
+        elif value is not None:
+            plain = isinstance(value, str) and re.fullmatch(r"[\w./@:-]+", value)
+            yield f"{prefix}{name}={value if plain else json.dumps(value, ensure_ascii=False)}"
 
 
 def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> Spec:

@@ -1,100 +1,42 @@
 """The model behind the endpoint, without HTTP: its name, its adapters, and the answer to each kind of request.
 
 Chat completions are rendered and parsed like the embedded agent's own turns. Unsupported requests raise
-`HTTPException`. One thread samples completions in batches of waiting requests. An answer depends on its request alone,
-never on the rest of the batch, and a failed batch ends no other.
+`HTTPException`. Completions are sampled in batches of waiting requests (`captrain.serving.sampling`). An answer depends
+on its request alone, never on the rest of the batch, and a failed batch ends no other.
 """
 
 import asyncio
 import json
-import logging
-import queue
-import threading
+import shutil
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
-from captrain.agents import EngineRow, LocalPolicy, sample_rows, with_adapter
+from captrain.agents import EngineRow, LocalPolicy, with_adapter
 from captrain.errors import UserError
 from captrain.models import adapter_digest
 from captrain.records import JsonObject, Message, digest
+from captrain.serving.folders import copy_adapter_below
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
+from captrain.serving.sampling import Sampler, Sampling
 
 LONGEST_TOKEN = 64
 """Most characters of a token, on the average of a dialogue; a longer dialogue is refused before it is tokenized."""
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """One completion to sample. Samplings of an equal `group` (adapter, temperature, most tokens) may share a batch."""
+class ServedAdapter:
+    """An adapter: the folder that it is loaded from, the digest of its content, and the folder that was named."""
 
-    group: tuple[str, float, int]
-    row: EngineRow
-    future: Future[EngineRow] = field(default_factory=Future)
-
-
-class Sampler:
-    """Samples completions in batches, on one thread.
-
-    Args:
-        policy: gives the model, the batch size and the longest dialogue.
-    """
-
-    def __init__(self, policy: LocalPolicy) -> None:
-        self.policy = policy
-        self._queue: queue.SimpleQueue[Sampling | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def submit(self, sampling: Sampling) -> Future[EngineRow]:
-        """Queue a completion; the row is complete when the future is done."""
-        self._queue.put(sampling)
-        return sampling.future
-
-    def close(self) -> None:
-        """Finish the queue and stop."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (first := self._queue.get()) is not None:
-            queued = [first]
-            while not self._queue.empty():
-                if (more := self._queue.get()) is None:
-                    self._queue.put(None)
-                    break
-                queued.append(more)
-            for group in dict.fromkeys(sampling.group for sampling in queued):
-                alike = [sampling for sampling in queued if sampling.group == group]
-                for start in range(0, len(alike), self.policy.batch):
-                    batch = alike[start : start + self.policy.batch]
-                    try:
-                        self.sample(group, [sampling.row for sampling in batch])
-                        for sampling in batch:
-                            sampling.future.set_result(sampling.row)
-                    except Exception as error:
-                        # The waiting clients get the error; the thread goes on.
-                        logging.exception("a batch of %d requests failed", len(batch))
-                        for sampling in batch:
-                            sampling.future.set_exception(HTTPException(500, f"{type(error).__name__}: {error}"))
-
-    def sample(self, group: tuple[str, float, int], rows: Sequence[EngineRow]) -> None:
-        """Sample rows of one group to their ends."""
-        adapter, temperature, tokens = group
-        sample_rows(
-            self.policy.decoder(adapter),
-            rows,
-            ends=self.policy.ends,
-            temperature=temperature,
-            max_tokens=tokens,
-            max_length=self.policy.max_length,
-        )
+    folder: Path
+    content: str
+    named: Path
 
 
 class ChatServer:
@@ -121,10 +63,44 @@ class ChatServer:
     ) -> None:
         self.policy, self.name, self.root = policy, name, root or name
         self.folders = None if folders is None else [folder.resolve() for folder in folders]
-        self.adapters: dict[str, tuple[Path, str]] = {}
+        self.adapters: dict[str, ServedAdapter] = {}
+        self._copies = TemporaryDirectory(prefix="captrain-adapters-")
         for adapter, folder in adapters.items():
             self.load(adapter, folder)
         self.sampler = Sampler(policy)
+
+    def load_from_folders(self, name: str, folder: Path) -> None:
+        """Serve an adapter that a request names, from a copy.
+
+        Raises:
+            HTTPException: it lies outside the folders that requests may load from.
+            UserError: as `load`.
+        """
+        if self.folders is None:
+            self.load(name, folder)
+            return
+        copy = Path(self._copies.name, uuid.uuid4().hex, folder.name)
+        copy.mkdir(parents=True)
+        try:
+            copy_adapter_below(self.folders, folder, copy)
+            self.load(name, copy)
+            self.adapters[name] = replace(self.adapters[name], named=folder)
+        except UserError as error:
+            raise UserError(error.problem.replace(str(copy), str(folder)), error.remedy) from None
+        finally:
+            if name not in self.adapters or self.adapters[name].folder != copy:
+                shutil.rmtree(copy.parent)
+
+    def unload(self, name: str) -> None:
+        """Serve an adapter no longer.
+
+        Raises:
+            HTTPException: there is none of this name.
+        """
+        if (adapter := self.adapters.pop(name, None)) is None:
+            raise HTTPException(404, f"there is no adapter {name}")
+        if adapter.folder.is_relative_to(self._copies.name):
+            shutil.rmtree(adapter.folder.parent)
 
     def load(self, name: str, folder: Path) -> None:
         """Serve an adapter under a name.
@@ -136,12 +112,12 @@ class ChatServer:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         content = adapter_digest(folder)
         with_adapter(self.policy.state, str(folder))  # refuses a damaged adapter now, not at its first request
-        self.adapters[name] = (folder, content)
+        self.adapters[name] = ServedAdapter(folder, content, folder)
 
     def models(self) -> list[dict[str, object]]:
         """List the base, then its adapters; `digest` identifies their content."""
         models = [(self.name, self.root, None, self.policy.digest)]
-        models += [(name, str(folder), self.name, content) for name, (folder, content) in self.adapters.items()]
+        models += [(name, str(one.named), self.name, one.content) for name, one in self.adapters.items()]
         shared = {"object": "model", "created": 0, "owned_by": "captrain"}
         return [{**shared, **dict(zip(("id", "root", "parent", "digest"), model, strict=True))} for model in models]
 
@@ -156,13 +132,16 @@ class ChatServer:
         adapter = self.folder_of(request.model)
         tools = request.tools if request.tool_choice == "auto" else []
         prompt = await asyncio.to_thread(self.prompt, request.messages, tools)
-        tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
+        wanted = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
+        tokens = min(wanted, self.policy.max_length)
         seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
-        samplings = [
-            Sampling((adapter, request.temperature, tokens), EngineRow(f"{seed}/{index}", prompt, lambda _: []))
-            for index in range(request.n)
-        ]
-        rows = await asyncio.gather(*(asyncio.wrap_future(self.sampler.submit(sampling)) for sampling in samplings))
+        sampling = Sampling(
+            (adapter, request.temperature, tokens),
+            len(prompt),
+            request.n,
+            lambda index: EngineRow(f"{seed}/{index}", prompt, lambda _: []),
+        )
+        rows = await asyncio.wrap_future(self.sampler.submit(sampling))
         replies = [row.ids[len(prompt) :] for row in rows]
         answer = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -181,7 +160,7 @@ class ChatServer:
             return ""
         if model not in self.adapters:
             raise HTTPException(404, f"there is no model {model}; there are {', '.join([self.name, *self.adapters])}")
-        return str(self.adapters[model][0])
+        return str(self.adapters[model].folder)
 
     def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
         """Render a dialogue to the tokens that the model reads; raises as `complete` does. Slow: call it outside the

@@ -1,5 +1,5 @@
 """Checks before anything reads a request: the client may ask, for this server, and sends a complete small request in
-time.
+time. Work for a request ends when its client is gone.
 
 Every page in a browser on this machine can reach a server on a loopback address, so the server checks the name that it
 is asked for by. On any other address it requires a token. A body is read completely before it is parsed, with a limit
@@ -14,7 +14,9 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +31,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("", "0.0.0.0", "::")
 OPEN_PATHS = ("/health",)
 """Paths that need no token."""
+START = b"HTTP/1.1 "
+"""How each answer starts. If a client has closed its side, these bytes are sent ahead to learn whether it is gone."""
+PROBE = 0.1
+"""Seconds until the first of them; each later pause is twice as long."""
+ROOM = 1 << 18
+"""Most bytes of further requests on a connection while one is answered."""
 HOST = re.compile(r"\[?([^:]*|[\w:.%]+)\]?(:\d*)?")
 """A Host header, or an Origin without its scheme: a name or an address, and a port. Everything before the port is
 the name, even where a URL parser would differ."""
@@ -46,6 +54,18 @@ class Protection:
     hosts: tuple[str, ...] = ()
     most: int = 8 << 20
     seconds: int = 20
+
+
+@dataclass
+class Client:
+    """Who asks: an address, and whether the client has closed its side and may be gone."""
+
+    address: str = ""
+    leaving: bool = False
+
+
+asking: ContextVar[Client] = ContextVar("asking")
+"""The client of the request that is answered."""
 
 
 def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()) -> Protection:
@@ -101,7 +121,7 @@ def new_application(closing: Callable[[], Awaitable[object]]) -> FastAPI:
                 first = error.errors()[0]
                 return refusal(400, f"{'.'.join(str(part) for part in first['loc'][1:]) or 'body'}: {first['msg']}")
             case HTTPException():
-                return refusal(error.status_code, str(error.detail))
+                return refusal(error.status_code, str(error.detail), error.headers)
         return refusal(400, str(error))
 
     app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
@@ -133,10 +153,13 @@ class Protected:
         except HTTPException as error:
             answer = refusal(error.status_code, error.detail, {"connection": "close"})
 
+        client = scope.get("state", {}).get("client") or Client((scope.get("client") or ("",))[0])
+        asking.set(client)
+
         async def replay() -> Message:
             return bodies.pop() if bodies else await receive()
 
-        await answer(scope, replay, send)
+        await _while_waited_for(answer, scope, replay, receive, send)
 
     def _require_allowed(self, headers: Mapping[bytes, bytes], path: str) -> None:
         """Raise HTTPException for a request to another server, from a foreign page, without the token, or with too
@@ -176,17 +199,74 @@ class Protected:
         return bytes(content)
 
 
+async def _while_waited_for(app: ASGIApp, scope: Scope, replay: Receive, receive: Receive, send: Send) -> None:
+    """Answer a request until its client is gone, or with 503 if this server stops."""
+    begun = finished = False
+
+    async def sending(message: Message) -> None:
+        nonlocal begun, finished
+        begun, finished = True, message["type"] == "http.response.body" and not message.get("more_body")
+        await send(message)
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not finished:
+            answering.cancel()
+
+    answering = asyncio.ensure_future(app(scope, replay, sending))
+    watching = asyncio.ensure_future(until_gone())
+    try:
+        await answering
+    except asyncio.CancelledError:
+        if not watching.done() and not begun:
+            headers = {"retry-after": "1", "connection": "close"}
+            await refusal(503, "this server is stopping: ask again", headers)(scope, receive, send)
+    finally:
+        watching.cancel()
+
+
+class _Ahead:
+    """A transport on which the start of an answer may have been sent ahead."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._sent = transport, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write without what was sent ahead."""
+        self._transport.write(data[self._sent :])
+        self._sent = 0
+
+    def send_ahead(self) -> bool:
+        """Send the next byte of an answer's start; return whether more are left."""
+        self._transport.write(START[self._sent : self._sent + 1])
+        self._sent += 1
+        return self._sent < len(START)
+
+
 class PunctualProtocol(H11Protocol):
     """A connection with deadlines for its client.
 
     The lines before a body must arrive within uvicorn's keep-alive time. While an answer is sent, the client must take
     some of it in each such time. If all places are taken, a new connection replaces the one that has waited longest for
     the rest of its request.
+
+    A client that closes its side after its request may wait for the answer, or be gone: both look alike until something
+    is written. So the first bytes of the answer are sent ahead, one after another. The system of a client that is gone
+    refuses them, and the next one fails.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        self._ahead = _Ahead(transport)
+        self.transport = cast(asyncio.Transport, self._ahead)
+        self._asker = Client(self.client[0] if self.client else "")
+        self._closed = False
+        self.app_state = {**self.app_state, "client": self._asker}
         idle = {
             timer.when(): connection
             for connection in self.connections
@@ -204,10 +284,37 @@ class PunctualProtocol(H11Protocol):
         """See `asyncio.Protocol`."""
         super().data_received(data)
         self._unset_keepalive_if_required()
+        if self._answering:
+            # Read on, or the end of the connection would stay unread behind further requests.
+            if len(self.conn.trailing_data[0]) > ROOM:
+                self.transport.abort()
+            self.flow.resume_reading()
+
+    @property
+    def _answering(self) -> bool:
+        """Whether a complete request is being answered."""
+        return self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """See `asyncio.Protocol`: keep the connection open for the answer to a complete request."""
+        if self._answering:
+            self._closed = self._asker.leaving = True
+            self.loop.call_later(PROBE, self._probe, PROBE)
+        return self._answering
+
+    def _probe(self, pause: float) -> None:
+        """Send a byte ahead; a client that has taken two of them is still there."""
+        if self._answering and not self.cycle.response_started and not self.transport.is_closing():
+            self._asker.leaving = pause == PROBE
+            if self._ahead.send_ahead():
+                self.loop.call_later(2 * pause, self._probe, 2 * pause)
 
     def on_response_complete(self) -> None:
         """See `H11Protocol`."""
         super().on_response_complete()
+        if self._closed and not self._answering:
+            self.transport.close()
+            return
         self._wait()
         self._unset_keepalive_if_required()  # the next request may be there already
 

@@ -80,7 +80,8 @@ class RoutedEndpoint:
             raise HTTPException(502, str(error)) from None
         except httpx2.HTTPError as error:
             raise HTTPException(502, _silent(error)) from None
-        headers = {HEADER: arm, "content-type": answer.headers.get("content-type", "application/json")}
+        passed = ("content-type", "retry-after")
+        headers = {HEADER: arm, **{name: answer.headers[name] for name in passed if name in answer.headers}}
         return StreamingResponse(
             answer.aiter_bytes(), answer.status_code, headers=headers, background=BackgroundTask(answer.aclose)
         )

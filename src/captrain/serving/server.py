@@ -16,7 +16,6 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
 
 from captrain.agents import LocalPolicy
 from captrain.errors import UserError
@@ -31,6 +30,8 @@ from captrain.serving.openai_schemas import (
 )
 from captrain.serving.protection import Protected, Protection, PunctualProtocol, new_application
 
+GRACE = 2
+"""Seconds that running requests get once the process is told to stop."""
 CONNECTIONS = 512
 """Most connections; one more replaces the idlest, or is refused if none is idle."""
 TOKENS = 512
@@ -89,17 +90,12 @@ def routes(server: ChatServer) -> FastAPI:
 
     @app.post("/v1/load_lora_adapter")
     def load(request: LoadAdapterRequest) -> dict[str, str]:
-        folder = request.lora_path.resolve()
-        if server.folders is not None and not any(folder.is_relative_to(root) for root in server.folders):
-            roots = ", ".join(map(str, server.folders)) or "none"
-            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {roots}")
-        server.load(request.lora_name, request.lora_path)
+        server.load_from_folders(request.lora_name, request.lora_path)
         return {"status": "loaded"}
 
     @app.post("/v1/unload_lora_adapter")
     def unload(request: UnloadAdapterRequest) -> dict[str, str]:
-        if server.adapters.pop(request.lora_name, None) is None:
-            raise HTTPException(404, f"there is no adapter {request.lora_name}")
+        server.unload(request.lora_name)
         return {"status": "unloaded"}
 
     return app
@@ -128,7 +124,7 @@ def embedded_server(
 
 
 def run_application(app: Protected, name: str, host: str, port: int, protection: Protection) -> None:
-    """Serve until the process is told to stop; print the address. Running requests are answered first.
+    """Serve until the process is told to stop; print the address. Running requests get `GRACE` seconds, then a 503.
 
     Args:
         app: answers requests.
@@ -149,6 +145,7 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
         http=PunctualProtocol,
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=protection.seconds,
+        timeout_graceful_shutdown=GRACE,
     )
     print(f"{name} is served on http://{host}:{channels[0].getsockname()[1]}/v1", flush=True)
     with suppress(KeyboardInterrupt):

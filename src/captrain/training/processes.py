@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -27,12 +26,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
+from pydantic import TypeAdapter
 
 from captrain.agents import stop_servers
-from captrain.errors import InfrastructureError, UserError
+from captrain.errors import UserError
 from captrain.models import computes_on_cpu
-from captrain.records import publish_bytes, publish_text
-from captrain.run import Accelerate, Machine, launch
+from captrain.records import publish_bytes, publish_text, read_json
+from captrain.run import Accelerate, Failure, Machine, launch
 from captrain.training import collectives
 
 KEEPER = Path(__file__).parents[1] / "agents" / "keeper.py"
@@ -42,7 +42,7 @@ TAIL = 20
 """Last lines of the processes' log that a message shows."""
 LAUNCHER = """trap '' USR2; exec "$0" "$1" "$2" --machine_rank "$SLURM_NODEID" "${@:3}\""""
 """Script of a node's launcher. It ignores the signal that tells a job of its time limit."""
-RESULT = "trained.pkl"
+RESULT = "trained.json"
 """File that rank 0 leaves in the workspace at the end."""
 
 Result = TypeVar("Result")
@@ -91,6 +91,7 @@ def fit(
     machine: Machine,
     portions: tuple[int, str],
     train: Callable[[Machine, Path], Result],
+    kind: type[Result],
     workspace: Path,
 ) -> Result:
     """Train in several processes and return the result: in as many as the machine asks for, or in those of all free
@@ -101,29 +102,30 @@ def fit(
         machine: with the layout over processes and GPUs.
         portions: number of the portions of a step that are divided among the processes, and what messages call them.
         train: called in each process with the layout and the workspace; trains together with the others from the last
-            whole checkpoint, leaves the adapter in the workspace, and returns the result. Function and result are
-            sent by pickle.
+            whole checkpoint, leaves the adapter in the workspace, and returns the result. It is sent by pickle.
+        kind: of the result.
         workspace: where; the output of the processes goes to `processes.log` in it.
 
     Raises:
         UserError: a step does not divide among the processes, there are too few GPUs, or a process died.
         Whatever `UserError` or `InfrastructureError` a process raises first.
-        RuntimeError: a process raised anything else; its text is the traceback.
+        RuntimeError: a process raised anything else; its note is the traceback.
     """
     machine = _layout(machine, portions)
     # The processes read what to do, and leave their result, in files of the workspace.
     config, order, log = workspace / "accelerate.yaml", workspace / "job.pkl", workspace / "processes.log"
-    failure = workspace / "failure.pkl"
+    failure = workspace / "failure.json"
     publish_text(config, yaml.safe_dump(configuration(machine), sort_keys=False))
     order.write_bytes(pickle.dumps((train, machine)))
-    for path in (*workspace.glob("failure*.pkl"), workspace / RESULT):
+    for path in (*workspace.glob("failure*.json"), workspace / RESULT):
         path.unlink(missing_ok=True)
     status = _run(config, order, log, machine)
-    output = log.read_text(errors="replace")
+    order.unlink()
+    output = log.read_text(errors="replace", encoding="utf-8")
     # If one process is killed, the others fail for want of it and then get SIGTERM: report the kill.
     killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", output)) - {"SIGTERM"}
-    if failure.exists() and not killed:
-        raise pickle.loads(failure.read_bytes())
+    if not killed and (raised := Failure.read(failure)):
+        raise raised.exception()
     if status or not (workspace / RESULT).exists():
         lines = "".join(f"\n    {line}" for line in output.splitlines()[-TAIL:])
         end = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
@@ -132,7 +134,7 @@ def fit(
             f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
             "processes if it was memory",
         )
-    return pickle.loads((workspace / RESULT).read_bytes())
+    return read_json(workspace / RESULT, kind, "run again")
 
 
 def _layout(machine: Machine, portions: tuple[int, str]) -> Machine:
@@ -226,15 +228,14 @@ def share(order: Path) -> None:
             distributed.init_process_group("gloo", timeout=timedelta(seconds=collectives.PATIENCE))
         result = train(machine, order.parent)
         if collectives.rank() == 0:
-            publish_bytes(order.parent / RESULT, pickle.dumps(result))
+            publish_bytes(order.parent / RESULT, TypeAdapter(type(result)).dump_json(result))
         distributed.destroy_process_group()
     except Exception as error:
-        expected = isinstance(error, UserError | InfrastructureError)
-        aside = order.with_name(f"failure-{collectives.rank()}.pkl")
-        aside.write_bytes(pickle.dumps(error if expected else RuntimeError(traceback.format_exc())))
+        aside = order.with_name(f"failure-{collectives.rank()}.json")
+        Failure.of(error).write(aside)
         # Keep the first error: the end of one process makes the others fail.
         with suppress(FileExistsError):
-            os.link(aside, order.with_name("failure.pkl"))
+            os.link(aside, order.with_name("failure.json"))
         # Exit at once, without waiting for the other processes.
         os._exit(2)
 

@@ -36,7 +36,7 @@ def train(job: Job) -> Trained:
         if job.machine.accelerate.processes == 1:
             return _fit(job, policy, targets, recipe, folder)
         groups = recipe.groups_per_step, "trainer.groups_per_step groups of a step"
-        return processes.fit(job.name, job.machine, groups, partial(_fit_share, job), folder)
+        return processes.fit(job.name, job.machine, groups, partial(_fit_share, job), StepResult, folder)
 
     result = train_once(folder, job.name, StepResult, trained)
     return Trained.of_steps(job.name, folder / "adapter", result)

@@ -138,7 +138,7 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
         if job.machine.accelerate.processes == 1:
             return train(job.machine, folder)
         portions = job.settings["batch"], "demonstrations of an update"
-        return processes.fit(job.name, job.machine, portions, train, folder)
+        return processes.fit(job.name, job.machine, portions, train, FineTuningResult, folder)
 
     result = train_once(folder, job.name, FineTuningResult, trained)
     count = len(job.demonstrations)

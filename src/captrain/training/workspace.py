@@ -20,7 +20,7 @@ from captrain.training.jobs import FineTuned, Result, Trained
 
 RESULT = "result.json"
 LOCK = "lock"
-SCRATCH = ("checkpoints*", "points", "trained.pkl", "unfinished")
+SCRATCH = ("checkpoints*", "points", "trained.json", "unfinished")
 """Patterns of files that only an unfinished training needs."""
 GRPO_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "informative")
 SERVED_COLUMNS = ("mismatch", "mismatch_largest", "effective_tokens", "rerendered", "staleness")

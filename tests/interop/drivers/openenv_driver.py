@@ -37,7 +37,7 @@ def play(client, episode):
 def main():
     address, path = sys.argv[1:]
     with GenericEnvClient(base_url=address).sync() as client:
-        for line in Path(path).read_text().splitlines():
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
             print(json.dumps(play(client, json.loads(line))))
         same = [client.reset(seed=7).observation["messages"] for _ in range(2)]
         other = client.reset(seed=8).observation["messages"]

@@ -35,7 +35,7 @@ async def main():
     module, path = sys.argv[1:]
     taskset = vf.load_taskset(taskset_config_type(module)(id=module))
     tasks = {task.data.index: task for task in taskset}
-    for line in Path(path).read_text().splitlines():
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
         episode = json.loads(line)
         task = tasks[episode["index"]]
         trace = Trace(

@@ -17,11 +17,11 @@ class Letters(BASE["Environment"]):
     """A process stops after as many scores as `hold` says, instead of 20."""
 
     def score(self, task: dict[str, Any], messages: list[Any]) -> Any:
-        with Path("scored").open("a") as file:
+        with Path("scored").open("a", encoding="utf-8") as file:
             SCORED.append(file.write(f"{os.getpid()}\n"))
-        with Path("nodes").open("a") as file:
+        with Path("nodes").open("a", encoding="utf-8") as file:
             file.write(f"{os.environ.get('SLURMD_NODENAME', 'here')}\n")
         with suppress(FileNotFoundError):
-            while len(SCORED) > int(Path("hold").read_text() or 20):
+            while len(SCORED) > int(Path("hold").read_text(encoding="utf-8") or 20):
                 time.sleep(0.02)
         return super().score(task, messages)

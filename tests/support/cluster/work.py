@@ -20,10 +20,10 @@ class Chore:
 
 def chore(item: Chore) -> tuple[str, str | None]:
     """Return the name in capitals, and the number of threads."""
-    again = (Path("runs").read_text() if Path("runs").exists() else "").split().count(item.name)
-    with open("runs", "a") as file:
+    again = (Path("runs").read_text(encoding="utf-8") if Path("runs").exists() else "").split().count(item.name)
+    with open("runs", "a", encoding="utf-8") as file:
         file.write(f"{item.name}\n")
-    Path(f"pid-{item.name}").write_text(str(os.getpid()))
+    Path(f"pid-{item.name}").write_text(str(os.getpid()), encoding="utf-8")
     launch.report_progress(again + 1, 5, f"at {item.name}")
     while item.gate and not (item.once and again) and not Path(item.gate).exists():
         time.sleep(0.02)

@@ -114,9 +114,11 @@ class KeptAnswer:
                     raise PermissionError(f"status {answer.status_code}")
                 ANSWERS.mkdir(parents=True, exist_ok=True)
                 draft = self.path.with_suffix(f".{os.getpid()}")
-                draft.write_text(json.dumps({"url": url, "params": params, "answer": answer.json()}, indent=1))
+                draft.write_text(
+                    json.dumps({"url": url, "params": params, "answer": answer.json()}, indent=1), encoding="utf-8"
+                )
                 draft.replace(self.path)
-            self.text = self.path.read_text()
+            self.text = self.path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:  # errors of requests are OSErrors
             FAULTS.append(f"{url} did not answer: {error}")
             raise

@@ -127,7 +127,7 @@ class Model:
     def __init__(self, access: ModelAccess | None, name: str, tools: list[JsonObject]) -> None:
         self._answers = StructuredAnswers(access, name=name, temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
         schemas = fenced("tools", "\n".join(line_of(tool["function"]) for tool in tools))
-        prompt = files("captrain").joinpath("comparison/baselines/prompts/reflection.md").read_text()
+        prompt = files("captrain").joinpath("comparison/baselines/prompts/reflection.md").read_text(encoding="utf-8")
         self._system = Template(prompt).substitute(tools=schemas, most=MOST)
 
     @property

@@ -215,7 +215,7 @@ def _route(endpoint: Operation) -> JsonObject:
 
 def text_of(scenario: Scenario) -> str:
     """Return the text of a scenario's environment file."""
-    driver = files("captrain").joinpath("comparison/baselines/templates/scenario.py.txt").read_text()
+    driver = files("captrain").joinpath("comparison/baselines/templates/scenario.py.txt").read_text(encoding="utf-8")
     header = f'"""The scenario {scenario.name} of the Agent World Model, with a driver of ours.\n\nDo not edit.\n"""\n'
     packages = f"PACKAGES = {imported(scenario.code)!r}\n"
     return f"{header}\n{packages}SCENARIO = {asdict(scenario)!r}\n{driver}"
@@ -322,7 +322,7 @@ def inspected(target: CheckedEnvironment, path: Path, against: Standard, count: 
         return subject.act(tasks[index], partial(act_randomly, target.tools, random.Random(f"random/{index}")))
 
     different = [tasks[index].id for index in range(count) if play(index) != play(index)]
-    leaked = against.tests.quoted_id(path.read_text())
+    leaked = against.tests.quoted_id(path.read_text(encoding="utf-8"))
     refusals = int(target.about["statements refused"])
     return [
         CheckResult(

@@ -105,9 +105,9 @@ def narrowed_desk(name: str, seed: int, number: int) -> str:
             selectors[index] = "id"
         requests.append([(rng.choice(VERBS), selector) for selector in selectors])
     package = files("captrain")
-    _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
-    frame = package.joinpath("environments/templates/frame.py.txt").read_text()
-    template = package.joinpath("environments/templates/narrowed.py.txt").read_text()
+    _, _, world = package.joinpath(WORLD).read_text(encoding="utf-8").partition('\n"""\n')
+    frame = package.joinpath("environments/templates/frame.py.txt").read_text(encoding="utf-8")
+    template = package.joinpath("environments/templates/narrowed.py.txt").read_text(encoding="utf-8")
     title = "Random requests at the service desk, drawn without regard to any diagnosis."
     header = f'"""{title}\n\nDo not edit: the passport is made out for this file.\n"""\n'
     constants = f"NAME = {name!r}\nREQUESTS = {requests!r}\nELIGIBLE = {rng.choice(ELIGIBLE)!r}\nDIFFICULTY = 0\n"

@@ -368,8 +368,8 @@ os.register_at_fork(after_in_child=_forget_servers)
 def waited(handle: int) -> float:
     """Return the seconds that a process waited for a processor; 0 if the system does not tell."""
     with suppress(OSError, ValueError, IndexError):
-        pid = Path(f"/proc/self/fdinfo/{handle}").read_text().partition("Pid:")[2].split()[0]
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        pid = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="utf-8").partition("Pid:")[2].split()[0]
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     return 0.0
 
 

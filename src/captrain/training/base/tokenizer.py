@@ -63,7 +63,9 @@ def build_tokenizer(demonstrations: Demonstrations | None = None) -> "PreTrained
         clean_up_tokenization_spaces=False,
     )
     # Qwen3-Instruct-2507's template, as TRL ships it.
-    tokenizer.chat_template = files("trl").joinpath("chat_templates/qwen3_instruct_2507.jinja").read_text()
+    tokenizer.chat_template = (
+        files("trl").joinpath("chat_templates/qwen3_instruct_2507.jinja").read_text(encoding="utf-8")
+    )
 
     # A token for each recurring text; the longest match wins.
     tools = demonstrations.tools if demonstrations else desk.TOOLS

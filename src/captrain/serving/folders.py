@@ -1,0 +1,75 @@
+"""Adapters that requests name: copied from the folders of `--adapters-from`, and used from the copy.
+
+Anybody who may write into such a folder can put a link in the place of a file or folder at any moment. So each file is
+opened once, from its root downwards and without following links, and the copy is what is checked and loaded.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from stat import S_ISREG
+from typing import BinaryIO
+
+from starlette.exceptions import HTTPException
+
+from captrain.models import ADAPTER_FILES
+from captrain.records import require_regular
+
+DOWNWARDS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+REMEDY = "name a folder with an adapter"
+
+
+def copy_adapter_below(roots: Sequence[Path], folder: Path, target: Path) -> None:
+    """Copy the files of an adapter.
+
+    Args:
+        roots: the adapter's files must lie below one of these.
+        folder: of the adapter.
+        target: an empty folder.
+
+    Raises:
+        HTTPException: a file lies elsewhere.
+        UserError: a file is missing, or is no regular file.
+    """
+    _root_of(roots, folder)
+    for name in ADAPTER_FILES:
+        require_regular(folder / name, REMEDY)
+        root, path = _root_of(roots, folder / name)
+        try:
+            with open_below(root, path) as source, (target / name).open("wb") as copy:
+                shutil.copyfileobj(source, copy)
+        except OSError as error:
+            raise HTTPException(403, f"{folder / name} changes while it is read: {error.strerror}") from None
+
+
+def _root_of(roots: Sequence[Path], path: Path) -> tuple[Path, Path]:
+    """Return the root that a path lies below, and the path without links; raises as `copy_adapter_below`."""
+    place = path.resolve()
+    for root in roots:
+        if place.is_relative_to(root):
+            return root, place
+    named = ", ".join(map(str, roots)) or "none"
+    raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {named}")
+
+
+def open_below(root: Path, path: Path) -> BinaryIO:
+    """Open a regular file below a folder without following any link.
+
+    Raises:
+        OSError: a part of the path is a link or missing, or the file is not regular.
+    """
+    *folders, name = path.relative_to(root).parts
+    place = os.open(root, DOWNWARDS)
+    try:
+        for folder in folders:
+            inner = os.open(folder, DOWNWARDS, dir_fd=place)
+            os.close(place)
+            place = inner
+        file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place), "rb")
+    finally:
+        os.close(place)
+    if not S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(None, "it is no regular file")
+    return file
