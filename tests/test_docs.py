@@ -219,6 +219,10 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project:
     assert "--analyst" in pages["commands.html"] and "captrain.diagnose" in pages["python.html"]
     assert "<code>selection.delta</code>" in pages["settings.html"]
     assert "results/evaluation/main.csv" in pages["result-files.html"]
+    assert (
+        "wrong_argument" in pages["diagnose-notebook.html"]
+        and "(troubleshooting.html)" in (site / "llms.txt").read_text()
+    )
 
 
 def test_a_broken_link_ends_the_build_of_the_pages(project: Path, tmp_path: Path) -> None:

@@ -340,9 +340,13 @@ def reply(content: str) -> Message:
 @pytest.mark.parametrize(
     ("tool", "kind"),
     [
-        ("get_order_details", "read"), ("find_user_id_by_email", "read"), ("calculate", "read"),
+        ("get_order_details", "read"), ("find_user_id_by_email", "read"), ("calculate", "think"),
         ("searchContacts", "read"), ("transfer_to_human_agents", "handover"), ("escalate_case", "handover"),
-        ("transfer_money", "write"), ("modify_user_address", "write"), ("getaway_booking", "write"),
+        ("transfer_money", "write"), ("modify_user_address", "write"), ("getaway_booking", "unknown"),
+        ("check_out_book", "unknown"), ("find_and_replace", "unknown"), ("order_status", "unknown"),
+        ("bash", "environment"), ("execute_python_code", "environment"), ("str_replace_editor", "environment"),
+        ("web_search", "environment"), ("Read", "environment"), ("search_direct_flight", "read"),
+        ("send_email", "write"), ("code_review_assignments", "unknown"),
     ],
 )  # fmt: skip
 def test_what_a_tool_does_is_told_by_its_name(tool: str, kind: str) -> None:

@@ -140,7 +140,7 @@ def test_a_tool_does_what_is_said_then_declared_then_shown_by_replay_then_by_rol
     agent = target()
     skilled, hasty = played(agent, 40, ()), played(agent, 40, ("guess",))
     lucky = [one for one in hasty if one.outcome == "passed" and "gauge" in str(one.reference)]
-    assert learn_toolbox(skilled, agent.tools).kind("gauge") == "write"
+    assert learn_toolbox(skilled, agent.tools).kind("gauge") == "unknown"
     assert len(lucky) >= PASSES and len({str(one.task.data["wheels"]) for one in skilled}) >= VARIED
     assert learn_toolbox([*skilled, *hasty], agent.tools).kind("gauge") == "read"
     with open_worlds(target=agent) as worlds:
@@ -156,7 +156,7 @@ def test_a_tool_does_what_is_said_then_declared_then_shown_by_replay_then_by_rol
 
 def test_mcps_hint_is_a_declaration_and_what_a_benchmark_declares_is_never_shown_to_the_agent() -> None:
     hinted = [{**cellar.TOOLS[1], "annotations": {"readOnlyHint": True}}, *cellar.TOOLS[2:]]
-    assert Toolbox(hinted).kind("gauge") == "read" and Toolbox(cellar.TOOLS).kind("gauge") == "write"
+    assert Toolbox(hinted).kind("gauge") == "read" and Toolbox(cellar.TOOLS).kind("gauge") == "unknown"
     declaring = target(kinds={"gauge": "read"})
     assert Toolbox(declaring.declared_tools).kind("gauge") == "read" and declaring.tools == cellar.TOOLS
 
@@ -230,9 +230,9 @@ def shifts(lookup: str, later: tuple[str, ...] = (), answer: str = '{"id": "N7"}
 
 def test_what_names_a_value_that_a_change_is_made_without_and_wrongly_is_a_look_up_whatever_its_name() -> None:
     assert learn_toolbox(shifts("ward_roster"), TICKETS).kind("ward_roster") == "read"
-    assert learn_toolbox(shifts("ward_roster")[:4], TICKETS).kind("ward_roster") == "write", "one may be a slip"
+    assert learn_toolbox(shifts("ward_roster")[:4], TICKETS).kind("ward_roster") == "unknown", "one may be a slip"
     told = [one.model_copy(update={"messages": [*one.reference]}) for one in shifts("ward_roster")]
-    assert learn_toolbox(told, TICKETS).kind("ward_roster") == "write", "no answer shows that it tells anything"
+    assert learn_toolbox(told, TICKETS).kind("ward_roster") == "unknown", "no answer shows that it tells anything"
 
 
 def test_what_a_change_creates_and_the_last_call_of_a_reference_are_no_look_ups() -> None:
@@ -244,6 +244,6 @@ def test_what_a_change_creates_and_the_last_call_of_a_reference_are_no_look_ups(
 
 def test_a_replay_that_misses_a_tool_outweighs_what_its_answers_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     worlds: Any = SimpleNamespace(of=lambda _: SimpleNamespace(kinds={}))
-    for kind, learnt in (("write", "write"), ("read", "read")):
+    for kind, learnt in (("write", "unknown"), ("read", "read")):
         monkeypatch.setattr(learning, "_kinds_by_replay", lambda *_, kind=kind: {"ward_roster": kind})
         assert learn_toolbox(shifts("ward_roster"), TICKETS, worlds).kind("ward_roster") == learnt

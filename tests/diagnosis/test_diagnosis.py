@@ -34,7 +34,7 @@ def ranked(out: Path) -> dict[str, dict[str, Any]]:
 def test_few_rollouts_are_said_to_conclude_nothing_and_nothing_is_selected(tmp_path: Path) -> None:
     said = diagnose(LIBRARY, "--out", tmp_path)
     why = "4 passed and 6 failed rollouts; at least 10 of each are needed to conclude anything"
-    assert f"nothing can be concluded: {why}" in said and "selected" not in said
+    assert f"Nothing can be concluded: {why}" in said.replace("\n", " ") and "selected" not in said
     report = (tmp_path / "report.md").read_text()
     assert report.index(why) < report.index("## Outcomes")
     assert not any(row["selected"] for row in ranked(tmp_path).values())
@@ -84,18 +84,18 @@ def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path)
     assert rows["extra_write"]["coverage"] == pytest.approx(1 / 6, abs=1e-6)
     # What the user asked for and the record forbids is no slip of the agent's: it complied.
     assert rows["undue_compliance"]["coverage"] == pytest.approx(1 / 6, abs=1e-6)
-    assert "nothing can be concluded" not in said
+    assert "Nothing can be concluded" not in said
     selected = [name for name, row in rows.items() if row["selected"]]
     assert selected and all(re.search(rf"{name} .* yes ", said) for name in selected)
     report = (out / "report.md").read_text()
-    assert "message 6, wrong_argument: renew_loan: weeks 3 should be 2" in report
+    assert "message 6, wrong_argument (traced): renew_loan: weeks 3 should be 2" in report
     assert "> assistant: renew_loan(loan_id='L-4', weeks=3)" in report
-    assert "message 6, missing_information: 3.50 was in view and not told" in report
+    assert "message 6, missing_information (traced): 3.50 was in view and not told" in report
 
 
 def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tmp_path: Path) -> None:
     said = diagnose(LIBRARY, "--out", tmp_path)
-    counts = "4 passed and 6 failed rollouts are compared; left out: 0 with a suspect reference, 2 with a fault of"
+    counts = "12 rollouts: 4 passed, 7 failed, 1 without a verdict (error), 1 with a fault of the simulated user"
     assert counts in said.replace("\n", " ")
     report = (tmp_path / "report.md").read_text()
     assert "tau2/library/fee (error, trial 2): the simulation ended with infrastructure_error" in report
@@ -130,7 +130,7 @@ def test_what_could_not_be_read_stands_in_the_report(tmp_path: Path) -> None:
     diagnose(path, "--out", tmp_path / "out")
     report = (tmp_path / "out" / "report.md").read_text()
     assert "1 entries could not be read" in report and "a.json, simulation 1" in report
-    assert "there is no reward" in report
+    assert "no outcome found" in report
 
 
 def test_equal_logs_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_log_ends_in_one_message(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(
         UserError,
-        match=r"there is no rollout in notes\.json(.|\n)*remedy: docs/diagnose\.md lists what each format needs",
+        match=r"there is no rollout in .*notes\.json(.|\n)*remedy: docs/formats\.md lists what each format needs",
     ):
         diagnose(path, "--out", tmp_path)
 
@@ -169,7 +169,7 @@ def test_the_shared_files_are_explained_in_seconds(tmp_path: Path) -> None:
     # Of processors: whoever else is at work here has a share of the clock.
     seconds = sum(after[:4]) - sum(before[:4])
     assert seconds < 25, "with replay, tau2's world and its start among them"
-    assert "50 rollouts read" in said and "31 failed, 0 of them unexplained" in said
+    assert "50 rollouts: 19 passed, 31 failed" in said
 
 
 def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path: Path) -> None:
@@ -197,9 +197,7 @@ def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path
     assert f"| (suspect_reference) | {of_suspects} |" in report
     assert report.count("(its reference is suspect)") == of_suspects and "cause-suspect_reference" in page
     fixes = {entry["subject"]: entry["facts"] for entry in json.loads((out / "advice.json").read_text())}
-    assert fixes["a suspect reference"].startswith(
-        f"{of_suspects} of {len(failed)} failures, the only fault in {of_suspects}"
-    )
+    assert fixes["is judged by a suspect reference"].startswith(f"{of_suspects} of {len(failed)} failures")
     counted = json.loads((out / "selection.json").read_text())["rollouts"]
     assert counted["passed"] + counted["failed"] == sum(row["standing"] == "contrasted" for row in causes.values())
 

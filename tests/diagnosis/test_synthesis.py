@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,15 @@ def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def advice(folder: Path) -> dict[str, str]:
-    return {entry["subject"]: entry["action"] for entry in json.loads((folder / "advice.json").read_text())}
+    """What a diagnosis advises against each cause that it would train: the actions, and then the command."""
+    entries = json.loads((folder / "advice.json").read_text())
+    texts = [" ".join([*entry["actions"], entry["command"]]) for entry in entries]
+    return {match.group(1): text for text in texts for match in re.finditer(r"train (\w+) \(", text)}
 
 
 def command_in(text: str) -> list[str]:
     """The command that an advice names."""
-    return text.split("`")[-2].removeprefix("captrain ").split()
+    return text[text.rindex("captrain ") :].removeprefix("captrain ").split()
 
 
 @pytest.mark.parametrize(

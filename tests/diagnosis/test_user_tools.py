@@ -67,7 +67,7 @@ CASES: dict[str, tuple[list[Message], list[object], list[str]]] = {
     "a fault that the agent has to hand over": (
         OPENING + says("I cannot think of anything else. Good bye."),
         [gold("transfer_to_human_agents", summary="x")],
-        ["missing_escalation"],
+        [],  # a transfer changes no record: without a replay nothing shows that it counts
     ),
 }
 
@@ -120,18 +120,6 @@ def test_where_there_is_no_user_none_was_left_unasked(tmp_path: Path) -> None:
     logs = logs_of_rollouts([rollout.model_copy(update={"messages": alone})])
     [row] = diagnose(logs, LIMITS, runs=2, count=4, seed=0).diagnosed.rollouts
     assert not any(cause.cause == "user_simulator_fault" for cause in row.causes)
-
-
-def test_a_request_to_an_agent_that_works_alone_is_no_choice_of_a_simulated_user(tmp_path: Path) -> None:
-    book, due = calls("book_room", "booked", room="R17 upstairs"), gold("book_room", room="R99 downstairs")
-    request = user("Book R17 upstairs.")
-    answered, alone = Desk(tmp_path), Desk(tmp_path)
-    [chosen] = answered.add(says("Which room?") + request + book + says("Booked."), due).explained()
-    alone.add(request + book + says("Booked."), due)
-    alone.simulations[0]["messages"].pop(0)  # the greeting
-    [asked] = alone.explained()
-    assert [cause.cause for cause in chosen.causes] == ["user_simulator_fault"]
-    assert [cause.cause for cause in asked.causes] == ["wrong_argument"]
 
 
 def test_the_page_shows_what_the_user_calls_and_what_it_was_to_call(tmp_path: Path) -> None:

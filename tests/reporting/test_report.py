@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.browser import Browser
 from support.figures import digests
+from support.finished import Captrain
 from support.needs import further
 from support.results import causal_tables
 
@@ -224,7 +225,7 @@ def test_the_overview_shows_intervals_and_the_reading_of_each_difference(report:
     text = " ".join(view(report, "overview").text.split())
     for words in (
         "0.533 to 0.619",
-        "not distinguishable",
+        "no reliable difference",
         "bound: oracle router",
         "undefined",
         "< 0.001",
@@ -233,7 +234,7 @@ def test_the_overview_shows_intervals_and_the_reading_of_each_difference(report:
     row = next(
         one for one in (report / "index.html").read_text().splitlines() if "router: sets - GRPO on target" in one
     )
-    assert "not distinguishable after correction" in row
+    assert "no reliable difference" in row
     marked = [tag for tag, given in view(report, "overview").tags if tag == "svg" and given.get("role") == "img"]
     assert len(marked) == 4
     marked = [tag for tag, given in view(report, "capabilities").tags if tag == "svg" and given.get("role") == "img"]
@@ -397,16 +398,30 @@ def test_the_overview_and_the_terminal_show_the_same_readings(
 ) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setenv("COLUMNS", "200")  # so that no reading is wrapped
-    monkeypatch.setattr("sys.argv", ["captrain", "results"])
+    monkeypatch.setattr("sys.argv", ["captrain", "results", "--all"])
     with pytest.raises(SystemExit) as end:
         app.main()
     assert not end.value.code
     lines = [line for line in capsys.readouterr().out.splitlines() if " - " in line and "│" in line]
     said = [line.split("│")[-2].strip() for line in lines]
     cells = re.findall(r'<td class="reading">([^<]*)</td>', (report / "index.html").read_text())
-    assert said == [tables.DISTINCT.get(cell, cell) for cell in cells] and "no (Holm)" in said and "yes" in said
+    assert said == cells
+    assert {"differs", "no reliable difference"} <= {*said}
     text = " ".join(view(report, "overview").text.split())
-    assert "TRACE in this run: against base +0.203, distinguishable; against GRPO on target -0.026, not" in text
+    assert "TRACE in this run: against base +0.203, differs; against GRPO on target -0.026, no" in text
+
+
+def test_the_first_screen_has_at_most_40_lines_of_80_columns_and_no_name_is_wrapped(
+    committed: Path, captrain: Captrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = captrain(committed, "results")
+    lines = out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
+    rates = [float(found[1]) for line in lines if (found := re.search(r"  (\d\.\d{3})  \d\.\d{3} to", line))]
+    assert rates == sorted(rates, reverse=True) and len(rates) >= 7
+    assert re.search(r"^ +TRACE, solutions, routed  ", out, re.M) and re.search(r"^ +missing_write +Omitted", out, re.M)
+    assert re.search(r"^  captrain results --all ", out, re.M)
 
 
 @pytest.mark.parametrize("field", ["floor", "outcomes", "kinds"])
@@ -426,7 +441,7 @@ def test_the_causal_test_is_printed_beneath_the_table(
 ) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setenv("COLUMNS", "170")
-    monkeypatch.setattr("sys.argv", ["captrain", "results"])
+    monkeypatch.setattr("sys.argv", ["captrain", "results", "--all"])
     with suppress(SystemExit):
         app.main()
     out = capsys.readouterr().out
@@ -526,6 +541,12 @@ def test_a_wrong_column_or_value_is_named(breakable: Path, name: str, old: str, 
             build(breakable, breakable.parent / "broken")
     finally:
         publish_text(path, whole)
+
+
+def test_the_report_of_a_project_that_never_ran_says_how_to_run_it(tmp_path: Path, captrain: Captrain) -> None:
+    publish_text(tmp_path / "dvc.yaml", "stages: {}\n")
+    status, out, _ = captrain(tmp_path, "report")
+    assert status == 0 and "no stage was run here yet" in out and "`captrain run`" in out
 
 
 def test_the_report_of_an_empty_project_says_what_is_missing(tmp_path: Path) -> None:

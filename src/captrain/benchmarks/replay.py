@@ -20,7 +20,9 @@ from typing import Literal, Protocol
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, Rollout
 
-Kind = Literal["read", "write", "handover", "think"]
+Kind = Literal["read", "write", "handover", "think", "environment", "unknown"]
+"""What a tool does. An `environment` is a shell, an interpreter, an editor, a browser or a search engine: the agent
+writes its arguments itself. No cause rests on an `unknown` tool."""
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,12 @@ from .labelling import EXAMPLES as EXAMPLES
 from .labelling import label_runs as label_runs
 from .labelling import pooled as pooled
 from .learning import learn_toolbox as learn_toolbox
+from .learnt_needs import Lack as Lack
 from .learnt_needs import Needs as Needs
 from .learnt_needs import has_solution as has_solution
 from .learnt_needs import learn_needs as learn_needs
+from .log_signs import forbidden_values as forbidden_values
+from .log_signs import forbidden_writes as forbidden_writes
 from .occasions import Occasion as Occasion
 from .occasions import Vocabulary as Vocabulary
 from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
@@ -51,9 +54,11 @@ from .rule import stability_table as stability_table
 from .rule import undecided as undecided
 from .rules import INFRASTRUCTURE as INFRASTRUCTURE
 from .rules import KINDS as KINDS
+from .rules import LIMIT as LIMIT
 from .rules import RULES as RULES
 from .rules import SIMULATOR as SIMULATOR
 from .rules import SUSPECT as SUSPECT
+from .rules import Grade as Grade
 from .rules import Rule as Rule
 from .rules import Step as Step
 from .rules import Verdict as Verdict
@@ -65,6 +70,7 @@ from .selection import code_of as code_of
 from .selection import select as select
 from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
+from .text import is_malformed as is_malformed
 from .text import is_value as is_value
 from .text import number_of as number_of
 from .text import quoted as quoted
@@ -72,6 +78,7 @@ from .text import result_of as result_of
 from .text import same as same
 from .text import says as says
 from .text import text_of as text_of
+from .toolbox import CHANGES as CHANGES
 from .toolbox import Toolbox as Toolbox
 from .toolbox import kind_of as kind_of
 from .verdicts import count_pairs as count_pairs

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from captrain.benchmarks import Kind
 from captrain.capabilities.association import EVERY, Traits
 from captrain.capabilities.text import (
     are_plain,
@@ -19,7 +20,7 @@ from captrain.capabilities.text import (
     says,
     text_of,
 )
-from captrain.capabilities.toolbox import Kind, Toolbox
+from captrain.capabilities.toolbox import CHANGES, Toolbox
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, Rollout, digest, leaves
 
@@ -131,7 +132,7 @@ def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[st
                     call,
                     message=index,
                     failed=failed,
-                    changed=call.kind == "write" and not failed,
+                    changed=call.kind in CHANGES and not failed,
                     result=result_of(answer) if is_answered else None,
                     compared=None if compared is None else tuple(compared),
                 )
@@ -141,7 +142,7 @@ def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[st
 
 def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
     """The calls of a rollout's reference, and then those that its user was to make."""
-    goals = [replace(goal, failed=False, changed=goal.kind == "write") for goal in calls_in(rollout.reference, toolbox)]
+    goals = [replace(goal, failed=False, changed=goal.kind in CHANGES) for goal in calls_in(rollout.reference, toolbox)]
     for step in rollout.task.facts.user_calls:
         goals.append(make_call(toolbox, step.name, step.arguments, "user", len(goals)))
     return goals

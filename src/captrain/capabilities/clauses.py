@@ -33,7 +33,7 @@ from captrain.capabilities.expressions import (
     look_up,
 )
 from captrain.capabilities.text import plain, text_of
-from captrain.capabilities.toolbox import Toolbox
+from captrain.capabilities.toolbox import CHANGES, Toolbox
 from captrain.records import JsonObject, Record, parse_yaml, read_text
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class RecordBook:
 
     def add(self, acts: list[Call]) -> None:
         """Keep the records that a rollout read before its first write."""
-        for act in takewhile(lambda act: act.kind != "write" or act.failed, acts):
+        for act in takewhile(lambda act: act.kind not in CHANGES or act.failed, acts):
             if act.kind == "read" and not act.failed:
                 # A record that does not hold its own key is known by the one it was asked for by.
                 result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result

@@ -8,10 +8,8 @@ import re
 from collections.abc import Sequence
 
 from captrain.capabilities.calls import Call
-from captrain.capabilities.clauses import objects
 from captrain.capabilities.text import (
     NUMBER,
-    SUPERLATIVE,
     WORD,
     asks_consent,
     atoms,
@@ -22,13 +20,14 @@ from captrain.capabilities.text import (
     shape,
     text_of,
 )
+from captrain.capabilities.toolbox import CHANGES, EFFECTS
 from captrain.capabilities.view import END, Edit, RolloutView
 from captrain.records import leaves
 
 REPEATS = 3
 """Equal calls that are a loop: twice may be a second try."""
-SHORT = 6
-"""Digits of a number that may be a number of anything."""
+SENTENCE_LENGTH = 60
+"""Shorter words may be said again."""
 Sign = tuple[int, str] | None
 """The message where a cause shows, and the evidence."""
 
@@ -49,31 +48,23 @@ def left_at_once(view: RolloutView, edit: Edit) -> Sign:
 
 
 def left_early(view: RolloutView, edit: Edit) -> Sign:
-    """The user agrees, or is asked, and leaves before the step is done."""
+    """The user agrees to the step, which the assistant has just proposed, and leaves before it is done."""
     if view.left is None or (edit.kind == "replace" and not edit.calls[0].failed):
+        return None
+    proposal, goal = view.text(view.left - 1), edit.goal
+    values = [v for v in atoms(goal.arguments) if isinstance(v, str)] if goal else [edit.text]
+    values += re.findall("[a-z]{4,}", goal.tool) if goal else []
+    if not asks_consent(proposal) or not any(says(proposal, value) for value in values):
         return None
     return view.left, f"the user agrees to {edit.subject} and leaves before it is done"
 
 
-def user_chose_otherwise(view: RolloutView, edit: Edit) -> Sign:
-    """The user brings up a value that is not in its script, and the agent never opened a record of that name."""
-    call, script = edit.calls[0], view.facts.script
-    if not (script and view.is_answered and call.by == "assistant"):
-        return None
-    if edit.kind == "replace":
-        values = [value for value in edit.strange if isinstance(value, str) and re.search(r"\d", value)]
-        if any(view.seen(item, call.message, "tool") for item in edit.missing):
-            return None  # a record contradicted the user
-    else:
-        values = [v for v in atoms(call.arguments) if isinstance(v, str) and not is_common(v) and not view.opened(v)]
-    for value in values:
-        spoken = view.seen(value, call.message, "user")
-        if spoken and not view.seen(value, spoken[0], "assistant", "tool") and not says(script, value):
-            return spoken[0], f"the user asked for {call}, which its script does not: {quoted(view.text(spoken[0]))}"
-    return None
-
-
 # Look-ups and records
+
+
+def did_nothing(view: RolloutView, edit: Edit) -> Sign:
+    """The agent did nothing at all, where the reference begins with a look-up."""
+    return (view.last, f"{view.expected[0]} was never made, nor anything else") if view.is_idle else None
 
 
 def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
@@ -85,7 +76,7 @@ def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
 
 
 def _unopened(view: RolloutView, goal: Call) -> str | None:
-    """The record of a goal that the reference opens, if it says what it looks up, and the rollout does not."""
+    """The record of a goal that the reference opens, if it makes look-ups, and the rollout does not."""
     due = [step for step in view.goals if step.kind == "read"]
     for _, record in view.records(goal):
         is_due = not due or any(record in leaves(lookup.arguments) for lookup in due)
@@ -109,7 +100,8 @@ def record_mistyped(view: RolloutView, edit: Edit) -> Sign:
 def record_never_opened(view: RolloutView, edit: Edit) -> Sign:
     """The record was never opened, and no other of its kind."""
     record = _unopened(view, goal_of(edit))
-    if record is None or (view.in_view(record) and view.opened_instead(record)):
+    is_due = any(record in leaves(step.arguments) for step in view.goals if step.kind == "read")
+    if record is None or not is_due or (view.in_view(record) and view.opened_instead(record)):
         return None
     return view.closing, f"{record} was never looked up, and {edit.goal} never made"
 
@@ -118,7 +110,7 @@ def record_mistaken(view: RolloutView, edit: Edit) -> Sign:
     """One record is due, and one other was opened in its place."""
     record = _unopened(view, goal_of(edit))
     openings = view.opened_instead(record) if record else {}
-    steps = [step for step in view.goals if step.kind == "write"]
+    steps = [step for step in view.goals if step.kind in CHANGES]
     due = {value for step in steps for _, value in view.records(step) if record and shape(value) == shape(record)}
     is_told = any(says(view.text(place), record) for place in view.replies())
     if len(openings) != 1 or len(due) != 1 or is_told:
@@ -170,26 +162,6 @@ def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
     return None
 
 
-def answer_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
-    """An owed number stands in no message, and a look-up was not made; whether others by its tool were."""
-    value = edit.text
-    if not NUMBER.search(value) or view.in_view(value):
-        return None
-    for goal in view.due_lookups:
-        is_of_record = any(map(is_identifier, goal.arguments.values()))
-        if not view.has_like(goal) or is_of_record:
-            told = told_instead(view, value) if is_alike else None
-            sign = told[0] if told else view.last, f"{value} was not told, and {goal} never made"
-            return sign if view.has_like(goal) == is_alike else None
-    return None
-
-
-def need_not_looked_up(view: RolloutView, edit: Edit) -> Sign:
-    """The reference makes a look-up before the step, and the rollout makes none like it."""
-    need = next((need for need in view.needs(goal_of(edit)) if not view.has_like(need)), None)
-    return (view.closing, f"{need} was never made, nor any like it, and {edit.goal} never made") if need else None
-
-
 def changed_unread(view: RolloutView, edit: Edit) -> Sign:
     """The record was changed without the look-up by which the reference opens it."""
     call = edit.calls[0]
@@ -197,16 +169,6 @@ def changed_unread(view: RolloutView, edit: Edit) -> Sign:
     if unread is None or any(view.seen(value, call.message, "user") for value in edit.missing):
         return None
     return call.message, f"{call}, and {unread} was never made before"
-
-
-def record_unopened(view: RolloutView, edit: Edit) -> Sign:
-    """The user named a record, tools showed it, and it was changed without being opened."""
-    call = edit.calls[0]
-    for _, record in view.records(call)[:1]:
-        is_of_user = view.seen(record, call.message, "user") and not view.opened(record, call.message)
-        if shape(record) in view.shapes and is_of_user and view.seen(record, END, "tool"):
-            return call.message, f"{call}, and {record} was never looked up"
-    return None
 
 
 def _other_record(view: RolloutView, edit: Edit) -> tuple[str, str] | None:
@@ -228,7 +190,7 @@ def record_confused(view: RolloutView, edit: Edit) -> Sign:
     if record is None:
         return None
     wrong = text_of(call.arguments.get(record[0]))
-    is_due = any(wrong in leaves(goal.arguments) for goal in view.goals if goal.kind != "read")
+    is_due = any(wrong in leaves(goal.arguments) for goal in view.goals if goal.kind in EFFECTS)
     if is_due or view.opened(record[1], call.message):
         return call.message, edit.corrections
     return min(view.opened_instead(record[1]).get(wrong, END), call.message), edit.corrections
@@ -275,7 +237,7 @@ def operation_swapped(view: RolloutView, edit: Edit) -> Sign:
 def operation_mistaken(view: RolloutView, edit: Edit) -> Sign:
     """A call of another tool has the arguments of the goal."""
     goal = goal_of(edit)
-    swaps = [call for call in view.calls if call.arguments == goal.arguments != {} and call.kind != "read"]
+    swaps = [call for call in view.calls if call.arguments == goal.arguments != {} and call.kind in EFFECTS]
     swaps = [call for call in swaps if call.by == goal.by and not any(map(call.equals, view.goals))]
     return (swaps[0].message, f"{swaps[0]}, where {goal} was due") if swaps else None
 
@@ -288,7 +250,7 @@ def _attempts(view: RolloutView, goal: Call) -> list[Call]:
     for call in [call for call in view.calls if call.failed]:
         later = {record for peer in right if peer.message > call.message for record in view.records(peer)}
         is_on_record = bool({*view.records(call)} & {*view.records(goal)} - later)
-        is_write = (call.kind, call.by) == ("write", goal.by)
+        is_write = call.kind in CHANGES and call.by == goal.by
         attempts += [call] if call.tool == goal.tool or (is_write and is_on_record) else []
     return attempts
 
@@ -302,6 +264,15 @@ def record_locked(view: RolloutView, edit: Edit) -> Sign:
     if lock is None or not any(call.equals(goal) for call in attempts):
         return None
     return lock.message, f"{lock} before {goal}, which was refused from then on"
+
+
+def left_as_text(view: RolloutView, edit: Edit) -> Sign:
+    """The call stands in a message as text, and was never executed."""
+    goal = goal_of(edit)
+    for place, message in enumerate(view.messages):
+        if goal.tool in (message.get("unexecuted") or ()):
+            return place, f"a call of {goal.tool} was written as text and never executed"
+    return None
 
 
 def attempt_refused(view: RolloutView, edit: Edit) -> Sign:
@@ -356,13 +327,6 @@ def items_added(view: RolloutView, edit: Edit) -> Sign:
     return (edit.calls[0].message, edit.corrections) if _uneven_list(edit) > 0 else None
 
 
-def items_refused(view: RolloutView, edit: Edit) -> Sign:
-    """A list has fewer items than are due, after a refusal."""
-    refusal = view.refusal([])
-    is_refused = _uneven_list(edit) < 0 and refusal is not None and refusal < edit.calls[0].message
-    return (refusal or 0, edit.corrections) if is_refused else None
-
-
 def items_left_out(view: RolloutView, edit: Edit) -> Sign:
     """A list has fewer items than are due."""
     return (edit.calls[0].message, edit.corrections) if _uneven_list(edit) < 0 else None
@@ -379,51 +343,6 @@ def value_invented(view: RolloutView, edit: Edit) -> Sign:
     return call.message, f"{edit.corrections}; {invented[0]} stands in no message before"
 
 
-def choice_not_best(view: RolloutView, edit: Edit) -> Sign:
-    """The user asked for a choice by numbers, and those of the chosen thing differ from the right one's."""
-    superlative = SUPERLATIVE.search(view.wishes)
-    values = [value for value in (*edit.missing, *edit.strange) if isinstance(value, str)]
-    choices = [_numbers_of(view, value) for value in values] if superlative else []
-    if superlative is None or len(choices) < 2 or not choices[0] or not choices[-1] - choices[0]:
-        return None
-    return view.proposal(edit.calls[0]), f"{edit.corrections}: not the {superlative.group()}"
-
-
-def _numbers_of(view: RolloutView, identifier: str) -> set[tuple[str, float]]:
-    """The numbers that look-ups show of a thing, with their names."""
-    reads = [act for act in view.acts if act.kind == "read" and not act.failed]
-    records = [record for act in reads for record in objects(act.result) if identifier in record.values()]
-    entries = [entry for record in records for entry in record.items()]
-    groups = [(name, entry.values() if isinstance(entry, dict) else [entry]) for name, entry in entries]
-    values = [(name, value) for name, group in groups for value in group if not isinstance(value, bool)]
-    return {(name, value) for name, value in values if isinstance(value, int | float)}
-
-
-def record_disbelieved(view: RolloutView, edit: Edit) -> Sign:
-    """The user said otherwise, without its script, than a record that was read before."""
-    call = edit.calls[0]
-    reads = [act for act in view.acts if act.message < call.message]
-    for name in edit.wrong:
-        claim = text_of(call.arguments.get(name)).replace("_", " ")
-        is_of_user = view.seen(claim, call.message, "user") and not says(view.facts.script, claim)
-        records = [record for act in reads for record in objects(act.result)] if is_of_user else []
-        if any(record.get(name) == goal_of(edit).arguments[name] for record in records):
-            return view.proposal(call), f"{edit.corrections}; {name} as the user said"
-    return None
-
-
-def user_believed(view: RolloutView, edit: Edit) -> Sign:
-    """A value with digits is the user's word, by its script or against a record."""
-    call, script = edit.calls[0], view.facts.script
-    for value in [value for value in edit.strange if isinstance(value, str) and re.search(r"\d", value)]:
-        spoken = view.seen(value, call.message, "user")
-        if spoken and not view.seen(value, spoken[0], "tool", "assistant"):
-            is_contradicted = any(view.seen(item, call.message, "tool") for item in edit.missing)
-            if not script or says(script, value) or is_contradicted:
-                return spoken[0], f"{edit.corrections}; {value} is the user's word"
-    return None
-
-
 def value_wrong(view: RolloutView, edit: Edit) -> Sign:
     """An argument has another value."""
     return edit.calls[0].message, edit.corrections
@@ -432,37 +351,8 @@ def value_wrong(view: RolloutView, edit: Edit) -> Sign:
 # Words
 
 
-def told_instead(view: RolloutView, value: str) -> tuple[int, str] | None:
-    """The first reply that tells another number in place of the owed one, which was not in view yet.
-
-    It is alike in form, and not the user's; and either nothing shows it, or it is a long number of the same form.
-    """
-    if not NUMBER.search(value):
-        return None
-    for place in view.replies():
-        if view.in_view(value, place):
-            return None
-        for rival in WORD.findall(view.text(place)):
-            lengths, is_of_form = (len(rival), len(value)), re.sub(r"\d", "9", rival) == re.sub(r"\d", "9", value)
-            is_near = min(lengths) > 2 and abs(lengths[0] - lengths[1]) < 2 and ("." in rival) == ("." in value)
-            is_alike = is_of_form or (is_near and NUMBER.fullmatch(rival) is not None)
-            is_own = is_alike and rival != value and not view.seen(rival, place, "user")
-            if is_own and (not view.in_view(rival, place) or (is_of_form and len(value) > SHORT)):
-                return place, rival
-    return None
-
-
-def other_value_told(view: RolloutView, edit: Edit) -> Sign:
-    """Another record's value was told."""
-    told = told_instead(view, edit.text)
-    is_shown = told is not None and view.in_view(told[1], told[0])
-    return (told[0], f"{told[1]} was told, where {edit.text} was asked for") if told and is_shown else None
-
-
 def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
-    """A number was told that stands in no message before."""
-    if told := told_instead(view, edit.text):
-        return told[0], f"{told[1]} was told, where {edit.text} was asked for"
+    """A number is owed that stands nowhere, and the last reply tells one that stands in no message before."""
     if not NUMBER.search(edit.text) or view.in_view(edit.text):
         return None
     for place in view.replies()[-1:]:
@@ -481,9 +371,13 @@ def not_told(view: RolloutView, edit: Edit) -> Sign:
 
 
 def was_refused(view: RolloutView, edit: Edit) -> Sign:
-    """The assistant says that it cannot be done."""
-    refusal = view.refusal([value for _, value in view.records(goal_of(edit))])
-    return None if refusal is None else (refusal, f"{edit.goal} was refused: {quoted(view.text(refusal))}")
+    """The assistant knows the record, and says that the step cannot be done."""
+    records = [value for _, value in view.records(goal_of(edit))]
+    refusal = view.refusal(records)
+    values = records or [value for value in goal_of(edit).arguments.values() if isinstance(value, str)]
+    if refusal is None or not all(view.in_view(value, refusal) for value in values):
+        return None
+    return refusal, f"{edit.goal} was refused: {quoted(view.text(refusal))}"
 
 
 def handed_over_instead(view: RolloutView, edit: Edit) -> Sign:
@@ -508,15 +402,26 @@ def never_made(view: RolloutView, edit: Edit) -> Sign:
     return view.last, f"{edit.goal}{of_user} was never made"
 
 
+def limited(view: RolloutView, edit: Edit) -> Sign:
+    """A limit of the harness ended the rollout."""
+    limit = view.facts.limit
+    return (view.last, f"the limit {limit} ended the rollout") if limit else None
+
+
 def cut_off(view: RolloutView, edit: Edit) -> Sign:
     """The dialogue does not come to an end."""
     return view.last, f"it does not come to an end: {view.ending or 'it is cut off'}"
 
 
 def called_again(view: RolloutView, edit: Edit) -> Sign:
-    """One call was made again and again until the dialogue was cut off."""
+    """One call was made, or the same words were said, again and again until the dialogue was cut off."""
     peers: Sequence[Call] = max(view.equal_calls, key=len, default=[])
-    if len(peers) < REPEATS:
-        return None
     ending = view.ending or "it is cut off"
-    return peers[1].message, f"{peers[0]} was called {len(peers)} times with the same arguments, until {ending}"
+    if len(peers) >= REPEATS:
+        return peers[1].message, f"{peers[0]} was called {len(peers)} times with the same arguments, until {ending}"
+    places: dict[str, list[int]] = {}
+    for place in view.replies():
+        places.setdefault(view.text(place).strip(), []).append(place)
+    text, again = max(places.items(), key=lambda item: len(item[1]), default=("", []))
+    is_loop = len(again) > REPEATS and len(text) >= SENTENCE_LENGTH
+    return (again[1], f"the same words {len(again)} times, until {ending}: {quoted(text)}") if is_loop else None

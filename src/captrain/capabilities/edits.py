@@ -15,6 +15,7 @@ from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_repl
 from captrain.capabilities.calls import Call, make_call
 from captrain.capabilities.clauses import DiagnosisContext
 from captrain.capabilities.text import is_prose, result_of, says, text_of
+from captrain.capabilities.toolbox import CHANGES, EFFECTS
 from captrain.capabilities.view import END, Edit, Repair, RolloutView
 from captrain.records import Rollout, leaves
 
@@ -80,7 +81,7 @@ class _Search:
         steps = [*_played(view.calls, logged), *_played(goals, ideal)]
         changing = {step.tool for step in steps if step.changed}
         # A call that changes nothing and returns values that it was not given is a read.
-        silent = [step for step in steps if step.kind == "write" and not step.failed and step.tool not in changing]
+        silent = [step for step in steps if step.kind in CHANGES and not step.failed and step.tool not in changing]
         lookups = [step.tool for step in silent if {*leaves(step.result)} - {*leaves(step.arguments)}]
         kinds = {**dict.fromkeys(lookups, "read"), **world.kinds}
         steps = [replace(step, kind=kinds.get(step.tool, step.kind)) for step in steps]
@@ -109,7 +110,7 @@ class _Search:
         yield _differences(self._view, self._world.owed, self._replay, reads=True)
         late = [replace(edit, before=None) if edit.kind == "insert" else edit for edit in edits]
         yield late
-        goals = [goal for goal in self._view.goals if goal.kind != "read"]
+        goals = [goal for goal in self._view.goals if goal.kind in EFFECTS]
         inserted = [edit.goal for edit in edits if edit.kind == "insert"]
         yield [*late, *(Edit("insert", goal) for goal in goals if goal not in inserted)]
         dialogue = [edit for edit in edits if edit.kind in ("say", "end")]
@@ -165,11 +166,11 @@ def _goals_of(view: RolloutView, world: World) -> list[Call]:
 def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, reads: bool = False) -> list[Edit]:
     """The edits that turn a rollout into its reference in what is changed, said, and (`reads`) looked up."""
     calls, goals = view.calls, view.goals
-    targets = [goal for goal in goals if reads or goal.kind != "read"]
+    targets = [goal for goal in goals if goal.kind in EFFECTS or (reads and goal.kind != "think")]
     refusals = [
         call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in targets)
     ]
-    attempts = [call for call in calls if (reads or call.kind != "read") and call not in refusals]
+    attempts = [call for call in calls if (reads or call.kind in EFFECTS) and call not in refusals]
     pairs = _aligned(targets, attempts)
     edits: list[Edit] = []
     for number, goal in enumerate(targets):
@@ -177,7 +178,7 @@ def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, read
             before = [pairs[neighbour].place + 1 for neighbour in range(number) if neighbour in pairs]
             after = [pairs[neighbour].place for neighbour in range(number + 1, len(targets)) if neighbour in pairs]
             edits.append(Edit("insert", goal, before=before[-1] if before else after[0] if after else None))
-        elif goal.kind == "write" and not pairs[number].equals(goal):
+        elif goal.kind in CHANGES and not pairs[number].equals(goal):
             edits.append(Edit("replace", goal, (pairs[number],)))
     repeats: dict[str, list[Call]] = {}
     for call in attempts:

@@ -7,17 +7,17 @@ whatever it says count against the agent. How the dialogue ended is a field of i
 from dataclasses import dataclass, replace
 
 from captrain.capabilities.clauses import objects, violations
-from captrain.capabilities.edit_signs import is_twin
+from captrain.capabilities.edit_signs import REPEATS, is_twin
 from captrain.capabilities.faults import slip_of
-from captrain.capabilities.log_signs import withheld
-from captrain.capabilities.rules import INFRASTRUCTURE, RULES, SIMULATOR, SUSPECT, Verdict
+from captrain.capabilities.rules import INFRASTRUCTURE, RULES, SIMULATOR, SUSPECT, Grade, Verdict
 from captrain.capabilities.suspicions import is_foreign, suspicions
 from captrain.capabilities.text import says, text_of
+from captrain.capabilities.toolbox import CHANGES, EFFECTS
 from captrain.capabilities.view import END, Edit, RolloutView
 
 LAPSES = ("over_escalation", "missing_lookup", "incomplete_search", "loop")
 """Causes that an agent may show because it refuses what a wrong reference asks for."""
-UNREFERENCED = ("loop", "undue_compliance", "fabricated_fact")
+UNREFERENCED = ("loop", "undue_compliance")
 """Causes that are told without looking at the reference."""
 SEQUELS = ("extra_write", "partial_refusal", "fabricated_fact", "missing_escalation")
 """Causes that mostly follow from an earlier root: told only where they come first."""
@@ -33,12 +33,14 @@ class Explanation:
 
     Attributes:
         causes: the primary one first.
+        observations: what may be a cause, and is not sure.
         suspicions: against its reference.
         steps: the edits that would repair it, each with its cause.
         ended_by: how the dialogue ended.
     """
 
     causes: tuple[Verdict, ...]
+    observations: tuple[Verdict, ...]
     suspicions: tuple[str, ...]
     steps: tuple[tuple[Edit, Verdict], ...]
     ended_by: str
@@ -53,16 +55,19 @@ def explain(view: RolloutView) -> Explanation:
     whole = [verdict for rule in RULES if (verdict := rule.applies(view, None)) and _counts(verdict, view)]
     verdicts = [verdict for _, verdict in steps] + whole
     verdicts = [v for v in verdicts if v.is_inherent or not against]
-    ordered = _ordered(_without_effects(verdicts, steps, view))
+    verdicts = _without_effects(verdicts, steps, view)
+    ordered = _ordered([verdict for verdict in verdicts if verdict.grade is not Grade.OBSERVED])
     of_agent = {verdict.cause for verdict in ordered if verdict.of_agent}
     is_of_user = any(verdict.cause == SIMULATOR for verdict in ordered)
     if against and not is_of_user and (not of_agent or _is_reference_alone(view, of_agent)):
         others = [verdict for verdict in ordered if verdict.cause != "over_escalation"]
-        ordered = [Verdict(SUSPECT, view.last, against[0]), *others]
+        ordered = [Verdict(SUSPECT, view.last, against[0], Grade.RECORDED), *others]
     if view.repair.passes and view.rollout.outcome == "failed":
         evidence = "its calls, replayed, pass the check: grader or infrastructure failed"
-        ordered = [Verdict(INFRASTRUCTURE, view.last, evidence)]
-    return Explanation(tuple(ordered), tuple(against), steps, ended_by(view))
+        ordered = [Verdict(INFRASTRUCTURE, view.last, evidence, Grade.PROVEN)]
+    named = {verdict.cause for verdict in ordered}
+    unsure = _ordered([v for v in verdicts if v.grade is Grade.OBSERVED and v.cause not in named])
+    return Explanation(tuple(ordered), tuple(unsure), tuple(against), steps, ended_by(view))
 
 
 def _counts(verdict: Verdict, view: RolloutView) -> bool:
@@ -79,16 +84,14 @@ def _without_effects(
     verdicts: list[Verdict], steps: tuple[tuple[Edit, Verdict], ...], view: RolloutView
 ) -> list[Verdict]:
     """Leave out verdicts that only follow from a loop, from a foreign log or from a simulated user that failed."""
-    if looped := {tool for verdict in verdicts if verdict.cause == "loop" for tool in verdict.tools}:
-        verdicts = [v for v in verdicts if v.cause != "premature_stop"]
+    if any(verdict.cause == "loop" for verdict in verdicts):
+        looped = {peers[0].tool for peers in view.equal_calls if len(peers) >= REPEATS}
         verdicts = [v for v in verdicts if v.cause != "extra_write" or not {*v.tools} <= looped]
     if is_foreign(view):
         verdicts = [v for v in verdicts if v.cause in UNREFERENCED]
     if (slip := slip_of(view.rollout)) is not None:
         omissions = [v for edit, v in steps if edit.kind in ("insert", "say") and v.message >= slip[0] - 1]
         verdicts = [v for v in verdicts if v not in omissions]
-    if any(withheld(view)):
-        verdicts = [v for v in verdicts if v.stage == 0 and v.cause != "missing_lookup"]
     return verdicts
 
 
@@ -164,7 +167,7 @@ def _sequel_of(view: RolloutView, edit: Edit) -> Edit | None:
         if goal.place not in absent:
             break
         tail += [steps[goal.place]] if goal.place in steps else []
-    records = [value for goal in view.goals if goal.kind != "read" for _, value in view.records(goal)]
+    records = [value for goal in view.goals if goal.kind in EFFECTS for _, value in view.records(goal)]
     openings = {value for record in records for value in view.opened_instead(record)}
     is_later = any(edit is step for step in tail[:-1])
     is_apart = not is_later or bool(openings - {*records}) or _first(view, tail[-1]).cause not in ENDS
@@ -177,12 +180,12 @@ def _is_reference_alone(view: RolloutView, agent_causes: set[str]) -> bool:
     The agent made no write but those of the reference, left out only what the policy forbids, and its own causes are
     such as only the reference can tell.
     """
-    goals = [act for act in view.expected if act.kind == "write"]
+    goals = [act for act in view.expected if act.kind in CHANGES]
     forbidden = [violation.act for violation in violations(goals, view.wishes, view.context)]
     for pair in view.pairs:
         if pair.goal not in forbidden and (pair.write is None or not pair.write.equals(pair.goal)):
             return False
-    lapses = {*LAPSES} - ({"loop"} if "max" in view.ending else set())
+    lapses = {*LAPSES} - ({"loop"} if view.facts.limit else set())
     return not view.extras and agent_causes <= lapses
 
 

@@ -1,8 +1,12 @@
 """What tools do and which arguments name records, learnt from rollouts instead of schemas.
 
-What a tool does comes from the first of these that knows: the user, the benchmark (`readOnlyHint`, its `kinds`), a
-replay of references, the rollouts, the tool's name. A transfer to a human is declared or told by its name, because in
-rollouts it looks like any other call that ends a dialogue.
+What a tool does comes from the first of these that knows: the user (`--tools-as`), the benchmark (`readOnlyHint`, its
+`kinds`), a replay of references, effects in the rollouts, the tool's whole name. If none knows, the kind is "unknown".
+A transfer to a human is declared or told by its name, because in rollouts it looks like any other call that ends a
+dialogue.
+
+Effects in rollouts: a read returns values that it was not given, and rollouts pass without it. A change only confirms,
+and rollouts end with it. The agent writes the arguments of an environment itself, and gets varied answers.
 
 A key is an argument of a change whose value a look-up took before, in references or in rollouts. It names the record,
 however many arguments the look-up takes and whatever it calls them.
@@ -13,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import product
 
-from captrain.benchmarks import Replay, Worlds
+from captrain.benchmarks import Kind, Replay, Worlds
 from captrain.capabilities.calls import Call, calls_in
 from captrain.capabilities.text import text_of
-from captrain.capabilities.toolbox import Kind, Toolbox, kind_of
+from captrain.capabilities.toolbox import CHANGES, Toolbox, kind_of
 from captrain.contract import calls_of
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, leaves
@@ -37,7 +41,7 @@ def learn_toolbox(
     rollouts: Iterable[Rollout],
     tools: Sequence[JsonObject],
     worlds: Worlds | None = None,
-    kinds: Mapping[str, str] | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> Toolbox:
     """Learn what tools do and which arguments name records.
 
@@ -52,11 +56,8 @@ def learn_toolbox(
     toolbox, observed = Toolbox(tools, declared), _Observed()
     for rollout in rollouts:
         observed.add(rollout, toolbox)
-    # Nobody passes without a change.
-    tool_kinds: dict[str, str] = {
-        tool: "read" for tool in observed.telling - observed.closing if observed.spared[tool] >= PASSES
-    }
-    deciding = dict.fromkeys(observed.deciding, "read")
+    tool_kinds = observed.kinds
+    deciding: dict[str, Kind] = dict.fromkeys(observed.deciding, "read")
     if worlds is not None and world is not None:
         replayed = _kinds_by_replay(rollouts, worlds, toolbox.schemas.keys() - toolbox.declared.keys())
         # A look-up may leave a trace that a check asks for, but a change tells little.
@@ -83,6 +84,8 @@ class _Observed:
         fed: passed rollouts in which an argument had its value from a tool's answer.
         misled: failed rollouts that skip the tool and give the argument another value than the reference.
         final: tools that a reference or a passed rollout ends with.
+        called: calls of a tool that did not fail.
+        written: those of them with a text of the agent's own, which stands in no message before.
     """
 
     fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -92,6 +95,8 @@ class _Observed:
     fed: Counter[Feed] = field(default_factory=Counter[Feed])
     misled: Counter[Feed] = field(default_factory=Counter[Feed])
     final: set[str] = field(default_factory=set[str])
+    written: Counter[str] = field(default_factory=Counter[str])
+    called: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, rollout: Rollout, toolbox: Toolbox) -> None:
         """Count a rollout in."""
@@ -99,6 +104,9 @@ class _Observed:
         for act in [act for act in acts if not act.failed]:
             names, answers = frozenset(act.result if isinstance(act.result, dict) else ()), self.answers
             self.fields[act.tool] = self.fields.get(act.tool, names) & names
+            self.called[act.tool] += 1
+            texts = [text for text in leaves(act.arguments) if len(text.split()) > 1]
+            self.written[act.tool] += bool(texts) and not all(_stands_before(text, act, rollout) for text in texts)
             if len(answers.setdefault(act.tool, set())) < VARIED:
                 answers[act.tool].add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
         if rollout.outcome == "passed" and acts:
@@ -116,6 +124,21 @@ class _Observed:
                     self.misled[tool, later, name] += 1
 
     @property
+    def kinds(self) -> dict[str, Kind]:
+        """The kinds that effects show. Nobody passes without a change, and a change only confirms."""
+        kinds: dict[str, Kind] = {}
+        for tool, called in self.called.items():
+            if kind_of(tool) == "environment":
+                continue
+            if tool in self.telling:
+                is_own = 2 * self.written[tool] >= called and kind_of(tool) != "write"
+                is_read = tool not in self.closing and self.spared[tool] >= PASSES
+                kinds |= {tool: "environment"} if is_own else {tool: "read"} if is_read else {}
+            elif called >= VARIED and len(self.answers[tool]) == 1 and kind_of(tool) == "unknown":
+                kinds |= {tool: "write"} if tool in self.final | self.closing and not self.spared[tool] else {}
+        return kinds
+
+    @property
     def telling(self) -> set[str]:
         """Tools that return varying values that they were not given."""
         return {tool for tool, answers in self.answers.items() if len(answers) >= VARIED}
@@ -128,6 +151,11 @@ class _Observed:
         """
         feeds = [feed for feed, count in self.misled.items() if min(count, self.fed[feed]) >= PASSES]
         return {tool for tool, _, _ in feeds} & self.telling - self.final
+
+
+def _stands_before(text: str, act: Call, rollout: Rollout) -> bool:
+    """Tell whether a message before a call holds a text."""
+    return any(text in text_of(message.get("content") or "") for message in rollout.messages[: act.message])
 
 
 def _fed(acts: Sequence[Call]) -> set[Feed]:
@@ -231,7 +259,7 @@ def _flows(acts: Sequence[Call], toolbox: Toolbox) -> Iterator[Flow]:
         if act.kind == "read":
             for name, value in values.items():
                 names_by_value.setdefault(str(value), set()).add((name, bool(toolbox.fields.get(act.tool))))
-        elif act.kind == "write" and names_by_value:
+        elif act.kind in CHANGES and names_by_value:
             yield act.tool, "", "", False
             for name, value in values.items():
                 for source, opens in names_by_value.get(str(value), ()):

@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
 from captrain.capabilities.calls import calls_in, order_traits, place_of, sourced_calls
 from captrain.capabilities.occasions import Occasion
-from captrain.capabilities.rules import FEATURES, KINDS
+from captrain.capabilities.rules import EXCESSES, FEATURES, KINDS
 from captrain.capabilities.text import says, text_of
-from captrain.capabilities.toolbox import Toolbox
+from captrain.capabilities.toolbox import CHANGES, Toolbox
 from captrain.records import Rollout, leaves
 from captrain.statistics import fisher
 
+WORD = re.compile("[a-z]{3,}")
 LUCKY = 0.2
 """Share of the passed rollouts that may lack a need: guesses may be right."""
+LEAST = 5
+"""Fewest failed and fewest passed rollouts that a contrast needs."""
 FEWEST = 10
 """With fewer rollouts without a reference, nothing is learnt."""
-WORD = re.compile(r"[^\W\d_]{3,}")
 
 
 def learn_needs(rollouts: Iterable[Rollout], toolbox: Toolbox) -> "Needs | None":
@@ -82,8 +84,8 @@ class Needs:
     def _of(self, tally: Tally) -> Iterator[Need]:
         for row in tally.associations():
             is_sure = row.p_holm <= LEVEL and row.excess > 0 and row.passed[0] <= LUCKY * row.passed[1]
-            kind, goes_with_failing = self._kind(row.key)
-            if is_sure and row.holds == goes_with_failing:
+            kind = self._kind(row.key, row.holds)
+            if is_sure and kind and min(row.failed[1], row.passed[1]) >= LEAST:
                 rows = self._of_changes(tally, row) if row.key[0] == "before" else [row]
                 yield from (Need(kind, row) for row in rows)
 
@@ -97,32 +99,33 @@ class Needs:
                 if part.p <= LEVEL and part.excess > 0 and passed[0] <= LUCKY * passed[1]:
                     yield part
 
-    def _kind(self, key: Key) -> tuple[str, bool]:
-        """The cause that a feature is a sign of ("" if none), and whether having it correlates with failure."""
+    def _kind(self, key: Key, holds: bool) -> str:
+        """The cause that a feature, or its absence, is a sign of; "" if none."""
         kinds = [self._toolbox.kind(name) for name in key[1:3]]
         words = key[0], *(kinds[-1:] if key[0] in ("asked", "followed") else kinds)
-        matches = (words[:length] for length in range(len(words), 0, -1))
-        cause = next((FEATURES[words] for words in matches if words in FEATURES), "")
-        return cause, cause == "over_escalation"
+        matches, causes = [words[:length] for length in range(len(words), 0, -1)], EXCESSES if holds else FEATURES
+        return next((causes[words] for words in matches if words in causes), "")
 
     def _traits(self, rollout: Rollout) -> Traits:
         """Traits of the calls, of the user's first words, and of the records that the user describes."""
         calls = sourced_calls(rollout, self._toolbox)
         traits = order_traits(calls)
-        changes = [place for place, call in enumerate(calls) if call.kind == "write"]
+        changes = [place for place, call in enumerate(calls) if call.kind in CHANGES]
         traits.bases |= {("change",)} if changes else set()
         for call in calls[: changes[0] if changes else 0]:
             traits.hold(("before", call.step), ("change",))
         users = (text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")
         for word in {*WORD.findall(next(users, "").lower())}:
-            for call in calls:
+            # Only a word of the tool's name asks for the tool: others name a task or greet.
+            for call in [call for call in calls if any(word.startswith(part) for part in WORD.findall(call.tool))]:
                 traits.hold(("asked", word, call.step), ("says", word))
             traits.bases.add(("says", word))
         for name, misses in self._described(rollout).items():
             traits.bases.add(("listed", name))
             if not misses:
                 traits.hold(("described", name), ("listed", name))
-        return Traits(traits.bases, {key: value for key, value in traits.holding.items() if self._kind(key)[0]})
+        holding = {k: v for k, v in traits.holding.items() if self._kind(k, holds=False) or self._kind(k, holds=True)}
+        return Traits(traits.bases, holding)
 
     def _described(self, rollout: Rollout) -> Mapping[str, list[int]]:
         """Arguments by which a change names one of several listed records, one of which the user's words describe best.
@@ -131,7 +134,7 @@ class Needs:
         """
         acts = calls_in(rollout.messages, self._toolbox, ("assistant",))
         arguments: dict[str, list[int]] = {}
-        for act in [act for act in acts if act.kind == "write" and not act.failed]:
+        for act in [act for act in acts if act.kind in CHANGES and not act.failed]:
             texts = [text_of(m.get("content") or "") for m in rollout.messages[: act.message] if m["role"] == "user"]
             words = "\n".join(texts)
             for name, value in act.arguments.items():

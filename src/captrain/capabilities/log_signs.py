@@ -1,45 +1,28 @@
-"""Signs of causes in a whole rollout, whatever a repair would change: loops, policy, claims, inventions, milestones.
+"""Signs of causes in a whole rollout, whatever a repair would change: policy, claims, look-ups denied, transfers.
 
 Each yields the messages where a cause shows, with the evidence and the tools in question.
 """
 
-import json
-import re
-from bisect import bisect
-from collections import Counter
 from collections.abc import Iterator
 from itertools import takewhile
 
 from captrain.capabilities.calls import Call
 from captrain.capabilities.clauses import unproven_writes, violations
-from captrain.capabilities.edit_signs import REPEATS
 from captrain.capabilities.faults import slip_of
 from captrain.capabilities.text import (
-    BLANK,
     CLAIM,
-    DENIAL,
     DISCLAIMER,
-    EXAMPLE,
     SENTENCE,
     STANDING,
-    asks_consent,
-    identifiers_in,
-    is_identifier,
-    is_malformed,
     plain,
     quoted,
-    same,
     says,
     text_of,
 )
 from captrain.capabilities.view import RolloutView
 
-WRITES = 4
-"""So many equal writes in a row are a loop; fewer are writes too many."""
-SHORT = 60
-"""Characters of a text that may be said again."""
-REASONING = re.compile(r"calculate|compute|convert|estimate|think")
-"""Tools that look nothing up."""
+CALLS = 4
+"""So many equal calls in a row are a loop; fewer may be tries."""
 LogSign = tuple[int, str, tuple[str, ...]]
 """The message where a cause shows, the evidence, and the tools in question."""
 
@@ -50,49 +33,13 @@ def slipped(view: RolloutView) -> Iterator[LogSign]:
         yield *slip, ()
 
 
-def withheld(view: RolloutView) -> Iterator[LogSign]:
-    """The user denies having an identifier that its script gives, and nothing was changed for want of it."""
-    codes = [code for code in identifiers_in(view.facts.script, 5) if "_" in code and not says(view.user, code)]
-    arguments = [text_of(act.arguments) for act in view.acts]
-    if not codes or view.writes or any(says(text, code) for text in arguments for code in codes):
-        return
-    for place in [place for place in view.users() if DENIAL.search(plain(view.text(place)))][:1]:
-        yield place, f"the user keeps {min(codes)} of its script to itself: {quoted(view.text(place))}", ()
-
-
-def loops(view: RolloutView) -> Iterator[LogSign]:
-    """The same call again and again without a word of the user between, or the same words.
-
-    A loop that came to an end cost only time.
-    """
-    is_cut = not view.facts.ending and bool(view.messages) and view.messages[-1]["role"] != "assistant"
-    if view.goals and not is_cut and all(edit.kind != "end" for edit in view.repair.edits):
-        return
-    streaks, turns = list[list[Call]](), view.users()
-    for act in view.acts:
-        last = streaks[-1][-1] if streaks else None
-        is_same = last is not None and (last.tool, last.arguments) == (act.tool, act.arguments)
-        if last is not None and is_same and not any(last.message < turn < act.message for turn in turns):
-            streaks[-1].append(act)
-        else:
-            streaks.append([act])
-    for streak in streaks:
-        if len(streak) >= (REPEATS if streak[0].kind != "write" else WRITES):
-            end = f", until {view.ending}" if streak[-1] is view.acts[-1] and view.ending else ""
-            evidence = f"{streak[0]} was called {len(streak)} times in a row with the same arguments{end}"
-            yield streak[1].message, evidence, (streak[0].tool,)
-    # Short words are a courtesy, unless they follow each other without a new call between.
-    texts, again, previous = dict[str, list[int]](), Counter[str](), -1
-    steps = sorted(peers[0].message for peers in view.equal_calls)
-    for place in view.replies(view.handover.message if view.handover else None):
-        text = view.text(place).strip()
-        places = texts.setdefault(text, [])
-        again[text] += places[-1:] == [previous] and bisect(steps, previous) == bisect(steps, place)
-        places.append(place)
-        previous = place
-    for text, places in texts.items():
-        if len(places) > REPEATS and (len(text) >= SHORT or again[text] >= REPEATS):
-            yield places[1], f"the same words {len(places)} times: {quoted(text)}", ()
+def looped_to_the_end(view: RolloutView) -> Iterator[LogSign]:
+    """One call again and again, with the same result, until the log breaks off without a word."""
+    is_cut = bool(view.messages) and view.messages[-1]["role"] == "tool" and view.handover is None
+    streak = [*takewhile(lambda act: act.equals(view.acts[-1]) and act.result == view.acts[-1].result, view.acts[::-1])]
+    if is_cut and view.rollout.reference and len(streak) >= CALLS:
+        evidence = f"{streak[0]} was called {len(streak)} times in a row with the same result, and then nothing follows"
+        yield streak[-2].message, evidence, (streak[0].tool,)
 
 
 def forbidden_writes(view: RolloutView) -> Iterator[LogSign]:
@@ -102,16 +49,6 @@ def forbidden_writes(view: RolloutView) -> Iterator[LogSign]:
         act = violation.act
         if violation.clause.breach == "undue_compliance" and not any(act.equals(goal) for goal in goals):
             yield view.proposal(act), str(violation), (act.tool,)
-    # A write was put to the user, and then refused for what the policy says of its record, which nothing else treats.
-    treated = [act.record for act in (*goals, *view.writes)]
-    for act in [act for act in view.acts if act.kind == "write" and act.failed and act.record]:
-        proposal = view.proposal(act)
-        is_put = proposal < act.message and asks_consent(view.text(proposal))
-        if is_put and not any(same(act.record, record) for record in treated):
-            for violation in violations([act], view.wishes, view.context):
-                if violation.clause.breach == "undue_compliance":
-                    yield proposal, str(violation), (act.tool,)
-                    return
 
 
 def forbidden_values(view: RolloutView) -> Iterator[LogSign]:
@@ -145,46 +82,19 @@ def written_on_claim(view: RolloutView) -> Iterator[LogSign]:
             yield view.proposal(act), evidence, (act.tool,)
 
 
-def written_unread(view: RolloutView) -> Iterator[LogSign]:
-    """A write whose record was never read."""
-    for act, claim in _unread_writes(view):
-        if claim is None:
-            yield act.message, f"{act} without reading the record first", (act.tool,)
-
-
-def unproven(view: RolloutView, *, is_claimed: bool) -> Iterator[LogSign]:
-    """A clause asks for a result that shows something before a write, and none does; whether the user claimed it."""
-    for violation, claimed in unproven_writes(view.writes, view.acts, view.wishes, view.context):
-        if claimed == is_claimed:
+def unproven(view: RolloutView) -> Iterator[LogSign]:
+    """A clause asks for a result that shows something before a write, and only the user claims it."""
+    for violation, is_claimed in unproven_writes(view.writes, view.acts, view.wishes, view.context):
+        if is_claimed:
             act = violation.act
             evidence = f'{act}, and {violation.reason}; the policy says "{violation.sentence}"'
             yield view.proposal(act), evidence, (act.tool,)
 
 
-def _answer_unread(view: RolloutView) -> int | None:
-    """The first answer of a rollout without any look-up that left something undone, where the reference looks up."""
-    answers = [place for place in view.replies() if place > 2 and view.users(place)]
-    is_due = not view.acts and [act.kind for act in view.expected[:1]] == ["read"]
-    return answers[0] if answers and is_due and view.is_lacking else None
-
-
-def answered_on_claim(view: RolloutView) -> Iterator[LogSign]:
-    """Something was answered on the user's word, without a single look-up."""
-    place = _answer_unread(view)
-    if place is not None and any(CLAIM.search(plain(view.text(user))) for user in view.users(place)):
-        yield place, f"answered on the user's word, without a single look-up: {quoted(view.text(place))}", ()
-
-
-def answered_unread(view: RolloutView) -> Iterator[LogSign]:
-    """Something was answered without a single look-up."""
-    if (place := _answer_unread(view)) is not None:
-        yield place, "no look-up was made at all", ()
-
-
 def _unused_lookup(view: RolloutView) -> str | None:
     """The first tool by which the reference looks something up, and the rollout never does."""
     tools = {act.tool for act in view.acts if not act.failed}
-    lookups = [act.tool for act in view.expected if act.kind == "read" and not REASONING.match(act.tool)]
+    lookups = [act.tool for act in view.expected if act.kind == "read"]
     return next((tool for tool in lookups if tool not in tools), None)
 
 
@@ -216,46 +126,6 @@ def means_denied(view: RolloutView) -> Iterator[LogSign]:
         place, text = disclaimers[0]
         sentence = next((part for part in SENTENCE.split(text) if DISCLAIMER.search(plain(part))), text)
         yield place, f"{unused} was never called, and the assistant says: {quoted(sentence)}", (unused,)
-
-
-def identifier_invented(view: RolloutView) -> Iterator[LogSign]:
-    """An identifier of the form of those that tools return stands in no message before."""
-
-    def form(code: str) -> str:
-        return re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "A", code))
-
-    words = list[str]()
-    for place, message in enumerate(view.messages):
-        calls = message.get("tool_calls")
-        words.append(view.text(place) + (json.dumps(calls) if calls else ""))
-    roles = [message["role"] for message in view.messages]
-    results = [text for role, text in zip(roles, words, strict=True) if role == "tool"]
-    forms = {form(code) for text in results for code in _codes(text)}
-    context = "".join([view.context.policy, view.facts.script, *(text_of(act.arguments) for act in view.expected)])
-    for index, text in enumerate(words):
-        # A log may fold several turns of calls into one message: what these calls return counts as known to them.
-        answers = takewhile(lambda place: roles[place] == "tool", range(index + 1, len(roles)))
-        context = (context + "".join(words[place] for place in answers)).lower()
-        for code in _codes(text):
-            start = text.index(code)
-            is_example = EXAMPLE.search(text[:start]) or BLANK.search(code)
-            is_own = roles[index] == "assistant" and form(code) in forms
-            if is_own and code.lower() not in context and not is_example:
-                yield index, f"{code} stands in no message before: {quoted(text[max(0, start - 60) :])}", ()
-                return
-        context += text.lower()
-
-
-def _codes(text: str) -> list[str]:
-    """Identifiers of letters, and then at least three digits."""
-    return [code for code in re.findall(r"\w+", text) if is_identifier(code) and re.search(r"[A-Za-z_]\d{3,}$", code)]
-
-
-def left_as_text(view: RolloutView) -> Iterator[LogSign]:
-    """A call that is not well formed was left in the text of a message."""
-    for index, message in enumerate(view.messages):
-        if is_malformed(message):
-            yield index, "a call that is not well formed was left as text", ()
 
 
 def transfer_not_due(view: RolloutView) -> Iterator[LogSign]:

@@ -8,7 +8,7 @@ another: after an unmet one nothing is judged, so that one mismatch has one char
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from captrain.capabilities.text import (
     squeezed,
     text_of,
 )
-from captrain.capabilities.toolbox import Kind
+from captrain.capabilities.toolbox import CHANGES
 from captrain.capabilities.view import RolloutView
 from captrain.records import Milestone
 
@@ -81,6 +81,10 @@ class Vocabulary:
 
 def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """The reference makes a look-up of what it then changes."""
+    if view.is_idle:
+        yield Occasion(
+            True, f"{view.expected[0]} was never made, nor anything else", view.last, (view.expected[0].tool,)
+        )
     for pair in view.pairs:
         if not pair.guards or pair.write is None:
             continue
@@ -149,7 +153,7 @@ def operations(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 def missing_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """The reference makes several writes, or one that was not made. One that was made does not show completeness."""
     missing = [pair.goal for pair in view.pairs if pair.write is None]
-    if len(view.pairs) < 2 and not missing:
+    if view.is_idle or (len(view.pairs) < 2 and not missing):
         return
     evidence = f"{len(view.pairs) - len(missing)} of {len(view.pairs)} operations carried out"
     evidence += f", {missing[0]} left out" if missing else ""
@@ -243,7 +247,7 @@ def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 def last_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """Every rollout comes to an end, unless it hands over."""
-    if handover_in(view.acts) is None:
+    if handover_in(view.acts) is None and not view.is_idle:
         cut = view.final is None
         yield Occasion(cut, "is cut off without a last message" if cut else "ends with a message", view.last)
 
@@ -327,17 +331,17 @@ def calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 def milestone_reads(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """A milestone asks for a look-up."""
-    return _milestone_calls(view, "read")
+    return _milestone_calls(view, ("read",))
 
 
 def milestone_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """A milestone asks for a call that changes something."""
-    return _milestone_calls(view, "write")
+    return _milestone_calls(view, CHANGES)
 
 
-def _milestone_calls(view: RolloutView, kind: Kind) -> Iterator[Occasion]:
+def _milestone_calls(view: RolloutView, kinds: Collection[str]) -> Iterator[Occasion]:
     for milestone, score in _reachable(view):
-        if milestone.tool is not None and view.toolbox.kind(milestone.tool) == kind:
+        if milestone.tool is not None and view.toolbox.kind(milestone.tool) in kinds:
             calls = _calls(view, milestone)
             # A call with other arguments is left to `milestone_arguments`.
             lacking = score < MET and not calls

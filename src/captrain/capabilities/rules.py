@@ -20,6 +20,7 @@ To add a cause:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -32,6 +33,7 @@ from captrain.capabilities.occasions import Occasion, Vocabulary
 from captrain.capabilities.view import Edit, RolloutView
 
 SIMULATOR, SUSPECT, INFRASTRUCTURE = "user_simulator_fault", "suspect_reference", "infrastructure"
+LIMIT = "harness_limit"
 Occasions = Callable[[RolloutView, Vocabulary], Iterator[Occasion]]
 STAGE = 100
 
@@ -56,7 +58,7 @@ class Kind:
         LACKING if one went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
         step: see `Step`; None if no reference call shows the cause. line: a line for the prompt against the cause, ""
         if words do not help. of_agent: whether the agent is to blame. by_values: the functions need the values that
-        references tell users.
+        references tell users. deed: what an agent does that has the cause.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Kind:
     of_agent: bool = True
     by_values: bool = False
     chances: Sequence[Occasions] = ()
+    deed: str = ""
 
     def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
         """All occasions of a rollout."""
@@ -88,6 +91,7 @@ KINDS = {
     SIMULATOR: Kind(
         "Simulated user", "The simulated user left its script, or stopped before its time.", of_agent=False
     ),
+    LIMIT: Kind("Limit", "A limit of the harness ended the rollout before the agent could.", of_agent=False),
     "missing_lookup": Kind(
         "Missing look-up",
         "Makes the look-ups that a decision needs, and decides by what they show.",
@@ -95,18 +99,21 @@ KINDS = {
         (occasions.missing_lookups, occasions.milestone_reads),
         Step("order"),
         "Before you say that something cannot be looked up, or act on it, try every tool that might show it.",
+        deed="acts before it looks up what decides",
     ),
     "incomplete_search": Kind(
         "Incomplete search",
         "Looks at all records that a request may mean, not only at the first.",
         line="When a request may concern any of several records, open all of them before you answer.",
         chances=(occasions.reads_due,),
+        deed="looks at some records, and not at the one that counts",
     ),
     "unverified_claim": Kind(
         "Unverified claim",
         "Checks what the user says against the records before acting on it.",
         line="Never act on what the user says of a record: read it first, and correct the user where it differs.",
         chances=(occasions.missing_lookups,),
+        deed="acts on what the user says without checking it",
     ),
     "missing_confirmation": Kind(
         "Missing confirmation",
@@ -114,6 +121,7 @@ KINDS = {
         "the reference asks nothing first",
         (occasions.first_question,),
         line="Before any change, list it with all its details and wait for the user's yes.",
+        deed="acts without asking the user first",
     ),
     "wrong_record": Kind(
         "Wrong record",
@@ -121,6 +129,7 @@ KINDS = {
         "no write on a record",
         (occasions.records,),
         Step("argument"),
+        deed="acts on another record than the one that is meant",
     ),
     "undue_compliance": Kind(
         "Undue compliance",
@@ -128,6 +137,7 @@ KINDS = {
         "nothing to decline is known",
         (occasions.declined_requests, occasions.minefields),
         line="Before any change, name the rule that allows it and the record that meets it; if there is none, decline.",
+        deed="does what the policy forbids",
     ),
     "wrong_operation": Kind(
         "Wrong operation",
@@ -135,12 +145,14 @@ KINDS = {
         "no write on the right record that the reference does not read first",
         (occasions.operations,),
         Step("write"),
+        deed="chooses another operation than the record calls for",
     ),
     "wrong_computation": Kind(
         "Wrong computation",
         "Works out sums, counts and choices rightly.",
         chances=(occasions.values_of_writes,),
         step=Step("argument", by_user=False),
+        deed="works out a value wrongly",
     ),
     "wrong_argument": Kind(
         "Wrong argument",
@@ -148,12 +160,14 @@ KINDS = {
         "no write by the right tool, and no call that a milestone asks for",
         (occasions.values_of_writes, occasions.milestone_arguments),
         Step("argument"),
+        deed="gives a call another value than is due",
     ),
     "fabricated_fact": Kind(
         "Fabricated fact",
         "Names only what the user or a tool has said.",
         line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
         chances=(occasions.calls,),
+        deed="uses a value that nobody has said",
     ),
     "extra_write": Kind(
         "Unneeded operation",
@@ -162,6 +176,7 @@ KINDS = {
         (occasions.extra_writes,),
         Step("write"),
         "Make each change once, and only those that the user asked for.",
+        deed="changes something that was not asked for",
     ),
     "invalid_call": Kind(
         "Invalid call",
@@ -169,6 +184,7 @@ KINDS = {
         "no call was made",
         (occasions.invalid_calls,),
         Step("argument"),
+        deed="makes a call that is refused or never executed, and does not repair it",
     ),
     "partial_refusal": Kind(
         "Undue refusal",
@@ -176,6 +192,7 @@ KINDS = {
         step=Step("write"),
         line="Before you refuse a request, name the rule that forbids it; if there is none, carry the request out.",
         chances=(occasions.writes_due,),
+        deed="refuses what it should do",
     ),
     "missing_write": Kind(
         "Omitted operation",
@@ -184,6 +201,7 @@ KINDS = {
         (occasions.missing_writes, occasions.milestone_writes, occasions.milestone_states),
         Step("several"),
         "List the operations of a request, and do not close before each is done.",
+        deed="leaves out an operation",
     ),
     "missing_information": Kind(
         "Missing information",
@@ -192,12 +210,14 @@ KINDS = {
         (occasions.told_values, occasions.milestone_words),
         line="Before you close, answer every question of the user with the value that the tools returned.",
         by_values=True,
+        deed="does not tell what was asked for",
     ),
     "loop": Kind(
         "Loop",
         "Goes on when a call has done its work, instead of repeating it.",
         line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
         chances=(occasions.calls,),
+        deed="repeats itself until it is cut off",
     ),
     "over_escalation": Kind(
         "Undue hand-over",
@@ -205,6 +225,7 @@ KINDS = {
         "nothing is handed over, or that is due",
         (occasions.hand_over,),
         line="Hand over only what no tool of yours can do; where the policy says no, say no yourself.",
+        deed="hands over what it can do itself",
     ),
     "missing_escalation": Kind(
         "Missing hand-over",
@@ -212,12 +233,14 @@ KINDS = {
         "the reference hands nothing over",
         (occasions.escalation,),
         line="Hand over when the policy says so, by the tool that does it.",
+        deed="does not hand over what it should",
     ),
     "premature_stop": Kind(
         "Premature stop",
         "Ends the conversation when all is done, with a message to the user.",
         "it ends with a hand-over",
         (occasions.last_words,),
+        deed="stops before all is done",
     ),
     "reply_wording": Kind(
         "Reply wording",
@@ -225,14 +248,30 @@ KINDS = {
         "no last message, or one that lacks the information asked for",
         (occasions.reply_wording,),
         by_values=True,
+        deed="words its last message otherwise than the reference",
     ),
 }
 """By id, roots before what they bring about."""
 
 
+class Grade(StrEnum):
+    """How sure a verdict is, the surest first. Only `OBSERVED` is no cause: it is listed apart and counted nowhere."""
+
+    PROVEN = "proven"
+    """Replay: the rollout passes with the repair, and not without."""
+    TRACED = "traced"
+    """A difference to the reference, a milestone or a clause of the policy, whose record and value stand in the log."""
+    CONTRAST = "contrast"
+    """What passed rollouts do and failed ones lack, after Holm's correction."""
+    RECORDED = "recorded"
+    """The log itself says so: an error, a limit, the simulated user's own mark."""
+    OBSERVED = "observed"
+    """Something is there, and nothing shows that it cost the reward."""
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """A cause in one rollout: the first message that shows it, the evidence, and whether replay has proven it.
+    """A cause in one rollout: the first message that shows it, the evidence, and how sure it is.
 
     `rank` is the rule's. `is_inherent` says that the verdict does not rely on the reference, so it stays if the
     reference is suspect. `tools` are the tools concerned.
@@ -241,7 +280,7 @@ class Verdict:
     cause: str
     message: int
     evidence: str
-    proven: bool = False
+    grade: Grade = Grade.TRACED
     rank: int = 0
     is_inherent: bool = True
     tools: tuple[str, ...] = ()
@@ -269,6 +308,8 @@ class Rule:
         sign: finds evidence in an edit.
         log_sign: finds evidence in the whole rollout, for rules without steps.
         is_inherent: the verdict does not rely on the reference.
+        grade: of a verdict that no replay proves.
+        is_traced: the sign itself says where the values come from.
     """
 
     cause: str
@@ -277,6 +318,8 @@ class Rule:
     sign: Callable[[RolloutView, Edit], Sign] | None = None
     log_sign: Callable[[RolloutView], Iterator[LogSign]] | None = None
     is_inherent: bool = False
+    grade: Grade = Grade.TRACED
+    is_traced: bool = False
 
     def applies(self, view: RolloutView, edit: Edit | None) -> Verdict | None:
         """The verdict on an edit, or with None on the whole rollout."""
@@ -291,8 +334,16 @@ class Rule:
         if found is None:
             return None
         message = min(found[0], max(0, len(view.messages) - 1))
-        proven = edit is not None and view.repair.proven
-        return Verdict(self.cause, message, found[1], proven, self.rank, self.is_inherent, tools)
+        grade = self._grade(view, edit, tools)
+        return Verdict(self.cause, message, found[1], grade, self.rank, self.is_inherent, tools)
+
+    def _grade(self, view: RolloutView, edit: Edit | None, tools: tuple[str, ...]) -> Grade:
+        """How sure a verdict of this rule is. No cause rests on a tool of which nobody knows what it does."""
+        if edit is not None and view.repair.proven:
+            return Grade.PROVEN
+        is_known = all(view.toolbox.kind(tool) != "unknown" for tool in tools)
+        is_sure = is_known and (edit is None or self.is_traced or view.is_traced(edit))
+        return self.grade if is_sure else Grade.OBSERVED
 
 
 def unmet(find: Occasions) -> Callable[[RolloutView], Iterator[LogSign]]:
@@ -313,27 +364,24 @@ ALL = (*WRITE, *READ, *USER, *TRANSFER, *REPLACE, *DROP, *DROP_TRANSFER, *SAY, *
 RULES = (
     # 0: roots
     Rule(SIMULATOR, 1, ALL, signs.left_at_once),
-    Rule("over_escalation", 2, WRITE, signs.handed_over_blind),
-    Rule("wrong_argument", 3, WRITE, signs.record_mistyped),
-    Rule("missing_lookup", 4, WRITE, signs.record_never_opened),
-    Rule("wrong_record", 5, WRITE, signs.record_mistaken),
-    Rule("incomplete_search", 6, WRITE, signs.records_left_out),
-    Rule("extra_write", 7, DROP, signs.made_again),
-    Rule("missing_lookup", 8, DROP, signs.changed_unread),
-    Rule("fabricated_fact", 9, REPLACE, signs.record_invented),
-    Rule("wrong_record", 10, REPLACE, signs.record_confused),
-    Rule("extra_write", 11, REPLACE, signs.items_added),
-    Rule("partial_refusal", 12, REPLACE, signs.items_refused),
-    Rule("missing_write", 13, REPLACE, signs.items_left_out),
-    Rule("fabricated_fact", 14, REPLACE, signs.value_invented),
-    Rule("missing_lookup", 15, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=False)),
-    Rule("incomplete_search", 16, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=True)),
-    Rule("missing_lookup", 17, SAY, partial(signs.answer_not_shown, is_alike=False)),
-    Rule("incomplete_search", 18, SAY, partial(signs.answer_not_shown, is_alike=True)),
-    Rule("incomplete_search", 19, SAY, signs.other_value_told),
+    Rule("missing_lookup", 2, WRITE + READ + USER + TRANSFER + SAY + END, signs.did_nothing, is_traced=True),
+    Rule("invalid_call", 3, WRITE, signs.left_as_text),
+    Rule("over_escalation", 4, WRITE, signs.handed_over_blind),
+    Rule("wrong_argument", 5, WRITE, signs.record_mistyped),
+    Rule("missing_lookup", 6, WRITE, signs.record_never_opened),
+    Rule("wrong_record", 7, WRITE, signs.record_mistaken),
+    Rule("incomplete_search", 8, WRITE, signs.records_left_out),
+    Rule("extra_write", 9, DROP, signs.made_again),
+    Rule("missing_lookup", 10, DROP, signs.changed_unread),
+    Rule("fabricated_fact", 11, REPLACE, signs.record_invented, is_traced=True),
+    Rule("wrong_record", 12, REPLACE, signs.record_confused),
+    Rule("extra_write", 13, REPLACE, signs.items_added),
+    Rule("missing_write", 14, REPLACE, signs.items_left_out),
+    Rule("fabricated_fact", 15, REPLACE, signs.value_invented, is_traced=True),
+    Rule("missing_lookup", 16, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=False)),
+    Rule("incomplete_search", 17, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=True)),
     Rule("wrong_computation", 20, SAY, signs.number_miscalculated),
     Rule(SIMULATOR, 21, WRITE + REPLACE + SAY, signs.left_early),
-    Rule("missing_lookup", 22, WRITE, signs.need_not_looked_up),
     Rule("missing_lookup", 23, READ, partial(signs.lookup_skipped, is_alike=False)),
     Rule("incomplete_search", 24, READ, partial(signs.lookup_skipped, is_alike=True)),
     Rule("wrong_operation", 25, DROP, signs.operation_swapped),
@@ -344,35 +392,23 @@ RULES = (
     Rule("undue_compliance", 31, DROP, signs.breaks_policy),
     Rule("wrong_argument", 32, REPLACE, signs.breaks_policy),
     Rule("undue_compliance", 33, DROP, signs.asked_by_user),
-    Rule("wrong_computation", 34, REPLACE, signs.choice_not_best),
-    Rule("unverified_claim", 35, REPLACE, signs.record_disbelieved),
-    Rule("unverified_claim", 36, REPLACE, signs.user_believed),
-    Rule(SIMULATOR, 37, REPLACE + DROP, signs.user_chose_otherwise),
-    Rule("unverified_claim", 38, DROP, signs.record_unopened),
-    Rule("missing_lookup", 39, REPLACE, signs.changed_unread),
+    Rule("missing_lookup", 39, REPLACE, signs.changed_unread, is_traced=True),
     Rule("undue_compliance", 40, DROP, signs.was_proposed),
     Rule("wrong_argument", 42, REPLACE, signs.value_wrong),
     Rule("extra_write", 43, DROP, signs.is_extra),
-    Rule(SIMULATOR, 50, log_sign=logs.slipped, is_inherent=True),
-    Rule(SIMULATOR, 51, log_sign=logs.withheld, is_inherent=True),
-    Rule("missing_lookup", 52, log_sign=logs.written_unread, is_inherent=True),
-    Rule("missing_lookup", 53, log_sign=logs.answered_unread, is_inherent=True),
+    Rule(SIMULATOR, 50, log_sign=logs.slipped, is_inherent=True, grade=Grade.RECORDED),
     Rule("missing_lookup", 54, log_sign=logs.means_denied, is_inherent=True),
     Rule("missing_lookup", 55, log_sign=unmet(occasions.milestone_reads)),
     Rule("unverified_claim", 56, log_sign=logs.written_on_claim, is_inherent=True),
-    Rule("unverified_claim", 57, log_sign=partial(logs.unproven, is_claimed=True), is_inherent=True),
-    Rule("unverified_claim", 58, log_sign=logs.answered_on_claim, is_inherent=True),
+    Rule("unverified_claim", 57, log_sign=logs.unproven, is_inherent=True),
     Rule("unverified_claim", 59, log_sign=logs.standing_repeated, is_inherent=True),
     Rule("undue_compliance", 60, log_sign=logs.forbidden_writes, is_inherent=True),
-    Rule("undue_compliance", 61, log_sign=partial(logs.unproven, is_claimed=False), is_inherent=True),
     Rule("undue_compliance", 62, log_sign=unmet(occasions.minefields)),
     Rule("wrong_argument", 63, log_sign=logs.forbidden_values, is_inherent=True),
     Rule("wrong_argument", 64, log_sign=unmet(occasions.milestone_arguments)),
-    Rule("fabricated_fact", 66, log_sign=logs.identifier_invented, is_inherent=True),
-    Rule("invalid_call", 67, log_sign=logs.left_as_text, is_inherent=True),
     # 1: loops
-    Rule("loop", 100, END, signs.called_again),
-    Rule("loop", 101, log_sign=logs.loops, is_inherent=True),
+    Rule("loop", 100, END, signs.called_again, is_inherent=True),
+    Rule("loop", 101, log_sign=logs.looped_to_the_end, is_inherent=True),
     # 2: what was not done by the end
     Rule("partial_refusal", 200, WRITE, signs.was_refused),
     Rule("missing_write", 201, WRITE, signs.left_out),
@@ -382,7 +418,8 @@ RULES = (
     Rule("missing_information", 205, log_sign=unmet(occasions.milestone_words)),
     Rule("missing_escalation", 206, TRANSFER, signs.never_made),
     Rule("missing_write", 207, USER, signs.never_made),
-    Rule("premature_stop", 208, END, signs.cut_off),
+    Rule(LIMIT, 208, END, signs.limited, grade=Grade.RECORDED),
+    Rule("premature_stop", 209, END, signs.cut_off, grade=Grade.OBSERVED),
     # 3: handed over
     Rule("over_escalation", 300, WRITE + SAY, signs.handed_over_instead),
     Rule("over_escalation", 301, DROP_TRANSFER, signs.transfer_undue),
@@ -398,12 +435,18 @@ FEATURES = {
     ("called", "write"): "missing_write",
     ("asked", "handover"): "missing_escalation",
     ("followed", "handover"): "missing_escalation",
-    ("called", "handover"): "over_escalation",
     ("described",): "wrong_record",
     ("sourced",): "fabricated_fact",
     ("once", "write"): "extra_write",
     ("once",): "loop",
     ("repaired",): "invalid_call",
 }
-"""Used without a reference: the cause of a rollout that lacks a feature of passed rollouts. Keys are the kind of the
-feature and of its tools. Only "over_escalation" is shown by having its feature."""
+"""Without a reference: the cause of a rollout that lacks a feature of passed rollouts. Keys are the kind of the feature
+and of its tools."""
+EXCESSES = {
+    ("called", "write"): "extra_write",
+    ("called", "handover"): "over_escalation",
+    ("sourced", "write"): "wrong_computation",
+}
+"""Likewise the cause of a rollout that has a feature which passed rollouts lack: a value that stands in an earlier
+message where others work it out is computed wrongly."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from captrain.capabilities.clauses import objects, violations
 from captrain.capabilities.text import identifiers_in, says, text_of
+from captrain.capabilities.toolbox import CHANGES
 from captrain.capabilities.view import RolloutView
 from captrain.records import JsonObject
 
@@ -18,7 +19,7 @@ def suspicions(view: RolloutView) -> Iterator[str]:
     if is_foreign(view):
         yield "nothing that the task names occurs in the log, where the user names other things: it is of another task"
         return
-    goals = [goal for goal in view.expected if goal.kind == "write"]
+    goals = [goal for goal in view.expected if goal.kind in CHANGES]
     for violation in violations(goals, view.wishes, view.context):
         yield f"the reference's {violation}"
     for goal in goals:

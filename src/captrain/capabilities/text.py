@@ -5,6 +5,7 @@
 
 import json
 import re
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -31,8 +32,10 @@ CODE = re.compile(r"[#\w-]+")
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 ERROR = re.compile(r"\w*(error|exception|traceback)\b", re.IGNORECASE)
 NOT_FOUND = re.compile(r"\bnot found\b|\bno (such|match)|\bdoes not exist\b", re.IGNORECASE)
-AFTERWARDS = re.compile(r"\b(afterwards?|further|again|from then on)\b")
-"""Words that make a refusal a notice of what comes later."""
+AFTERWARDS = re.compile(
+    r"\b(afterwards?|further|again|from then on|until|unless|once|first|before (you|i|we)|if you|without your)\b"
+)
+"""Words that make a refusal a notice of what comes later, or a request for what comes first."""
 CLOSING_MARK = re.compile(r"###([A-Z-]+)###")
 PROPOSAL = re.compile(r"\b(confirm|proceed|go ahead|shall i|would you like)\b", re.IGNORECASE)
 REQUEST = re.compile(
@@ -60,17 +63,7 @@ CLAIM = re.compile(
     r"warranty|said (that )?(i|you|it)|told me)\b"
 )
 STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
-DENIAL = re.compile(
-    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
-    r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
-)
 AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
-SUPERLATIVE = re.compile(
-    r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
-)
-EXAMPLE = re.compile(r"(?:\be\.g\.|\bsuch as|\bfor example|\bexample:?|\blike)[^).;!?\n]{0,60}$", re.IGNORECASE)
-BLANK = re.compile(r"0{4,}|X{3,}|1234")
-"""Figures of an identifier that only shows the form."""
 
 
 def text_of(value: object) -> str:
@@ -124,6 +117,8 @@ def same(expected: object, actual: object) -> bool:
     """
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         return all(same(value, actual.get(name)) for name, value in expected.items())
+    if isinstance(expected, list):
+        actual = spelled_list(actual)
     if isinstance(expected, list) and isinstance(actual, list):
         if are_plain(expected) and are_plain(actual):
             return Counter(map(number_of, expected)) == Counter(map(number_of, actual))
@@ -131,6 +126,16 @@ def same(expected: object, actual: object) -> bool:
     if isinstance(expected, int | float) or isinstance(actual, int | float):
         return number_of(expected) == number_of(actual)
     return expected == actual
+
+
+def spelled_list(value: object) -> object:
+    """Return the list that a text spells as JSON or as Python prints it, else the value."""
+    if not (isinstance(value, str) and value.startswith("[") and value.endswith("]")):
+        return value
+    try:
+        return literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
 
 
 def are_plain(values: list[object]) -> bool:
@@ -222,7 +227,8 @@ def reports_error(message: Message) -> bool:
 
 def is_malformed(message: Message) -> bool:
     """Tell whether an assistant message has the marks of a tool call left in its text."""
-    return message["role"] == "assistant" and any(mark in (message.get("content") or "") for mark in CALL_MARKS)
+    is_marked = bool(message.get("unexecuted")) or any(mark in (message.get("content") or "") for mark in CALL_MARKS)
+    return message["role"] == "assistant" and is_marked
 
 
 def is_reply(message: Message) -> bool:

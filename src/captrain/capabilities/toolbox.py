@@ -3,27 +3,65 @@
 import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
-from typing import Literal
 
-from captrain.benchmarks import annotated
+from captrain.benchmarks import Kind, annotated
 from captrain.records import JsonObject
 
 READS = re.compile(
-    "calculate|check|compare|compute|convert|count|describe|estimate|fetch|find|get|list|"
-    "look|lookup|query|read|retrieve|search|show|think|validate|verify|view"
+    "check|compare|count|describe|fetch|find|get|list|look|lookup|query|read|retrieve|search|show|validate|verify|view"
 )
-HANDOVERS = {"escalate", "handoff", "handover"}
-COLLEAGUES = {"agent", "agents", "human", "humans", "operator", "specialist", "support", "supervisor"}
-Kind = Literal["read", "write", "handover"]
+WRITES = re.compile(
+    "accept|activate|add|append|apply|approve|archive|assign|attach|ban|block|book|borrow|buy|"
+    "cancel|change|charge|claim|clear|close|complete|confirm|connect|copy|create|deactivate|decline|"
+    "delete|deny|deploy|deposit|detach|disable|disconnect|dispatch|draw|drop|edit|email|enable|"
+    "exchange|extend|file|fill|flag|follow|grant|insert|invite|issue|join|kill|label|leave|lend|"
+    "link|loan|lock|make|mark|merge|modify|move|mute|notify|open|order|pay|ping|place|post|print|"
+    "publish|purchase|put|rebook|reboot|recharge|record|redeem|refill|refuel|refund|register|reject|"
+    "release|remove|rename|renew|reorder|repair|replace|replenish|reply|reschedule|reserve|reset|"
+    "resolve|restart|restock|resume|return|revoke|rollback|scale|schedule|sell|send|set|share|ship|"
+    "start|stop|submit|suspend|swap|switch|tag|terminate|toggle|top|transfer|turn|unblock|undo|"
+    "unlink|unlock|unsubscribe|update|upgrade|upload|waive|water|withdraw|wrap|write"
+)
+THINKS = re.compile("calculate|calculator|compute|convert|estimate|scratchpad|think|thinking")
+INFORMATION = re.compile("balance|count|details|history|info|information|list|price|report|status|summary")
+HANDOVERS = re.compile("escalate|handoff|handover")
+COLLEAGUES = re.compile("agent|agents|human|humans|operator|specialist|support|supervisor")
+MACHINES = re.compile(
+    "bash|bing|browser|code|command|cmd|directory|editor|file|files|google|internet|ipython|jupyter|"
+    "notebook|page|patch|powershell|python|repl|script|shell|sql|terminal|url|web|webpage|website|"
+    "wikipedia"
+)
+USES = re.compile(
+    "apply|based|cell|click|create|edit|exec|execute|exit|fetch|find|go|goto|grep|insert|"
+    "interpreter|link|list|multi|navigate|open|query|read|replace|run|scroll|search|session|str|"
+    "submit|text|to|tool|type|view|visit|write"
+)
+ENVIRONMENTS = re.compile(
+    "click|computer|create|edit|glob|goto|grep|insert|ls|multiedit|open|press|read|screenshot|scroll|search|type|view|write"
+)
+"""Whole names, too, of one word."""
+CHANGES = ("write", "unknown")
+"""Kinds of tools that may change something."""
+EFFECTS = (*CHANGES, "handover")
+"""Kinds of tools whose calls are compared with those of a reference."""
 
 
 @cache
 def kind_of(tool: str) -> Kind:
-    """Tell from the words of its name whether a tool reads, writes, or transfers to a human."""
+    """Guess from its whole name what a tool does; "unknown" where the name does not say."""
     words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", tool).lower())
-    if HANDOVERS & {*words} or ("transfer" in words and COLLEAGUES & {*words}):
+    first, others = "".join(words[:1]), words[1:]
+    if any(map(HANDOVERS.fullmatch, words)) or ("transfer" in words and any(map(COLLEAGUES.fullmatch, words))):
         return "handover"
-    return "read" if words and READS.fullmatch(words[0]) else "write"
+    is_composed = all(MACHINES.fullmatch(word) or USES.fullmatch(word) for word in words)
+    if ENVIRONMENTS.fullmatch(tool.lower()) or (is_composed and any(map(MACHINES.fullmatch, words))):
+        return "environment"
+    # "check_out_book", "find_and_replace" and "order_status" are not what their first words say.
+    is_compound = bool({*others[:1]} & {"in", "off", "out"} or {*others} & {"and", "or"})
+    if is_compound or (WRITES.fullmatch(first) and any(map(INFORMATION.fullmatch, others[-1:]))):
+        return "unknown"
+    kinds: dict[Kind, re.Pattern[str]] = {"think": THINKS, "read": READS, "write": WRITES}
+    return next((kind for kind, verbs in kinds.items() if verbs.fullmatch(first)), "unknown")
 
 
 class Toolbox:
@@ -40,12 +78,12 @@ class Toolbox:
     def __init__(
         self,
         tools: Iterable[JsonObject],
-        kinds: Mapping[str, str] | None = None,
+        kinds: Mapping[str, Kind] | None = None,
         keys: Mapping[str, str] | None = None,
         fields: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         tools = [*tools]
-        self.declared: dict[str, str] = {**annotated(tools), **(kinds or {})}
+        self.declared: dict[str, Kind] = {**annotated(tools), **(kinds or {})}
         self.schemas: dict[str, JsonObject] = {
             tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
         }
@@ -54,17 +92,15 @@ class Toolbox:
 
     @property
     def unnamed(self) -> dict[str, Kind]:
-        """Kinds of the tools whose names suggest another kind."""
-        return {name: self.kind(name) for name in self.schemas if self.kind(name) != kind_of(name)}
+        """Kinds of the tools whose names suggest another kind. A tool whose name says nothing may change something."""
+        kinds = {name: (self.kind(name), kind_of(name)) for name in self.schemas}
+        return {
+            name: kind for name, (kind, named) in kinds.items() if kind != named and not {kind, named} <= {*CHANGES}
+        }
 
     def kind(self, tool: str) -> Kind:
         """Tell what a call of the tool does."""
-        match self.declared.get(tool):
-            case "read" | "write" | "handover" as kind:
-                return kind
-            case None:
-                return kind_of(tool)
-        return "read"
+        return self.declared.get(tool) or kind_of(tool)
 
     def shared_names(self, keys: Collection[str], lookups: Collection[str], changes: Collection[str]) -> dict[str, str]:
         """Argument names shared by a keyless write and a read tool.
@@ -77,7 +113,7 @@ class Toolbox:
             (change, lookup)
             for change in names
             for lookup in names
-            if self.kind(change) == "write" and self.kind(lookup) == "read" and self.fields.get(lookup, True)
+            if self.kind(change) in CHANGES and self.kind(lookup) == "read" and self.fields.get(lookup, True)
         ]
         return {
             name: name

@@ -5,8 +5,10 @@ Tools and keys are learnt from rollouts (`captrain.capabilities.learning`), so n
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from itertools import takewhile
 from typing import Literal
@@ -26,6 +28,7 @@ from captrain.capabilities.text import (
     is_common,
     is_identifier,
     is_reply,
+    number_of,
     plain,
     refuses,
     same,
@@ -35,11 +38,13 @@ from captrain.capabilities.text import (
     squeezed,
     text_of,
 )
-from captrain.capabilities.toolbox import Toolbox
+from captrain.capabilities.toolbox import CHANGES, EFFECTS, Toolbox
 from captrain.records import Message, Milestone, Rollout, leaves
 
 END = 1_000_000
 """Beyond the last message."""
+MOST_NUMBERS = 100
+"""So many numbers of a result are added up in pairs."""
 SHORT = 2
 """Characters of a value that is likely to stand inside another one."""
 EditKind = Literal["insert", "replace", "drop", "end", "say"]
@@ -72,7 +77,8 @@ class Edit:
     def step(self) -> str:
         """The kind of step that rules are made for: an insertion is told apart by what is inserted."""
         if self.kind == "insert" and self.goal is not None:
-            return "insert step of user" if self.goal.by == "user" else f"insert {self.goal.kind}"
+            kinds = dict.fromkeys(CHANGES, "write") | {"handover": "handover"}
+            return "insert step of user" if self.goal.by == "user" else f"insert {kinds.get(self.goal.kind, 'read')}"
         return "drop handover" if self.kind == "drop" and self.calls[0].kind == "handover" else self.kind
 
     @property
@@ -166,7 +172,7 @@ class RolloutView:
     @cached_property
     def writes(self) -> list[Call]:
         """The assistant's writes that were not refused."""
-        return [act for act in self.acts if act.kind == "write" and not act.failed]
+        return [act for act in self.acts if act.kind in CHANGES and not act.failed]
 
     @cached_property
     def lookups(self) -> list[Call]:
@@ -255,6 +261,13 @@ class RolloutView:
         return plain(f"{self.user}\n{self.facts.script}")
 
     @cached_property
+    def is_idle(self) -> bool:
+        """The agent made no call and said nothing, where the reference begins with a look-up: all else follows."""
+        turns = [message for message in self.messages if message["role"] == "assistant"]
+        is_silent = not any((message.get("content") or "").strip() or message.get("tool_calls") for message in turns)
+        return is_silent and [goal.kind for goal in self.expected[:1]] == ["read"]
+
+    @cached_property
     def is_answered(self) -> bool:
         """A user speaks after the assistant did; otherwise the agent works alone."""
         spoken = (index for index, message in enumerate(self.messages) if message["role"] == "assistant")
@@ -284,7 +297,7 @@ class RolloutView:
         """The reply that first put a write to the user, else the write's own message.
 
         That is the first reply with an identifier that only the assistant brought up, else the first that asks for
-        consent and names the record, else the last that asks for consent.
+        consent and names the record, else the last that asks for consent, if it speaks of what the tool does.
         """
         replies = self.replies(call.message) if call.by == "assistant" else []
         codes = [leaf for leaf in leaves(call.content) if len(leaf) > 3 and is_identifier(leaf)]
@@ -292,11 +305,13 @@ class RolloutView:
         sources = [index for index in replies if any(says(self.text(index), code) for code in own)]
         about = [index for index in replies if asks_consent(self.text(index))]
         proposals = [index for index in about if call.record and says(self.text(index), call.record)]
-        return next(iter([*sources, *proposals, *about[-1:]]), call.message)
+        words = re.findall("[a-z]{4,}", call.tool)
+        last = [index for index in about[-1:] if any(word in self.text(index).lower() for word in words)]
+        return next(iter([*sources, *proposals, *last]), call.message)
 
     def is_wished(self, call: Call) -> bool:
         """The user asked for something of a call that its script has and the reference has not."""
-        goals = [goal for goal in self.goals if goal.kind != "read"]
+        goals = [goal for goal in self.goals if goal.kind in EFFECTS]
         expected = {text_of(value) for goal in goals for value in atoms(goal.arguments)}
         values = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and not is_common(v)]
         return any(says(self.facts.script, value) and self.seen(value, call.message, "user") for value in values)
@@ -339,6 +354,40 @@ class RolloutView:
         """A user or a tool has said the value before a message."""
         return bool(self.seen(value, before, "user", "tool"))
 
+    def knows(self, value: object) -> bool:
+        """Tell whether a value stands in the log, or follows from two numbers that do."""
+        texts = (self.facts.script, self.context.policy)
+        is_seen = is_common(value) or self.seen(value, END, "user", "tool", "system", "developer")
+        return bool(is_seen) or any(says(text, value) for text in texts) or number_of(value) in self._worked_out
+
+    @cached_property
+    def _worked_out(self) -> set[object]:
+        """Sums, differences and products of two numbers that one tool returned."""
+        numbers = set[object]()
+        for call in self.calls:
+            shown = {number_of(value) for value in atoms(call.result)}
+            known = sorted(value for value in shown if isinstance(value, Decimal))[:MOST_NUMBERS]
+            numbers |= {total for a in known for b in known for total in (a + b, a - b, a * b)}
+        return numbers
+
+    def is_traced(self, edit: Edit) -> bool:
+        """Tell whether the record and the values of a difference to the reference stand in the log."""
+        match edit.kind:
+            case "insert" if edit.goal is not None and edit.goal.kind in CHANGES:
+                records = [value for _, value in self.records(edit.goal)]
+                values = records or [*atoms(edit.goal.arguments)]
+                return edit.goal.by == "user" or not values or any(map(self.knows, values))
+            case "replace":
+                records = [value for name, value in self.records(edit.goal) if name in edit.wrong] if edit.goal else []
+                return all(map(self.knows, records or edit.missing))
+            case "say":
+                return self.knows(edit.text)
+            case "drop":
+                return edit.calls[0].kind in CHANGES
+            case "end":
+                return True
+        return False
+
     @cached_property
     def shapes(self) -> set[str]:
         """Shapes of the identifiers by which reads are told a record."""
@@ -369,7 +418,9 @@ class RolloutView:
     @cached_property
     def due_lookups(self) -> list[Call]:
         """Reads of the reference that the rollout does not make."""
+        made = {text_of([call.by, call.tool, call.arguments]) for call in self.lookups}
         due = [goal for goal in self.goals if goal.kind == "read"]
+        due = [goal for goal in due if text_of([goal.by, goal.tool, goal.arguments]) not in made]
         return [goal for goal in due if not any(call.equals(goal) for call in self.lookups)]
 
     def needs(self, goal: Call | None) -> list[Call]:

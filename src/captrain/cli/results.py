@@ -16,14 +16,19 @@ STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
 
 
 def results(
-    rollouts: Annotated[
-        bool, typer.Option("--spent", help="Print the rollouts, tokens and seconds that each method spent.")
+    complete: Annotated[
+        bool,
+        typer.Option("--all", help="Print all rows, differences, rates by kind, the causal test and re-discovery."),
+    ] = False,
+    spent: Annotated[
+        bool, typer.Option("--spent", help="Print the rollouts, tokens and seconds that each row spent.")
     ] = False,
 ) -> None:
-    """Print pass rates with intervals, paired differences, rollouts spent, and the location of the figures."""
+    """Print the rows by pass rate, what differs, and which capabilities were selected."""
     from captrain.reporting import tables
 
-    print_all(tables.costs(project_root()) if rollouts else tables.results(project_root()))
+    root = project_root()
+    print_all(tables.costs(root) if spent else tables.results(root, complete=complete))
 
 
 def compare(
@@ -61,8 +66,11 @@ def report(
     from captrain.reporting.pages import build
 
     require_folder(out)
-    pages = build(project_root(), out)
+    root = project_root()
+    pages = build(root, out)
     print_all(f"{out / 'index.html'} ({len(pages)} files)")
+    if not (root / "dvc.lock").exists():
+        print_all("no stage was run here yet, so the page only says how to make its parts: `captrain run`")
 
 
 def verify(

@@ -28,7 +28,7 @@ from captrain.capabilities import (
     select_by_verdicts,
 )
 from captrain.diagnosis.findings import Collection, Findings
-from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Standing, diagnose_rollouts, refer
+from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Remark, Standing, diagnose_rollouts, refer
 from captrain.interop import Logs
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool
 from captrain.run import SelectionSettings
@@ -36,6 +36,8 @@ from captrain.run import SelectionSettings
 FEW = 10
 """Least passed and least failed rollouts for a conclusion: with 9, the 95% interval of a rate of one half is wider
 than 0.6."""
+QUOTES = 20
+"""Most quotes of one observation."""
 LIST_LENGTH = 200
 """Most rollouts listed one by one; the rest are only counted."""
 
@@ -154,6 +156,23 @@ class CauseTally:
     example: DiagnosedRollout | None = None
 
 
+@dataclass
+class Seen:
+    """Failed and passed rollouts with an observation, and quotes of the first ones, failed ones first."""
+
+    failed: int = 0
+    passed: int = 0
+    quotes: list[str] = field(default_factory=list[str])
+
+    def add(self, row: DiagnosedRollout, remark: Remark) -> None:
+        """Count a rollout."""
+        quote = f"{row.place}, message {remark.message}: {remark.evidence}"
+        is_failed = row.outcome == "failed"
+        self.quotes.insert(0 if is_failed and not self.failed else len(self.quotes), quote)
+        del self.quotes[QUOTES:]
+        self.failed, self.passed = self.failed + is_failed, self.passed + (row.outcome == "passed")
+
+
 def counted_cause(row: DiagnosedRollout) -> str | None:
     """The cause that a failure counts under, None if unexplained. With a suspect reference it is always the
     reference."""
@@ -169,7 +188,8 @@ class Account:
     standings: rollouts by their part in the comparison. passed, failed: of the compared ones. tasks: their first `FEW`
     tasks. failures: all failed rollouts. unexplained: failures without a cause. causes: by kind. unreferenced: rollouts
     with neither reference nor milestones. unproven: rollouts whose world failed to replay them. unplayed: the first of
-    these. left_out: the first rollouts left out, by standing.
+    these. left_out: the first rollouts left out, by standing. seen: observations by name. doubts: likewise why passed
+    rollouts should not have passed.
     """
 
     standings: Counter[Standing] = field(default_factory=Counter[Standing])
@@ -183,6 +203,8 @@ class Account:
     unproven: int = 0
     unplayed: DiagnosedRollout | None = None
     left_out: dict[Standing, list[DiagnosedRollout]] = field(default_factory=dict[Standing, list[DiagnosedRollout]])
+    seen: dict[str, Seen] = field(default_factory=dict[str, Seen])
+    doubts: dict[str, Seen] = field(default_factory=dict[str, Seen])
 
     @property
     def unproven_note(self) -> str:
@@ -210,6 +232,9 @@ class Account:
         else:
             entries = self.left_out.setdefault(row.standing, [])
             entries += [row] if len(entries) < LIST_LENGTH else []
+        for remarks, seen in ((row.observations, self.seen), (row.doubts, self.doubts)):
+            for remark in remarks:
+                seen.setdefault(remark.name, Seen()).add(row, remark)
         if row.outcome == "failed":
             self.failures += 1
             if (kind := counted_cause(row)) is None:

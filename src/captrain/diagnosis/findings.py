@@ -12,14 +12,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
+from random import Random
 
 from captrain.capabilities import (
     EVERY,
+    KINDS,
     LEVEL,
     OF_USER,
     Association,
     Call,
+    Grade,
     Key,
+    Lack,
     Needs,
     RolloutView,
     Tally,
@@ -30,16 +34,14 @@ from captrain.capabilities import (
     has_solution,
     is_value,
     name_of,
-    number_of,
     order_traits,
     place_of,
     prompt_line,
-    same,
     sourced_calls,
     text_of,
 )
 from captrain.contract import calls_of
-from captrain.diagnosis.rollouts import DiagnosedRollout
+from captrain.diagnosis.rollouts import DiagnosedRollout, RepairStep
 from captrain.records import Message, Record, Rollout
 from captrain.statistics import fisher, holm
 
@@ -65,14 +67,13 @@ END = "(end)"
 class Fault(Record):
     """A step whose repair may turn a failure into a pass.
 
-    key: of its feature. message: where it shows. proven: by replay. lookup: the skipped read tool, "" if the evidence
-    names none.
+    key: of its feature. message: where it shows. lookup: the skipped read tool, "" if the evidence names none.
     """
 
     key: Key
     message: int
     evidence: str
-    proven: bool = False
+    grade: Grade
     quote: str = ""
     lookup: str = ""
 
@@ -91,15 +92,18 @@ class Played(Record):
 class Fix:
     """A step to fix, over all failures that differ in it.
 
-    counts: failures with it, failures with it alone, failures where replay proved that the repair is needed. causes:
-    the primary causes of these failures. lookups: read tools that were skipped. values: of their tasks. kinds: the
-    kinds of task that are over-represented, with their numbers. example: the fault of one failure, at `place`.
+    counts: failures with it, failures with it alone, failures where replay proved that the repair is needed, passed
+    rollouts with it. mark: sum of random numbers of these failures. halves: other steps of the very same failures.
+    causes: the primary causes of these failures. lookups: read tools that were skipped. values: of their tasks. kinds:
+    the kinds of task that are over-represented, with their numbers. example: the fault of one failure, at `place`.
     """
 
     key: Key
     place: str
     example: Fault
     counts: Counter[str] = field(default_factory=Counter[str])
+    mark: int = 0
+    halves: list[Key] = field(default_factory=list[Key])
     causes: Counter[str] = field(default_factory=Counter[str])
     lookups: Counter[str] = field(default_factory=Counter[str])
     values: Counter[Key] = field(default_factory=Counter[Key])
@@ -110,7 +114,8 @@ class Fix:
 class Findings:
     """What correlates with failure, and what to fix.
 
-    steps, tasks, order: associations of reference steps, of task values and of orders of calls. examples: one for each
+    steps, tasks, order, seen: associations of reference steps, of task values, of orders of calls, and of observations.
+    examples: one for each
     order feature that holds. partings: the first calls in which a passed and a failed trial differ, with the number of
     tasks. mixed: tasks with passed and failed trials. fixes: what to fix first.
     """
@@ -118,6 +123,7 @@ class Findings:
     steps: list[Association]
     tasks: list[Association]
     order: list[Association]
+    seen: list[Association]
     examples: dict[Key, str]
     partings: list[tuple[tuple[str, str], int]]
     mixed: int
@@ -145,7 +151,7 @@ class Collection:
 
     def __init__(self, toolbox: Toolbox, needs: Needs | None = None) -> None:
         self._toolbox, self._needs = toolbox, needs
-        self._steps, self._tasks, self._order = Tally(), Tally(), Tally()
+        self._steps, self._tasks, self._order, self._seen = Tally(), Tally(), Tally(), Tally()
         self._database = sqlite3.connect("", isolation_level=None)  # SQLite's own temporary file
         self._database.executescript("""
         PRAGMA journal_mode = OFF;
@@ -156,21 +162,14 @@ class Collection:
         """Count a rollout; one with a suspect reference counts only as a fault of the reference."""
         calls, view = sourced_calls(rollout, self._toolbox), bare_view(rollout, self._toolbox)
         failed, counts = row.outcome == "failed", row.standing != "suspect"
-        tasks = _task_traits(rollout, view)
-        steps, faults = reference_traits(rollout, view)
+        tasks, faults = _task_traits(rollout, view), [*_faults_of(row)]
         if counts:
-            self._steps.add(steps, failed)
+            self._steps.add(_step_traits(row, view), failed)
             self._tasks.add(tasks, failed)
             self._order.add(order_traits(calls), failed)
-            faults = _needed_faults(row) or faults
-        else:
-            faults = [Fault(key=REFERENCE, message=len(rollout.messages), evidence="; ".join(row.suspicions))]
+            self._seen.add(_seen_traits(row), failed)
         if not faults and self._needs and not has_solution(rollout):
-            lacks = self._needs.of(rollout)[0]
-            faults = [_fault_of(lack.need.association, lack.message, lack.need.evidence) for lack in lacks]
-        if not faults and row.causes:
-            cause = row.causes[0]
-            faults = [Fault(key=("cause", cause.cause), message=cause.message, evidence=cause.evidence)]
+            faults = [_fault_of(lack) for lack in self._needs.of(rollout)[0]]
         reads = [call for call in calls_in(rollout.reference, self._toolbox) if call.kind == "read"]
         quoted = [
             fault.model_copy(
@@ -190,26 +189,32 @@ class Collection:
         """Test the counted features, and choose what to fix first."""
         order = self._order.associations()
         sure = [row for row in reversed(order) if row.p_holm <= LEVEL]
-        examples, fixes = dict[Key, str](), dict[Key, Fix]()
-        for (content,) in self._database.execute("SELECT content FROM played WHERE failed ORDER BY rowid"):
-            record = Played.model_validate_json(content)
-            traits, faults = order_traits(record.calls), record.faults
-            changes = [call for call in record.calls if call.kind == "write"]
+        examples, fixes, draw = dict[Key, str](), dict[Key, Fix](), Random(0)
+        for failed, content in self._database.execute("SELECT failed, content FROM played ORDER BY failed DESC, rowid"):
+            record, mark = Played.model_validate_json(content), draw.getrandbits(64)
+            keys = {fault.key: fault for fault in reversed(record.faults)}
+            if not failed:
+                for fix in [fixes[key] for key in keys if key in fixes]:
+                    fix.counts.update(passed=1)
+                continue
+            traits = order_traits(record.calls)
             for row in [row for row in sure if traits.shows(row) and record.calls]:
                 call = place_of(row.key, record.calls)
                 examples.setdefault(row.key, f"{record.place}, message {call.message}: {call}")
-                # Other changes may need a read tool and fail for want of it; that does not explain this failure.
-                is_lookup = row.key[0] == "called" and not row.holds and self._toolbox.kind(row.key[1]) == "read"
-                if not (is_lookup and changes) and (not record.faults or record.faults[0].key[0] == "cause"):
-                    faults = [_fault_of(row, call.message, row.name).model_copy(update={"quote": str(call)})]
-            keys = {fault.key: fault for fault in reversed(faults)}
             for key, fault in keys.items():
                 fix = fixes.setdefault(key, Fix(key, record.place, fault))
-                fix.counts.update(failures=1, alone=len(keys) == 1, proven=fault.proven)
+                fix.counts.update(failures=1, alone=len(keys) == 1, proven=fault.grade is Grade.PROVEN)
+                fix.mark += mark
                 fix.causes.update([record.cause] if record.cause else [])
                 fix.lookups.update([fault.lookup] if fault.lookup else [])
                 fix.values.update(record.values)
-        first = sorted(fixes.values(), key=lambda fix: (-fix.counts["failures"], -fix.counts["alone"], fix.key))[:FIXES]
+        first = sorted(fixes.values(), key=lambda fix: (-fix.counts["failures"], -fix.counts["alone"], fix.key))
+        whole: dict[int, Fix] = {}
+        for fix in first:
+            # Steps of the very same failures are halves of one step.
+            if whole.setdefault(fix.mark, fix) is not fix:
+                whole[fix.mark].halves.append(fix.key)
+        first = [*whole.values()][:FIXES]
         for fix in first:
             fix.kinds = self._kinds(fix)
         partings, mixed = Counter[tuple[str, str]](), 0
@@ -221,7 +226,8 @@ class Collection:
             mixed += all(trials)
             partings.update({_parting(failed, trials[0]) for failed in trials[1] if trials[0]})
         parted = sorted(partings.items(), key=lambda item: (-item[1], item[0]))
-        return Findings(self._steps.associations(), self._tasks.associations(), order, examples, parted, mixed, first)
+        steps, tasks, seen = (tally.associations() for tally in (self._steps, self._tasks, self._seen))
+        return Findings(steps, tasks, order, seen, examples, parted, mixed, first)
 
     def _kinds(self, fix: Fix) -> list[tuple[str, int]]:
         """Values of the task that are more frequent among these failures than elsewhere, the surest first."""
@@ -242,70 +248,28 @@ class Collection:
         return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
 
 
-def reference_traits(rollout: Rollout, view: RolloutView) -> tuple[Traits, list[Fault]]:
-    """Compare a rollout with its reference: steps that it misses or makes differently, and changes that the reference
-    lacks.
-
-    Returns:
-        All differences as traits, and as faults those that change something. A further change is no fault if the check
-        does not compare the final state.
-    """
-    traits, faults, bases = Traits(), list[Fault](), {"beyond": REFERENCED, "told": ("informs",)}
-    facts = rollout.task.facts
-    user_calls = [(call.name, call.arguments) for call in facts.user_calls]
-    if not rollout.reference and not user_calls:
-        return traits, faults
-
-    def add(key: Key, message: int, evidence: str) -> None:
-        faults.append(Fault(key=key, message=message, evidence=evidence))
-        traits.hold(key, bases.get(key[0], ("goal", key[1])))
-
-    for goal in _unmade(view):
-        traits.hold(("made", goal.tool), ("goal", goal.tool))
-    traits.bases |= {REFERENCED, *(("goal", act.tool) for act in view.expected)}
-    for pair in view.pairs:
-        goal, write = pair.goal, pair.write
-        wrong = [name for name in write.differing(goal) if is_value(goal.arguments[name])] if write else []
-        evidence = f"the reference has {goal}"
-        if write is None:
-            add(("made", goal.tool), view.last, evidence)
-        elif write.tool != goal.tool or wrong:
-            kind = "equal" if write.tool == goal.tool else "instead"
-            add((kind, goal.tool, *wrong[:1]), write.message, evidence)
-    if facts.compares_state:
-        for act in view.extras:
-            add(("beyond", act.tool), act.message, f"the reference has no {act}")
-    calls = [call for message in rollout.messages if message["role"] == "user" for call in calls_of(message)]
-    for tool, arguments in user_calls:
-        traits.bases.add(("goal", tool + OF_USER))
-        if not any(name == tool and same(arguments, actual) for name, actual in calls):
-            add(("made", tool + OF_USER), view.last, f"the user never made {tool}")
-    traits.bases |= {("informs",)} if view.informs else set()
-    for value in [value for value in view.informs if view.first_telling(value) is None][:1]:
-        add(("told", "what was asked"), view.last, f"{value} was not told")
-    return traits, faults
+def _step_traits(row: DiagnosedRollout, view: RolloutView) -> Traits:
+    """Steps of the reference that a rollout does not make or makes otherwise, and steps that the reference lacks."""
+    user_steps = [step.name + OF_USER for step in view.facts.user_calls]
+    if not view.rollout.reference and not user_steps:
+        return Traits()
+    bases = {("goal", step) for step in (*(goal.tool for goal in view.expected), *user_steps)}
+    traits = Traits({EVERY, REFERENCED, *bases} | ({("informs",)} if view.informs else set()))
+    for lookup in view.due_lookups:
+        traits.hold(("made", lookup.step), ("goal", lookup.step))
+    for step in row.repairs:
+        key = _key_of(step, is_swap=False)
+        base = {"beyond": REFERENCED, "told": ("informs",), "ended": EVERY}.get(key[0], ("goal", key[1]))
+        traits.hold(key[:3], base)
+    return traits
 
 
-def _unmade(view: RolloutView) -> Iterator[Call]:
-    """Read calls and transfers of a reference that the rollout never makes.
-
-    Each is compared with the smallest group of calls that share a value with it: comparing every pair takes minutes
-    where there are thousands.
-    """
-    index: dict[tuple[str, str, object], list[Call]] = {}
-    for act in view.acts:
-        for name, value in act.arguments.items():
-            if isinstance(value, str | int | float):
-                index.setdefault((act.tool, name, number_of(value)), []).append(act)
-    for goal in view.expected:
-        groups = [
-            index.get((goal.tool, name, number_of(value)), [])
-            for name, value in goal.arguments.items()
-            if isinstance(value, str | int | float) and name in goal.names
-        ]
-        peers = min(groups, key=len) if groups else [act for act in view.acts if act.tool == goal.tool]
-        if goal.kind != "write" and all(act.differing(goal) for act in peers):
-            yield goal
+def _seen_traits(row: DiagnosedRollout) -> Traits:
+    """What was observed of a rollout."""
+    traits = Traits()
+    for remark in row.observations:
+        traits.hold(("seen", remark.name), EVERY)
+    return traits
 
 
 def _task_traits(rollout: Rollout, view: RolloutView) -> Traits:
@@ -326,26 +290,43 @@ def _task_traits(rollout: Rollout, view: RolloutView) -> Traits:
     return traits
 
 
-def _fault_of(row: Association, message: int, evidence: str) -> Fault:
-    """A fault from an order of calls that correlates with failure."""
-    return Fault(key=("order", row.name, "" if row.holds else prompt_line(row.key)), message=message, evidence=evidence)
+def _fault_of(lack: Lack) -> Fault:
+    """A fault from a need that contrast shows: its line for the prompt names no change to make."""
+    row, causes = lack.need.association, {"missing_lookup", "extra_write", "invalid_call", "fabricated_fact"}
+    line = prompt_line(row.key) if lack.need.kind in causes and not row.holds else ""
+    key = ("order", row.name, line)
+    return Fault(key=key, message=lack.message, evidence=lack.need.evidence, grade=Grade.CONTRAST)
 
 
-def _needed_faults(row: DiagnosedRollout) -> list[Fault]:
-    """The needed repairs of a rollout; a dropped and an inserted call with the same reason are one fault."""
-    repairs, faults = [repair for repair in row.repairs if repair.needed], list[Fault]()
+def _key_of(step: RepairStep, *, is_swap: bool) -> Key:
+    """The feature of a step to repair: its kind, its subject, and the arguments that differ."""
+    subject = SUBJECTS.get(step.kind) or step.step.partition("(")[0]
+    key: Key = ("instead" if is_swap else EDITS[step.kind], subject)
+    if step.kind == "replace":
+        key += (" and ".join(step.arguments) if len(step.arguments) in (1, 2) else "set of arguments",)
+    return key
+
+
+def _faults_of(row: DiagnosedRollout) -> Iterator[Fault]:
+    """What a rollout has to be repaired in, or else its primary cause.
+
+    A dropped and an inserted call with the same reason are one fault. Steps whose cause is not sure are none.
+    """
+    if row.standing == "suspect":
+        evidence = "; ".join(row.suspicions)
+        yield Fault(key=REFERENCE, message=0, evidence=evidence, grade=Grade.RECORDED)
+        return
+    repairs = [step for step in row.repairs if step.needed and step.cause and KINDS[step.cause].of_agent]
     reasons = {kind: {(r.message, r.evidence) for r in repairs if r.kind == kind} for kind in ("insert", "drop")}
-    for repair in repairs:
-        reason = repair.message, repair.evidence
-        is_swap = reason in reasons["insert"] & reasons["drop"] and bool(repair.evidence)
-        if is_swap and repair.kind == "drop":
-            continue
-        subject = SUBJECTS.get(repair.kind) or repair.step.partition("(")[0]
-        key = ("instead" if is_swap else EDITS[repair.kind], subject)
-        if repair.kind == "replace":
-            key += (" and ".join(repair.arguments) if len(repair.arguments) in (1, 2) else "set of arguments",)
-        faults.append(Fault(key=key, message=repair.message, evidence=repair.evidence, proven=repair.proven))
-    return faults
+    for step in repairs:
+        is_swap = (step.message, step.evidence) in reasons["insert"] & reasons["drop"]
+        if not (is_swap and step.kind == "drop"):
+            grade = Grade.PROVEN if step.proven else Grade.TRACED
+            yield Fault(key=_key_of(step, is_swap=is_swap), message=step.message, evidence=step.evidence, grade=grade)
+    causes = [cause for cause in row.causes if KINDS[cause.cause].of_agent and cause.grade is not Grade.CONTRAST]
+    if not repairs and causes:
+        first = causes[0]
+        yield Fault(key=("cause", first.cause), message=first.message, evidence=first.evidence, grade=first.grade)
 
 
 def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[str, str]:

@@ -7,29 +7,40 @@ references. Both list the first `LIST_LENGTH` failures. Equal diagnoses give equ
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
+from typing import get_args
 
 import jinja2
 from markupsafe import Markup
 from rich.table import Table
 
+from captrain.benchmarks import Kind
 from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association
 from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
-from captrain.diagnosis.rollouts import DiagnosedRollout
-from captrain.records import Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
+from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS
+from captrain.diagnosis.rollouts import DiagnosedRollout, Standing
+from captrain.records import Message, Record, Rollout, as_markdown, plain, publish, publish_json, publish_text
 from captrain.run import user_outputs
 from captrain.statistics import wilson
 
+OUTPUTS = (
+    *("report.md", "report.html", "causes.jsonl", "suspects.jsonl", "advice.json", "selection.json"),
+    *("candidates.jsonl", "labels.jsonl", "rollouts.jsonl", "tools.json"),
+)
+"""Files of a diagnosis."""
 ROWS = 12
 """Most rows of a table of features."""
 UNEXPLAINED = "unexplained"
+REMARKS = ("Observed, and no cause", "Passes that should not pass")
+NOT_COMPARED: tuple[Standing, ...] = ("error", "limit", "spoilt")
+"""Rollouts that say nothing about the agent: listed apart."""
 LONGEST = 4000
 """Most characters of a message on the page."""
 
@@ -44,38 +55,70 @@ class Suspect(Record):
     reasons: list[str]
 
 
+def verdict_of(diagnosis: Diagnosis) -> str:
+    """Say how many rollouts passed and failed, and what else became of them."""
+    account, logs = diagnosis.account, diagnosis.logs
+    outcomes = Counter(row.outcome for row in diagnosis.diagnosed.rollouts)
+    parts = {
+        "passed": outcomes["passed"],
+        "failed": outcomes["failed"],
+        "without a verdict (error)": account.standings["error"],
+        "ended by a limit of the harness": account.standings["limit"],
+        "with a fault of the simulated user": account.standings["spoilt"],
+        "with a suspect reference": account.standings["suspect"],
+        "failures unexplained": account.unexplained,
+        "entries unreadable": logs.unread,
+    }
+    counts = [f"{number} {words}" for words, number in parts.items() if number or words in ("passed", "failed")]
+    return f"{len(logs.rollouts)} rollouts: {', '.join(counts)}"
+
+
+def title_of(name: str) -> str:
+    """The words of an observation, or of a cause that is not sure."""
+    titles = {entry.name: entry.title for entry in (*OBSERVATIONS, *DOUBTS)}
+    return titles.get(name) or f"Perhaps {name} ({KINDS[name].name})"
+
+
+def kinds_of_tools(diagnosis: Diagnosis) -> str:
+    """Say what each tool is taken to do, and how to correct it."""
+    toolbox, names = diagnosis.diagnosed.toolbox, dict[str, list[str]]()
+    for tool in sorted(toolbox.schemas):
+        names.setdefault(toolbox.kind(tool), []).append(tool)
+    kinds = [f"{kind}: {', '.join(names[kind])}" for kind in get_args(Kind) if kind in names]
+    remedy = "correct them by --tools-as FILE, a line a tool, such as `get_order: read`"
+    return f"Tools are taken as {'; '.join(kinds)}; {remedy}" if kinds else ""
+
+
 def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Table | str]:
-    """Summarize for the screen: counts, what to fix first, causes and their shares, the ranking, what is missing."""
-    account, standings = diagnosis.account, diagnosis.account.standings
-    lines: list[Table | str] = [
-        f"{len(diagnosis.logs.rollouts)} rollouts read ({diagnosis.logs.unread} entries unreadable): "
-        f"{account.failures} failed, {account.unexplained} of them unexplained",
-        f"{account.passed} passed and {account.failed} failed rollouts are compared; left out: {standings['suspect']} "
-        f"with a suspect reference, {standings['spoilt'] + standings['error']} with a fault of infrastructure or "
-        "simulator",
-    ]
+    """Summarize for the screen: the verdict, what to do, causes and their shares, the ranking, what was observed."""
+    account = diagnosis.account
+    lines: list[Table | str] = [verdict_of(diagnosis)]
     for reason, count in Counter(entry.reason for entry in diagnosis.logs.skipped).most_common(1):
         lines.append(f"most frequent reason for unreadable entries: {reason} ({count})")
-    fixes = [entry for entry in advice if entry.facts]
+    if diagnosis.shortage:
+        lines.append(f"Nothing can be concluded: {diagnosis.shortage}")
     if advice:
-        lines.append("What to fix first" if fixes else "What to do next")
-    for number, entry in enumerate(fixes or advice, start=1):
-        lines.append(f"{number}. {entry.subject}: {entry.facts}" if entry.facts else f"{number}. {entry.subject}")
-        if entry.example:
-            lines.append(f"   {entry.example}")
-        lines += [f"   -> {action}" for action in entry.action.split("; ")]
+        lines.append("Your agent mostly fails because it" if advice[0].facts else "What to do")
+    for number, entry in enumerate(advice, start=1):
+        lines.append(f"{number}. {entry.subject}{': ' * bool(entry.facts)}{entry.facts}")
+        lines += [f"   {entry.example}"] if entry.example else []
+        lines += [f"   -> {action}" for action in entry.actions]
+        lines += [f"      {entry.command}"] if entry.command else []
     for table in tables(diagnosis):
         if table.brief:
             columns = Table(*table.brief, title=table.title, title_justify="left")
             for row in table.rows:
                 columns.add_row(*(row[table.columns.index(name)] for name in table.brief))
             lines.append(columns)
-    if diagnosis.shortage:
-        lines.append(f"nothing can be concluded: {diagnosis.shortage}")
+    for title, seen in zip(REMARKS, (account.seen, account.doubts), strict=True):
+        lines += [title] if seen else []
+        for name, entry in sorted(seen.items(), key=lambda item: -item[1].failed - item[1].passed):
+            lines.append(f"- {title_of(name)}: {entry.failed} failed, {entry.passed} passed; {entry.quotes[0]}")
     if account.unreferenced and account.failures:
         note = "for them captrain only says what correlates with failure, which proves nothing"
         lines.append(f"{account.unreferenced} rollouts have no reference: {note}")
-    return [*lines, account.unproven_note] if account.unplayed else lines
+    lines += [kinds_of_tools(diagnosis), account.unproven_note]
+    return [line for line in lines if line != ""]
 
 
 def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] | None = None) -> list[Path]:
@@ -88,7 +131,7 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
     Raises:
         UserError: a file would be replaced that captrain did not write.
     """
-    with user_outputs(out, ["report.md", "report.html"]) as aside:
+    with user_outputs(out, OUTPUTS) as aside:
         advice, labels = advise(diagnosis, out) if advice is None else advice, diagnosis.labels
         rows = diagnosis.diagnosed.rollouts
         suspects = (
@@ -117,8 +160,8 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
     for row, rollout in zip(diagnosis.diagnosed.rollouts, logs.rollouts, strict=True):
         if row.outcome == "failed":
             # The page shows spoilt rollouts too; report.md lists them among those left out.
-            count, reported = count + 1, reported + (row.standing != "spoilt")
-            is_reported = row.standing != "spoilt" and reported <= LIST_LENGTH
+            count, reported = count + 1, reported + (row.standing not in NOT_COMPARED)
+            is_reported = row.standing not in NOT_COMPARED and reported <= LIST_LENGTH
             if count <= LIST_LENGTH or is_reported:
                 failures.append(_failure(row, rollout, is_reported))
     groups: dict[str, list[FailureCard]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
@@ -129,16 +172,22 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "account": account,
         "logs": logs,
         "shortage": diagnosis.shortage,
-        "fixes": [entry for entry in advice if entry.facts],
-        "advice": [entry for entry in advice if not entry.facts],
+        "verdict": verdict_of(diagnosis),
+        "kinds": kinds_of_tools(diagnosis),
+        "advice": advice,
+        "remarks": [
+            (title, [(title_of(name), entry) for name, entry in seen.items()])
+            for title, seen in zip(REMARKS, (account.seen, account.doubts), strict=True)
+            if seen
+        ],
         "tables": tables(diagnosis),
         "selected": diagnosis.report and diagnosis.report["thresholds"],
         "suspects": account.left_out.get("suspect", []),
-        "faults": account.standings["error"] + account.standings["spoilt"],
-        "spoilt": (account.left_out.get("error", []) + account.left_out.get("spoilt", []))[:LIST_LENGTH],
+        "faults": sum(account.standings[standing] for standing in NOT_COMPARED),
+        "spoilt": [row for standing in NOT_COMPARED for row in account.left_out.get(standing, [])][:LIST_LENGTH],
         "reasons": Counter((entry.source, entry.reason) for entry in logs.skipped),
         "sources": [
-            {name.replace("_", " "): _plain(value) for name, value in source.items() if value not in (None, "", {})}
+            {name.replace("_", " "): _listed(value) for name, value in source.items() if value not in (None, "", {})}
             for source in logs.sources
         ],
         "failures": failures,
@@ -149,16 +198,22 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text(encoding="utf-8")),
         "version": version("captrain"),
     }
+    page, text = _template("page.html.j2", plain), _template("report.md.j2", words)
+    publish_text(out / "report.html", page.render(content))
+    publish_text(out / "report.md", re.sub(r"\n{3,}", "\n\n", text.render(content)).strip() + "\n")
+
+
+def _template(name: str, escape: Callable[[str], str]) -> jinja2.Template:
+    """Load a template that escapes every value: by `escape`, then for HTML, unless it is `Markup` already."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("captrain", "diagnosis"),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else escape(str(value)),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["words"] = words
-    publish_text(out / "report.html", environment.get_template("page.html.j2").render(content))
-    text = environment.get_template("report.md.j2").render(content)
-    publish_text(out / "report.md", re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+    environment.filters["code"] = code
+    return environment.get_template(name)
 
 
 @dataclass(frozen=True)
@@ -211,16 +266,29 @@ def _shown(message: Message, role: str, reason: str = "") -> ShownMessage:
     return ShownMessage(role, text if len(text) <= LONGEST else text[:LONGEST] + " …", call_lines(message), reason)
 
 
-def _plain(value: object) -> str:
+def _listed(value: object) -> str:
     if isinstance(value, dict):
-        return "(" + ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if item is not None) + ")"
-    return words(str(value))
+        return "(" + ", ".join(f"{key} {_listed(item)}" for key, item in value.items() if item is not None) + ")"
+    return str(value)
 
 
-def words(text: str) -> str:
-    """Text of the logs on one line, without markup or control characters. An underscore within a word is no markup:
-    identifiers are full of them."""
-    return re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(" ".join(text.split())))
+def words(text: str) -> Markup:
+    """Text on one line as Markdown without markup or control characters."""
+    return _inline(" ".join(text.split()))
+
+
+def code(text: str) -> Markup:
+    """Our own words as Markdown, in which backticks mark code. What they quote of the logs is escaped."""
+    parts = plain(" ".join(text.split())).split("`")
+    last = len(parts) - 1 + len(parts) % 2  # a single backtick marks nothing
+    marked = [place % 2 == 1 and place < last and part.strip() for place, part in enumerate(parts)]
+    pieces = [f"`{part}`" if is_code else _inline(part) for part, is_code in zip(parts, marked, strict=True)]
+    return Markup("".join(pieces))
+
+
+def _inline(text: str) -> Markup:
+    # An underscore within a word is no markup: identifiers are full of them.
+    return Markup(re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(text)))
 
 
 @dataclass(frozen=True)
@@ -313,6 +381,9 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
     columns = ("in the order of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
     note = f"{len(tested)} features could be tested; the table lists those with p, Holm of at most {LEVEL:g}"
     yield ReportTable("Calls that go with failing", columns, rows, notes=(note,))
+    rows = [(title_of(entry.key[1]), *_counts(entry)[1:]) for entry in findings.seen if entry.holds][:ROWS]
+    columns = ("observed", "failed", "passed", "p", "p, Holm")
+    yield ReportTable("Observations beside outcomes", columns, rows, notes=("an observation is no cause",))
     rows = [(*calls, str(count)) for calls, count in findings.partings[:ROWS]]
     note = f"{findings.mixed} tasks have passed and failed trials; "
     note += "each failed trial is compared with the passed trial that it follows longest"

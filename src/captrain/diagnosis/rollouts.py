@@ -13,16 +13,18 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from captrain.benchmarks import Kind, Worlds, open_worlds
+from captrain.benchmarks import Kind, Replay, World, Worlds, open_worlds
 from captrain.capabilities import (
     CLAUSES_PAGE,
     INFRASTRUCTURE,
     KINDS,
+    LIMIT,
     SIMULATOR,
     Clauses,
     DiagnosisContext,
     Explanation,
     ExpressionError,
+    Grade,
     Needs,
     RecordBook,
     RolloutView,
@@ -35,9 +37,10 @@ from captrain.capabilities import (
     view_repaired,
 )
 from captrain.contract import CheckedEnvironment, calls_of
+from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS, Observation, observe
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
-from captrain.records import Message, Record, Rollout, Spool, read_yaml
+from captrain.records import Message, Record, Rollout, Spool, read_yaml, tracked
 from captrain.run import Machine
 from captrain.statistics import Bootstrap, mean
 
@@ -45,9 +48,9 @@ TRIED = 4
 """A reference is suspect if this many rollouts of its task, of at least two agents, all fail in the same way."""
 OF = "FROM tally WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"
 """Rows of one environment or of all, of one agent or of all."""
-Standing = Literal["contrasted", "suspect", "spoilt", "error"]
-"""Part of a rollout in the comparison: compared, or left out because of its reference, its simulated user, or a
-missing verdict."""
+Standing = Literal["contrasted", "suspect", "spoilt", "limit", "error"]
+"""Part of a rollout in the comparison: compared, or left out because of its reference, its simulated user, a limit of
+the harness, or a missing verdict."""
 
 
 class OutcomeTally:
@@ -145,15 +148,24 @@ class RolloutCause(Record):
     cause: str
     message: int
     evidence: str
-    confidence: Literal["high", "medium"]
+    grade: Grade
+
+
+class Remark(Record):
+    """An observation on a rollout: the name of an entry of `captrain.diagnosis.observations`, or a cause that is not
+    sure."""
+
+    name: str
+    message: int
+    evidence: str
 
 
 class RepairStep(Record):
     """A difference from the reference.
 
     step, kind: what to do to remove it. needed: the rollout passes only with it. proven: by replay. message, evidence:
-    where and why. cause: the kind of cause, "" if the step is not needed. arguments: those that differ in a call to
-    replace.
+    where and why. cause: the kind of cause, "" if the step is not needed or not sure. arguments: those that differ in
+    a call to replace.
     """
 
     step: str
@@ -170,6 +182,7 @@ class DiagnosedRollout(Record):
     """One rollout with its causes.
 
     primary: None for a passed or an unexplained rollout. secondary: all other causes; for a passed rollout, its lapses.
+    observations: what was seen, and is no cause. doubts: why a passed rollout should not have passed.
     suspicions: what contradicts its reference. occasions: the kinds of cause that it could have shown. lacking: those
     that it shows, used as its labels. ended_by: how the dialogue ended. repairs: what would have made it pass.
     unproven: why it could not be replayed.
@@ -184,6 +197,8 @@ class DiagnosedRollout(Record):
     standing: Standing
     primary: RolloutCause | None = None
     secondary: list[RolloutCause] = []
+    observations: list[Remark] = []
+    doubts: list[Remark] = []
     suspicions: list[str] = []
     occasions: list[str] = []
     lacking: list[RolloutCause] = []
@@ -266,7 +281,7 @@ def diagnose_rollouts(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, DiagnosisContext] = {}
     due: dict[str, set[str]] = {}
-    for rollout in logs.rollouts:
+    for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
         outcomes.add(rollout)
         if rollout.environment not in settings:
             first = rollout.messages[0] if rollout.messages else {"role": ""}
@@ -372,40 +387,51 @@ def _explained(
     )
     if rollout.outcome == "error":
         evidence = rollout.error or "infrastructure: no reason is recorded"
-        primary = RolloutCause(cause=INFRASTRUCTURE, message=0, evidence=evidence, confidence="high")
+        primary = RolloutCause(cause=INFRASTRUCTURE, message=0, evidence=evidence, grade=Grade.RECORDED)
         return row.model_copy(update={"primary": primary})
+    world = None
     try:
         world, unproven = worlds.of(rollout) if worlds else None, worlds.trouble if worlds else ""
         view = view_repaired(rollout, context, world)
     except (UserError, InfrastructureError) as trouble:
         # A benchmark may not know such a call, and its worker may die.
-        view, unproven = view_repaired(rollout, context, None), str(trouble)
+        world, unproven = None, str(trouble)
+        view = view_repaired(rollout, context, None)
     explanation = explain(view)
     found = needs.found(rollout) if needs else {}
     causes = [
-        RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, confidence="high")
+        RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, grade=verdict.grade)
         for verdict in explanation.causes
     ]
     kinds = {cause.cause for cause in causes}
     causes += [
-        RolloutCause(cause=kind, message=occasion.message, evidence=occasion.evidence, confidence="medium")
+        RolloutCause(cause=kind, message=occasion.message, evidence=occasion.evidence, grade=Grade.CONTRAST)
         for kind, occasion in found.items()
         if occasion.lacking and kind not in kinds
     ]
     of_agent = [cause for cause in causes if KINDS[cause.cause].of_agent]
-    lacking = of_agent if view.repair.proven else [*_lapses(view, of_agent)]
+    unsure = {verdict.cause for verdict in explanation.observations}
+    lacking = of_agent if view.repair.proven else [c for c in _lapses(view, of_agent) if c.cause not in unsure]
     could = {slug for slug, kind in KINDS.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
     standing: Standing = "contrasted"
     if explanation.suspicions:
         standing = "suspect"
-    elif failed and [verdict.cause for verdict in explanation.causes[:1]] == [SIMULATOR]:
+    elif failed and causes and causes[0].cause == SIMULATOR:
         standing = "spoilt"  # a failure that begins with the simulated user says nothing about the agent
+    elif failed and view.facts.limit and not any(KINDS[cause.cause].of_agent for cause in causes):
+        standing, limit = "limit", f"the limit {view.facts.limit} ended the rollout"
+        causes = [RolloutCause(cause=LIMIT, message=view.last, evidence=limit, grade=Grade.RECORDED)]
     return row.model_copy(
         update={
             "standing": standing,
             "primary": causes[0] if causes and failed else None,
             "secondary": causes[1:] if failed else of_agent,
+            "observations": [
+                *(Remark(name=v.cause, message=v.message, evidence=v.evidence) for v in explanation.observations),
+                *_remarks(view, OBSERVATIONS),
+            ],
+            "doubts": [*_doubts(view, world)] if rollout.outcome == "passed" else [],
             "suspicions": [*explanation.suspicions],
             "occasions": sorted(could | found.keys() | {cause.cause for cause in lacking}),
             "lacking": lacking,
@@ -417,15 +443,27 @@ def _explained(
     )
 
 
+def _remarks(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[Remark]:
+    for name, message, evidence in observe(view, entries):
+        yield Remark(name=name, message=message, evidence=evidence)
+
+
+def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
+    """Why a passed rollout should not have passed. With a world, an agent that does nothing is played."""
+    yield from _remarks(view, DOUBTS)
+    if world is not None and view.repair.passes and world.play([Replay(())])[0].passed:
+        yield Remark(name="nothing_to_do", message=view.last, evidence="replayed without a call, it passes, too")
+
+
 def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
     """What a rollout lacks where no replay proves it: as the pipeline's programmatic analyst labels it."""
     for slug, kind in KINDS.items():
         lapse = kind.lapse(view, Vocabulary(()))
         # A rule alone decides on a cause that no occasion shows, and so does the contrast without a reference.
         causes = [cause for cause in of_agent if cause.cause == slug]
-        causes = [cause for cause in causes if not kind.occasions or cause.confidence == "medium"]
+        causes = [cause for cause in causes if not kind.occasions or cause.grade is Grade.CONTRAST]
         if lapse is not None:
-            yield RolloutCause(cause=slug, message=lapse.message, evidence=lapse.evidence, confidence="high")
+            yield RolloutCause(cause=slug, message=lapse.message, evidence=lapse.evidence, grade=Grade.TRACED)
         else:
             yield from causes[:1]
 
@@ -443,6 +481,6 @@ def _repair_steps(view: RolloutView, explanation: Explanation) -> Iterator[Repai
             proven=repair.proven,
             message=verdict.message if verdict else place,
             evidence=verdict.evidence if verdict else "",
-            cause=verdict.cause if verdict else "",
+            cause=verdict.cause if verdict and verdict.grade is not Grade.OBSERVED else "",
             arguments=edit.wrong,
         )

@@ -30,7 +30,7 @@ from itertools import combinations
 from pathlib import Path
 
 from captrain.benchmarks import absences
-from captrain.capabilities import KINDS, Step, Toolbox, calls_in, says, text_of
+from captrain.capabilities import CHANGES, KINDS, Step, Toolbox, calls_in, says, text_of
 from captrain.environments.checks import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK, WORLD
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
@@ -184,7 +184,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
         "SAID": step.by_user,
         "TOOLS": tuple(capability.details.get("tools", ())),
         "ARGUMENTS": tuple(capability.details.get("arguments", ())),
-        "WRITES": tuple(name for name in toolbox.schemas if toolbox.kind(name) == "write"),
+        "WRITES": tuple(name for name in toolbox.schemas if toolbox.kind(name) in CHANGES),
         "SETTINGS": benchmark.settings(),
         "EVIDENCE": tuple(missing_tools(brief, attempts)),
         "LEAST_CALLS": least,
@@ -225,7 +225,7 @@ def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
     - If most changes have a value that the user says, such a value is broken: a world may accept any text for others.
     """
     examples = [rollout for rollout in brief.examples if rollout.reference]
-    changes = [[act for act in calls_in(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
+    changes = [[act for act in calls_in(rollout.reference, toolbox) if act.kind in CHANGES] for rollout in examples]
     counts = sorted(map(len, changes))
     median = counts[len(counts) // 2] if counts else 2
     if step.kind == "several" and median < 2:

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from captrain.capabilities import read_selection
 from captrain.comparison import (
     BASE,
     IDLE,
@@ -31,14 +32,19 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, read_json, read_table
 from captrain.reporting.rediscovery import rediscovery_table
 
+MORE = {
+    "captrain results --all": "all rows, differences and tests",
+    "captrain results --spent": "rollouts, tokens and seconds of each row",
+    "captrain report": "one page with everything",
+}
 KINDS = ("kind", "method", "label", "tasks", "pass_rate", "low", "high", "pass_hat_k", "mean_reward")
 DIFFERENCES = ("first", "second", "difference", "low", "high", "p", "distinguishable")
-DISTINCT = {
-    "distinguishable": "yes",
-    "not distinguishable": "no",
-    "not distinguishable after correction": "no (Holm)",
+VERDICTS = {
+    "distinguishable": "differs",
+    "not distinguishable": "no reliable difference",
+    "not distinguishable after correction": "no reliable difference",
 }
-"""Readings of a difference in short: a row of the table must fit 80 columns."""
+"""Verdicts on a difference, by the readings in the tables of the evaluation."""
 COLUMNS = (
     "method",
     "label",
@@ -164,42 +170,91 @@ def _number(value: float | None) -> str:
     return "undefined" if value is None or np.isnan(value) else f"{value:.3f}"
 
 
-def results(root: Path) -> RenderableType:
-    """Render everything that `captrain results` prints, with the main table last.
+def results(root: Path, *, complete: bool = False) -> RenderableType:
+    """Render what `captrain results` prints: the rows by pass rate, the differences that matter, and what was selected.
 
-    Before it come: rates by kind and on the discovery split (for a benchmark that describes itself), the causal test,
-    re-discovery, the list of figures, and the paired differences.
+    Args:
+        root: of the project.
+        complete: print everything instead: all rows with routers and bounds, all differences, rates by kind and on the
+            discovery split (for a benchmark that describes itself), the causal test and re-discovery.
     """
     folder = root / "results/evaluation"
     discovery = _discovery(root)
     if discovery and not folder.exists():
         return Group(discovery, Text("the test split has not been played: `dvc repro evaluation`"))
-    final = table(folder)
+    if not complete:
+        return _summary(root)
+    kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
+    causal, again = causal_table(root / "results/causality"), rediscovery_table(root / "results")
+    more = [part for part in (_kinds(kinds) if kinds else None, discovery, causal, again) if part]
+    return Group(table(folder), Text(), _paired(folder), *(line for part in more for line in (Text(), part)))
+
+
+def _summary(root: Path) -> RenderableType:
+    """Render the first screen: at most 40 lines of 80 columns for the default pipeline."""
+    folder = root / "results/evaluation"
+    main, metrics = evaluation_table(folder, "main", COLUMNS), evaluation_metrics(folder)
+    shown = main[main["method"].isin([IDLE, *headline_methods()])].sort_values("pass_rate", ascending=False)
+    rows = shown.to_dict("records")
+    headings = ("row", "pass rate", f"{metrics.confidence:.0%} interval", "rollouts", "learns from")
+    columns = [Column(name, justify="right" if 0 < number < 4 else LEFT) for number, name in enumerate(headings)]
+    rates = Table(*columns, title=f"Test split: {main['tasks'].max()} tasks", title_justify=LEFT, box=None)
+    for row in rows:
+        cells = [row["label"], _number(row["pass_rate"]), _interval(row["low"], row["high"])]
+        cells += [f"{row['rollouts_spent']:,}", supervision(row["method"]) or ""]
+        rates.add_row(*cells, style="bold" if row["method"] in (TRACE, rows[0]["method"]) else "")
+    best = rows[0]["method"]
+    rewarded = [row["method"] for row in rows if supervision(row["method"]) == "rewards" and row["method"] != TRACE]
+    others = [BASE, TRACE, *rewarded[:1]]
+    differences = evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records")
+    compared = Table.grid(padding=(0, 2))
+    for first in dict.fromkeys((TRACE, best)):
+        compared.add_row(f"Difference of {label(first)}", style="bold")
+        for row in differences:
+            if row["first"] == first and row["second"] in others:
+                interval = f"{row['low']:+.3f} to {row['high']:+.3f}"
+                compared.add_row(
+                    f"  to {label(row['second'])}",
+                    f"{row['difference']:+.3f}",
+                    interval,
+                    verdict(row, 1 - metrics.confidence),
+                )
+    lacking, commands = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+    for candidate in read_selection(root / "results")["candidates"]:
+        if candidate["selected"]:
+            lacking.add_row(f"  {candidate['id']}", candidate["name"])
+    for command, what in MORE.items():
+        commands.add_row(f"  {command}", what)
+    parts: list[RenderableType] = [rates, Text(), compared, Text(), "Capabilities that the base lacks", lacking, Text()]
+    errors, excluded = int(shown["errors"].sum()), int(shown["excluded"].max())
+    if errors or excluded:
+        parts.append(f"Left out of the rates: {errors} errors of infrastructure, and {excluded} tasks because of them.")
+    return Group(*parts, commands)
+
+
+def verdict(row: ComparisonRow, level: float) -> str:
+    """Say whether a difference differs from zero, in the words of `captrain results` and of the report."""
+    return VERDICTS[interpret_difference(row, level)]
+
+
+def _paired(folder: Path) -> Table:
+    """Tabulate all paired differences."""
     level = 1 - evaluation_metrics(folder).confidence
     title = "paired differences over tasks, in pass rate"
-    paired = Table("difference", "rate", "interval", "p", "distinct", title=title, title_justify="left")
+    paired = Table("difference", "rate", "interval", "p", "verdict", title=title, title_justify="left")
     for row in evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"):
         paired.add_row(
             f"{row['first']} - {row['second']}",
             f"{row['difference']:+.3f}",
             f"{row['low']:+.3f} to {row['high']:+.3f}",
             "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
-            NO_BOUND
-            if row["first"] == ORACLE and row["difference"] < 0
-            else DISTINCT.get(reading := interpret_difference(row, level), reading),
+            NO_BOUND if row["first"] == ORACLE and row["difference"] < 0 else verdict(row, level),
         )
     paired.caption = (
         "p: exact sign test over tasks; not given for bounds, which are no single policy\n"
-        "distinct: by the interval and, where there is a test, by p after Holm's correction for all tests here; "
-        "no (Holm): not after the correction"
+        "differs: by the interval and, where there is a test, by p after Holm's correction for all tests here"
     )
-    names = ", ".join(path.name for path in sorted((root / "results/figures").glob("*.p*")))
-    figures = f"figures: {names} in results/figures/" if names else "figures: not drawn yet; run `dvc repro figures`"
-    kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
-    causal, again = causal_table(root / "results/causality"), rediscovery_table(root / "results")
-    more = [part for part in (_kinds(kinds) if kinds else None, discovery, causal, again) if part]
-    # The main table comes last: a terminal shows the end of the output.
-    return Group(*(line for part in more for line in (part, Text())), Text(figures), Text(), paired, Text(), final)
+    return paired
 
 
 def costs(root: Path) -> RenderableType:

@@ -23,7 +23,6 @@ from captrain.comparison import (
     ComparisonRow,
     evaluation_metrics,
     headline_methods,
-    interpret_difference,
     label,
     published,
     supervision,
@@ -38,14 +37,17 @@ from captrain.records import (
     Rollout,
     load,
     place_aside,
+    plain,
     read_json,
     read_text,
     read_yaml,
+    without_secrets,
 )
 from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
 from captrain.reporting.pages.rollouts import Archive, MajorityLack, compact, message_on_page
 from captrain.reporting.rediscovery import of_selected
+from captrain.reporting.tables import verdict
 from captrain.run import read_stages, row_of
 
 FOLDER = Path(__file__).parent
@@ -78,7 +80,9 @@ def build(root: Path, out: Path) -> list[Path]:
         for name, content in _files(root, archive):
             with (aside / name).open("wb") as file:
                 pieces = [content] if isinstance(content, str | bytes) else content
-                file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+                file.writelines(
+                    without_secrets(piece).encode() if isinstance(piece, str) else piece for piece in pieces
+                )
             paths.append(out / name)
         if out.exists():
             shutil.rmtree(out)
@@ -91,6 +95,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -159,7 +164,7 @@ def _content(root: Path, archive: Archive) -> dict[str, object]:
     tables = {name: files.table_of(root, f"results/evaluation/{name}.csv") for name in names}
     if not isinstance(tables["differences"], Missing):
         level = 1 - confidence
-        tables["differences"] = [{**row, "reading": interpret_difference(row, level)} for row in tables["differences"]]
+        tables["differences"] = [{**row, "reading": verdict(row, level)} for row in tables["differences"]]
     rediscovery = files.table_of(root, "results/solutions/rediscovery.csv")
     selection = files.document(root, "results/capabilities/selection.json", "capabilities", SelectionAccount)
     # Our number is shown beside a published one if the same thing was run.

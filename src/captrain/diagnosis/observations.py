@@ -1,0 +1,256 @@
+"""Observations on rollouts of any agent: with a shell, an editor, a browser or search, or with tools of its own.
+
+An observation is no cause: nothing shows that it cost the reward. It is listed apart, with a quote, and counted beside
+failed and passed rollouts. To add one, write a function that finds it in a rollout, and an entry in `OBSERVATIONS`, or
+in `DOUBTS` if it says why a pass should not have passed.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from captrain.capabilities import (
+    Call,
+    RolloutView,
+    forbidden_values,
+    forbidden_writes,
+    is_malformed,
+    quoted,
+    says,
+    text_of,
+)
+from captrain.records import leaves
+
+REPEATS = 3
+"""So many equal calls with equal results are one observation."""
+TAIL = 2000
+"""Characters at the end of an output in which a failure is looked for."""
+SHORTEST, WORDS = 4, 4
+"""Fewest characters and most words of an answer whose source is looked for."""
+EDITS = re.compile(r"edit|write|create|insert|replace|patch|delete|rename")
+VIEWS = re.compile(r"view|read|open")
+WRITES = re.compile(
+    r"(?:^|[;&|(]\s*)(?:sudo )?(?:sed (?:-\w+ )*-i|tee|patch|git (?:apply|checkout|mv|rm|restore)|rm|mv|cp|touch)\b"
+    r"|(?<![<>&\d=-])>{1,2}\s*[\w./~$\"']",
+    re.MULTILINE,
+)
+"""Shell commands that change files."""
+FAILURE = re.compile(
+    r"Traceback \(most recent|^\s*\w*(?:Error|Exception)\b|\b[1-9]\d* (?:failed|errors?)\b|\bFAILED\b|command not found"
+    r"|No such file or directory|\bexit(?:ed with)?(?: code| status)?:? [1-9]|returncode\W+[1-9]|Segmentation fault"
+    r"|^fatal: |Permission denied",
+    re.MULTILINE,
+)
+SUBMITS = re.compile(r"submit|finish|complete|final|answer|done|exit", re.IGNORECASE)
+PATH = re.compile(r"[\w.~-]*/[\w./~-]+|[\w-]+\.[a-z]{2,5}(?=[\s\"'`;|)]|$)")
+ORACLE = re.compile(
+    r"(?:reference_|sample_)?solutions?|oracle|grader|grading|answer_?keys?|(?:gold|golden|expected|reference)_?"
+    r"(?:patch|outputs?|answers?|results?)|ground_?truth|verifier|hidden_?tests?",
+    re.IGNORECASE,
+)
+"""Names of files and folders that hold what an agent is judged by."""
+CODE = re.compile(r"python|code|cell|sql|jupyter", re.IGNORECASE)
+CONFIRM = re.compile(r"[^.\n]*\b(?:obtain|ask|get|require|wait)[^.\n]*\bconfirm[^.\n]*", re.IGNORECASE)
+Noted = tuple[int, str] | None
+"""The message that shows an observation, and the evidence."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Something that a program finds in a rollout without a reference. `title` says it in words."""
+
+    name: str
+    title: str
+    applies: Callable[[RolloutView], Noted]
+
+
+# What an agent did in its environment
+
+
+def _commands(view: RolloutView) -> list[Call]:
+    """Calls to shells, interpreters, editors, browsers and search, without those that hand an answer in."""
+    return [call for call in view.acts if call.kind == "environment" and not SUBMITS.search(call.tool)]
+
+
+def _text(call: Call) -> str:
+    return "\n".join(leaves(call.arguments))
+
+
+def _is_change(call: Call) -> bool:
+    """Tell whether a call edits files, by its tool and its command."""
+    command = call.arguments.get("command")
+    verb = command if isinstance(command, str) and command.isidentifier() else call.tool.lower()
+    is_edit = EDITS.search(verb) is not None and not VIEWS.fullmatch(verb)
+    is_shell = not CODE.search(call.tool)
+    return not call.failed and (is_edit or (is_shell and WRITES.search(_text(call)) is not None))
+
+
+def _has_failed(call: Call) -> bool:
+    return call.failed or FAILURE.search(text_of(call.result or "")[-TAIL:]) is not None
+
+
+def nothing_checked(view: RolloutView) -> Noted:
+    """The last change is the last thing that the agent did."""
+    commands = _commands(view)
+    if not commands or not _is_change(commands[-1]) or view.facts.limit:
+        return None
+    return commands[-1].message, f"{commands[-1]} is the last change, and nothing was run after it"
+
+
+def last_check_failed(view: RolloutView) -> Noted:
+    """The last command failed, and the agent finished all the same."""
+    commands = _commands(view)
+    is_finished = bool(commands) and view.last > commands[-1].message and not view.facts.limit
+    if not is_finished or not _has_failed(commands[-1]):
+        return None
+    return commands[-1].message, f"{commands[-1]} failed: {quoted(text_of(commands[-1].result or '')[-TAIL:])}"
+
+
+def repeated(view: RolloutView) -> Noted:
+    """One call was made again and again, with the same result."""
+    for calls in view.equal_calls:
+        [(result, _)] = Counter(text_of(call.result) for call in calls).most_common(1)
+        peers = [call for call in calls if text_of(call.result) == result and call.by == "assistant"]
+        if len(peers) >= REPEATS:
+            failing = " and failed each time" if _has_failed(peers[0]) else " with the same result"
+            return peers[1].message, f"{peers[0]} was called {len(peers)} times{failing}"
+    return None
+
+
+def unanswered_error(view: RolloutView) -> Noted:
+    """A call failed, and no later call of its tool succeeded."""
+    for call in [call for call in view.acts if call not in _commands(view)[-1:]]:
+        later = [peer for peer in view.acts if peer.place > call.place and peer.tool == call.tool]
+        if call.result is not None and _has_failed(call) and all(map(_has_failed, later)):
+            return call.message, f"{call} failed, and no later call of it succeeded: {quoted(text_of(call.result))}"
+    return None
+
+
+def left_as_text(view: RolloutView) -> Noted:
+    """A call was written as text, and never executed."""
+    for place, message in enumerate(view.messages):
+        if is_malformed(message):
+            tools = ", ".join(map(str, message.get("unexecuted") or ())) or "some tool"
+            return place, f"a call of {tools} was written as text and never executed"
+    return None
+
+
+# How it ended
+
+
+def limited(view: RolloutView) -> Noted:
+    """A limit of the harness ended the rollout."""
+    return (view.last, f"the limit {view.facts.limit} ended the rollout") if view.facts.limit else None
+
+
+def answer_of(view: RolloutView) -> tuple[int, str]:
+    """What the agent handed in: its submission, the argument of a call that submits, or its last words."""
+    if view.facts.submission:
+        return view.last, view.facts.submission
+    for call in reversed(view.acts):
+        if SUBMITS.search(call.tool):
+            return call.message, _text(call)
+    return view.last, view.final or ""
+
+
+def no_submission(view: RolloutView) -> Noted:
+    """Nothing was handed in, and no last message was written."""
+    is_empty = "submission" in view.rollout.task.data and not view.facts.submission
+    if not is_empty and (view.handover or view.facts.limit or answer_of(view)[1].strip()):
+        return None
+    return view.last, "the submission is empty" if is_empty else "there is no answer and no last message"
+
+
+def answer_from_nowhere(view: RolloutView) -> Noted:
+    """The answer is the agent's own word: no tool and nobody else has said it before."""
+    place, answer = answer_of(view)
+    is_handed_in = bool(view.facts.submission) or any(SUBMITS.search(call.tool) for call in view.acts)
+    is_short = is_handed_in and len(answer.strip()) >= SHORTEST and len(answer.split()) <= WORDS
+    if not is_short or not any(call.result is not None for call in view.acts):
+        return None
+    for index, message in enumerate(view.messages):
+        words = [view.text(index), *(_text(call) for call in view.acts if call.message == index)]
+        if any(says(text, answer) for text in words):
+            is_own = message["role"] == "assistant"
+            return (index, f"the answer {quoted(answer)} stands in no earlier message") if is_own else None
+    return place, f"the answer {quoted(answer)} stands in no message"
+
+
+def truth_beside_answer(view: RolloutView) -> Noted:
+    """The log holds the truth, or what the grader said: quoted beside the answer."""
+    if view.rollout.outcome != "failed" or not (view.facts.expected or view.facts.grading):
+        return None
+    place, answer = answer_of(view)
+    parts = [f"{entry.name} {quoted(entry.text)}" for entry in view.facts.expected]
+    parts += [f"the grader says {quoted(view.facts.grading)}"] if view.facts.grading else []
+    return place, f"{'; '.join(parts)}; the agent's answer {quoted(answer) if answer else 'is missing'}"
+
+
+# What a pass should not do
+
+
+def oracle_read(view: RolloutView) -> Noted:
+    """The agent opened a file of the grader, of the solution or of expected answers, which it has not made itself."""
+    own = ""
+    for call in _commands(view):
+        if _is_change(call):
+            own += _text(call)
+        elif not _has_failed(call):
+            for path in PATH.findall(_text(call)):
+                names = [part.partition(".")[0] for part in path.split("/")]
+                if any(map(ORACLE.fullmatch, names)) and path.split("/")[-1] not in own:
+                    return call.message, f"{call} opens {path}"
+    return None
+
+
+def clause_broken(view: RolloutView) -> Noted:
+    """A clause of the policy forbids a change that was made."""
+    signs = [*forbidden_writes(view), *forbidden_values(view)]
+    return min(signs)[:2] if signs else None
+
+
+def unconfirmed(view: RolloutView) -> Noted:
+    """The policy demands a confirmation, and a change was never put to the user."""
+    demand = CONFIRM.search(view.context.policy)
+    for call in view.writes:
+        is_asked = any(view.put_to_user(call) or "?" in view.text(place) for place in view.replies(call.message))
+        if demand and view.is_answered and call.kind == "write" and not is_asked:
+            return call.message, f"{call} was never put to the user; the policy says {quoted(demand.group().strip())}"
+    return None
+
+
+def nothing_to_do(view: RolloutView) -> Noted:
+    """The check compares records and words, and the reference changes and tells nothing: doing nothing passes, too."""
+    is_state = bool(view.facts.graded) and {*view.facts.graded} <= {"db", "communicate"}
+    is_idle = not view.informs and not view.facts.user_calls and all(goal.kind == "read" for goal in view.goals)
+    return (view.last, "the reference changes nothing and tells nothing") if is_state and is_idle else None
+
+
+OBSERVATIONS = (
+    Observation("truth", "The log's own truth beside the answer", truth_beside_answer),
+    Observation("limit", "Ended by a limit", limited),
+    Observation("no_submission", "Nothing was handed in", no_submission),
+    Observation("call_as_text", "A call was left as text", left_as_text),
+    Observation("last_check_failed", "The last command failed, and it finished all the same", last_check_failed),
+    Observation("nothing_checked", "Nothing was run after the last change", nothing_checked),
+    Observation("repeated", "The same call again and again", repeated),
+    Observation("unanswered_error", "An error that no later call answers", unanswered_error),
+    Observation("answer_from_nowhere", "The answer stands in no tool output", answer_from_nowhere),
+    Observation("oracle_read", "It opened the grader, a solution or expected answers", oracle_read),
+)
+"""Of failed and passed rollouts."""
+DOUBTS = (
+    Observation("clause_broken", "It breaks a clause of the policy", clause_broken),
+    Observation("unconfirmed", "It changed something without the confirmation that the policy demands", unconfirmed),
+    Observation("oracle_read", "It opened the grader, a solution or expected answers", oracle_read),
+    Observation("nothing_to_do", "Doing nothing would have passed, too", nothing_to_do),
+)
+"""Of passed rollouts: why they should not have passed."""
+
+
+def observe(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[tuple[str, int, str]]:
+    """Yield the name, the message and the evidence of what applies to a rollout."""
+    for entry in entries:
+        if (noted := entry.applies(view)) is not None:
+            yield entry.name, *noted
