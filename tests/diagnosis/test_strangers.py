@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
+from captrain.records import JsonObject as Row
 
 REPRO = Path(__file__).parents[3] / "shared/data/strangers/repro"
-Row = dict[str, Any]
 
 
 def diagnosed(folder: Path, log: Path, *options: object) -> tuple[list[Row], str]:
@@ -105,6 +104,42 @@ def test_values_that_come_to_the_same_are_no_difference(given: Row, due: Row, tm
     reference = [call("charge_order", order_id="#7", **due)]
     log = written(tmp_path, {"messages": [*messages, say("Done.")], "reward": 0, "reference": reference})
     assert causes(diagnosed(tmp_path, log)[0][0]) == []
+
+
+ORDER = turn("get_order", {"order_id": "#W1", "status": "pending"}, order_id="#W1")
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        ("I cannot cancel #W1 until you confirm your email address. What is it?", "missing_write"),
+        ("I am unable to cancel #W1 before you verify your phone number. Could you share it?", "missing_write"),
+        ("If you are unable to give the email of #W1, your zip code will do. Which is it?", "missing_write"),
+        ("I am sorry, order #W1 cannot be cancelled. Is there anything else?", "partial_refusal"),
+    ],
+)
+def test_a_request_for_identity_or_confirmation_is_no_refusal(reply: str, cause: str, tmp_path: Path) -> None:
+    messages = [ask("Cancel #W1."), *ORDER, say(reply), ask("a@b.example"), say("Goodbye.")]
+    reference = [call("get_order", order_id="#W1"), call("cancel_order", order_id="#W1")]
+    log = written(tmp_path, {"messages": messages, "reward": 0, "reference": reference})
+    assert causes(diagnosed(tmp_path, log)[0][0]) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("run_command", {"cmd": "curl http://10.0.0.7:8080/v1"}),
+        ("execute_sql", {"query": "SELECT * FROM t_1234"}),
+        ("browser_navigate", {"url": "https://x.example/a/991"}),
+    ],
+)
+def test_what_an_agent_writes_to_its_environment_is_compared_with_no_reference(
+    tool: str, arguments: dict[str, str], tmp_path: Path
+) -> None:
+    reference = [call(tool, **{name: f"{text} x" for name, text in arguments.items()})]
+    messages = [ask("Do it."), *turn(tool, "ok", **arguments), say("It is item ABC-1234.")]
+    [row], printed = diagnosed(tmp_path, written(tmp_path, {"messages": messages, "reward": 0, "reference": reference}))
+    assert causes(row) == [] and f"environment: {tool}" in printed
 
 
 def coding(*steps: list[Row], last: str = "It is fixed.") -> Row:

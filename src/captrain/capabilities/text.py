@@ -32,8 +32,10 @@ CODE = re.compile(r"[#\w-]+")
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 ERROR = re.compile(r"\w*(error|exception|traceback)\b", re.IGNORECASE)
 NOT_FOUND = re.compile(r"\bnot found\b|\bno (such|match)|\bdoes not exist\b", re.IGNORECASE)
-AFTERWARDS = re.compile(r"\b(afterwards?|further|again|from then on)\b")
-"""Words that make a refusal a notice of what comes later."""
+AFTERWARDS = re.compile(
+    r"\b(afterwards?|further|again|from then on|until|unless|once|first|before (you|i|we)|if you|without your)\b"
+)
+"""Words that make a refusal a notice of what comes later, or a request for what comes first."""
 CLOSING_MARK = re.compile(r"###([A-Z-]+)###")
 PROPOSAL = re.compile(r"\b(confirm|proceed|go ahead|shall i|would you like)\b", re.IGNORECASE)
 REQUEST = re.compile(

@@ -5,6 +5,7 @@ Tools and keys are learnt from rollouts (`captrain.capabilities.learning`), so n
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -296,7 +297,7 @@ class RolloutView:
         """The reply that first put a write to the user, else the write's own message.
 
         That is the first reply with an identifier that only the assistant brought up, else the first that asks for
-        consent and names the record, else the last that asks for consent.
+        consent and names the record, else the last that asks for consent, if it speaks of what the tool does.
         """
         replies = self.replies(call.message) if call.by == "assistant" else []
         codes = [leaf for leaf in leaves(call.content) if len(leaf) > 3 and is_identifier(leaf)]
@@ -304,7 +305,9 @@ class RolloutView:
         sources = [index for index in replies if any(says(self.text(index), code) for code in own)]
         about = [index for index in replies if asks_consent(self.text(index))]
         proposals = [index for index in about if call.record and says(self.text(index), call.record)]
-        return next(iter([*sources, *proposals, *about[-1:]]), call.message)
+        words = re.findall("[a-z]{4,}", call.tool)
+        last = [index for index in about[-1:] if any(word in self.text(index).lower() for word in words)]
+        return next(iter([*sources, *proposals, *last]), call.message)
 
     def is_wished(self, call: Call) -> bool:
         """The user asked for something of a call that its script has and the reference has not."""
@@ -375,7 +378,8 @@ class RolloutView:
                 values = records or [*atoms(edit.goal.arguments)]
                 return edit.goal.by == "user" or not values or any(map(self.knows, values))
             case "replace":
-                return all(map(self.knows, edit.missing))
+                records = [value for name, value in self.records(edit.goal) if name in edit.wrong] if edit.goal else []
+                return all(map(self.knows, records or edit.missing))
             case "say":
                 return self.knows(edit.text)
             case "drop":
