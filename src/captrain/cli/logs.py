@@ -35,7 +35,7 @@ AnalystName = Literal["programmatic", "openai"]
 
 
 def diagnose(
-    files: Annotated[list[Path], typer.Argument(help="Log files in any format that docs/diagnose.md lists.")],
+    files: Annotated[list[Path], typer.Argument(help="Log files in any format that docs/formats.md lists.")],
     out: Annotated[Path, typer.Option(help="Folder for report.md, report.html and the labels.")],
     delta: Annotated[
         float,

@@ -120,7 +120,7 @@ def diagnose(
     """Diagnose why rollouts failed and what the agent lacks; the settings are those of `captrain diagnose`.
 
     Args:
-        logs: a file or folder, or several; or data in memory: rollouts, dicts in any row format of docs/diagnose.md, or
+        logs: a file or folder, or several; or data in memory: rollouts, dicts in any row format of docs/formats.md, or
         a
             frame with a row for each rollout.
         scores: CSV of trace_id,reward, for traces whose files hold no scores.
