@@ -543,6 +543,12 @@ def test_a_wrong_column_or_value_is_named(breakable: Path, name: str, old: str, 
         publish_text(path, whole)
 
 
+def test_the_report_of_a_project_that_never_ran_says_how_to_run_it(tmp_path: Path, captrain: Captrain) -> None:
+    publish_text(tmp_path / "dvc.yaml", "stages: {}\n")
+    status, out, _ = captrain(tmp_path, "report")
+    assert status == 0 and "no stage was run here yet" in out and "`captrain run`" in out
+
+
 def test_the_report_of_an_empty_project_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     build(tmp_path / "empty", tmp_path / "report")

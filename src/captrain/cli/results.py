@@ -66,8 +66,11 @@ def report(
     from captrain.reporting.pages import build
 
     require_folder(out)
-    pages = build(project_root(), out)
+    root = project_root()
+    pages = build(root, out)
     print_all(f"{out / 'index.html'} ({len(pages)} files)")
+    if not (root / "dvc.lock").exists():
+        print_all("no stage was run here yet, so the page only says how to make its parts: `captrain run`")
 
 
 def verify(

@@ -40,7 +40,7 @@ from captrain.contract import CheckedEnvironment, calls_of
 from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS, Observation, observe
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
-from captrain.records import Message, Record, Rollout, Spool, read_yaml
+from captrain.records import Message, Record, Rollout, Spool, read_yaml, tracked
 from captrain.run import Machine
 from captrain.statistics import Bootstrap, mean
 
@@ -281,7 +281,7 @@ def diagnose_rollouts(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, DiagnosisContext] = {}
     due: dict[str, set[str]] = {}
-    for rollout in logs.rollouts:
+    for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
         outcomes.add(rollout)
         if rollout.environment not in settings:
             first = rollout.messages[0] if rollout.messages else {"role": ""}

@@ -260,7 +260,8 @@ def _gpus(spec: Spec, _: Path) -> str:
     free = sum(amount < 1024 for amount in memory) + min(machine.asking.gpus, sum(amount >= 1024 for amount in memory))
     detail = f"{demand} are needed, {len(memory)} are visible, {free} of them free or the endpoint's"
     fewer = "ask for fewer (machine.accelerate.processes, machine.vllm)"
-    require(free >= demand, detail, f"end the processes that hold them, {fewer}, or use machine=slurm")
+    remedy = f"end the processes that hold them, {fewer}" if memory else "run on a machine with GPUs"
+    require(free >= demand, detail, f"{remedy}, or use machine=slurm")
     version = importlib.metadata.version("torch")
     require(
         not serving or not version.endswith("+cpu"),
