@@ -83,6 +83,13 @@ def test_the_command_takes_outcome_mark_messages_and_agent(tmp_path: Path) -> No
     assert [row["policy"] for row in written] == ["unknown (a)", "unknown (b)"] * 2
 
 
+def test_messages_may_be_text_and_a_row_with_an_error_needs_no_outcome(tmp_path: Path) -> None:
+    rows = [{"messages": json.dumps([ASKED, SAID]), "eval": value} for value in ({"ok": True}, {"ok": False}, None)]
+    path = saved(tmp_path / "a.jsonl", *rows[:2], {**rows[2], "error": "timeout"})
+    logs = read_logs([path], choices=Choices(outcome="eval.ok"))
+    assert outcomes(logs) == ["passed", "failed", "error"] and not logs.skipped
+
+
 @pytest.mark.parametrize(
     ("rewards", "mark", "expected", "note"),
     [

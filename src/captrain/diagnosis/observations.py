@@ -6,6 +6,7 @@ in `DOUBTS` if it says why a pass should not have passed.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -108,9 +109,10 @@ def last_check_failed(view: RolloutView) -> Noted:
 
 def repeated(view: RolloutView) -> Noted:
     """One call was made again and again, with the same result."""
-    for peers in view.equal_calls:
-        results = {text_of(call.result) for call in peers}
-        if len(peers) >= REPEATS and len(results) == 1 and peers[0].by == "assistant":
+    for calls in view.equal_calls:
+        [(result, _)] = Counter(text_of(call.result) for call in calls).most_common(1)
+        peers = [call for call in calls if text_of(call.result) == result and call.by == "assistant"]
+        if len(peers) >= REPEATS:
             failing = " and failed each time" if _has_failed(peers[0]) else " with the same result"
             return peers[1].message, f"{peers[0]} was called {len(peers)} times{failing}"
     return None

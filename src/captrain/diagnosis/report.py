@@ -30,6 +30,11 @@ from captrain.records import Message, Record, Rollout, as_markdown, plain, publi
 from captrain.run import user_outputs
 from captrain.statistics import wilson
 
+OUTPUTS = (
+    *("report.md", "report.html", "causes.jsonl", "suspects.jsonl", "advice.json", "selection.json"),
+    *("candidates.jsonl", "labels.jsonl", "rollouts.jsonl", "tools.json"),
+)
+"""Files of a diagnosis."""
 ROWS = 12
 """Most rows of a table of features."""
 UNEXPLAINED = "unexplained"
@@ -126,7 +131,7 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
     Raises:
         UserError: a file would be replaced that captrain did not write.
     """
-    with user_outputs(out, ["report.md", "report.html"]) as aside:
+    with user_outputs(out, OUTPUTS) as aside:
         advice, labels = advise(diagnosis, out) if advice is None else advice, diagnosis.labels
         rows = diagnosis.diagnosed.rollouts
         suspects = (

@@ -129,5 +129,5 @@ def _repetitions(origins: Sequence[Origin]) -> Iterator[str]:
         first = dropped[0]
         yield (
             f"{len(dropped)} rollouts repeat a task and trial of their agent, such as {plain(first.task)}, trial "
-            f"{first.number} in {plain(first.paths['file'])}: the more complete one counts"
+            f"{first.number} in {plain(Path(first.paths['file']).name)}: the more complete one counts"
         )

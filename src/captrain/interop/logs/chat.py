@@ -60,10 +60,12 @@ def is_message(item: object) -> bool:
 
 
 def messages_in(row: Foreign) -> list[object] | None:
-    """Return the dialogue of a row: a list under a usual name, or else the longest list of messages under any name."""
+    """Return the dialogue of a row: a list under a usual name, which may be JSON text, or else the longest list of
+    messages under any name."""
     for name in MESSAGES:
-        if isinstance(row.get(name), list):
-            return row[name]
+        value = loaded(row.get(name))
+        if isinstance(value, list):
+            return value
     if is_message(row):
         return None
     lists = [value for value in row.values() if isinstance(value, list) and value and all(map(is_message, value))]

@@ -37,6 +37,8 @@ ATTACHED = 1 << 26
 """Most characters of the attachments of a sample, counted as often as they are used."""
 ZSTD = 93
 """The compression method of a zip that Python 3.11 does not read."""
+ENCRYPTED = 1
+"""The flag of an entry of a zip that needs a password."""
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
 """Exceptions of reading a damaged member of an archive."""
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -45,16 +47,19 @@ CALL = re.compile(r"(\w+)\((\{.*\})\)", re.DOTALL)
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether the content of a file is a zip."""
-    return zipfile.is_zipfile(path)
+    """Return whether the content of a file is a zip, or the beginning of one."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04" or zipfile.is_zipfile(path)
 
 
 def read_archive(path: Path) -> Source:
     """Read the samples of an `.eval` archive.
 
     Raises:
-        ValueError: it is no log of Inspect.
+        ValueError: it is no log of Inspect, is encrypted or cut off.
     """
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is cut off: copy or download it again")
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         start = next((name for name in ("header.json", "_journal/start.json") if name in names), None)
@@ -88,6 +93,8 @@ def _samples(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    if entry.flag_bits & ENCRYPTED:
+        raise ValueError("it is encrypted: unpack it with its password and pack it again without one")
     if entry.file_size > MOST:
         raise ValueError(f"it has more than {MOST >> 20} MiB")
     assert archive.filename is not None

@@ -171,7 +171,8 @@ class Judge:
             ValueError: it lacks a field that the user names.
         """
         for name in (self.choices.outcome, self.choices.agent):
-            if name and at(row, name) is None:
+            is_unjudged = name == self.choices.outcome and bool(entry.fault)
+            if name and at(row, name) is None and not is_unjudged:
                 raise ValueError(f"{NO_FIELD} {name}{_hint(row) if name == self.choices.outcome else ''}")
         if self.choices.outcome:
             entry = replace(entry, reward=at(row, self.choices.outcome))

@@ -286,7 +286,8 @@ class _Reader:
                 self.add_rollout(record)
                 trial, agent = (entry.trial, entry.agent) if isinstance(entry, Entry) else (record.trial, "")
                 self.origins.append(origin_of(record, trial, agent, file.argument, file.path))
-        if counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES:
+        is_unjudged = any(reason.startswith(NO_REWARD) for reason in reasons) and counts["imported"] > 0
+        if counts["skipped"] > counts["imported"] and (counts["entries"] > FEW_ENTRIES or is_unjudged):
             [(reason, number)] = reasons.most_common(1)
             raise UserError(
                 f"{file.shown}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries "
@@ -556,7 +557,10 @@ def _read_rows(path: Path, first: Sequence[Foreign], rows: Rows, formats: Sequen
 def _read_document(path: Path) -> Source | None:
     """Read an archive, or an object with lists of its own; None if the file holds rows."""
     if inspect.is_archive(path):
-        return inspect.read_archive(path)
+        try:
+            return inspect.read_archive(path)
+        except (*MALFORMED, *inspect.DAMAGED) as error:
+            raise Unreadable(f"the archive cannot be read: {reason_of(error)}") from None
     if is_table(path) or is_lines(path):
         with path.open("rb") as file:
             if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
