@@ -37,6 +37,7 @@ WRITERS = {
     "run/locks.py": "empty lock files",
     "comparison/points.py": "workspaces of points, made anew from git before each run, and their logs",
     "interop/logs/reading.py": "into a temporary folder",
+    "serving/folders.py": "into a temporary folder, too",
     "models/lora.py": "into its callers' folder, which is written aside",
     "agents/servers.py": "logs of servers, and copies of adapters, which are read only when complete",
     "projects/hub.py": "into its callers' folder, which is written aside, too",

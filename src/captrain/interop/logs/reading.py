@@ -286,8 +286,9 @@ class _Reader:
                 self.add_rollout(record)
                 trial, agent = (entry.trial, entry.agent) if isinstance(entry, Entry) else (record.trial, "")
                 self.origins.append(origin_of(record, trial, agent, file.argument, file.path))
-        is_unjudged = any(reason.startswith(NO_REWARD) for reason in reasons) and counts["imported"] > 0
-        if counts["skipped"] > counts["imported"] and (counts["entries"] > FEW_ENTRIES or is_unjudged):
+        unjudged = sum(number for reason, number in reasons.items() if reason.startswith(NO_REWARD))
+        is_partly_judged = unjudged > counts["imported"] > 0
+        if is_partly_judged or (counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES):
             [(reason, number)] = reasons.most_common(1)
             raise UserError(
                 f"{file.shown}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries "
