@@ -25,6 +25,7 @@ READERS = {
     "environments/sandbox/confinement/server.py": "runs without captrain",
     "benchmarks/workers/bfcl_worker.py": "runs without captrain",
     "scripts/score_diagnosis.py": "hand-written labels; a damaged line ends the script",
+    "scripts/site_notebooks.py": "notebooks of this repository",
     "scripts/site_reference.py": "files of this repository, for its own pages",
     "scripts/bench_growth.py": "the included example, and lines that it wrote itself",
 }

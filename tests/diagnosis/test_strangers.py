@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
+from captrain.records import JsonObject as Row
 
 REPRO = Path(__file__).parents[3] / "shared/data/strangers/repro"
-Row = dict[str, Any]
 
 
 def diagnosed(folder: Path, log: Path, *options: object) -> tuple[list[Row], str]:
