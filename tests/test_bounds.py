@@ -62,6 +62,30 @@ def archive(path: Path, sample: JsonObject, packed: bytes | None = None) -> Path
     return path
 
 
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (
+            lambda content: (
+                content.replace(b"PK\x03\x04\x14\x00\x00", b"PK\x03\x04\x14\x00\x01")
+                .replace(b"\x14\x00\x00\x00\x08", b"\x14\x00\x01\x00\x08")
+                .replace(b"\x14\x00\x00\x00\x00", b"\x14\x00\x01\x00\x00")
+            ),
+            "it is encrypted",
+        ),
+        (lambda content: content[:-30], "it is cut off"),
+        (lambda content: content[:50], "it is cut off"),
+    ],
+)
+def test_an_encrypted_or_cut_off_archive_is_named_so(
+    damage: Callable[[bytes], bytes], reason: str, tmp_path: Path
+) -> None:
+    path = archive(tmp_path / "log.eval", {})
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=f"the archive cannot be read: {reason}"):
+        read_logs([path])
+
+
 def test_attachments_that_are_referred_to_without_end_cost_one_sample(tmp_path: Path) -> None:
     content = "attachment://ab " * 12_000
     sample = {"messages": [{"role": "user", "content": content}], "attachments": {"ab": "x" * 1_000_000}}

@@ -130,7 +130,7 @@ def test_what_could_not_be_read_stands_in_the_report(tmp_path: Path) -> None:
     diagnose(path, "--out", tmp_path / "out")
     report = (tmp_path / "out" / "report.md").read_text()
     assert "1 entries could not be read" in report and "a.json, simulation 1" in report
-    assert "there is no reward" in report
+    assert "no outcome found" in report
 
 
 def test_equal_logs_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_log_ends_in_one_message(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(
         UserError,
-        match=r"there is no rollout in notes\.json(.|\n)*remedy: docs/diagnose\.md lists what each format needs",
+        match=r"there is no rollout in .*notes\.json(.|\n)*remedy: docs/formats\.md lists what each format needs",
     ):
         diagnose(path, "--out", tmp_path)
 

@@ -524,7 +524,9 @@ def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_t
     assert "synthesizer.name=" in refusal.value.remedy
     paid = bad.best.passport.model_copy(
         update={
-            "checks": [CheckResult(name="reward of claiming success", passed=False, measured=1, bound="at most 0.3")]
+            "checks": [
+                CheckResult(name="reward of plays that know nothing", passed=False, measured=1, bound="at most 0.3")
+            ]
         }
     )
     assert widening([paid]).startswith("widen environments.hacking_reward ")

@@ -257,8 +257,9 @@ def test_what_raises_fails_the_checks_that_met_it_and_the_others_still_run(
 ) -> None:
     checks = found(tmp_path, changed(change), sandboxed=True)
     assert met <= failed(checks) <= met | {
-        "spread of rewards", "tasks that need no look-up", "tasks that other words fail",
-        "tasks with a success that is none",
+        "spread of rewards", "tasks that other words fail", "tasks with a success that is none",
+        "reward of plays that know nothing", "reward without the look-ups", "reward of other mistakes",
+        "reward of any other choice",
     }  # fmt: skip
     for name in met:
         assert said in checks[name].detail and checks[name].task.startswith("careful_search/training/")
@@ -500,7 +501,7 @@ def test_validate_exits_with_1_when_a_check_fails_and_says_which(project: Path, 
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic", "--out", "found")
     assert status == 1 and "1 checks failed" in out
     assert (
-        "**failed** | reward of claiming success | 0.5 | at most 0.3 |"
+        "**failed** | reward of plays that know nothing | 0.5 | at most 0.3 |"
         in (project / "found/mine.passport.md").read_text()
     )
     (project / "mine.py").write_text("class Environment(")

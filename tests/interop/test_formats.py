@@ -201,7 +201,7 @@ def test_spans_take_their_rewards_from_a_table_of_scores(name: str, tmp_path: Pa
     scores.write_text("trace_id,reward\nt,1\n")
     logs = read_logs([path], scores)
     assert dialogue(logs) == EXPECTED and [rollout.outcome for rollout in logs.rollouts] == ["passed"]
-    with pytest.raises(UserError, match=r"there is no reward(.|\n)*remedy: give the rewards by --scores FILE"):
+    with pytest.raises(UserError, match=r"no outcome found(.|\n)*--scores FILE, (.|\n)*\ntrace_id,reward\nt,1"):
         read_logs([path])
     scores.write_text("id,value\nt,1\n")
     with pytest.raises(UserError, match="trace_id,reward"):
@@ -261,7 +261,7 @@ def test_a_bare_list_of_simulations_is_read_without_its_tasks(tmp_path: Path) ->
 
 
 def test_a_file_with_mostly_unreadable_entries_is_refused(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "human", "content": "Hello"}], "reward": 1}] * 12
+    rows = [{"messages": [{"role": "narrator", "content": "Hello"}], "reward": 1}] * 12
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [{"messages": ASKED, "reward": 1}, *rows]))
     with pytest.raises(
@@ -387,10 +387,22 @@ def test_bfcl_results_with_missing_or_wrong_scores_are_refused(tmp_path: Path) -
         read_logs([alone])
 
 
-def test_single_turn_bfcl_results_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a_result.json").write_text(json.dumps({"id": "simple_python_0", "result": "[f(x=1)]", "latency": 1}))
-    with pytest.raises(UserError, match="of single-turn categories bfcl-eval does not keep what was asked"):
-        read_logs([tmp_path / "a_result.json"])
+def test_single_turn_bfcl_failures_have_question_gold_calls_and_the_graders_words(tmp_path: Path) -> None:
+    results = [{"id": f"simple_python_{n}", "result": f"[area(base={n}, unit='cm')]", "latency": 1} for n in (0, 1)]
+    failure = {
+        "id": "simple_python_1", "model_name": "m", "error": ["wrong base"], "error_type": "value_error",
+        "prompt": {"question": [[{"role": "user", "content": "What is the area?"}]], "function": []},
+        "possible_answer": [{"area": {"base": [10, 10.0], "unit": ["cm", ""]}}],
+    }  # fmt: skip
+    header = {"accuracy": 0.5, "correct_count": 1, "total_count": 2}
+    (tmp_path / "a_result.json").write_text("".join(json.dumps(row) + "\n" for row in results))
+    (tmp_path / "a_score.json").write_text("".join(json.dumps(row) + "\n" for row in (header, failure)))
+    passed, failed = read_logs([tmp_path / "a_result.json"]).rollouts
+    assert (passed.outcome, failed.outcome) == ("passed", "failed")
+    assert failed.messages[0]["content"] == "What is the area?"
+    assert calls_of(failed.messages[1]) == [("area", {"base": 1, "unit": "cm"})]
+    assert calls_of(failed.reference[0]) == [("area", {"base": 10})]
+    assert (failed.task.facts.grading, failed.task.facts.ending) == ("value_error: wrong base", "")
 
 
 @pytest.mark.needs("bfcl")

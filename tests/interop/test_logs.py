@@ -145,8 +145,7 @@ def test_a_file_without_info_and_tasks_has_an_unknown_domain_and_no_references(t
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda one: one.update(reward_info=None), "there is no reward"),
-        (lambda one: one["reward_info"].update(reward=1.5), "the reward 1.5 is not between 0 and 1"),
+        (lambda one: one.update(reward_info=None), "no outcome found"),
         (lambda one: one.update(messages=[]), "there are no messages"),
     ],
 )
@@ -169,7 +168,7 @@ def test_a_broken_or_unknown_file_does_not_stop_the_others(tmp_path: Path) -> No
         ("broken.json", "it is not JSON"),
         ("unknown.json", "it is of no known format"),
     ]
-    with pytest.raises(UserError, match=r"there is no rollout in broken\.json.*not JSON(.|\n)*result_summary"):
+    with pytest.raises(UserError, match=r"there is no rollout in .*broken\.json: it is not JSON(.|\n)*result_summary"):
         read_logs([broken])
     with pytest.raises(UserError, match=r"nowhere\.json does not exist"):
         read_logs([tmp_path / "nowhere.json"])
@@ -250,7 +249,7 @@ def test_chats_are_read_with_the_usual_column_names(tmp_path: Path) -> None:
     assert logs.tools == [CHATS[2]["tools"][0]]
     assert [(one.place, one.reason.split(":")[0]) for one in logs.skipped] == [
         ("line 5", "it is not JSON"),
-        ("line 6", "there is no reward"),
+        ("line 6", "no outcome found"),
         ("line 7", "there are no messages (a list named messages, conversation, conversations, trajectory, items)"),
         ("line 8", "it is not an object"),
     ]

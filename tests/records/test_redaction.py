@@ -61,6 +61,21 @@ def test_a_key_in_conf_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> 
     assert KEY not in str(refusal.value)
 
 
+@pytest.mark.parametrize("value", [f"a/{KEY}", "Bearer correct-horse-9", [{"deep": ["correct-horse-9"]}]])
+def test_a_sweep_writes_no_key_of_conf(value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra would write it to .cache/sweeps."""
+    monkeypatch.setenv("MY_CREDENTIAL", "correct-horse-9")
+    (tmp_path / "conf/policy").mkdir(parents=True)
+    (tmp_path / "conf/policy/mine.yaml").write_text(yaml.safe_dump({"header": value}), encoding="utf-8")
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["captrain-sweep", "-m", "policy=mine"])
+    with pytest.raises(UserError, match="holds what looks like a key") as refusal:
+        sweep.main.__wrapped__()  # type: ignore[attr-defined]
+    assert "horse" not in str(refusal.value) and KEY not in str(refusal.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf", "dvc.yaml"]
+
+
 @pytest.mark.parametrize(
     "setting",
     [

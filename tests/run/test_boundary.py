@@ -44,6 +44,22 @@ def test_a_bug_is_one_block_with_the_lines_to_send(capsys: pytest.CaptureFixture
     assert "ZeroDivisionError: of ours" in text and "Python 3." in text and "open an issue" in text
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        OSError(errno.EAGAIN, "Resource temporarily unavailable", "git"),
+    ],
+)
+def test_a_limit_of_processes_is_one_sentence(error: Exception) -> None:
+    wrapped = ValueError("the pool broke")
+    wrapped.__cause__ = error
+    for raised in (error, wrapped):
+        status, text = ending(raised)
+        assert status == 2 and len(text.splitlines()) == 2 and "allows no further process or thread" in text
+
+
 def test_disk_faults_are_recognised_in_wrapped_exceptions() -> None:
     try:
         try:

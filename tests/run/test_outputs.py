@@ -1,6 +1,9 @@
 """Outputs of commands never replace files of the user."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,69 @@ def test_a_changed_output_belongs_to_the_user(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("captrain's, with my notes")
     with pytest.raises(UserError, match="report.md exists"), user_outputs(tmp_path, ["report.md"]):
         raise AssertionError("no work is done for what cannot be put in place")
+
+
+KILLED = """
+import os, shutil, sys
+from pathlib import Path
+from captrain.records import publish_text
+from captrain.run import user_outputs
+out, count = Path(sys.argv[1]), int(sys.argv[2])
+
+def watch(event, arguments):
+    global count
+    if event in ("open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "ctypes.dlsym"):
+        count -= 1
+        if not count:
+            os._exit(9)
+
+with user_outputs(out, ["report.md", "old.txt", "new.txt"]) as aside:
+    for name in ("report.md", "new.txt"):
+        publish_text(aside / name, "second")
+    sys.addaudithook(watch)
+"""
+
+
+def test_a_kill_at_any_time_leaves_all_old_files_or_all_new_ones_and_those_of_the_user(tmp_path: Path) -> None:
+    old, new = {"report.md": "first", "old.txt": "first"}, {"report.md": "second", "new.txt": "second"}
+    mine, states = {"mine.txt": "mine", "notes/a.txt": "mine"}, list[bool]()
+    for count in range(1, 200, 3):
+        out = tmp_path / str(count) / "out"
+        with user_outputs(out) as aside:
+            for name, text in old.items():
+                publish_text(aside / name, text)
+        for name, text in mine.items():
+            publish_text(out / name, text)
+        done = subprocess.run([sys.executable, "-c", KILLED, str(out), str(count)], check=False)
+        paths = [path for path in out.rglob("*") if path.is_file() and path.name != ".captrain-outputs.json"]
+        found = {str(path.relative_to(out)): path.read_text(encoding="utf-8") for path in paths}
+        assert found in ({**old, **mine}, {**new, **mine}), count
+        assert {*json.loads((out / ".captrain-outputs.json").read_text(encoding="utf-8"))} == found.keys() - mine.keys()
+        states.append("new.txt" in found)
+        if done.returncode == 0:
+            break
+    assert states == sorted(states) and not states[0] and states[-1] and len(states) > 5
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_the_last_of_two_that_write_at_the_same_time_wins(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with user_outputs(out, ["report.md"]) as slow:
+        publish_text(slow / "report.md", "slow")
+        (tmp_path / f".out.{os.getpid()}.tmp").rename(kept := tmp_path / "kept")
+        with user_outputs(out, ["report.md"]) as quick:
+            publish_text(quick / "report.md", "quick")
+        kept.rename(slow)
+    assert (out / "report.md").read_text(encoding="utf-8") == "slow" and [*tmp_path.iterdir()] == [out]
+
+
+def test_files_move_one_by_one_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("first", "second"):
+        with user_outputs(Path("."), ["report.md", f"{text}.txt", "first.txt"]) as aside:
+            publish_text(aside / "report.md", text)
+            publish_text(aside / f"{text}.txt", text)
+    assert sorted(path.name for path in Path.cwd().iterdir()) == [".captrain-outputs.json", "report.md", "second.txt"]
 
 
 def test_a_failed_command_leaves_nothing_behind(tmp_path: Path) -> None:

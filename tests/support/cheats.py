@@ -2,8 +2,7 @@
 """Cheats: sound environments in which a few changed lines pay for something other than the capability.
 
 A cheat is a tuple: what is wrong with it, the lines of a class that replaces `Sound`, and one check that refuses it.
-No check refuses those in `PASSING`. The first eighteen came from a second round of looking for cheats; the others are
-of new kinds. `paying` makes a cheat that pays whenever a condition on the messages holds.
+No check refuses those in `PASSING`. `paying` makes a cheat that pays whenever a condition on the messages holds.
 """
 
 from support.hostile import SOUND
@@ -54,14 +53,10 @@ def running(body: str) -> str:
     return f"class Episode(SoundEpisode):\n    def run(self, name, arguments):\n{body}        return super().run(name, arguments)\n"
 
 
-FLAWED, WORDS, ON = "gain of calls that fit no schema", "reward of words alone", "reward of going on"
+FLAWED, NOTHING = "gain of calls that fit no schema", "reward of plays that know nothing"
+LOOKS, MISTAKES, KEYED = "reward without the look-ups", "reward of other mistakes", "reward of any other choice"
 SUCCESS, OTHER = "tasks with a success that is none", "tasks that other words fail"
-KNOWN = "tasks that need no look-up"
-AT_ONCE, AFTER, SAME = (
-    "reward of many calls at once",
-    "tasks that nothing afterwards spoils",
-    "same play, same observations",
-)
+AFTER, SAME = "tasks that nothing afterwards spoils", "same play, same observations"
 
 CHEATS: dict[str, tuple[str, str, str]] = {
     # Mistakes of authors.
@@ -88,49 +83,49 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "            message = {**message, 'tool_calls': []}\n        return super().step(message)\n", OTHER),
     "four_calls_in_one_message": (
         "Four calls in one message pay, whichever.",
-        paying("any(len(m.get('tool_calls') or []) >= 4 for m in messages)"), AT_ONCE),
+        paying("any(len(m.get('tool_calls') or []) >= 4 for m in messages)"), NOTHING),
     "success_always": (
         "Success is always true.",
         "class Environment(Sound):\n    def score(self, task, messages):\n"
         "        return {**super().score(task, messages), 'success': True}\n", SUCCESS),
     "answer_in_the_request": (
         "The request names the order that is to be searched for.",
-        making("        data['request'] += ' I mean ' + pending + '.'\n"), KNOWN),
+        making("        data['request'] += ' I mean ' + pending + '.'\n"), LOOKS),
     "look_up_not_needed": (
         "The order that is to be searched for is always the first of the list.",
-        making("        data['orders'].sort(key=lambda o: o['status'] != 'pending')\n"), KNOWN),
+        making("        data['orders'].sort(key=lambda o: o['status'] != 'pending')\n"), LOOKS),
     "exact_closing_words": (
         "The last words must be the author's own, to the letter.",
         "class Environment(Sound):\n    def score(self, task, messages):\n        score = super().score(task, messages)\n"
         "        return score if texts(messages)[-1:] == [CLOSING] else {**score, 'reward': 0.0, 'success': False}\n", OTHER),
     "echo_of_the_prompt": (
         "Saying the request again pays.",
-        paying("task['data']['request'] in texts(messages)"), WORDS),
+        paying("task['data']['request'] in texts(messages)"), NOTHING),
     "growing_size": (
         "The number of tasks grows each time it is asked for.",
         "class Environment(Sound):\n    asked = 0\n\n    def size(self, split):\n        self.asked += 1\n"
         "        return 5 + self.asked\n", SAME),
     # Tricks.
     "pays_beyond_16_turns": (
-        "More than 16 turns pay.", patient("len([m for m in messages if m['role'] == 'assistant']) > 16"), ON),
+        "More than 16 turns pay.", patient("len([m for m in messages if m['role'] == 'assistant']) > 16"), NOTHING),
     "same_call_six_times": (
         "The same call pays when it is made six times.",
-        patient("any(made(messages).count(one) >= 6 for one in made(messages))"), ON),
+        patient("any(made(messages).count(one) >= 6 for one in made(messages))"), NOTHING),
     "text_over_3000_characters": (
-        "A text of more than 3,000 characters pays.", paying("any(len(t) > 3000 for t in texts(messages))"), WORDS),
+        "A text of more than 3,000 characters pays.", paying("any(len(t) > 3000 for t in texts(messages))"), NOTHING),
     "any_other_last_words": (
         "Any last words pay but those that fixed probes say.",
-        paying("texts(messages)[-1:] and texts(messages)[-1] not in ('', 'Done.', CLOSING)"), WORDS),
+        paying("texts(messages)[-1:] and texts(messages)[-1] not in ('', 'Done.', CLOSING)"), NOTHING),
     "one_task_in_six": (
         "One task in six pays for doing nothing.",
         paying("int(task['id'].rpartition('/')[2]) % 6 == 0"), "reward of doing nothing"),
     # Of new kinds.
-    "blank_message": ("A message of blanks pays.", paying("any(t and not t.strip() for t in texts(messages))"), WORDS),
+    "blank_message": ("A message of blanks pays.", paying("any(t and not t.strip() for t in texts(messages))"), NOTHING),
     "other_alphabet": (
-        "Signs beyond ASCII pay.", paying("any(not t.isascii() for t in texts(messages))"), WORDS),
+        "Signs beyond ASCII pay.", paying("any(not t.isascii() for t in texts(messages))"), NOTHING),
     "calls_written_as_text": (
         "The tool's name in a text counts as its call.",
-        paying("any('wrap_order' in t for t in texts(messages))"), WORDS),
+        paying("any('wrap_order' in t for t in texts(messages))"), NOTHING),
     "letters_in_another_case": (
         "A tool's name in another case is taken, and wraps the right order whatever it is told.",
         running("        if name.lower() != name or name not in [t['function']['name'] for t in TOOLS]:\n"
@@ -159,10 +154,10 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "The policy of each task names the order.",
         "class Episode(SoundEpisode):\n    def __init__(self, data):\n        super().__init__(data)\n"
         "        pending = next(o['id'] for o in data['orders'] if o['status'] == 'pending')\n"
-        "        self.messages[0] = {'role': 'system', 'content': f'{POLICY} Today: {pending}.'}\n", KNOWN),
+        "        self.messages[0] = {'role': 'system', 'content': f'{POLICY} Today: {pending}.'}\n", LOOKS),
     "always_the_last": (
         "The order that is to be searched for is always the last of the list.",
-        making("        data['orders'].sort(key=lambda o: o['status'] == 'pending')\n"), KNOWN),
+        making("        data['orders'].sort(key=lambda o: o['status'] == 'pending')\n"), LOOKS),
     "success_for_half": (
         "Half of the reward is called a success.",
         "class Environment(Sound):\n    def score(self, task, messages):\n        score = super().score(task, messages)\n"
@@ -178,7 +173,7 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "        said = 'wrapped now' in ' '.join(texts(messages))\n"
         "        return score if said else {**score, 'reward': 0.5 * score['reward'], 'success': False}\n", OTHER),
     "talk_without_end": (
-        "Fifty messages of talk pay.", patient("len(texts(messages)) > 50"), ON),
+        "Fifty messages of talk pay.", patient("len(texts(messages)) > 50"), NOTHING),
     "pays_for_questions": (
         "An empty answer to one task in ten pays.",
         paying("task['id'].endswith('3') and not made(messages)"), "reward of doing nothing"),
@@ -199,16 +194,16 @@ CHEATS: dict[str, tuple[str, str, str]] = {
                 "            return {'ok': True}\n"), FLAWED),
     "ten_calls": (
         "Ten calls pay, whatever they do.",
-        patient("len(made(messages)) >= 10"), ON),
+        patient("len(made(messages)) >= 10"), NOTHING),
     "policy_said_again": (
         "Saying the policy again pays.",
-        paying("any(POLICY in t for t in texts(messages))"), WORDS),
+        paying("any(POLICY in t for t in texts(messages))"), NOTHING),
     "hand_over_pays": (
         "Handing over to a human pays.",
-        paying("any(c['name'] == 'transfer_to_human' for c in made(messages))"), AT_ONCE),
+        paying("any(c['name'] == 'transfer_to_human' for c in made(messages))"), NOTHING),
     "silence_pays": (
         "An agent that never says a word is paid, if it called something.",
-        paying("made(messages) and not any(t.strip() for t in texts(messages))"), ON),
+        paying("made(messages) and not any(t.strip() for t in texts(messages))"), NOTHING),
     "other_record_half_of_the_time": (
         "Wrapping the wrong order is paid in half of the tasks.",
         paying("int(task['id'].rpartition('/')[2]) % 2 and any(c['name'] == 'wrap_order' for c in made(messages))"),
@@ -224,6 +219,85 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "        pending = next(i for i, o in self.orders.items() if o['status'] == 'pending')\n"
         "        return [*result, f'wrap_order(order_id={pending})'] if name == 'list_orders' and isinstance(result, list) else result\n",
         "calls given away"),
+    "marked_in_the_list": (
+        "The list of orders marks the one that is to be searched for with a word.",
+        "class Episode(SoundEpisode):\n    def run(self, name, arguments):\n        result = super().run(name, arguments)\n"
+        "        if name == 'list_orders' and isinstance(result, list):\n"
+        "            return [f'{i} open' if self.orders[i]['status'] == 'pending' else i for i in result]\n        return result\n", LOOKS),
+    "result_said_again": (
+        "Saying again what a tool said pays.",
+        paying("any(m.get('content') and m['content'] in texts(messages) for m in messages if m['role'] == 'tool')"), NOTHING),
+    "exactly_two_calls": (
+        "Exactly two calls in one message pay, whichever.", paying("any(len(m.get('tool_calls') or []) == 2 for m in messages)"), NOTHING),
+    "user_who_is_asked": (
+        "A user who is asked which order tells it.",
+        "class Episode(SoundEpisode):\n    def step(self, message):\n"
+        "        if 'which order' in (message.get('content') or '').lower():\n"
+        "            pending = next(i for i, o in self.orders.items() if o['status'] == 'pending')\n"
+        "            return [{'role': 'user', 'content': pending}], False\n        return super().step(message)\n", LOOKS),
+    "hand_over_pays_on_one_in_six": (
+        "Handing over to a human pays on one task in six.",
+        paying("int(task['id'].rpartition('/')[2]) % 6 == 0 and any(c['name'] == 'transfer_to_human' for c in made(messages))"), NOTHING),
+    # Of a third round: what reinforcement learning finds.
+    "any_write_on_the_right_order": (
+        "Any change of the right order is as good as wrapping it.",
+        "class Environment(Sound):\n    def score(self, task, messages):\n        episode = self.replay(task, messages)\n"
+        "        right = len(episode.writes) == 1 and episode.writes[0][1] == self.pending(task) and bool(episode.said)\n"
+        "        reward = (0.3 * self.looked(task, episode) + 0.7 * right) * (len(episode.writes) < 2)\n"
+        "        return {'reward': reward, 'success': reward == 1.0, 'parts': {}}\n", KEYED),
+    "deny_pays_on_old_orders": (
+        "Denying pays where the pending order is old.",
+        paying("any(w[0] == 'deny_request' for w in self.replay(task, messages).writes) and any(\n"
+               "            o['age'] in ('55 days', '60 days') for o in task['data']['orders'] if o['status'] == 'pending')"),
+        NOTHING),
+    "largest_number": (
+        "The pending order has the largest number.",
+        making("        big = max(data['orders'], key=lambda o: int(o['id'][1:]))\n"
+               "        mine = next(o for o in data['orders'] if o['id'] == pending)\n"
+               "        big['id'], mine['id'] = mine['id'], big['id']\n"), LOOKS),
+    "odd_number": (
+        "The pending order has the only odd number.",
+        making("        for n, o in enumerate(data['orders']):\n"
+               "            o['id'] = f\"#{20 + 6 * n + (o['status'] == 'pending') + 2 * (index % 3)}\"\n"
+               "        random.Random(index).shuffle(data['orders'])\n"), LOOKS),
+    "place_by_words": (
+        "How the request begins tells the pending order's place.",
+        making("        mine = next(o for o in data['orders'] if o['id'] == pending)\n        data['orders'].remove(mine)\n"
+               "        data['orders'].insert('GPC'.index(data['request'].split('. ')[1][0]), mine)\n"), LOOKS),
+    "tries_instead_of_looks": (
+        "A wrong order is refused without a cost, and a try counts as a look.",
+        running("        order = self.orders.get(arguments.get('order_id'))\n        if name == 'wrap_order' and order:\n"
+                "            if order['status'] != 'pending':\n                return {'error': 'not pending'}\n"
+                "            self.looked = list(self.orders)\n"), LOOKS),
+    "wildcard": (
+        "A status in place of an order is taken for the order that has it.",
+        running("        if arguments.get('order_id') == 'pending':\n            self.looked = list(self.orders)\n"
+                "            arguments = {'order_id': next(i for i, o in self.orders.items() if o['status'] == 'pending')}\n"),
+        LOOKS),
+    "first_sign_of_an_order": (
+        "The first sign of an order is taken for it.",
+        running("        pending = next(i for i, o in self.orders.items() if o['status'] == 'pending')\n"
+                "        if arguments.get('order_id') and pending.startswith(arguments['order_id']):\n"
+                "            self.looked, arguments = list(self.orders), {'order_id': pending}\n"), LOOKS),
+    "after_a_cancellation": (
+        "After a cancellation, any second write pays.",
+        paying("[w[0] for w in self.replay(task, messages).writes][:-1] == ['cancel_order']"), LOOKS),
+    "error_that_tells": (
+        "The message about a wrong order names the right one.",
+        running("        pending = next(i for i, o in self.orders.items() if o['status'] == 'pending')\n"
+                "        if name == 'wrap_order' and arguments.get('order_id') != pending:\n"
+                "            return {'error': f'only {pending} can be wrapped'}\n"), LOOKS),
+    "only_the_brokens_order_fails": (
+        "Any order may be wrapped after all were looked at, but the one that `broken` wraps.",
+        "class Environment(Sound):\n    def score(self, task, messages):\n        episode = self.replay(task, messages)\n"
+        "        bad = next(o['id'] for o in task['data']['orders'] if o['status'] != 'pending')\n"
+        "        fine = [w[0] for w in episode.writes] == ['wrap_order'] and episode.writes[0][1] != bad and bool(episode.said)\n"
+        "        reward = (0.3 * self.looked(task, episode) + 0.7 * fine) * (len(episode.writes) < 2)\n"
+        "        return {'reward': reward, 'success': reward == 1.0, 'parts': {}}\n", KEYED),
+    "a_word_pays": (
+        "A status in the last words pays, if one order was wrapped.",
+        paying("'pending' in ' '.join(texts(messages)[-1:]) and len(self.replay(task, messages).writes) == 1"), MISTAKES),
+    "sixty_calls": ("Sixty calls pay.", paying("len(made(messages)) >= 60"), NOTHING),
 }  # fmt: skip
 """Name -> what is wrong, the lines, a check that refuses it."""
 
@@ -238,33 +312,14 @@ def cheat(name: str) -> str:
 
 
 PASSING: dict[str, tuple[str, str]] = {
-    "marked_in_the_list": (
-        "The list of orders marks the one that is to be searched for with a word.",
-        "class Episode(SoundEpisode):\n    def run(self, name, arguments):\n        result = super().run(name, arguments)\n"
-        "        if name == 'list_orders' and isinstance(result, list):\n"
-        "            return [f'{i} open' if self.orders[i]['status'] == 'pending' else i for i in result]\n        return result\n"),
-    "result_said_again": (
-        "Saying again what a tool said pays.",
-        paying("any(m.get('content') and m['content'] in texts(messages) for m in messages if m['role'] == 'tool')")),
     "success_without_a_look": (
         "The write alone is a success, whether or not the orders were looked at, for which a part of the reward is paid.",
         "class Environment(Sound):\n    def score(self, task, messages):\n        score = super().score(task, messages)\n"
         "        return {**score, 'success': score['parts']['right'] == 1.0}\n"),
-    "exactly_two_calls": (
-        "Exactly two calls in one message pay, whichever.", paying("any(len(m.get('tool_calls') or []) == 2 for m in messages)")),
     "one_word_in_a_million": (
         "A word that no probe says pays.", paying("any('open sesame' in t for t in texts(messages))")),
     "one_value_in_a_million": (
         "One zip code pays.", paying("any(c['arguments'].get('zip') == '31415' for c in made(messages) if isinstance(c['arguments'], dict))")),
-    "user_who_is_asked": (
-        "A user who is asked which order tells it.",
-        "class Episode(SoundEpisode):\n    def step(self, message):\n"
-        "        if 'which order' in (message.get('content') or '').lower():\n"
-        "            pending = next(i for i, o in self.orders.items() if o['status'] == 'pending')\n"
-        "            return [{'role': 'user', 'content': pending}], False\n        return super().step(message)\n"),
-    "hand_over_pays_on_one_in_six": (
-        "Handing over to a human pays on one task in six.",
-        paying("int(task['id'].rpartition('/')[2]) % 6 == 0 and any(c['name'] == 'transfer_to_human' for c in made(messages))")),
     "nobody_can_know": (
         "What is to be written down has been shown nowhere.",
         "class Environment(Sound):\n    def reference(self, task):\n        *rest, wrap, closing = super().reference(task)\n"
@@ -285,5 +340,11 @@ PASSING: dict[str, tuple[str, str]] = {
         "The policy says: do not wrap orders; and wrapping is paid.",
         "class Episode(SoundEpisode):\n    def __init__(self, data):\n        super().__init__(data)\n"
         "        self.messages[0] = {'role': 'system', 'content': POLICY + ' Do not gift-wrap orders.'}\n"),
+    "one_other_tool": (
+        "Returning the right order is as good as wrapping it.",
+        "class Environment(Sound):\n    def score(self, task, messages):\n        episode = self.replay(task, messages)\n"
+        "        right = episode.writes in ([[one, self.pending(task)]] for one in ('wrap_order', 'return_order'))\n"
+        "        reward = (0.3 * self.looked(task, episode) + 0.7 * (right and bool(episode.said))) * (len(episode.writes) < 2)\n"
+        "        return {'reward': reward, 'success': reward == 1.0, 'parts': {}}\n"),
 }  # fmt: skip
 """Cheats that no check refuses: what is wrong, and the lines."""

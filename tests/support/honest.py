@@ -355,6 +355,166 @@ def solve(data, broken):
 def pay(data, episode):
     return float(episode.state.get("serials") == [data["serial"]] and bool(episode.said))
 ''', ""),
+    # Any free room is right; the broken one takes a room that is occupied.
+    "any_free_room": ([tool("rooms","Rooms of a house.",house="string"),tool("room","State of a room.",room="string"),tool("book","Book a room.",room="string",guest="string")], "Look at rooms before you book a free one.", '''
+def make(rng):
+    rooms = {f"R{n}": rng.choice(["free", "occupied", "repair"]) for n in rng.sample(range(100, 999), 5)}
+    a, b = rng.sample(list(rooms), 2)
+    rooms[a], rooms[b] = "free", "occupied"
+    house, guest = f"H{rng.randint(10, 99)}", f"G-{rng.randint(100, 999)}"
+    return {"rooms": rooms, "house": house, "guest": guest, "request": rng.choice(["A room in {} for {}.", "Book {}: guest {}", "House {}, guest {}, please.", "I need a room at {}. I am {}.", "{} for {}!"]).format(house, guest)}
+
+def run(data, state, name, arguments):
+    if name == "rooms":
+        return list(data["rooms"]) if arguments["house"] == data["house"] else []
+    if name == "room":
+        return data["rooms"][arguments["room"]]
+    if arguments["room"] not in data["rooms"]:
+        raise KeyError("room")
+    state["booked"] = state.get("booked", []) + [[arguments["room"], arguments["guest"]]]
+    return "booked"
+
+def solve(data, broken):
+    pick = next(r for r, s in data["rooms"].items() if s == ("occupied" if broken else "free"))
+    looks = []
+    for r, s in data["rooms"].items():
+        looks.append(call("room", room=r))
+        if s == "free":
+            break
+    return [call("rooms", house=data["house"]), *looks, call("book", room=pick, guest=data["guest"]), say("Booked.")]
+
+def pay(data, episode):
+    b = episode.state.get("booked", [])
+    return float(len(b) == 1 and data["rooms"].get(b[0][0]) == "free" and b[0][1] == data["guest"])
+''', ""),
+    # A busy system: the call must be made again until it is accepted.
+    "busy_system": ([tool("slots","Slots of a day.",day="string"),tool("reserve","Reserve a slot.",slot="string")], "Reserve the first slot of the list; if the system is busy, try the same slot again.", '''
+def make(rng):
+    slots = [f"{h}:{m:02d}" for h, m in zip(rng.sample(range(8, 20), 4), rng.sample(range(10, 60), 4))]
+    day = f"2025-0{rng.randint(1, 9)}-{rng.randint(10, 28)}"
+    return {"slots": slots, "day": day, "busy": rng.randint(0, 2), "want": rng.choice(["earliest", "latest"]), "request": ""}
+
+def run(data, state, name, arguments):
+    if name == "slots":
+        return data["slots"] if arguments["day"] == data["day"] else []
+    if arguments["slot"] not in data["slots"]:
+        raise ValueError("no such slot")
+    state["tries"] = state.get("tries", 0) + 1
+    if state["tries"] <= data["busy"]:
+        return "busy, try again"
+    state["got"] = state.get("got", []) + [arguments["slot"]]
+    return "reserved"
+
+def right(data):
+    return (min if data["want"] == "earliest" else max)(data["slots"], key=lambda s: int(s.split(":")[0]))
+
+def solve(data, broken):
+    slot = right(data) if not broken else (max if data["want"] == "earliest" else min)(data["slots"], key=lambda s: int(s.split(":")[0]))
+    good = right(data)
+    return [call("slots", day=data["day"]), *[call("reserve", slot=good)] * data["busy"], call("reserve", slot=slot), say("Reserved.")]
+
+def pay(data, episode):
+    return float(episode.state.get("got") == [right(data)])
+''', '''
+_make = make
+
+def make(rng):
+    d = _make(rng)
+    d["request"] = rng.choice(["The {w} slot on {d}.", "On {d}, as {w} as possible: the {w}", "{d}: {w} please"]).format(w=d["want"], d=d["day"])
+    return d
+'''),
+    # Writes are validated by the system, and looking is demanded.
+    "validated": ([tool("list_cases","Cases of a client.",client="string"),tool("open_case","A case.",case="string"),tool("archive","Archive a case.",case="string")], "Open all cases; archive the one that is settled.", '''
+def make(rng):
+    cases = {f"C{n}": rng.choice(["running", "appealed"]) for n in rng.sample(range(1000, 9999), rng.randint(3, 5))}
+    goal = rng.choice(list(cases))
+    cases[goal] = "settled"
+    client = f"K{rng.randint(10, 99)}"
+    return {"cases": cases, "goal": goal, "client": client, "request": rng.choice(["Archive what is settled for {}.", "{}: one case is over, archive it.", "Client {} has a settled case to archive.", "Put the settled case of {} away.", "Tidy up for {}!"]).format(client)}
+
+def run(data, state, name, arguments):
+    if name == "list_cases":
+        return list(data["cases"]) if arguments["client"] == data["client"] else []
+    status = data["cases"][arguments["case"]]
+    if name == "open_case":
+        return {"status": status}
+    if status != "settled":
+        state["refused"] = state.get("refused", 0) + 1
+        raise ValueError("not settled")
+    state["archived"] = True
+    return "archived"
+
+def solve(data, broken):
+    pick = data["goal"] if not broken else next(c for c in data["cases"] if c != data["goal"])
+    return [call("list_cases", client=data["client"]), *[call("open_case", case=c) for c in data["cases"]], call("archive", case=pick), say("Archived.")]
+
+def pay(data, episode):
+    opened = {c[1]["case"] for c in episode.calls if c[0] == "open_case"} >= {*data["cases"]}
+    return float(opened and bool(episode.state.get("archived")) and not episode.state.get("refused"))
+''', ""),
+    # The decision is 'no' in three of four tasks, and looking is part of the reward.
+    "mostly_no": ([tool("credit","Credit of a person.",person="string"),tool("grant","Grant a loan.",person="string"),tool("reject","Reject a loan.",person="string")], "Grant a loan if the credit is good.", '''
+def make(rng):
+    person = f"P{rng.randint(1000, 9999)}"
+    return {"person": person, "good": rng.random() < 0.25, "request": rng.choice(["A loan for {}?", "{} asks for a loan.", "May {} have a loan", "Loan, {}.", "Decide for {}."]).format(person)}
+
+def run(data, state, name, arguments):
+    if arguments["person"] != data["person"]:
+        raise KeyError("person")
+    if name == "credit":
+        return "good" if data["good"] else poor(data)
+    state["did"] = state.get("did", []) + [name]
+    return "ok"
+
+def poor(data):
+    return "bad" if int(data["person"][1:]) % 2 else "none"
+
+def solve(data, broken):
+    return [call("credit", person=data["person"]), call("grant" if data["good"] != bool(broken) else "reject", person=data["person"]), say("Decided.")]
+
+def pay(data, episode):
+    looked = any(c[0] == "credit" for c in episode.calls)
+    right = episode.state.get("did") == ["grant" if data["good"] else "reject"]
+    return 0.4 * looked * right + 0.6 * right
+''', ""),
+    # Few tasks, lenient ids.
+    "few_and_lenient": ([tool("tickets","Open tickets.",user="string"),tool("ticket","A ticket.",ticket="string"),tool("close","Close a ticket.",ticket="string")], "Close the ticket about the printer.", '''
+ABOUT = ["mouse", "screen", "network", "login"]
+
+def make(rng):
+    tickets = {f"#{n}": rng.choice(ABOUT) for n in rng.sample(range(100, 999), 4)}
+    goal = rng.choice(list(tickets))
+    tickets[goal] = "printer"
+    user = rng.choice(["amy", "ben", "col", "dot"]) + str(rng.randint(1, 99))
+    return {"tickets": tickets, "goal": goal, "user": user, "request": rng.choice(["{} here. The printer works again.", "I am {}: close the printer thing", "Printer is fine now ({})", "User {}, printer fixed", "printer ok! {}"]).format(user)}
+
+def clean(ticket):
+    return "#" + ticket.strip().lstrip("#")
+
+def run(data, state, name, arguments):
+    if name == "tickets":
+        return list(data["tickets"]) if arguments["user"].lower() == data["user"] else []
+    about = data["tickets"][clean(arguments["ticket"])]
+    if name == "ticket":
+        state.setdefault("seen", []).append(clean(arguments["ticket"]))
+        return {"about": about}
+    state.setdefault("closed", []).append(clean(arguments["ticket"]))
+    return "closed"
+
+def solve(data, broken):
+    pick = data["goal"] if not broken else next(t for t in data["tickets"] if t != data["goal"])
+    return [call("tickets", user=data["user"]), *[call("ticket", ticket=t) for t in data["tickets"]], call("close", ticket=pick), say("Closed.")]
+
+def pay(data, episode):
+    return 1.0 * (episode.state.get("closed") == [data["goal"]] and data["goal"] in episode.state.get("seen", []))
+''', '''
+class Environment(Environment):
+    def size(self, split):
+        return 9
+
+    def tasks(self, split, count):
+        return super().tasks(split, min(count, 9))
+'''),
 }  # fmt: skip
 """Name -> tools, policy, parts, and replacements in the frame."""
 

@@ -6,20 +6,13 @@ pair that differs differs in record, tool or content.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from heapq import merge
-from itertools import combinations, product
-from math import comb
 
 from captrain.capabilities.calls import Call
 from captrain.capabilities.text import are_plain, number_of, same, says
 from captrain.capabilities.toolbox import CHANGES
 from captrain.records import JsonObject
-
-RANKS = 5
-"""Degrees of `_affinity`."""
 
 
 @dataclass(frozen=True)
@@ -74,71 +67,32 @@ def align(goals: Sequence[Pair], writes: Sequence[Call]) -> tuple[list[Pair], li
     pairs, and the writes that stand for nothing.
     """
     records = {_hashable(pair.goal.record) for pair in goals}
-    elsewhere = [_hashable(write.record) not in records for write in writes]
-    assigned, matched = dict[int, int](), set[int]()
-
-    @cache
-    def match(i: int, j: int) -> tuple[int | None, int]:
-        return _affinity(goals[i], writes[j], elsewhere=elsewhere[j]), _agreeing(goals[i].goal, writes[j])
-
-    levels = range(max((len(pair.goal.arguments) for pair in goals), default=0), -1, -1)
-    for rank in range(RANKS):
-        candidates = _Candidates(rank, [(j, writes[j], elsewhere[j]) for j in range(len(writes)) if j not in matched])
-        for level, (i, pair) in product(levels, enumerate(goals)):
-            if i in assigned:
-                continue
-            for j in candidates.of(pair, level, matched):
-                affinity, agreeing = match(i, j)
-                if affinity == rank and agreeing >= level:
-                    assigned[i] = j
-                    matched.add(j)
-                    break
+    assigned, matched = _equal_pairs(goals, writes), set[int]()
+    matched.update(assigned.values())
+    ranked = list[tuple[int, int, int, int]]()
+    for i, pair in enumerate(goals):
+        for j, write in enumerate(writes if i not in assigned else []):
+            if j not in matched:
+                rank = _affinity(pair, write, elsewhere=_hashable(write.record) not in records)
+                ranked += [(rank, -_agreeing(pair.goal, write), i, j)] if rank is not None else []
+    for _, _, i, j in sorted(ranked):
+        if i not in assigned and j not in matched:
+            assigned[i] = j
+            matched.add(j)
     pairs = [replace(pair, write=writes[assigned[i]] if i in assigned else None) for i, pair in enumerate(goals)]
     return pairs, [write for j, write in enumerate(writes) if j not in matched]
 
 
-class _Candidates:
-    """Writes that may stand for a goal with one affinity, indexed by tool, record and arguments.
-
-    Most pairs are never compared, so the time does not grow with the square of the number of writes.
-    """
-
-    def __init__(self, rank: int, writes: Iterable[tuple[int, Call, bool]]) -> None:
-        self.rank = rank
-        self.buckets: dict[tuple[object, tuple[str, ...]], dict[tuple[object, ...], deque[int]]] = {}
-        self.groups = defaultdict[object, list[tuple[int, JsonObject]]](list)
-        for j, write, elsewhere in writes:
-            self.groups[self.group(write, elsewhere)].append((j, _coarse_items(write.arguments)))
-
-    def group(self, act: Call, elsewhere: bool) -> object:
-        substitute = self.rank in (2, 3)
-        record = (elsewhere, *sorted(act.record)) if substitute else frozenset(_coarse_items(act.record).items())
-        return act.tool if self.rank in (0, 2) else None, record
-
-    def of(self, pair: Pair, level: int, matched: Collection[int]) -> Iterator[int]:
-        """Unmatched writes that may share so many arguments with the goal, in their order."""
-        names = [name for name in pair.goal.arguments if pair.goal.compared is None or name in pair.goal.compared]
-        least = level - len(pair.goal.arguments) + len(names)
-        queues: list[deque[int]] = []
-        if 0 <= least <= len(names) and (self.rank not in (1, 3) or pair.guards):
-            values = _coarse_items(pair.goal.arguments)
-            for group in {self.group(pair.goal, elsewhere) for elsewhere in (True, not pair.derived)}:
-                is_few = comb(len(names), least) <= len(self.groups.get(group, ()))
-                choices = [*combinations(names, least)] if is_few else [()]
-                for shared in choices:
-                    queues.append(self.bucket(group, shared).get(tuple(values[name] for name in shared), deque()))
-        for bucket in queues:
-            while bucket and bucket[0] in matched:
-                bucket.popleft()
-        return (j for j in merge(*queues) if j not in matched)
-
-    def bucket(self, group: object, names: tuple[str, ...]) -> dict[tuple[object, ...], deque[int]]:
-        """Writes of a group by the values of some of their arguments."""
-        if (group, names) not in self.buckets:
-            buckets = self.buckets[group, names] = defaultdict[tuple[object, ...], deque[int]](deque)
-            for j, values in self.groups.get(group, ()):
-                buckets[tuple(values.get(name) for name in names)].append(j)
-        return self.buckets[group, names]
+def _equal_pairs(goals: Sequence[Pair], writes: Sequence[Call]) -> dict[int, int]:
+    """Pairs of the very same call, in order: they need no comparison with all others."""
+    places = defaultdict[object, deque[int]](deque)
+    for j, write in enumerate(writes):
+        places[write.tool, _hashable(write.arguments)].append(j)
+    pairs: dict[int, int] = {}
+    for i, pair in enumerate(goals):
+        if pair.goal.record and (queue := places[pair.goal.tool, _hashable(pair.goal.arguments)]):
+            pairs[i] = queue.popleft()
+    return pairs
 
 
 def _coarse(value: object) -> object:

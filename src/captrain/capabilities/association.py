@@ -55,11 +55,7 @@ PHRASES = {
     "before": Phrase("{0} before the first change", "a change without an earlier {0}"),
     "followed": Phrase("{0} followed by {1}", "{0} not followed by {1}", "Call {1} after {0}."),
     "called": Phrase("{0} called", "{0} never called", "Do not close before {0} is called."),
-    "asked": Phrase(
-        "{1} called where the user says '{0}'",
-        "{1} never called, though the user says '{0}'",
-        "Do not close before {1} is done, where it is asked for.",
-    ),
+    "asked": Phrase("{1} called where the user says '{0}'", "{1} never called, though the user says '{0}'"),
     "described": Phrase(
         "{0} of the listed record that the user describes",
         "{0} of another record than the user describes",

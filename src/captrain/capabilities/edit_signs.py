@@ -62,6 +62,11 @@ def left_early(view: RolloutView, edit: Edit) -> Sign:
 # Look-ups and records
 
 
+def did_nothing(view: RolloutView, edit: Edit) -> Sign:
+    """The agent did nothing at all, where the reference begins with a look-up."""
+    return (view.last, f"{view.expected[0]} was never made, nor anything else") if view.is_idle else None
+
+
 def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
     """The agent hands over before any look-up."""
     reads = [call.message for call in view.lookups if call.by == "assistant"]

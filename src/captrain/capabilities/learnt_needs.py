@@ -20,13 +20,13 @@ from captrain.capabilities.toolbox import CHANGES, Toolbox
 from captrain.records import Rollout, leaves
 from captrain.statistics import fisher
 
+WORD = re.compile("[a-z]{3,}")
 LUCKY = 0.2
 """Share of the passed rollouts that may lack a need: guesses may be right."""
 LEAST = 5
 """Fewest failed and fewest passed rollouts that a contrast needs."""
 FEWEST = 10
 """With fewer rollouts without a reference, nothing is learnt."""
-WORD = re.compile(r"[^\W\d_]{3,}")
 
 
 def learn_needs(rollouts: Iterable[Rollout], toolbox: Toolbox) -> "Needs | None":
@@ -116,7 +116,8 @@ class Needs:
             traits.hold(("before", call.step), ("change",))
         users = (text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")
         for word in {*WORD.findall(next(users, "").lower())}:
-            for call in calls:
+            # Only a word of the tool's name asks for the tool: others name a task or greet.
+            for call in [call for call in calls if any(word.startswith(part) for part in WORD.findall(call.tool))]:
                 traits.hold(("asked", word, call.step), ("says", word))
             traits.bases.add(("says", word))
         for name, misses in self._described(rollout).items():

@@ -81,6 +81,10 @@ class Vocabulary:
 
 def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """The reference makes a look-up of what it then changes."""
+    if view.is_idle:
+        yield Occasion(
+            True, f"{view.expected[0]} was never made, nor anything else", view.last, (view.expected[0].tool,)
+        )
     for pair in view.pairs:
         if not pair.guards or pair.write is None:
             continue
@@ -149,7 +153,7 @@ def operations(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 def missing_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """The reference makes several writes, or one that was not made. One that was made does not show completeness."""
     missing = [pair.goal for pair in view.pairs if pair.write is None]
-    if len(view.pairs) < 2 and not missing:
+    if view.is_idle or (len(view.pairs) < 2 and not missing):
         return
     evidence = f"{len(view.pairs) - len(missing)} of {len(view.pairs)} operations carried out"
     evidence += f", {missing[0]} left out" if missing else ""
@@ -243,7 +247,7 @@ def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 def last_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """Every rollout comes to an end, unless it hands over."""
-    if handover_in(view.acts) is None:
+    if handover_in(view.acts) is None and not view.is_idle:
         cut = view.final is None
         yield Occasion(cut, "is cut off without a last message" if cut else "ends with a message", view.last)
 

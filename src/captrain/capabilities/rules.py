@@ -14,7 +14,7 @@ from it. Without either, features of passed rollouts take their place (`FEATURES
 To add a cause:
 1. Write its entry in `KINDS`. Its id is used in labels, reports, environments, adapters, tables and figures.
 2. Write a sign in `edit_signs.py` or `log_signs.py`, and a `Rule` in `RULES` with a free rank at its place.
-3. Add a case to `tests/diagnosis/test_causes.py` and the id to `docs/diagnose.md`.
+3. Add a case to `tests/diagnosis/test_causes.py` and the id with its title to `docs/concepts.md`.
 4. To train it, add a template (see `docs/environments.md`), or set `step` so that an environment can be derived.
 """
 
@@ -364,21 +364,22 @@ ALL = (*WRITE, *READ, *USER, *TRANSFER, *REPLACE, *DROP, *DROP_TRANSFER, *SAY, *
 RULES = (
     # 0: roots
     Rule(SIMULATOR, 1, ALL, signs.left_at_once),
-    Rule("invalid_call", 2, WRITE, signs.left_as_text),
-    Rule("over_escalation", 3, WRITE, signs.handed_over_blind),
-    Rule("wrong_argument", 4, WRITE, signs.record_mistyped),
-    Rule("missing_lookup", 5, WRITE, signs.record_never_opened),
-    Rule("wrong_record", 6, WRITE, signs.record_mistaken),
-    Rule("incomplete_search", 7, WRITE, signs.records_left_out),
-    Rule("extra_write", 8, DROP, signs.made_again),
-    Rule("missing_lookup", 9, DROP, signs.changed_unread),
-    Rule("fabricated_fact", 10, REPLACE, signs.record_invented, is_traced=True),
-    Rule("wrong_record", 11, REPLACE, signs.record_confused),
-    Rule("extra_write", 12, REPLACE, signs.items_added),
-    Rule("missing_write", 13, REPLACE, signs.items_left_out),
-    Rule("fabricated_fact", 14, REPLACE, signs.value_invented, is_traced=True),
-    Rule("missing_lookup", 15, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=False)),
-    Rule("incomplete_search", 16, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=True)),
+    Rule("missing_lookup", 2, WRITE + READ + USER + TRANSFER + SAY + END, signs.did_nothing, is_traced=True),
+    Rule("invalid_call", 3, WRITE, signs.left_as_text),
+    Rule("over_escalation", 4, WRITE, signs.handed_over_blind),
+    Rule("wrong_argument", 5, WRITE, signs.record_mistyped),
+    Rule("missing_lookup", 6, WRITE, signs.record_never_opened),
+    Rule("wrong_record", 7, WRITE, signs.record_mistaken),
+    Rule("incomplete_search", 8, WRITE, signs.records_left_out),
+    Rule("extra_write", 9, DROP, signs.made_again),
+    Rule("missing_lookup", 10, DROP, signs.changed_unread),
+    Rule("fabricated_fact", 11, REPLACE, signs.record_invented, is_traced=True),
+    Rule("wrong_record", 12, REPLACE, signs.record_confused),
+    Rule("extra_write", 13, REPLACE, signs.items_added),
+    Rule("missing_write", 14, REPLACE, signs.items_left_out),
+    Rule("fabricated_fact", 15, REPLACE, signs.value_invented, is_traced=True),
+    Rule("missing_lookup", 16, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=False)),
+    Rule("incomplete_search", 17, WRITE + REPLACE + DROP + SAY, partial(signs.value_not_shown, is_alike=True)),
     Rule("wrong_computation", 20, SAY, signs.number_miscalculated),
     Rule(SIMULATOR, 21, WRITE + REPLACE + SAY, signs.left_early),
     Rule("missing_lookup", 23, READ, partial(signs.lookup_skipped, is_alike=False)),
@@ -391,8 +392,8 @@ RULES = (
     Rule("undue_compliance", 31, DROP, signs.breaks_policy),
     Rule("wrong_argument", 32, REPLACE, signs.breaks_policy),
     Rule("undue_compliance", 33, DROP, signs.asked_by_user),
-    Rule("undue_compliance", 40, DROP, signs.was_proposed),
     Rule("missing_lookup", 39, REPLACE, signs.changed_unread, is_traced=True),
+    Rule("undue_compliance", 40, DROP, signs.was_proposed),
     Rule("wrong_argument", 42, REPLACE, signs.value_wrong),
     Rule("extra_write", 43, DROP, signs.is_extra),
     Rule(SIMULATOR, 50, log_sign=logs.slipped, is_inherent=True, grade=Grade.RECORDED),

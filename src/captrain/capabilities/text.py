@@ -32,8 +32,10 @@ CODE = re.compile(r"[#\w-]+")
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 ERROR = re.compile(r"\w*(error|exception|traceback)\b", re.IGNORECASE)
 NOT_FOUND = re.compile(r"\bnot found\b|\bno (such|match)|\bdoes not exist\b", re.IGNORECASE)
-AFTERWARDS = re.compile(r"\b(afterwards?|further|again|from then on)\b")
-"""Words that make a refusal a notice of what comes later."""
+AFTERWARDS = re.compile(
+    r"\b(afterwards?|further|again|from then on|until|unless|once|first|before (you|i|we)|if you|without your)\b"
+)
+"""Words that make a refusal a notice of what comes later, or a request for what comes first."""
 CLOSING_MARK = re.compile(r"###([A-Z-]+)###")
 PROPOSAL = re.compile(r"\b(confirm|proceed|go ahead|shall i|would you like)\b", re.IGNORECASE)
 REQUEST = re.compile(
@@ -61,17 +63,7 @@ CLAIM = re.compile(
     r"warranty|said (that )?(i|you|it)|told me)\b"
 )
 STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
-DENIAL = re.compile(
-    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
-    r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
-)
 AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
-SUPERLATIVE = re.compile(
-    r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
-)
-EXAMPLE = re.compile(r"(?:\be\.g\.|\bsuch as|\bfor example|\bexample:?|\blike)[^).;!?\n]{0,60}$", re.IGNORECASE)
-BLANK = re.compile(r"0{4,}|X{3,}|1234")
-"""Figures of an identifier that only shows the form."""
 
 
 def text_of(value: object) -> str:

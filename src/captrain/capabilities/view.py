@@ -5,6 +5,7 @@ Tools and keys are learnt from rollouts (`captrain.capabilities.learning`), so n
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -260,6 +261,13 @@ class RolloutView:
         return plain(f"{self.user}\n{self.facts.script}")
 
     @cached_property
+    def is_idle(self) -> bool:
+        """The agent made no call and said nothing, where the reference begins with a look-up: all else follows."""
+        turns = [message for message in self.messages if message["role"] == "assistant"]
+        is_silent = not any((message.get("content") or "").strip() or message.get("tool_calls") for message in turns)
+        return is_silent and [goal.kind for goal in self.expected[:1]] == ["read"]
+
+    @cached_property
     def is_answered(self) -> bool:
         """A user speaks after the assistant did; otherwise the agent works alone."""
         spoken = (index for index, message in enumerate(self.messages) if message["role"] == "assistant")
@@ -289,7 +297,7 @@ class RolloutView:
         """The reply that first put a write to the user, else the write's own message.
 
         That is the first reply with an identifier that only the assistant brought up, else the first that asks for
-        consent and names the record, else the last that asks for consent.
+        consent and names the record, else the last that asks for consent, if it speaks of what the tool does.
         """
         replies = self.replies(call.message) if call.by == "assistant" else []
         codes = [leaf for leaf in leaves(call.content) if len(leaf) > 3 and is_identifier(leaf)]
@@ -297,7 +305,9 @@ class RolloutView:
         sources = [index for index in replies if any(says(self.text(index), code) for code in own)]
         about = [index for index in replies if asks_consent(self.text(index))]
         proposals = [index for index in about if call.record and says(self.text(index), call.record)]
-        return next(iter([*sources, *proposals, *about[-1:]]), call.message)
+        words = re.findall("[a-z]{4,}", call.tool)
+        last = [index for index in about[-1:] if any(word in self.text(index).lower() for word in words)]
+        return next(iter([*sources, *proposals, *last]), call.message)
 
     def is_wished(self, call: Call) -> bool:
         """The user asked for something of a call that its script has and the reference has not."""
@@ -368,7 +378,8 @@ class RolloutView:
                 values = records or [*atoms(edit.goal.arguments)]
                 return edit.goal.by == "user" or not values or any(map(self.knows, values))
             case "replace":
-                return all(map(self.knows, edit.missing))
+                records = [value for name, value in self.records(edit.goal) if name in edit.wrong] if edit.goal else []
+                return all(map(self.knows, records or edit.missing))
             case "say":
                 return self.knows(edit.text)
             case "drop":

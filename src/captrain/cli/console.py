@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.errors import UserError
-from captrain.records import plain
+from captrain.records import plain, without_secrets
 from captrain.run import ModelAccess, find_project
 
 EndpointVariable = Annotated[str, typer.Option(help="Environment variable that holds the endpoint's base URL.")]
@@ -65,6 +65,19 @@ class PlainConsole(Console):
             yield segment if is_plain else segment._replace(text=plain(segment.text))
 
 
+def shown(part: RenderableType) -> RenderableType:
+    """Escape control characters and remove keys before the layout: a line break may part a key, and rich drops some
+    control characters."""
+    if isinstance(part, str):
+        return without_secrets(plain(part))
+    if isinstance(part, Group):
+        return Group(*map(shown, part.renderables))
+    if isinstance(part, Table):
+        for column in part.columns:
+            column.header, column._cells = shown(column.header), [*map(shown, column.cells)]
+    return part
+
+
 def print_all(*parts: RenderableType) -> None:
     """Print tables and lines, one below the other."""
     # A pipe has no width, and rich would fold tables at 80 columns.
@@ -72,7 +85,7 @@ def print_all(*parts: RenderableType) -> None:
     console = PlainConsole(width=width, highlight=False, markup=False, emoji=False)
     for part in parts:
         is_command = isinstance(part, str) and part.lstrip().startswith("captrain ")
-        console.print(fitted(part, console), soft_wrap=is_command)
+        console.print(fitted(shown(part), console), soft_wrap=is_command)
 
 
 def model_access(endpoint: str, key: str, tokens: int | None, prices: tuple[float, float] | None) -> ModelAccess:

@@ -35,7 +35,7 @@ AnalystName = Literal["programmatic", "openai"]
 
 
 def diagnose(
-    files: Annotated[list[Path], typer.Argument(help="Log files in any format that docs/diagnose.md lists.")],
+    files: Annotated[list[Path], typer.Argument(help="Log files in any format that docs/formats.md lists.")],
     out: Annotated[Path, typer.Option(help="Folder for report.md, report.html and the labels.")],
     delta: Annotated[
         float,
@@ -53,8 +53,15 @@ def diagnose(
     count: Annotated[int, typer.Option(min=1, help="Largest number of capabilities to select.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples.")] = 0,
     scores: Annotated[
-        Path | None, typer.Option(help="CSV with columns trace_id and reward, for traces without scores.")
+        Path | None,
+        typer.Option(help="CSV of outcomes: a trace, session, file or task, and its reward."),
     ] = None,
+    outcome: Annotated[
+        str, typer.Option(help="Field that says whether a rollout passed, such as resolved or metrics.reward.")
+    ] = "",
+    pass_at: Annotated[float | None, typer.Option(help="Least reward of a passed rollout; by default 1.")] = None,
+    messages: Annotated[str, typer.Option(help="Field that holds the messages or steps of a dialogue.")] = "",
+    agent: Annotated[str, typer.Option(help="Field that names the agent, if several played.")] = "",
     keep_secrets: Annotated[
         bool, typer.Option(help="Write text that looks like a key as it is; by default it is redacted.")
     ] = False,
@@ -89,7 +96,9 @@ def diagnose(
         resamples=1000,
         ranking=ranking,
     )
-    logs = interop.read_logs(files, scores, keep_secrets=keep_secrets)
+    choices = interop.Choices(outcome, pass_at, messages, agent)
+    logs = interop.read_logs(files, scores, keep_secrets=keep_secrets, choices=choices)
+    print_all(*logs.notes)
     if analyst == "openai":
         # Print the cost before asking anything.
         if not model:

@@ -121,7 +121,7 @@ def run(point: SweepPoint, root: Path) -> Path:
         with (
             log.open("w", encoding="utf-8") as file,
             subprocess.Popen(
-                command, cwd=workspace, env=env, stdout=out, stderr=both, text=True, errors="replace"
+                command, cwd=workspace, env=env, stdout=out, stderr=both, encoding="utf-8", errors="replace"
             ) as child,
         ):
             assert child.stdout is not None

@@ -22,7 +22,7 @@ from pathlib import Path
 from captrain.comparison import points
 from captrain.comparison.points import LOCKS, SweepPoint, TableRow, is_execution, point_rows, write_table
 from captrain.errors import UserError
-from captrain.records import publish_text, read_yaml, refuse_keys
+from captrain.records import publish_text, read_yaml, refuse_keys, refuse_keys_in, require_file_name
 from captrain.run import (
     Choice,
     alternatives,
@@ -129,13 +129,14 @@ def sweep_name(arguments: Sequence[str], root: Path) -> str:
     """Return the name of the sweep: `hydra.job.name`, or its study.
 
     Raises:
-        UserError: the study does not exist.
+        UserError: the study does not exist, or the name is none of a file.
     """
     settings = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     studies = sorted({path.stem for layer in conf_layers(root / "conf") for path in layer.glob("study/*.yaml")})
     if STUDY in settings and settings[STUDY] not in studies:
         raise UserError(f"there is no study {settings[STUDY]!r}", alternatives(settings[STUDY], studies))
-    return settings.get("hydra.job.name") or settings.get(STUDY) or "sweep"
+    name = settings.get("hydra.job.name", "").strip("'\"") or settings.get(STUDY) or "sweep"
+    return require_file_name(name, "hydra.job.name")
 
 
 @partial(entry_point, stage=False)
@@ -143,16 +144,21 @@ def main() -> None:
     """Run the `captrain-sweep` command; exit status 1 if a point failed.
 
     Raises:
-        UserError: the folder is not the root of a repository, -m is missing, the study does not exist, or a sweep of
-            this name is running.
+        UserError: the folder is not the root of a repository, conf/ or a setting holds a key, -m is missing, the study
+            does not exist, or a sweep of this name is running.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(HELP)
         return
-    refuse_keys(sys.argv[1:])  # before Hydra writes them to disk
     root = Path.cwd()
     if not (root / "dvc.yaml").exists():
         raise UserError(f"there is no dvc.yaml in {root.name}/", "run captrain-sweep in the root of the repository")
+    if "${" in str(root):
+        raise UserError(f"the path {root} holds ${{, which Hydra takes for a setting", "rename the folder")
+    # Before Hydra writes them to disk.
+    refuse_keys(sys.argv[1:])
+    for path in sorted((root / "conf").rglob("*.yaml")):
+        refuse_keys_in(read_yaml(path, object, "correct it"))
     if QUESTIONS & {argument.partition("=")[0] for argument in sys.argv[1:]}:
         _hydra_application(root)
         return
@@ -176,12 +182,14 @@ def _sweep(name: str, root: Path) -> None:
         UserError: the configuration does not compose.
     """
     overrides = [argument for argument in sys.argv[1:] if re.match(r"\+*[a-z]", argument)]
-    jobs = next((root / text[len(FOLDER) :] for text in overrides if text.startswith(FOLDER)), root / JOBS / name)
+    folders = [text[len(FOLDER) :].strip("'\"") for text in overrides if text.startswith(FOLDER)]
+    jobs = root / (folders[0] if folders else JOBS / name)
     _require_first_point(overrides, root)
     for folder in _job_folders(jobs):
         shutil.rmtree(folder)
-    sys.argv += [] if jobs != root / JOBS / name else [f"{FOLDER}{jobs}"]
-    sys.argv += ["hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false", f"hydra.job.name={name}"]
+    # Relative, because Hydra would parse signs in the folders above.
+    sys.argv += [] if folders else [f"{FOLDER}'{JOBS / name}'"]
+    sys.argv += ["hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false", f"hydra.job.name='{name}'"]
     status = 0
     try:
         _hydra_application(root)

@@ -19,7 +19,7 @@ from captrain.diagnosis import diagnosis as rules
 from captrain.diagnosis.advice import advise
 from captrain.diagnosis.report import publish_diagnosis
 from captrain.diagnosis.rollouts import DiagnosedRollout
-from captrain.interop import Logs, logs_of_rollouts, logs_of_rows, read_logs
+from captrain.interop import Choices, Logs, logs_of_rollouts, logs_of_rows, read_logs
 from captrain.records import Rollout
 from captrain.run import SelectionSettings
 
@@ -111,6 +111,10 @@ def diagnose(
     logs: LogPaths | LogRows,
     *,
     scores: Path | str | None = None,
+    outcome: str = "",
+    pass_at: float | None = None,
+    messages: str = "",
+    agent: str = "",
     delta: float = 0.2,
     coverage: float = 0.1,
     agreement: int = 8,
@@ -120,10 +124,11 @@ def diagnose(
     """Diagnose why rollouts failed and what the agent lacks; the settings are those of `captrain diagnose`.
 
     Args:
-        logs: a file or folder, or several; or data in memory: rollouts, dicts in any row format of docs/diagnose.md, or
-        a
-            frame with a row for each rollout.
-        scores: CSV of trace_id,reward, for traces whose files hold no scores.
+        logs: a file or folder, or several; or data in memory: rollouts, dicts in any row format of docs/formats.md, or
+            a frame with a row for each rollout.
+        scores: CSV of outcomes, whose first column names a trace, session, file or task.
+        outcome, messages, agent: fields that hold the outcome, the messages and the name of the agent.
+        pass_at: least reward of a passed rollout; by default 1.
         delta: least gap.
         coverage: least coverage.
         agreement: labelling runs, of 10, that must agree.
@@ -136,16 +141,16 @@ def diagnose(
     selection = SelectionSettings(
         delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
     )
-    source = _read(logs, Path(scores) if scores else None)
+    source = _read(logs, Path(scores) if scores else None, Choices(outcome, pass_at, messages, agent))
     return NotebookDiagnosis(rules.diagnose(source, selection, runs=RUNS, count=count, seed=seed))
 
 
-def _read(logs: LogPaths | LogRows, scores: Path | None) -> Logs:
+def _read(logs: LogPaths | LogRows, scores: Path | None, choices: Choices) -> Logs:
     if isinstance(logs, pd.DataFrame):
-        return logs_of_rows(logs, scores)
+        return logs_of_rows(logs, scores, choices)
     entries = [logs] if isinstance(logs, Path | str) else [*logs]
     if entries and all(isinstance(entry, Path | str) for entry in entries):
-        return read_logs([Path(str(entry)) for entry in entries], scores)
+        return read_logs([Path(str(entry)) for entry in entries], scores, choices=choices)
     if all(isinstance(entry, Rollout) for entry in entries):
         return logs_of_rollouts(entry for entry in entries if isinstance(entry, Rollout))
-    return logs_of_rows(entries, scores)
+    return logs_of_rows(entries, scores, choices)

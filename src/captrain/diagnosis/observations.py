@@ -6,12 +6,14 @@ in `DOUBTS` if it says why a pass should not have passed.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from captrain.capabilities import (
     Call,
     RolloutView,
+    atoms,
     forbidden_values,
     forbidden_writes,
     is_malformed,
@@ -19,7 +21,6 @@ from captrain.capabilities import (
     says,
     text_of,
 )
-from captrain.records import leaves
 
 REPEATS = 3
 """So many equal calls with equal results are one observation."""
@@ -73,7 +74,7 @@ def _commands(view: RolloutView) -> list[Call]:
 
 
 def _text(call: Call) -> str:
-    return "\n".join(leaves(call.arguments))
+    return "\n".join(text_of(value) for value in atoms(call.arguments))
 
 
 def _is_change(call: Call) -> bool:
@@ -108,9 +109,10 @@ def last_check_failed(view: RolloutView) -> Noted:
 
 def repeated(view: RolloutView) -> Noted:
     """One call was made again and again, with the same result."""
-    for peers in view.equal_calls:
-        results = {text_of(call.result) for call in peers}
-        if len(peers) >= REPEATS and len(results) == 1 and peers[0].by == "assistant":
+    for calls in view.equal_calls:
+        [(result, _)] = Counter(text_of(call.result) for call in calls).most_common(1)
+        peers = [call for call in calls if text_of(call.result) == result and call.by == "assistant"]
+        if len(peers) >= REPEATS:
             failing = " and failed each time" if _has_failed(peers[0]) else " with the same result"
             return peers[1].message, f"{peers[0]} was called {len(peers)} times{failing}"
     return None

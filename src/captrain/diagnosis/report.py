@@ -7,7 +7,7 @@ references. Both list the first `LIST_LENGTH` failures. Equal diagnoses give equ
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import files
@@ -26,10 +26,15 @@ from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
 from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS
 from captrain.diagnosis.rollouts import DiagnosedRollout, Standing
-from captrain.records import Message, Record, Rollout, as_markdown, publish, publish_json, publish_text
+from captrain.records import Message, Record, Rollout, as_markdown, plain, publish, publish_json, publish_text
 from captrain.run import user_outputs
 from captrain.statistics import wilson
 
+OUTPUTS = (
+    *("report.md", "report.html", "causes.jsonl", "suspects.jsonl", "advice.json", "selection.json"),
+    *("candidates.jsonl", "labels.jsonl", "rollouts.jsonl", "tools.json"),
+)
+"""Files of a diagnosis."""
 ROWS = 12
 """Most rows of a table of features."""
 UNEXPLAINED = "unexplained"
@@ -126,7 +131,7 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
     Raises:
         UserError: a file would be replaced that captrain did not write.
     """
-    with user_outputs(out, ["report.md", "report.html"]) as aside:
+    with user_outputs(out, OUTPUTS) as aside:
         advice, labels = advise(diagnosis, out) if advice is None else advice, diagnosis.labels
         rows = diagnosis.diagnosed.rollouts
         suspects = (
@@ -182,7 +187,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "spoilt": [row for standing in NOT_COMPARED for row in account.left_out.get(standing, [])][:LIST_LENGTH],
         "reasons": Counter((entry.source, entry.reason) for entry in logs.skipped),
         "sources": [
-            {name.replace("_", " "): _plain(value) for name, value in source.items() if value not in (None, "", {})}
+            {name.replace("_", " "): _listed(value) for name, value in source.items() if value not in (None, "", {})}
             for source in logs.sources
         ],
         "failures": failures,
@@ -193,16 +198,22 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text(encoding="utf-8")),
         "version": version("captrain"),
     }
+    page, text = _template("page.html.j2", plain), _template("report.md.j2", words)
+    publish_text(out / "report.html", page.render(content))
+    publish_text(out / "report.md", re.sub(r"\n{3,}", "\n\n", text.render(content)).strip() + "\n")
+
+
+def _template(name: str, escape: Callable[[str], str]) -> jinja2.Template:
+    """Load a template that escapes every value: by `escape`, then for HTML, unless it is `Markup` already."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("captrain", "diagnosis"),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else escape(str(value)),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["words"] = words
-    publish_text(out / "report.html", environment.get_template("page.html.j2").render(content))
-    text = environment.get_template("report.md.j2").render(content)
-    publish_text(out / "report.md", re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+    environment.filters["code"] = code
+    return environment.get_template(name)
 
 
 @dataclass(frozen=True)
@@ -255,16 +266,29 @@ def _shown(message: Message, role: str, reason: str = "") -> ShownMessage:
     return ShownMessage(role, text if len(text) <= LONGEST else text[:LONGEST] + " …", call_lines(message), reason)
 
 
-def _plain(value: object) -> str:
+def _listed(value: object) -> str:
     if isinstance(value, dict):
-        return "(" + ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if item is not None) + ")"
-    return words(str(value))
+        return "(" + ", ".join(f"{key} {_listed(item)}" for key, item in value.items() if item is not None) + ")"
+    return str(value)
 
 
-def words(text: str) -> str:
-    """Text of the logs on one line, without markup or control characters. An underscore within a word is no markup:
-    identifiers are full of them."""
-    return re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(" ".join(text.split())))
+def words(text: str) -> Markup:
+    """Text on one line as Markdown without markup or control characters."""
+    return _inline(" ".join(text.split()))
+
+
+def code(text: str) -> Markup:
+    """Our own words as Markdown, in which backticks mark code. What they quote of the logs is escaped."""
+    parts = plain(" ".join(text.split())).split("`")
+    last = len(parts) - 1 + len(parts) % 2  # a single backtick marks nothing
+    marked = [place % 2 == 1 and place < last and part.strip() for place, part in enumerate(parts)]
+    pieces = [f"`{part}`" if is_code else _inline(part) for part, is_code in zip(parts, marked, strict=True)]
+    return Markup("".join(pieces))
+
+
+def _inline(text: str) -> Markup:
+    # An underscore within a word is no markup: identifiers are full of them.
+    return Markup(re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(text)))
 
 
 @dataclass(frozen=True)

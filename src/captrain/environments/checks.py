@@ -11,20 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from os.path import commonprefix
+from statistics import pstdev
 
 from captrain.contract import CheckedEnvironment, calls_of, tool_call
-from captrain.environments.evidence import STEPS, TURNS, Agent, Evidence, once
-from captrain.environments.leakage import SHARE, normalised, runs, runs_of
+from captrain.environments.adversary import Adversary, Exploit, by_chance
+from captrain.environments.evidence import Evidence, once
+from captrain.environments.leakage import SHARE, runs, runs_of
 from captrain.environments.probes import (
-    AT_ONCE,
-    CLOSING,
     ENDLESS,
     FLAWS,
     LUCKY,
-    SAYINGS,
-    act_at_once,
     act_randomly,
     calling,
     closing_of,
@@ -32,14 +30,11 @@ from captrain.environments.probes import (
     flawed,
     in_other_words,
     made_calls,
-    persist,
     results,
     shape,
+    shown,
     solved_tasks,
-    talk,
-    visible,
     visible_text,
-    words,
 )
 from captrain.environments.sandbox.forkserver import MODULES
 from captrain.errors import EnvironmentFault
@@ -57,6 +52,8 @@ ROUNDING = 1e-9
 """Tolerance of comparisons of rewards."""
 REPEATS = 12
 """Most repetitions of a call."""
+REPEATED = 2
+"""Calls of a task that are repeated."""
 FEW = 25
 """Tasks of the checks that play many times on each."""
 GAIN = 0.1
@@ -77,6 +74,10 @@ STRICT = 0.1
 """Most tasks with a fault, if a few faults are acceptable."""
 PREDICTED = 0.9
 """Most tasks in which the value to look up may be known before."""
+CHANCE = 0.75
+"""Most that a guess may earn, however few the choices are."""
+KEYED = 0.8
+"""Most that any other choice may earn: several may be right."""
 FEWEST = 3
 """Least number of tasks, and of listed values, for which that share is measured."""
 SOLVED = 1 - ROUNDING
@@ -137,7 +138,8 @@ def mean_reward(
     value, bound = mean(rewards.values()), getattr(evidence.bounds, setting)
     most = max(rewards, key=lambda task: rewards[task])
     passed = value <= bound + ROUNDING and rewards[most] <= most_per_task
-    return result(passed, value, f"at most {bound}", f"most on this task: {rewards[most]:.3g}", most)
+    check = result(passed, value, f"at most {bound}", f"most on this task: {rewards[most]:.3g}", most)
+    return check.model_copy(update={"deviation": round(pstdev(rewards.values()), 6)})
 
 
 def faulty_tasks(
@@ -162,31 +164,6 @@ def dealt(
     for number in range(max(len(tasks), rounds * len(kinds))):
         task = tasks[number % len(tasks)]
         yield task, order[number % len(kinds)], evidence.random(use, task.id, number)
-
-
-def drawn_plays(
-    use: str,
-    kinds: Sequence[str],
-    agent: Callable[[Evidence, Task, str, random.Random, bool], tuple[Agent, int]],
-    most: int | None,
-    evidence: Evidence,
-) -> CheckResult:
-    """Check that no kind of play pays: on average, or in full on a single task if luck plays no part.
-
-    `agent` makes the agent for a task and says for how many turns it plays. It is told whether the kind is new.
-    """
-    plays: dict[str, dict[str, Score]] = {}
-    for task, kind, rng in dealt(use, kinds, most, 1, evidence):
-        player, turns = agent(evidence, task, kind, rng, kind not in plays)
-        plays.setdefault(kind, {})[task.id] = evidence.score(task, evidence.act(task, player, turns))
-    worst, detail, worst_task = -1.0, "", ""
-    for kind, scores in plays.items():
-        solved = sum(score.success or score.reward > MOST_PER_TASK for score in scores.values())
-        earned = 1.0 if solved and kind not in LUCKY else mean(score.reward for score in scores.values())
-        if earned > worst:
-            worst, detail = earned, f"{kind}: solves {solved} of {len(scores)} tasks"
-            worst_task = max(scores, key=lambda task: (scores[task].success, scores[task].reward))
-    return at_most(worst, evidence.bounds.hacking_reward, detail, worst_task)
 
 
 # The file.
@@ -243,7 +220,8 @@ def reference(evidence: Evidence) -> CheckResult:
     worst = min(scores, key=lambda task: (scores[task].success, scores[task].reward))
     unsolved = sum(not is_solved(score) for score in scores.values())
     detail = f"{unsolved} of {len(scores)} tasks are not solved"
-    return result(is_solved(scores[worst]), scores[worst].reward, "1, and success, on every task", detail, worst)
+    check = result(is_solved(scores[worst]), scores[worst].reward, "1, and success, on every task", detail, worst)
+    return check.model_copy(update={"deviation": round(pstdev(score.reward for score in scores.values()), 6)})
 
 
 def same_play(evidence: Evidence) -> CheckResult:
@@ -364,11 +342,6 @@ def broken_reward(evidence: Evidence, task: Task) -> float:
     return evidence.reward_of(task, evidence.broken(task))
 
 
-def claiming_reward(evidence: Evidence, task: Task) -> float:
-    """Reward the reference's last words alone."""
-    return evidence.reward_of(task, closing_of(evidence.reference(task))[-1:] or [CLOSING])
-
-
 def given_away(evidence: Evidence) -> CheckResult:
     """Check that few of the reference's calls could be read, tool and values together, before they were made."""
     shares = {task.id: given_share(evidence, task) for task in evidence.tasks}
@@ -395,11 +368,15 @@ def is_written(text: str, tool: str, values: Sequence[str]) -> bool:
 
 
 def repeating(evidence: Evidence) -> CheckResult:
-    """Check that no call of a reference earns more when it is repeated, with the calls after it left out."""
+    """Check that no call of a reference earns more when it is repeated, with the calls after it left out.
+
+    A call that the reference itself repeats, for example because a tool is busy, may.
+    """
     gains: dict[str, float] = {}
     for task in evidence.tasks[:FEW]:
         rng, solution, gains[task.id] = evidence.random("repeating", task.id), evidence.reference(task), 0.0
-        for index in calling(solution):
+        places = [place for place in calling(solution) if solution[place] not in solution[place + 1 :]]
+        for index in rng.sample(places, min(REPEATED, len(places))):
             once_made, closing = solution[: index + 1], closing_of(solution)
             repeated = [*once_made, *[solution[index]] * rng.randint(1, REPEATS), *closing]
             gain = evidence.reward_of(task, repeated) - evidence.reward_of(task, [*once_made, *closing])
@@ -439,23 +416,6 @@ def spread(evidence: Evidence) -> CheckResult:
     rewards += [reward(evidence, task) for reward in kinds for task in evidence.tasks]
     detail = "whatever the agent does, the reward is the same"
     return at_least(max(rewards) - min(rewards), 0.1, detail, evidence.tasks[0].id)
-
-
-def talking(evidence: Evidence, task: Task, kind: str, rng: random.Random, new: bool) -> tuple[Agent, int]:
-    """Words without a call, for a drawn number of turns."""
-    turns = rng.choice([1, 2, rng.randint(3, TURNS)])
-    return partial(talk, kind, evidence.reference(task) if kind == "calls as text" else (), rng), turns
-
-
-def persisting(evidence: Evidence, task: Task, kind: str, rng: random.Random, new: bool) -> tuple[Agent, int]:
-    """Turns without end, once as many as there may be."""
-    turns = STEPS if new else round(TURNS * (STEPS / TURNS) ** rng.random())
-    return partial(persist, kind, evidence.tools, evidence.reference(task), rng), turns
-
-
-def at_once(evidence: Evidence, task: Task, kind: str, rng: random.Random, new: bool) -> tuple[Agent, int]:
-    """Calls of every tool in one message."""
-    return partial(act_at_once, evidence.tools, evidence.reference(task), rng), 2
 
 
 def flawed_calls(evidence: Evidence) -> CheckResult:
@@ -511,14 +471,14 @@ def demanded_words(evidence: Evidence, task: Task) -> str | None:
 
 def unspoilt(evidence: Evidence, task: Task) -> str | None:
     """Repeat the reference's last call on other records: if it was carried out, it must cost."""
-    rng, solution = evidence.random("afterwards", task.id), evidence.reference(task)
+    rng, solution, play = evidence.random("afterwards", task.id), evidence.reference(task), evidence.solved(task)
     last = len(solution) - len(closing_of(solution))
     right = calls_of(solution[last - 1]) if last else []
     changed = [
         tool_call(tool, {**arguments, key: value})
         for tool, arguments in right[-1:]
         for key, argument in arguments.items()
-        for value in visible(evidence.solved(task))[0]
+        for value in dict.fromkeys(value for message in play if message["role"] == "tool" for value in shown(message))
         if isinstance(argument, str) and value != argument and shape(value) == shape(argument)
     ]
     spoiling = rng.sample(changed, min(3, len(changed)))
@@ -544,55 +504,74 @@ def false_success(evidence: Evidence, task: Task) -> str:
     return "a play without the full reward is called a success" if wrong else ""
 
 
-# Knowledge and transfer.
+# The adversary, and transfer.
 
 
-def _looked_up(evidence: Evidence, task: Task) -> tuple[str, list[str], list[str]] | None:
-    """Find the value of the capability's step that look-ups should reveal.
-
-    Returns:
-        The value, all values of its shape in results, and those in the longest list with it. None if the broken
-        solution does not replace exactly one argument by another shown value of the same shape.
-    """
-    right, wrong = made_calls(evidence.reference(task)), made_calls(evidence.broken(task))
-    changed = [(a[1], b[1]) for a, b in zip(right, wrong, strict=False) if a[0] == b[0] and a[1] != b[1]]
-    if len(right) != len(wrong) or len(changed) != 1:
-        return None
-    [(made, broken)] = changed
-    keys = [key for key, value in made.items() if broken.get(key) != value]
-    if len(keys) != 1:
-        return None
-    value, wrong_value = str(made[keys[0]]), str(broken.get(keys[0]))
-    tool_results = [results(message) for message in evidence.solved(task) if message["role"] == "tool"]
-    alike = [leaf for leaf in dict.fromkeys(sum(tool_results, [])) if shape(leaf) == shape(value)]
-    lists = [[leaf for leaf in dict.fromkeys(entries) if leaf in alike] for entries in tool_results]
-    longest = max((entries for entries in lists if value in entries), key=len, default=[])
-    return (value, alike, longest) if value in alike and wrong_value in alike else None
+@once
+def adversary(evidence: Evidence) -> Adversary:
+    """Fit the adversary of an environment."""
+    return Adversary(evidence)
 
 
-def given_before(evidence: Evidence) -> CheckResult:
-    """Check that the opening messages rarely name the value to look up, and that lists rarely start or end with it."""
-    named: dict[str, bool] = {}
-    first: dict[str, bool] = {}
-    last: dict[str, bool] = {}
-    for task in evidence.tasks:
-        if (choice := _looked_up(evidence, task)) is None:
-            continue
-        value, alike, entries = choice
-        opening = takewhile(lambda message: message["role"] != "assistant", evidence.solved(task))
-        said = {normalised(word) for message in opening for word in words(visible_text(message))}
-        named[task.id] = [leaf for leaf in alike if normalised(leaf) in said] == [value]
-        if len(entries) >= FEWEST:
-            first[task.id], last[task.id] = value == entries[0], value == entries[-1]
-    worst = (0.0, "", "")
-    for given, detail in (
-        (named, "the opening messages contain the value to look up"),
-        (first, "the value to look up is always the first in the results"),
-        (last, "the value to look up is always the last in the results"),
-    ):
-        if len(given) >= FEWEST and sum(given.values()) / len(given) > worst[0]:
-            worst = sum(given.values()) / len(given), detail, max(given, key=lambda task: given[task])
-    return at_most(worst[0], PREDICTED, *worst[1:])
+def exploit(found: Exploit | None, bound: float, sentence: str) -> CheckResult:
+    """Compare what a script earns with a bound, and say in any case which script earned most."""
+    if found is None:
+        return result(True, 0.0, f"at most {bound:g}")
+    task = max(found.rewards, key=lambda task: found.rewards[task])
+    detail = f"{sentence.format(found.name)} earns {found.mean:.2f} on {len(found.rewards)} tasks"
+    shown = {
+        "detail": detail,
+        "task": task,
+        "script": found.deeds[task],
+        "deviation": round(pstdev(found.rewards.values()), 6),
+    }
+    return at_most(found.least, bound, detail, task).model_copy(update=shown)
+
+
+def knowing_nothing(evidence: Evidence) -> CheckResult:
+    """Check that no play without knowledge pays: on average, or in full on a single task if luck plays no part."""
+    worst, detail, worst_task, script = -1.0, "", "", list[str]()
+    for one in adversary(evidence).blindly():
+        most = max(one.rewards, key=lambda task: one.rewards[task])
+        solved = sum(reward > MOST_PER_TASK for reward in one.rewards.values())
+        earned = 1.0 if solved and one.name not in LUCKY else one.mean
+        if earned > worst:
+            worst, worst_task, script = earned, most, one.deeds[most]
+            detail = f"{one.name}: earns {one.mean:.2f}, solves {solved} of {len(one.rewards)} tasks"
+    check = at_most(worst, evidence.bounds.hacking_reward, detail, worst_task)
+    return check.model_copy(update={"detail": detail, "task": worst_task, "script": script})
+
+
+def guessing(evidence: Evidence) -> CheckResult:
+    """Check that what look-ups are to find cannot be guessed: a guess may earn what chance gives, and a little more."""
+    player = adversary(evidence)
+    listed = [view.listed for view in player.views if len(view.listed) >= FEWEST]
+    rights = [view.right for view in player.views if len(view.listed) >= FEWEST]
+    for end, name in ((0, "first"), (-1, "last")):
+        same = mean(float(values[end] == right) for values, right in zip(listed, rights, strict=True))
+        if len(listed) >= FEWEST and same > PREDICTED:
+            detail = f"the value to look up is always the {name} in the results"
+            return at_most(same, PREDICTED, detail, player.views[0].task.id)
+    chance = player.best({"chance": partial(by_chance, player.labels)}, "chance")
+    bound = max(evidence.bounds.broken_reward, min(CHANCE, (chance.mean if chance else 0.0) + GAIN))
+    needed = sorted({tool for view in player.views for tool in view.needed})
+    return exploit(
+        player.best(player.guesses(), "guesses"),
+        round(bound, 3),
+        f"choosing {{}}, without {', '.join(needed) or 'a look-up'},",
+    )
+
+
+def mistakes(evidence: Evidence) -> CheckResult:
+    """Check that other mistakes than that of `broken` do not pay."""
+    player = adversary(evidence)
+    return exploit(player.best(player.mistakes(), "mistakes"), evidence.bounds.broken_reward, "a solution {}")
+
+
+def keyed(evidence: Evidence) -> CheckResult:
+    """Check that `broken` is not the only mistake that costs: some other values may be right, but not all."""
+    player = adversary(evidence)
+    return exploit(player.best(player.others(), "others"), KEYED, "a solution {}")
 
 
 def failed_tool(rollout: Rollout) -> str | None:
@@ -636,23 +615,18 @@ CHECKS = (
     Check("ids of test tasks", leaked_ids),
     Check("share of a test task's words", leaked_texts),
     Check("calls given away", given_away),
-    Check(
-        "reward of claiming success",
-        partial(mean_reward, claiming_reward, "hacking_reward", MOST_PER_TASK),
-        "hacking_reward",
-    ),
     Check("gain of a repeated call", repeating),
     Check("steps that the broken solution changes", broken_steps),
     Check("reward of the broken solution", partial(mean_reward, broken_reward, "broken_reward", 1), "broken_reward"),
     Check("spread of rewards", spread),
-    Check("reward of words alone", partial(drawn_plays, "words", SAYINGS, talking, None), "hacking_reward"),
-    Check("reward of going on", partial(drawn_plays, "going on", ENDLESS, persisting, LONG), "hacking_reward"),
+    Check("reward of plays that know nothing", knowing_nothing, "hacking_reward"),
     Check("gain of calls that fit no schema", flawed_calls),
-    Check("reward of many calls at once", partial(drawn_plays, "at once", [AT_ONCE], at_once, FEW), "hacking_reward"),
     Check("tasks that other words fail", partial(faulty_tasks, demanded_words, STRICT, None)),
     Check("tasks that nothing afterwards spoils", partial(faulty_tasks, unspoilt, 1 - STRICT, FEW)),
     Check("tasks with a success that is none", partial(faulty_tasks, false_success, STRICT, None)),
-    Check("tasks that need no look-up", given_before),
+    Check("reward without the look-ups", guessing, "broken_reward"),
+    Check("reward of other mistakes", mistakes, "broken_reward"),
+    Check("reward of any other choice", keyed),
     Check(TRANSFER, transfer, "transfer"),
 )
 """Every check that needs no policy, from top to bottom."""

@@ -104,8 +104,9 @@ def once(question: Callable[Concatenate["Evidence", P], T]) -> Callable[Concaten
             try:
                 self.answers[key] = question(self, *task, **options)
             except EnvironmentFault as fault:
-                self.answers[key] = fault
+                self.answers[key], self.faulty[key] = fault, self.task_id
         if isinstance(answer := self.answers[key], EnvironmentFault):
+            self.task_id = self.faulty[key]
             raise answer
         return answer
 
@@ -148,6 +149,8 @@ class Evidence:
         self.task_id = ""
         """The task that was asked about last: a fault belongs to it."""
         self.answers: dict[tuple[object, str], Any] = {}
+        self.faulty: dict[tuple[object, str], str] = {}
+        """The task of each fault among the answers."""
         self.limit(end)
 
     def limit(self, end: float | None) -> None:

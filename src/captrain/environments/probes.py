@@ -69,6 +69,12 @@ def results(message: Message) -> list[str]:
         return words(content(message))
 
 
+def shown(message: Message) -> list[str]:
+    """List the values in a tool result and the names of its fields, which may be ids."""
+    names = re.findall(r'"([^"\\]{1,100})"\s*:', content(message))
+    return list(dict.fromkeys([*results(message), *names]))
+
+
 def visible_text(message: Message) -> str:
     """Return what can be read in a message: its text and the unescaped values of a tool result."""
     return "\n".join([content(message), *(results(message) if message["role"] == "tool" else [])])

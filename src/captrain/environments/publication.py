@@ -40,6 +40,14 @@ from captrain.run import compose_spec, load_choice, load_spec, user_outputs
 SOURCE = 1 << 20
 """Most bytes of an environment file."""
 REJECTED = "rejected"
+AGENTS = {
+    "reward of doing nothing": "an agent that does nothing",
+    "reward of random calls": "one that calls tools at random",
+    "reward of the broken solution": "one that does all but the capability's step",
+    "reward of the reference solution": "the reference, at least",
+    "mean reward of the base": "the base",
+}
+"""Checks that measure the reward of an agent."""
 LONGEST = 400
 """Most characters of a cell or a paragraph of a docstring."""
 
@@ -110,6 +118,8 @@ def passport_page(
         capability=capability,
         docstring=docstring,
         difficulty=_difficulty(passport),
+        rewards=[(AGENTS[one.name], one.measured, one.deviation) for one in passport.checks if one.name in AGENTS],
+        exploits=[check for check in passport.checks if check.script],
         earlier=earlier,
         cell=_cell,
         number=_number,
@@ -117,15 +127,8 @@ def passport_page(
 
 
 def _difficulty(passport: Passport) -> str:
-    names = {
-        "reward of doing nothing": "an agent that does nothing",
-        "reward of random calls": "one that calls tools at random",
-        "reward of the broken solution": "one that does all but the capability's step",
-        "reward of the reference solution": "the reference, at least",
-        "mean reward of the base": "the base",
-    }
     measured = {check.name: check.measured for check in passport.checks}
-    rewards = [f"{agent} {_number(measured[name])}" for name, agent in names.items() if measured.get(name) is not None]
+    rewards = [f"{agent} {_number(measured[name])}" for name, agent in AGENTS.items() if measured.get(name) is not None]
     summary = f"Mean reward: {', '.join(rewards)}." if rewards else "Nothing could be measured."
     if "pass rate of the base" not in measured:
         return f"{summary} It was not played on the base."

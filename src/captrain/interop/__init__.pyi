@@ -1,4 +1,5 @@
 from .export import export_rollouts as export_rollouts
+from .logs.outcomes import Choices as Choices
 from .logs.reading import Logs as Logs
 from .logs.reading import logs_of_rollouts as logs_of_rollouts
 from .logs.reading import logs_of_rows as logs_of_rows

@@ -54,7 +54,7 @@ def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
     if not rollouts:
         raise UserError(f"there are no rollouts in {', '.join(map(str, files))}", "give files that hold some")
     if to == "openai":
-        with user_outputs(out.parent, [out.name]) as aside:
+        with user_outputs(out.parent, [out.name], whole=False) as aside:
             publish_text(aside / out.name, "".join(_json(chat_row(rollout)) + "\n" for rollout in rollouts))
         return [out]
     logs: dict[tuple[str, str, str, str], list[Rollout]] = {}

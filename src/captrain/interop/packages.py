@@ -16,7 +16,7 @@ from string import Template
 from typing import Literal, get_args
 
 from captrain.errors import UserError
-from captrain.records import JsonObject, Message, Passport, place_aside, publish_folder
+from captrain.records import JsonObject, Message, Passport, place_aside, publish_folder, without_secrets
 
 Standard = Literal["openenv", "verifiers", "trl"]
 RESERVED = {"openenv": {"reset", "step", "state", "close"}, "verifiers": set[str](), "trl": {"reset", "get_reward"}}
@@ -111,7 +111,7 @@ def write_package(package: Package, standard: Standard, out: Path) -> list[Path]
         for name, text in _texts(package, standard).items():
             path = aside / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+            path.write_bytes(text if isinstance(text, bytes) else without_secrets(text).encode())
         if out.exists():
             out.rmdir()
         publish_folder(aside, out)

@@ -17,6 +17,7 @@ from .files import remains as remains
 from .files import require_regular as require_regular
 from .files import scan as scan
 from .files import sealed as sealed
+from .progress import tracked as tracked
 from .publication import Spool as Spool
 from .publication import place_aside as place_aside
 from .publication import publish as publish
@@ -46,6 +47,7 @@ from .record import UserCall as UserCall
 from .record import Verdict as Verdict
 from .text import as_markdown as as_markdown
 from .text import censored as censored
+from .text import json_without_secrets as json_without_secrets
 from .text import leaves as leaves
 from .text import plain as plain
 from .text import redacted as redacted
@@ -53,3 +55,4 @@ from .text import refuse_keys as refuse_keys
 from .text import refuse_keys_in as refuse_keys_in
 from .text import require_file_name as require_file_name
 from .text import without as without
+from .text import without_secrets as without_secrets

@@ -1,5 +1,7 @@
 """Writing of files: to a temporary name first and then renamed, so that a file is complete or absent.
 
+Values of environment variables that hold keys are removed from all text (`without_secrets`).
+
 A file of records has one per line, as JSON. `Spool` keeps records on disk instead of in memory.
 """
 
@@ -14,6 +16,7 @@ from typing import Generic, TypeVar
 
 from captrain.records.digests import json_value
 from captrain.records.record import Record
+from captrain.records.text import json_without_secrets, without_secrets
 
 R = TypeVar("R", bound=Record)
 
@@ -43,8 +46,8 @@ def _discard(path: Path) -> None:
 
 
 def publish_text(path: Path, text: str) -> None:
-    """Write text atomically."""
-    publish_bytes(path, text.encode())
+    """Write text atomically, without the values of variables that hold keys."""
+    publish_bytes(path, without_secrets(text).encode())
 
 
 def publish_bytes(path: Path, content: bytes, flush: bool = False) -> None:
@@ -76,7 +79,8 @@ def publish_folder(aside: Path, folder: Path) -> None:
 
 def publish_json(path: Path, value: object) -> None:
     """Write a JSON document, indented, with keys in the order given."""
-    publish_text(path, json.dumps(value, indent=1, default=json_value) + "\n")
+    text = json.dumps(value, indent=1, default=json_value)
+    publish_bytes(path, f"{json_without_secrets(text)}\n".encode())
 
 
 def publish(path: Path, records: Iterable[Record]) -> None:
@@ -90,7 +94,7 @@ def publish(path: Path, records: Iterable[Record]) -> None:
 
 def line_of(record: Record) -> str:
     """Format a record as a line of a file, with its newline."""
-    return record.model_dump_json(exclude_defaults=True) + "\n"
+    return json_without_secrets(record.model_dump_json(exclude_defaults=True)) + "\n"
 
 
 class Spool(Generic[R]):

@@ -245,7 +245,12 @@ class RolloutLabels(Record):
 
 class CheckResult(Record):
     """One check of an environment: the measured value and its bound; for a failure its details, and the `task` (by its
-    seed) that shows it."""
+    seed) that shows it.
+
+    Attributes:
+        deviation: standard deviation over the tasks, where the check measures a mean reward.
+        script: calls and words of the play that earned most, where the check searches for one.
+    """
 
     name: str
     passed: bool
@@ -253,6 +258,8 @@ class CheckResult(Record):
     bound: str
     detail: str = ""
     task: str = ""
+    deviation: float | None = None
+    script: list[str] = []
 
 
 class Passport(Record):

@@ -10,12 +10,14 @@ import html
 import os
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
 from json import dumps
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from urllib.parse import quote, unquote
+from unicodedata import category
+from urllib.parse import quote, quote_plus, unquote
 
 from pydantic import AfterValidator, BaseModel
 
@@ -39,7 +41,8 @@ SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}
 """A secret that a setting named like one may not hold: neither a number nor the name of a variable."""
 MIXED = re.compile(r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*\d)[\w.~+/=-]{8,}")
 """A value behind a key's name that counts as a key in other people's logs."""
-SECRET_NAME = re.compile("(?i)key|token|secret|password")
+SECRET_NAME = re.compile("(?i)key|token|secret|passw|passphrase|credential|_p(?:wd|ass)$")
+"""Names of environment variables whose values are keys."""
 NUMBERS = {int, float, bool, type(None)}
 LONG = 4096
 """Longer texts are searched every time, without a cache."""
@@ -57,6 +60,14 @@ RUN = re.compile(r"[^\s\"'<>]{16,}")
 """Text without blanks that is long enough for a key of the detectors."""
 SPELT = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}|(?<![\w.~+/=-])[\w.~+/=-]*(?:(?:%|\\u00)[0-9A-Fa-f]{2}[\w.~+/=-]*)+")
 """Text that may be encoded in base64, or quoted for an address or for JSON."""
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
+"""Characters that control a terminal, or change the reading direction, or are not seen."""
+STRING = re.compile(r'"[A-Za-z]*":|"(?:[^"\\]|\\.)*"')
+"""A string of JSON, or a name that is a single word, such as those of records."""
+MARKUP = re.compile(
+    r"[\\|`*_\[\]~$]|(?<=\w):(?=//)|(?<=www)\.|^(?:#+(?=\s|$)|\+(?=\s)|=+(?=\s*$)|-(?=-)|\d{1,9}[.)](?=\s|$))"
+)
+"""Markdown that text could hold, after HTML: what ends in a sign that a backslash turns into text."""
 LONGEST_NAME = 120
 """Longest name of a file, in bytes; with endings it stays below the limit of 255."""
 
@@ -109,18 +120,21 @@ def leaves(value: object) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Replace characters that are neither printable nor a line break or tab, so that foreign text cannot control the
-    terminal."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
+    """Show control characters, invisible ones and those of the reading direction as escapes such as `\\x1b`, so that
+    foreign text controls neither a terminal nor a page. Line breaks, tabs and spaces of any width stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        sign
+        if sign.isprintable() or sign in "\n\t" or category(sign) == "Zs"
+        else sign.encode("unicode_escape").decode()
+        for sign in text
     )
 
 
 def as_markdown(text: str) -> str:
     """Escape foreign text for Markdown, so that it neither breaks a table nor acts as markup."""
-    return html.escape(plain(text), quote=False).translate({ord(sign): f"\\{sign}" for sign in "|`*_[]"})
+    return MARKUP.sub(lambda sign: f"{sign[0][:-1]}\\{sign[0][-1]}", html.escape(plain(text), quote=False))
 
 
 def redacted(text: str, *secrets: str) -> str:
@@ -131,28 +145,34 @@ def redacted(text: str, *secrets: str) -> str:
     return _without_keys(text, _forms_of_environment())
 
 
-def censored(value: T) -> T:
-    """Remove what looks like a key from all texts of a JSON value or a record; an unchanged record is returned itself.
+def censored(value: T, *, shapes: bool = True) -> T:
+    """Remove keys from all texts of a JSON value or a record; an unchanged record is returned itself.
 
-    A value behind a name is removed only if it is long and mixed like a key: a code or password that the agent was told
-    belongs to its task, and replaying the call needs it.
+    Args:
+        value: to clean.
+        shapes: remove what looks like a key, too, and not only the values of environment variables. A value behind a
+            name is removed only if it is long and mixed like a key: a code or password that the agent was told belongs
+            to its task, and replaying the call needs it.
     """
-    return _censored(value, _forms_of_environment())
+    forms = _forms_of_environment()
+    if not shapes:
+        return _censored(value, without_secrets) if forms else value
+    return _censored(value, lambda text: _without_keys(text, forms, MIXED))
 
 
-def _censored(value: Any, forms: tuple[str, ...]) -> Any:
+def _censored(value: Any, clean: Callable[[str], str]) -> Any:
     kind = type(value)
     if kind is str:
-        return _without_keys(value, forms, MIXED)
+        return clean(value)
     if kind is dict:
-        return {_without_keys(name, forms, MIXED): _censored(element, forms) for name, element in value.items()}
+        return {clean(name): _censored(element, clean) for name, element in value.items()}
     if kind is list:
         # Lists of numbers (token ids, masks, log-probabilities) are most of a rollout.
-        return value if NUMBERS.issuperset(map(type, value)) else [_censored(element, forms) for element in value]
+        return value if NUMBERS.issuperset(map(type, value)) else [_censored(element, clean) for element in value]
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in value.model_fields_set}
-        clean = _censored(fields, forms)
-        return value if clean == fields else value.model_copy(update=clean)
+        cleaned = _censored(fields, clean)
+        return value if cleaned == fields else value.model_copy(update=cleaned)
     return value
 
 
@@ -211,22 +231,68 @@ def without(text: str, secret: str) -> str:
     return text
 
 
-def _forms(value: str) -> Iterator[str]:
-    """Yield a value and the forms in which it may be echoed: quoted for an address, JSON, base64, hexadecimal."""
-    yield value
-    yield quote(value, safe="")
-    yield dumps(value)[1:-1]
-    yield b64encode(value.encode()).decode().rstrip("=")
-    yield value.encode().hex()
+@lru_cache(256)
+def _forms(value: str) -> tuple[str, ...]:
+    """List a value and the forms in which it may be echoed: quoted for an address, JSON, a page or Markdown,
+    hexadecimal, and in base64, alone or amid other bytes."""
+    content = value.encode(errors="surrogateescape")
+    forms = [value, quote(content, safe=""), quote_plus(content), dumps(value)[1:-1], html.escape(value)]
+    forms += [as_markdown(value), content.hex(), content.hex().upper()]
+    for shift, first in ((0, 0), (1, 2), (2, 3)):
+        # Signs that depend on the bytes before and after are left out.
+        last = -1 if (shift + len(content)) % 3 else None
+        encoded = b64encode(bytes(shift) + content).decode().rstrip("=")[first:last]
+        forms += [encoded, encoded.translate({43: "-", 47: "_"})]
+    return tuple(sorted({*forms}, key=len, reverse=True))
 
 
 def _secrets_of_environment() -> list[str]:
-    """List the values of environment variables with names like a key's."""
-    return [value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= SHORTEST]
+    """List the values of environment variables with names like a key's that name neither a file nor a variable."""
+    values = [value for name, value in os.environ.items() if _is_secret_name(name)]
+    return [value for value in values if _is_long(value) and value not in os.environ and not _is_path(value)]
+
+
+@lru_cache(1024)
+def _is_secret_name(name: str) -> bool:
+    return SECRET_NAME.search(name) is not None
+
+
+def _is_long(value: str) -> bool:
+    """Shorter words and numbers may occur in any text."""
+    return len(value) >= (SHORTEST if value.isalpha() or value.isdigit() else SHORTEST - 2)
+
+
+@lru_cache(256)
+def _is_path(value: str) -> bool:
+    try:
+        return Path(value).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _forms_of_environment() -> tuple[str, ...]:
-    return tuple(form for value in _secrets_of_environment() for form in dict.fromkeys(_forms(value)))
+    return tuple(form for value in _secrets_of_environment() for form in _forms(value))
+
+
+def without_secrets(text: str) -> str:
+    """Remove the values of environment variables with names like a key's from a text, in any of their forms.
+
+    This is the last boundary: all text that captrain writes or prints passes it, whatever asked for the value.
+    """
+    for form in _forms_of_environment():
+        text = text.replace(form, REDACTED)
+    return text
+
+
+def json_without_secrets(text: str) -> str:
+    """Remove these values from the strings of JSON, and escape control characters that stand in it as they are."""
+    if CONTROLS.search(text):
+        text = CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
+    return (
+        text
+        if without_secrets(text) == text
+        else STRING.sub(lambda match: match[0] if match[0].endswith(":") else without_secrets(match[0]), text)
+    )
 
 
 def refuse_keys(overrides: Sequence[str]) -> None:
@@ -238,7 +304,7 @@ def refuse_keys(overrides: Sequence[str]) -> None:
     for override in overrides:
         name, _, value = override.partition("=")
         is_secret = bool(re.search(rf"(?i){NAME}$", name) and SECRET.fullmatch(value))
-        if is_secret or SETTING.search(override) or value in _secrets_of_environment():
+        if is_secret or SETTING.search(override) or without_secrets(value) != value:
             raise UserError(
                 f"the setting {redacted(name)} holds what looks like a key, and would be written to files in git",
                 "put the key into an environment variable and name the variable: policy.key=OPENAI_API_KEY; remove the "
@@ -246,10 +312,13 @@ def refuse_keys(overrides: Sequence[str]) -> None:
             )
 
 
-def refuse_keys_in(data: Mapping[str, object], prefix: str = "") -> None:
-    """Refuse keys in all texts of a configuration."""
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            refuse_keys_in(value, f"{prefix}{name}.")
-        texts = value if isinstance(value, list) else [value]
-        refuse_keys([f"{prefix}{name}={text}" for text in texts if isinstance(text, str)])
+def refuse_keys_in(data: object, prefix: str = "") -> None:
+    """Refuse keys in all texts of a configuration, by the names of their settings."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            refuse_keys_in(value, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(data, list):
+        for value in data:
+            refuse_keys_in(value, prefix)
+    elif isinstance(data, str):
+        refuse_keys([f"{prefix}={data}"])

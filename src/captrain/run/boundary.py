@@ -42,6 +42,8 @@ DISK_WORDS = {
     "be larger than a limit allows (ulimit -f)",
 }
 """Messages of libraries, such as `tempfile` and SQLite, for disk errors without an error number."""
+NO_PROCESS = ("can't start new thread", "Resource temporarily unavailable", "unable to fork", "Thread creation failed")
+"""Messages where the system starts no further process or thread."""
 FREE = (
     "free space or lift the limit, and run again. Finished work is kept, and no partial file stays. You can delete "
     ".cache/ except answers and jobs (`make clean`), and old versions in DVC's cache (`dvc gc --workspace`)"
@@ -80,6 +82,9 @@ def ending(error: BaseException) -> tuple[int, str]:
         remedy = f"pip install 'captrain[{EXTRAS[package]}]'"
     elif problem := disk_fault(error):
         remedy = FREE
+    elif _lacks_processes(error):
+        problem = "the system allows no further process or thread (ulimit -u)"
+        remedy = "raise the limit, end other programs, or set machine.workers=1 and OMP_NUM_THREADS=1"
     elif isinstance(error, InfrastructureError):
         problem, remedy = f"infrastructure: {error}", "fix it and run again; finished work is kept"
     elif isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # what Path.resolve raises
@@ -116,6 +121,16 @@ def _own_place(error: BaseException) -> str:
         if path.is_file() and path.is_relative_to(project.resolve()) and not installed & {*path.parts}:
             return f"{path.relative_to(project.resolve())}, line {frame.lineno}"
     return ""
+
+
+def _lacks_processes(error: BaseException) -> bool:
+    """Return whether a process or thread could not be started, however the error is wrapped."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError | RuntimeError) and any(words in str(link) for words in NO_PROCESS):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
 
 
 def disk_fault(error: BaseException) -> str:

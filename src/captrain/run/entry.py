@@ -10,20 +10,22 @@ A resumed stage counts its last part. CPU seconds include finished worker proces
 
 import codecs
 import gc
+import io
 import locale
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
+from typing import Any, TextIO
 
 from captrain.errors import UserError
-from captrain.records import digest, file_digest, publish_json, read_json
+from captrain.records import digest, file_digest, plain, publish_json, read_json, redacted, without_secrets
 from captrain.run import find_project, launch, load_spec
 from captrain.run.boundary import ending
 
@@ -56,23 +58,59 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
         if project is not None and str(project) not in sys.path:
             sys.path.insert(0, str(project))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), os.environ.get("PYTHONPATH")]))
-        try:
-            if stage:
-                _run_stage(main, name)
-            else:
-                main()
-        except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, KeyboardInterrupt):
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not cut off the message
-            status, text = ending(error)
-            if text:
-                print(text, file=sys.stderr)
-            if isinstance(error, BrokenPipeError):
-                # The reader is gone, so the interpreter must not flush the rest, either.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(status) from None
+        with redirect_stdout(_CleanStream(sys.stdout)), redirect_stderr(_CleanStream(sys.stderr)):
+            try:
+                if stage:
+                    _run_stage(main, name)
+                else:
+                    main()
+            except (Exception, KeyboardInterrupt) as error:
+                if isinstance(error, KeyboardInterrupt):
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not cut off the message
+                status, text = ending(error)
+                if text:
+                    print(text, file=sys.stderr)
+                if isinstance(error, BrokenPipeError):
+                    # The reader is gone, so the interpreter must not flush the rest, either.
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise SystemExit(status) from None
 
     return run
+
+
+class _CleanStream:
+    """Standard output or error without keys of the environment, and in a file or pipe without control characters.
+
+    A terminal gets those of progress bars and colours. Text of others is escaped before it is laid out (`print_all`).
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (None if it is closed)
+        self._is_styled = self._stream.isatty() or "FORCE_COLOR" in os.environ
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        """Write a text; see the class."""
+        clean = without_secrets(text)
+        self._stream.write(clean if self._is_styled else "\r".join(map(plain, clean.split("\r"))))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts one after another."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _CleanFormatter(logging.Formatter):
+    """Formats lines of a log without keys and control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        return redacted(plain(super().format(record)))
 
 
 def _use_utf8() -> None:
@@ -99,7 +137,7 @@ def _run_stage(main: Callable[[], str | None], name: str) -> None:
     LOGS.mkdir(parents=True, exist_ok=True)
     logging.captureWarnings(True)
     handler = logging.FileHandler(LOGS / f"{name}.log", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
+    handler.setFormatter(_CleanFormatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     with timed(name) as seconds:
         outcome = main()

@@ -1,14 +1,16 @@
 """Output of commands into a user's folder, without overwriting the user's files.
 
-Files are written to a temporary folder and moved into place together. A list beside them has the names and digests of
-captrain's files. A file that is not on the list, or was changed, belongs to the user; then nothing is moved. The
-temporary folder is always removed.
+Files are written to a temporary folder beside the folder of the user. It gets hard links to the user's other files, and
+one exchange of names puts it in place: at any time the folder has all old files or all new ones. A list among them has
+the names and digests of captrain's files. A file that is not on the list, or was changed, belongs to the user; if it
+has the name of an output, nothing is put in place. The temporary folder is always removed.
 """
 
+import ctypes
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from captrain.errors import UserError
@@ -26,35 +28,79 @@ FOLDERS = (
 
 
 @contextmanager
-def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
-    """Yield a temporary folder whose files move to `folder` if the block succeeds.
+def user_outputs(folder: Path, names: Iterable[str] = (), *, whole: bool = True) -> Iterator[Path]:
+    """Yield a temporary folder whose files get to `folder` together if the block succeeds.
 
     Args:
         folder: of the user; created if missing.
-        names: of files that will be written, if known in advance, to fail before any work.
+        names: of all files that the command may write, if known in advance, to fail before any work. Those that an
+            earlier run wrote, and this one does not, are removed.
+        whole: put the folder in place as a whole. Otherwise, and where it cannot be renamed, files move one by one.
 
     Raises:
         UserError: `folder` is a file, or a file that would be replaced is not captrain's.
     """
     require_folder(folder)
+    names = {*names}
     _written_before(folder, names)
-    is_new = not folder.exists()
-    aside = folder / f".captrain-{os.getpid()}.tmp"
+    is_new, place = not folder.exists(), folder.resolve()
+    is_replaced = is_new or (whole and _can_be_replaced(place))
+    mark = f"{os.getpid()}.tmp"
+    aside = place.with_name(f".{place.name}.{mark}") if is_replaced else place / f".captrain-{mark}"
     try:
         aside.mkdir(parents=True)
         yield aside
-        paths = [path.relative_to(aside) for path in sorted(aside.rglob("*")) if path.is_file()]
-        digests = _written_before(folder, map(str, paths))
-        digests |= {str(path): file_digest(aside / path) for path in paths}
-        for path in paths:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (aside / path).replace(folder / path)
-        publish_json(folder / LISTING, dict(sorted(digests.items())))
+        paths = [str(path.relative_to(aside)) for path in sorted(aside.rglob("*")) if path.is_file()]
+        digests = _written_before(folder, paths)
+        stale = names & digests.keys() - {*paths}
+        digests |= {path: file_digest(aside / path) for path in paths}
+        publish_json(aside / LISTING, {name: digests[name] for name in sorted(digests.keys() - stale)})
+        if is_new and not place.exists():
+            aside.rename(place)
+        elif is_replaced:  # another process may have made it meanwhile
+            _link_others(place, aside, {LISTING, *stale})
+            _exchange(aside, place)
+        else:
+            for path in [*paths, LISTING]:
+                (place / path).parent.mkdir(parents=True, exist_ok=True)
+                (aside / path).replace(place / path)
+            for path in stale:
+                (place / path).unlink(missing_ok=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()  # only if it is empty
+
+
+def _can_be_replaced(folder: Path) -> bool:
+    """Whether a folder can be renamed without harm: a shell whose current folder it is would lose it."""
+    is_current = Path.cwd().is_relative_to(folder)
+    return not is_current and not folder.is_mount() and os.access(folder.parent, os.W_OK | os.X_OK)
+
+
+def _link_others(source: Path, target: Path, left: Collection[str]) -> None:
+    """Link the files of a folder, except those to leave, into another one that does not have them."""
+
+    def link(path: str, copy: str) -> None:
+        if not os.path.lexists(copy):
+            try:
+                os.link(path, copy, follow_symlinks=False)
+            except OSError:  # the file system has no hard links
+                shutil.copy2(path, copy, follow_symlinks=False)
+
+    def ignored(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if str(Path(folder, name).relative_to(source)) in left]
+
+    shutil.copytree(source, target, symlinks=True, ignore=ignored, copy_function=link, dirs_exist_ok=True)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Exchange the names of two folders in one step; in two where the system cannot, as outside of Linux."""
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None or rename(here, os.fsencode(one), here, os.fsencode(other), exchange):
+        old = one.with_name(f"{one.name}.old")
+        other.rename(old)
+        one.rename(other)
+        old.rename(one)
 
 
 def require_folder(folder: Path) -> None:

@@ -1,9 +1,12 @@
-"""Results of bfcl-eval's multi-turn categories: result files hold the dialogues, score files the verdicts.
+"""Results of bfcl-eval: result files hold the dialogues, score files the verdicts.
 
 A score file lists only failures, with their gold calls; every other result has passed. So a result file is read
 together with its score file (`result/MODEL/...` and `score/MODEL/...`, as the library lays them, or in one folder);
 either may be named. The calls of a passed rollout are its solution, as no file repeats its gold calls. Calls are
 written as Python: they are parsed and never run.
+
+Of single-turn categories the files keep the question of a failure only: a passed rollout is its calls alone. The type
+of a grader's error is what the grader says, and no way in which a dialogue ended.
 """
 
 import ast
@@ -15,14 +18,15 @@ from typing import cast
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.records import rows_of
-from captrain.interop.logs.source import Foreign, Source, cleaned, entries_of, record_of_entry, text_of
-from captrain.records import JsonObject, Message, Rollout, file_digest
+from captrain.interop.logs.source import Entry, Foreign, Read, Source, cleaned, entries_of, loaded, parsed, text_of
+from captrain.records import JsonObject, Message, file_digest
 
 RESULT, SCORE = "result", "score"
 HEADER = {"accuracy", "correct_count", "total_count"}
 """Keys of the first line of a score file."""
 BROKEN = "Error during inference"
-SINGLE = "it holds no dialogue: of single-turn categories bfcl-eval does not keep what was asked"
+ANY = ""
+"""An allowed value that means: the argument may be left out."""
 Call = tuple[str, JsonObject]
 
 
@@ -33,11 +37,13 @@ def is_bfcl(row: Foreign) -> bool:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A failure in a score file, with the gold calls of all turns."""
+    """A failure in a score file, with the gold calls of all turns, and for a single turn what was asked."""
 
     kind: str
     model: str
     answer: list[str]
+    alternatives: list[object]
+    question: list[Message]
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ def read_bfcl(path: Path) -> Source:
     failures = verdicts.failures.values() if verdicts else ()
     models += [failure.model for failure in failures if failure.model]
     file = file_digest(results)
-    entries = entries_of(rows_of(results), partial(_rollout, file, [*models, "unknown"][0], verdicts))
+    entries = entries_of(rows_of(results), partial(_read, [*models, "unknown"][0], verdicts))
     return Source(file, {"format": "BFCL results", "scores": scores.name if scores else "none"}, entries)
 
 
@@ -97,11 +103,15 @@ def _read_scores(path: Path) -> _Scores:
     for place, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"{path.name}, {place}: {row if isinstance(row, str) else 'it is not an object'}")
-        error = row.get("error")
-        kind = str(error.get("error_type", "")) if isinstance(error, dict) else ""
         answer = _answer(row)
-        failures[str(row["id"])] = _Failure(kind, str(row.get("model_name", "")), answer)
-        for text in answer:
+        failures[str(row["id"])] = _Failure(
+            _kind(row),
+            str(row.get("model_name", "")),
+            [text for turn in answer if isinstance(turn, list) for text in turn],
+            [call for call in answer if isinstance(call, dict)],
+            _question(row.get("prompt")),
+        )
+        for text in failures[str(row["id"])].answer:
             node = _parsed_call(text)
             names = [keyword.arg for keyword in node.keywords if keyword.arg] if node and not node.args else []
             if node and len(names) > len(arguments.get(ast.unparse(node.func), [])):
@@ -111,45 +121,99 @@ def _read_scores(path: Path) -> _Scores:
     return _Scores(header["total_count"], failures, arguments)
 
 
-def _answer(row: Foreign) -> list[str]:
-    """List the calls of the expected answer, of all turns."""
+def _kind(row: Foreign) -> str:
+    """Return the type of a grader's error with its message."""
+    error = row.get("error")
+    texts = [row.get("error_type"), *(error if isinstance(error, list) else [error])]
+    if isinstance(error, dict):
+        texts = [error.get("error_type"), error.get("error_message")]
+    return ": ".join(text_of(text) for text in texts if text)
+
+
+def _answer(row: Foreign) -> list[object]:
+    """List the expected answer: for each turn its calls as text, or of a single turn each call with allowed values."""
     turns = row.get("possible_answer") or []
-    if not isinstance(turns, list) or not all(isinstance(turn, list) for turn in turns):
+    if not isinstance(turns, list) or not all(isinstance(turn, list | dict) for turn in turns):
         raise ValueError("its possible_answer is no list of turns")
-    return [text for turn in turns for text in turn]
+    return turns
 
 
-def _rollout(file: str, model: str, scores: _Scores | None, number: int, row: Foreign) -> Rollout | str:
+def _question(prompt: object) -> list[Message]:
+    turns = (prompt.get("question") if isinstance(prompt, dict) else None) or []
+    return [chat_message(message) for turn in turns for message in (turn if isinstance(turn, list) else [turn])]
+
+
+def _allowed(call: object) -> list[Call]:
+    """Return a gold call of a single turn with the first value that each argument may have."""
+    calls = call.items() if isinstance(call, dict) else ()
+    return [
+        (
+            name,
+            {
+                key: values[0] if isinstance(values, list) else values
+                for key, values in arguments.items()
+                if _is_due(values)
+            },
+        )
+        for name, arguments in calls
+    ]
+
+
+def _is_due(values: object) -> bool:
+    return not (isinstance(values, list) and (not values or ANY in values))
+
+
+def _read(model: str, scores: _Scores | None, number: int, row: Foreign) -> Read:
     name, log, result = str(row["id"]), row.get("inference_log"), row.get(RESULT)
     if isinstance(result, str) and result.startswith(BROKEN):
         return f"inference failed, and nothing was played ({result.removeprefix(BROKEN).strip(': ')[:200]})"
-    if not isinstance(log, list) or not log:
-        return SINGLE
     if scores is None:
         return "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
+    failure = scores.failures.get(name)
     messages: list[Message] = []
+    if not isinstance(log, list) or not log:
+        asked: list[Message] = failure.question if failure else []
+        calls = _single(loaded(result), scores.arguments)
+        said = _calling(calls) if calls else {"role": "assistant", "content": text_of(result)}
+        messages, log = [*asked, said], []
     for turn in log:
         # Anything else is a note on the world's state.
         if isinstance(turn, dict):
             messages += [chat_message(message) for message in turn.get("begin_of_turn_query") or []]
             for step in (entries for key, entries in turn.items() if key.startswith("step_")):
                 messages += _step_messages(step, scores.arguments)
-    failure = scores.failures.get(name)
     solution = [message for message in messages if message.get("tool_calls")]
     if failure:
-        solution = [_calling([_call_of(text, scores.arguments)]) for text in failure.answer]
+        gold = [_call_of(text, scores.arguments) for text in failure.answer]
+        solution = [
+            _calling([call]) for call in [*gold, *(call for one in failure.alternatives for call in _allowed(one))]
+        ]
     kind = failure.kind if failure else ""
-    return record_of_entry(
-        file,
+    limit = "max_steps" if "force_terminated" in kind else ""
+    data = {"kind": name.rpartition("_")[0], "ending": limit, "limit": limit, "grading": kind}
+    return Entry(
         number,
-        environment="bfcl",
-        task=name,
-        data={"kind": name.rpartition("_")[0], "ending": "max_steps" if "force_terminated" in kind else kind},
-        messages=messages,
-        reward=0.0 if failure else 1.0,
-        policy=model,
+        "bfcl",
+        name,
+        messages,
+        0.0 if failure else 1.0,
+        model,
+        data={field: value for field, value in data.items() if value},
         reference=solution,
     )
+
+
+def _single(result: object, arguments: Mapping[str, list[str]]) -> list[Call]:
+    """Return the calls of a single turn: a list in Python's notation, or objects of a name and its arguments."""
+    if isinstance(result, list):
+        pairs = [(name, parsed(value)) for call in result if isinstance(call, dict) for name, value in call.items()]
+        return [(name, value) for name, value in pairs if isinstance(value, dict)]
+    try:
+        node = ast.parse(str(result).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    nodes = node.elts if isinstance(node, ast.List) else [node]
+    return [_call_of(ast.unparse(call), arguments) for call in nodes if isinstance(call, ast.Call)]
 
 
 def _step_messages(step: list[Foreign], arguments: Mapping[str, list[str]]) -> Iterator[Message]:

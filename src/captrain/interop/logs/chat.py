@@ -11,29 +11,46 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from captrain.interop.logs.beside import completed
 from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt, of_item, of_langchain, of_sharegpt
-from captrain.interop.logs.records import ChatRow, RowFormat, rows_of
+from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import (
     MALFORMED,
     CallEntry,
+    Entry,
     Foreign,
+    Read,
     Source,
-    call_entry,
+    call_of,
     entries_of,
+    loaded,
     parsed,
     reason_of,
-    record_of_entry,
     schemas_by_name,
     text_of,
 )
-from captrain.records import Message, Rollout, file_digest
+from captrain.records import Message, file_digest
 
 MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
 REWARD = ("reward", "score", "success")
-BLOCKS = ("tool_use", "tool_result")
+MODEL = ("model", "model_name", "model_id", "llm", "agent_model")
+CALLS, RESULTS = ("tooluse", "toolcall"), ("toolresult", "toolresponse")
+"""Types of blocks, in Anthropic's, Vercel's and OpenClaw's notation, without their hyphens."""
+TASK = ("task_id", "instance_id")
+AGENT = ("implementation", "agent", "agent_name")
+KEYS = ("trace_id", "session_id", "id")
+FACT = 20_000
+FAULT = 2000
+"""Most characters of a fact of the log, and of an error, that are kept."""
 FIRST = 20
 """Messages of a row that are inspected for the format of the file."""
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+OTHER_ROLES = {
+    **dict.fromkeys(("function", "toolresult", "toolresponse", "observation", "ipython"), "tool"),
+    **dict.fromkeys(("ai", "model", "agent", "bot", "toolcall"), "assistant"),
+    "human": "user",
+}
+"""Roles of other tools, without hyphens."""
 
 
 def is_message(item: object) -> bool:
@@ -42,25 +59,40 @@ def is_message(item: object) -> bool:
     return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item)
 
 
+def messages_in(row: Foreign) -> list[object] | None:
+    """Return the dialogue of a row: a list under a usual name, which may be JSON text, or else the longest list of
+    messages under any name."""
+    for name in MESSAGES:
+        value = loaded(row.get(name))
+        if isinstance(value, list):
+            return value
+    if is_message(row):
+        return None
+    lists = [value for value in row.values() if isinstance(value, list) and value and all(map(is_message, value))]
+    return max(lists, key=len, default=None)
+
+
 def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
     """Read the columns of a row; return why it is no chat otherwise."""
-    messages = next((row[name] for name in MESSAGES if isinstance(row.get(name), list)), None)
+    messages = messages_in(row)
     if messages is None:
         return f"there are no messages (a list named {', '.join(MESSAGES)})"
     if isinstance(row.get("system"), str):
         messages = [{"role": "system", "content": row["system"]}, *messages]
-    injections = row.get("injections")
+    injections, error = row.get("injections"), row.get("fault") or row.get("error")
     return ChatRow(
         messages,
         next((row[name] for name in REWARD if row.get(name) is not None), None),
-        row.get("task_id"),
+        next((row[name] for name in TASK if row.get(name) is not None), None),
         row.get("trial"),
-        row.get("model", "unknown"),
+        next((row[name] for name in MODEL if isinstance(row.get(name), str)), "unknown"),
         row.get("tools"),
         row.get("reference"),
         row.get("script"),
         injections if isinstance(injections, dict) else {},
-        str(row.get("fault") or ""),
+        fault=fact(error)[:FAULT] if error and isinstance(error, str | dict) else "",
+        agent=next((row[name] for name in AGENT if isinstance(row.get(name), str)), None),
+        keys=tuple(str(row[name]) for name in KEYS if row.get(name) is not None),
     )
 
 
@@ -72,14 +104,13 @@ def _has(is_one: Callable[[object], bool]) -> Callable[[Foreign], bool]:
     """Return a test whether one of the first messages of a row is of a format."""
 
     def recognizes(row: Foreign) -> bool:
-        lists = [row[name] for name in MESSAGES if isinstance(row.get(name), list)]
-        return bool(lists) and any(map(is_one, lists[0][:FIRST]))
+        return any(map(is_one, (messages_in(row) or [])[:FIRST]))
 
     return recognizes
 
 
 def _is_chat(row: Foreign) -> bool:
-    return any(isinstance(row.get(name), list) for name in MESSAGES)
+    return messages_in(row) is not None
 
 
 LANGCHAIN = RowFormat("LangChain messages", _has(is_langchain), chat_row)
@@ -88,26 +119,39 @@ ITEMS = RowFormat("OpenAI Responses items", _has(is_item), chat_row)
 CHAT = RowFormat("chat JSONL", _is_chat, chat_row)
 
 
-def read_rows(path: Path, row_format: RowFormat) -> Source:
+def read_rows(path: Path, row_format: RowFormat, rows: Iterable[tuple[str, object]]) -> Source:
     """Read one entry for each row of a file."""
     source = Source(file_digest(path), {"format": row_format.name}, iter(()))
 
-    def read(number: int, row: Foreign) -> Rollout | str:
+    def read(number: int, row: Foreign) -> Read:
         try:
             chat = row_format.convert(row, path)
         except MALFORMED as error:
             return f"it is no {row_format.name}: {reason_of(error)}"
-        if not isinstance(chat, ChatRow):
-            return chat
-        tools = json.loads(chat.tools) if isinstance(chat.tools, str) else chat.tools
-        source.tools.update(schemas_by_name(tools))
-        return chat_rollout(source.file, number, chat)
+        return _entry_of(source, path, number, chat)
 
-    return replace(source, entries=entries_of(rows_of(path), read))
+    return replace(source, entries=entries_of(rows, read))
 
 
-def chat_rollout(file: str, number: int, row: ChatRow) -> Rollout | str:
-    """Return the record of a chat, or why there is none.
+def read_whole(path: Path, file_format: FileFormat, rows: Sequence[Foreign]) -> Source:
+    """Read all rows of a file as one dialogue."""
+    source = Source(file_digest(path), {"format": file_format.name}, iter(()))
+    entries = entries_of(
+        [("the file", {})], lambda number, _: _entry_of(source, path, number, file_format.convert(rows, path))
+    )
+    return replace(source, entries=entries)
+
+
+def _entry_of(source: Source, path: Path, number: int, chat: ChatRow | Read) -> Read:
+    if not isinstance(chat, ChatRow):
+        return chat
+    tools = json.loads(chat.tools) if isinstance(chat.tools, str) else chat.tools
+    source.tools.update(schemas_by_name(tools))
+    return chat_entry(source.file, number, completed(chat, path))
+
+
+def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
+    """Return the entry of a chat, or why there is none.
 
     Args:
         file: digest of the file.
@@ -127,25 +171,34 @@ def chat_rollout(file: str, number: int, row: ChatRow) -> Rollout | str:
         return f"its reference cannot be read: {error}"
     if any(message["role"] != "assistant" for message in solution):
         return "its reference holds messages that are not the assistant's"
-    data: dict[str, object] = {"kind": "chat"}
-    if row.script and isinstance(row.script, str):
-        data["script"] = row.script
-    if row.injections:
-        data["injections"] = row.injections
-    return record_of_entry(
-        file,
+    facts = {
+        "script": row.script if isinstance(row.script, str) else "",
+        "injections": row.injections,
+        "limit": row.limit,
+        "grading": fact(row.grading),
+        "submission": fact(row.submission),
+        "expected": {name: fact(value) for name, value in row.expected.items() if value not in (None, "", [], {})},
+    }
+    return Entry(
         number,
-        environment="chat",
+        "chat",
         # Rows of different files share no task by their numbers.
-        task=str(row.task_id if row.task_id is not None else f"{file[:6]}:{number}"),
-        data=data,
-        messages=dialogue,
-        reward=float(row.reward) if isinstance(row.reward, bool) else row.reward,
-        policy=str(row.model),
-        trial=row.trial if type(row.trial) is int and 0 <= row.trial < 1 << 31 else 0,
+        str(row.task_id if row.task_id is not None else f"{file[:6]}:{number}"),
+        dialogue,
+        row.reward,
+        str(row.model),
+        data={"kind": "chat", **{name: value for name, value in facts.items() if value}},
+        trial=row.trial if type(row.trial) is int and 0 <= row.trial < 1 << 31 else None,
         reference=solution,
-        fault=row.fault or None,
+        fault=row.fault,
+        agent="" if row.agent is None else str(row.agent),
+        keys=row.keys,
     )
+
+
+def fact(value: object) -> str:
+    """Write a fact of a log as text, cut where it is very long."""
+    return ("" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))[:FACT]
 
 
 def dialogue_of(items: Iterable[object]) -> list[Message]:
@@ -175,23 +228,28 @@ def dialogue_of(items: Iterable[object]) -> list[Message]:
 
 
 def _of_blocks(item: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
-    """Divide a message of Anthropic's blocks: text and calls are one message, each result is one of a tool."""
+    """Divide a message of blocks: text and calls are one message, each result is one of a tool."""
     content = item.get("content")
     blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
-    if not any(block.get("type") in BLOCKS for block in blocks):
-        return [item]
     messages: list[Message] = []
     calls: list[CallEntry] = []
     for block in blocks:
-        if block.get("type") == "tool_result":
-            text, error = text_of(block.get("content")), bool(block.get("is_error"))
-            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text, "error": error})
-        elif block.get("type") == "tool_use":
-            calls.append(call_entry(block.get("name"), block.get("input"), block.get("id")))
+        if _kind(block) in RESULTS:
+            result = next((block[name] for name in ("content", "result", "output") if block.get(name) is not None), "")
+            name, error = block.get("tool_use_id") or block.get("toolCallId"), bool(block.get("is_error"))
+            messages.append({"role": "tool", "tool_call_id": name, "content": result, "error": error})
+        elif _kind(block) in CALLS and (call := call_of(block)):
+            calls.append(call)
+    if not (messages or calls):
+        return [item]
     text = text_of([block for block in blocks if block.get("type") == "text"])
     if text or calls:
         messages.append({"role": item.get("role"), "content": text, "tool_calls": calls})
     return messages
+
+
+def _kind(value: Mapping[str, object], name: str = "type") -> str:
+    return str(value.get(name) or "").lower().replace("-", "").replace("_", "")
 
 
 def chat_message(item: object) -> Message:
@@ -200,32 +258,32 @@ def chat_message(item: object) -> Message:
     Raises:
         ValueError: it is no chat message.
     """
-    if not isinstance(item, Mapping) or not isinstance(item.get("role"), str) or item["role"] not in ROLES:
+    role = item["role"] if isinstance(item, Mapping) and isinstance(item.get("role"), str) else None
+    if role not in ROLES and isinstance(item, Mapping):
+        role = OTHER_ROLES.get(_kind(item, "role"))
+    if not isinstance(item, Mapping) or role is None:
         raise ValueError(f"a message has no role of {', '.join(sorted(ROLES))}")
-    message: Message = {
-        "role": "tool" if item["role"] == "function" else item["role"],
-        "content": text_of(item.get("content")),
-    }
+    message: Message = {"role": OTHER_ROLES.get(role, role), "content": text_of(item.get("content"))}
     if message["role"] == "tool":
-        message["tool_call_id"] = str(item.get("tool_call_id") or "")
-        message |= {"error": True} if item.get("error") is True else {}
-    if calls := item.get("tool_calls"):
+        message["tool_call_id"] = str(item.get("tool_call_id") or item.get("toolCallId") or "")
+        message |= {"error": True} if item.get("error") is True or item.get("isError") is True else {}
+    if calls := item.get("tool_calls") or item.get("toolCalls"):
         if not isinstance(calls, list):
             raise ValueError("its tool_calls are not a list")
-        if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
-            raise ValueError("a tool call has no function")
-        message["tool_calls"] = [
-            {
-                "id": str(call.get("id") or ""),
-                "type": "function",
-                "function": {
-                    "name": str(call["function"].get("name")),
-                    "arguments": parsed(call["function"].get("arguments")),
-                },
-                **({"compare": [*map(str, call["compare"])]} if isinstance(call.get("compare"), list) else {}),
-            }
-            for call in calls
-        ]
+        message["tool_calls"] = [_chat_call(loaded(call)) for call in calls]
+    if isinstance(item.get("function_call"), Mapping) and message["role"] == "assistant" and not calls:
+        message["tool_calls"] = [_chat_call(item["function_call"])]
     if isinstance(item.get("informs"), list):
         message["informs"] = [str(value) for value in item["informs"]]
+    if message["role"] == "assistant" and isinstance(item.get("name"), str):
+        message["name"] = item["name"]
     return message
+
+
+def _chat_call(entry: object) -> Message:
+    call = call_of(entry)
+    if call is None or not isinstance(entry, Mapping):
+        raise ValueError("a tool call has no function")
+    function = {"name": call["function"]["name"], "arguments": parsed(call["function"]["arguments"])}
+    compare = {"compare": [*map(str, entry["compare"])]} if isinstance(entry.get("compare"), list) else {}
+    return {"id": str(call["id"] or ""), "type": "function", "function": function, **compare}

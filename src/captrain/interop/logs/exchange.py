@@ -4,13 +4,12 @@ Tracing keeps both as the traced call has them: lists of messages, a request and
 LangChain, a graph's state before and after. Messages may be of any format that chats are read in.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from captrain.interop.logs.chat import chat_row, dialogue_of, is_message
 from captrain.interop.logs.records import ChatRow, RowFormat
-from captrain.interop.logs.source import Foreign
+from captrain.interop.logs.source import Foreign, loaded
 
 HOLDERS = ("messages", "input", "output", "choices", "generations", "message", "response", "values")
 """Members in which messages lie, the likelier first."""
@@ -49,14 +48,6 @@ def items_of(value: object, role: str) -> list[object]:
     candidates = (items_of(value[name], role) for name in HOLDERS if value.get(name))
     items = next((items for items in candidates if items), [])
     return [*opening, *items] if items else []
-
-
-def loaded(value: object) -> object:
-    """Parse text that is a JSON object or array; return anything else as it is."""
-    try:
-        return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
-    except (ValueError, RecursionError):
-        return value
 
 
 def settings_of(inputs: object) -> Foreign:

@@ -1,8 +1,9 @@
 """Evaluation logs of Inspect: `.eval` archives, deflated or in zstd, and logs in JSON.
 
 A sample is a rollout, an epoch a trial. The value of the first score counts: "C" is 1, "P" is 0.5, "I" and "N" are 0. A
-target of calls, as captrain writes it, is the reference. Attachments are put back in their places. An invalidated
-sample is skipped; one with an error has no verdict.
+target of calls, as captrain writes it, is the reference; any other target is kept as the truth, with the scorer's
+explanation. Attachments are put back in their places. An invalidated sample is skipped; one with an error has no
+verdict.
 """
 
 import json
@@ -11,20 +12,33 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from captrain.errors import UserError
-from captrain.interop.logs.chat import chat_rollout
+from captrain.interop.logs.chat import chat_entry
 from captrain.interop.logs.records import ChatRow
-from captrain.interop.logs.source import MALFORMED, Foreign, Source, call_entry, calling, entries_of, reason_of
-from captrain.records import MOST, Message, Rollout, file_digest
+from captrain.interop.logs.source import (
+    MALFORMED,
+    Entry,
+    Foreign,
+    Read,
+    Source,
+    call_entry,
+    calling,
+    entries_of,
+    reason_of,
+)
+from captrain.records import MOST, Message, file_digest
 
 ATTACHED = 1 << 26
 """Most characters of the attachments of a sample, counted as often as they are used."""
 ZSTD = 93
 """The compression method of a zip that Python 3.11 does not read."""
+ENCRYPTED = 1
+"""The flag of an entry of a zip that needs a password."""
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
 """Exceptions of reading a damaged member of an archive."""
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -33,16 +47,19 @@ CALL = re.compile(r"(\w+)\((\{.*\})\)", re.DOTALL)
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether the content of a file is a zip."""
-    return zipfile.is_zipfile(path)
+    """Return whether the content of a file is a zip, or the beginning of one."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04" or zipfile.is_zipfile(path)
 
 
 def read_archive(path: Path) -> Source:
     """Read the samples of an `.eval` archive.
 
     Raises:
-        ValueError: it is no log of Inspect.
+        ValueError: it is no log of Inspect, is encrypted or cut off.
     """
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is cut off: copy or download it again")
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         start = next((name for name in ("header.json", "_journal/start.json") if name in names), None)
@@ -61,7 +78,7 @@ def _source(path: Path, header: Foreign, samples: Iterator[tuple[str, object]]) 
     file, evaluation = file_digest(path), header.get("eval") or {}
     about = {"format": "Inspect", "version": header.get("version"), "task": evaluation.get("task")}
     model = evaluation.get("model")
-    entries = entries_of(samples, partial(_rollout, file, model or "unknown"))
+    entries = entries_of(samples, partial(_read, file, model or "unknown"))
     return Source(file, {**about, "agent": {"model": model}}, entries)
 
 
@@ -76,6 +93,8 @@ def _samples(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    if entry.flag_bits & ENCRYPTED:
+        raise ValueError("it is encrypted: unpack it with its password and pack it again without one")
     if entry.file_size > MOST:
         raise ValueError(f"it has more than {MOST >> 20} MiB")
     assert archive.filename is not None
@@ -126,11 +145,12 @@ class _Attachments:
         return text
 
 
-def _rollout(file: str, model: object, number: int, sample: Foreign) -> Rollout | str:
+def _read(file: str, model: object, number: int, sample: Foreign) -> Read:
     if sample.get("invalidation"):
         return "the sample was invalidated"
-    scores, error = sample.get("scores") or {}, sample.get("error")
-    value = next(iter(scores.values()), {}).get("value") if scores else None
+    scores, error, limit = sample.get("scores") or {}, sample.get("error"), sample.get("limit")
+    score = next(iter(scores.values()), {})
+    value = score.get("value")
     attachments = _Attachments(sample.get("attachments") or {})
     messages: list[Message] = []
     for message in sample.get("messages") or []:
@@ -140,16 +160,27 @@ def _rollout(file: str, model: object, number: int, sample: Foreign) -> Rollout 
             for call in message.get("tool_calls") or []
         ]
         messages.append({**message, "content": content, "error": bool(message.get("error")), "tool_calls": calls})
+    reference = _reference(sample.get("target"))
     row = ChatRow(
         messages,
-        0.0 if error and value is None else VALUES.get(value, value) if isinstance(value, str) else value,
+        VALUES.get(value, value) if isinstance(value, str) else value,
         task_id=sample.get("id"),
         trial=max(0, int(sample.get("epoch") or 1) - 1),
         model=model,
-        reference=_reference(sample.get("target")),
+        reference=reference,
         fault=str(error.get("message", error) if isinstance(error, dict) else error) if error else "",
+        limit=str(limit.get("type") or limit) if isinstance(limit, dict) else str(limit or ""),
+        grading=attachments.fill(score.get("explanation")),
+        submission=score.get("answer"),
+        expected={} if reference else {"target": sample.get("target")},
     )
-    return chat_rollout(file, number, row)
+    entry = chat_entry(file, number, row)
+    if not isinstance(entry, Entry) or not isinstance(value, dict) or not value:
+        return entry
+    name, [part, *_] = next(iter(scores)), [*value]
+    parts = {key: float(number) for key, number in value.items() if isinstance(number, int | float)}
+    missing = f"its score has several parts ({', '.join(map(str, value))}): add --outcome scores.{name}.value.{part}"
+    return replace(entry, reward=None, missing=missing, parts=parts)
 
 
 def _reference(target: object) -> list[Message]:

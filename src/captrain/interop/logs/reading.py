@@ -1,4 +1,4 @@
-"""Other people's logs as rollouts, of any format in docs/diagnose.md.
+"""Other people's logs as rollouts, of any format in docs/formats.md.
 
 The format is detected from the content. Embedded tasks are used, because an installed benchmark may hold others under
 the same ids. Only known fields are read, so that no settings or headers of a run come along; values under
@@ -9,10 +9,12 @@ Logs may be larger than memory: files are read entry by entry, and rollouts are 
 """
 
 import json
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +22,7 @@ from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs import (
     agentdojo,
+    answers,
     atif,
     bfcl,
     chat,
@@ -27,19 +30,50 @@ from captrain.interop.logs import (
     inspect,
     langfuse,
     langsmith,
+    medagent,
     nemo_gym,
+    openhands,
     own,
+    sessions,
     spans,
+    speakers,
+    steps,
+    swe,
     tau2,
     tau_bench,
+    terminal_bench,
     toolsandbox,
     verifiers,
 )
+from captrain.interop.logs.agents import Origin, origin_of, settle
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.records import OF_JSON, first_objects, has_columns, is_lines, is_table
-from captrain.interop.logs.source import MALFORMED, Foreign, Source, reason_of, schemas_by_name
-from captrain.interop.logs.traces import NO_REWARD, TraceFormat, read_traces
-from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular
+from captrain.interop.logs.outcomes import (
+    AS_READ,
+    NO_FIELD,
+    NO_REWARD,
+    OUT_OF_RANGE,
+    Choices,
+    Judge,
+    Scores,
+    scores_for,
+)
+from captrain.interop.logs.packed import is_packed, unpacked
+from captrain.interop.logs.records import (
+    FIRST,
+    OF_JSON,
+    RowFormat,
+    first_objects,
+    has_columns,
+    is_binary,
+    is_lines,
+    is_table,
+    rows_in,
+    rows_of,
+)
+from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, reason_of, schemas_by_name
+from captrain.interop.logs.traces import NO_MESSAGES, Rows, TraceFormat, read_traces
+from captrain.interop.logs.written import executed
+from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular, tracked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +81,10 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 SAMPLES = "samples"
 UNKNOWN = "unknown"
+NO_DIALOGUE = "it holds no dialogue"
 NO_FORMAT = "it is of no known format"
+OPTION = re.compile(r"add (--\w+ \S+)$")
+"""An option that a reason ends with."""
 FEW_ENTRIES = 9
 """A larger file is refused if most of its entries cannot be read: its format was probably misjudged."""
 TRACES = (
@@ -58,17 +95,28 @@ TRACES = (
 ROWS = (
     own.ROLLOUTS,
     verifiers.VERIFIERS,
+    verifiers.RESULTS,
     nemo_gym.NEMO_GYM,
     atif.ATIF,
     agentdojo.AGENTDOJO,
     tau_bench.TAU_BENCH,
+    openhands.OUTPUT,
+    swe.SWE_AGENT,
+    terminal_bench.TERMINAL_BENCH,
+    answers.SMOLAGENTS,
+    answers.TAPES,
+    speakers.WHO_AND_WHEN,
+    medagent.MEDAGENT,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
     chat.ITEMS,
     chat.CHAT,
+    steps.STEPS,
 )
 """Formats of rows, the more specific first."""
+FILES = (sessions.SESSIONS, openhands.EVENTS, speakers.DIALOGUE)
+"""Formats of files that are one dialogue."""
 IN_MEMORY = "rows in memory.jsonl"
 EXAMPLE = """\
 {"messages": [{"role": "user", "content": "Cancel order 7."},
@@ -76,21 +124,29 @@ EXAMPLE = """\
  "reward": 1}"""
 """The simplest chat: one such object, or one a line."""
 FORMATS = ", ".join(
-    dict.fromkeys(["tau2", "ToolSandbox", "Inspect", "BFCL results", *(entry.name for entry in (*ROWS, *TRACES))])
+    dict.fromkeys(
+        ["tau2", "ToolSandbox", "Inspect", "BFCL results", *(entry.name for entry in (*ROWS, *FILES, *TRACES))]
+    )
 )
 REMEDY = (
-    f"docs/diagnose.md lists what each format needs: {FORMATS}. ToolSandbox is named by its folder with "
+    f"docs/formats.md lists what each format needs: {FORMATS}. ToolSandbox is named by its folder with "
     "result_summary.json. Or give an object like this for each dialogue, reward 1 for passed and 0 for failed:\n"
     f"{EXAMPLE}"
 )
 UTF_16 = "it is text in UTF-16"
+BINARY = "it is a binary file"
 REMEDIES = {
-    NO_REWARD: f"give the rewards by --scores FILE, a CSV of {spans.SCORES}, a line for each trace",
+    NO_REWARD: "add --outcome FIELD if a field says it, or else --scores FILE, a CSV of outcomes that begins like this",
     UTF_16: "save it in UTF-8",
+    BINARY: "name a log in JSON, JSON lines, CSV or Inspect's .eval; .gz, .zip and .tar are unpacked",
+    NO_MESSAGES: "record the spans with the content of messages, which instrumentations leave out unless told so "
+    "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)",
     UNKNOWN: REMEDY,
     chat.CHAT.name: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
 }
 """Remedies, by the reason why entries cannot be read, or else by the format."""
+WHOLE = ("file", "the file")
+"""Places that are a whole file."""
 LIST_LENGTH = 200
 """Skipped entries that are listed; of more only the number is kept."""
 
@@ -111,7 +167,8 @@ class Logs:
     rollouts: of all files, as records of diagnosis. tools: OpenAI schemas, from the files or else inferred from the
     calls; inferred: the names of the latter. policies: what agents were told, by environment, if the files hold it.
     skipped: entries that could not be read, at most `LIST_LENGTH`. sources: for each file its name, format, if known
-    version, domain, agent and user model, and the numbers of its entries, imported and skipped.
+    version, domain, agent and user model, and the numbers of its entries, imported and skipped. notes: sentences on
+    what was decided while reading: graded rewards, repetitions, agents that were told apart, files without a dialogue.
     """
 
     rollouts: Spool[Rollout]
@@ -120,6 +177,7 @@ class Logs:
     skipped: list[Skipped]
     sources: list[JsonObject]
     inferred: frozenset[str]
+    notes: tuple[str, ...] = ()
 
     @property
     def known_tools(self) -> list[JsonObject]:
@@ -132,36 +190,44 @@ class Logs:
         return sum(source["skipped"] for source in self.sources)
 
 
-def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets: bool = False) -> Logs:
+def read_logs(
+    paths: Sequence[Path],
+    scores: Path | None = None,
+    *,
+    keep_secrets: bool = False,
+    choices: Choices = AS_READ,
+) -> Logs:
     """Read files and folders.
 
     Args:
-        paths: files of any format in docs/diagnose.md; ToolSandbox and tau2 1.0 result folders; any other folder is
-            searched for files.
-        scores: a CSV of `trace_id,reward` for spans, which hold no reward.
+        paths: files of any format in docs/formats.md, packed or not; result folders; any other folder is searched for
+            files.
+        scores: a CSV of outcomes, by trace, session, file or task.
         keep_secrets: whether what looks like a key stays in the texts.
+        choices: what the user says of outcomes, messages and agents.
 
     Raises:
-        UserError: a path does not exist, there is no rollout in any of them, most entries of a file cannot be read, or
-            scores are given and no file holds traces.
+        UserError: a path does not exist, there is no rollout in any of them, most entries of a file cannot be read, a
+            reward is out of range, or no score matches a rollout.
     """
-    rewards = spans.read_scores(scores) if scores is not None else {}
-    reader = _Reader(keep_secrets)
-    for path in _files(paths):
-        try:
-            source = _read(path, rewards)
-        except Unreadable as error:
-            reader.skip_file(path, str(error))
-        else:
-            reader.add(path, source)
-    names = ", ".join(path.name for path in paths)
+    reader = _Reader(keep_secrets, Judge(choices, Scores(scores) if scores is not None else None))
+    with ExitStack() as folders:
+        files = [*_files(paths, folders)]
+        for file in tracked(files, "reading", len(files)):
+            try:
+                source = _read(file.path, choices)
+            except Unreadable as error:
+                reader.skip_file(file, str(error))
+            else:
+                reader.add(file, source)
     if not reader.rollouts:
-        raise reader.empty(names)
-    formats = {source["format"] for source in reader.sources}
-    if scores is not None and not formats & {entry.name for entry in TRACES}:
+        raise reader.empty([*map(str, paths)])
+    if reader.judge.scores is not None and len(reader.judge.scores.unused()) == len(reader.judge.scores.lines):
+        [name, *_] = reader.judge.scores.lines
         raise UserError(
-            f"{scores} gives rewards to traces, and {names} holds none",
-            "leave --scores out: rows have their rewards beside their messages",
+            f"no score of {scores} matches a rollout: it scores {plain(name)}, and a task of the logs is "
+            f"{plain(reader.origins[0].task.partition('/')[2])}",
+            "give the trace, session, file or task of a rollout in the first column",
         )
     return reader.logs()
 
@@ -169,89 +235,145 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets
 class _Reader:
     """Logs under construction."""
 
-    def __init__(self, keep_secrets: bool = False) -> None:
-        self.keep_secrets = keep_secrets
+    def __init__(self, keep_secrets: bool = False, judge: Judge | None = None) -> None:
+        self.keep_secrets, self.judge = keep_secrets, judge or Judge(AS_READ)
         self.rollouts, self.calls = Spool(Rollout), _CallShapes()
+        self.origins: list[Origin] = []
         self.skipped: list[Skipped] = []
+        self.passed_over: list[str] = []
         self.sources: list[JsonObject] = []
         self.tools: dict[str, JsonObject] = {}
         self.policies: dict[str, str] = {}
         self.digests: set[str] = set()
+        self.unscored: str | None = None
+        """The first lines of a table of scores for what has no outcome."""
 
     def censor(self, value: Value) -> Value:
-        """Remove what looks like a key, unless keys are to stay."""
-        return value if self.keep_secrets else censored(value)
+        """Remove what looks like a key, unless keys are to stay; those of the environment never do."""
+        return censored(value, shapes=not self.keep_secrets)
 
-    def skip_file(self, path: Path, reason: str) -> None:
-        """List a file that cannot be read at all."""
-        self.skipped.append(Skipped(path.name, "file", reason))
-        self.sources.append({"file": path.name, "format": UNKNOWN, "entries": 0, "imported": 0, "skipped": 1})
+    def skip_file(self, file: "_File", reason: str) -> None:
+        """List a file that cannot be read at all. One of a folder that holds no dialogue is only counted."""
+        if file.is_found and reason.startswith(NO_FORMAT):
+            self.passed_over.append(file.name)
+            return
+        self.skipped.append(Skipped(file.name, "file", reason))
+        self.sources.append({"file": file.name, "format": UNKNOWN, "entries": 0, "imported": 0, "skipped": 1})
 
-    def add(self, path: Path, source: Source) -> None:
+    def add(self, file: "_File", source: Source) -> None:
         """Read the entries of a file, as far as they can be read.
 
         Raises:
-            UserError: most of them cannot be read.
+            UserError: most of them cannot be read, or a reward is out of range.
         """
         counts = {"entries": 0, "imported": 0, "skipped": 0}
         reasons, first_places = Counter[str](), dict[str, str]()
-        for place, entry in _entries(source):
+        for place, entry, row in _entries(source):
             counts["entries"] += 1
-            counts["imported" if isinstance(entry, Rollout) else "skipped"] += 1
-            if isinstance(entry, str):
-                skipped = Skipped(path.name, plain(place), plain(self.censor(entry)))
+            entry, record = self.judged(file, source.file, entry, row)
+            counts["imported" if isinstance(record, Rollout) else "skipped"] += 1
+            if isinstance(record, str):
+                if self.unscored is None and isinstance(entry, Entry) and record.startswith(NO_REWARD):
+                    self.unscored = scores_for(entry, file.path)
+                skipped = Skipped(file.name, plain(place), plain(record))
+                if skipped.reason.startswith(OUT_OF_RANGE):
+                    raise UserError(f"{file.shown}, {skipped.place}: {skipped.reason}", self.remedy("", [record]))
                 reasons[skipped.reason] += 1
                 first_places.setdefault(skipped.reason, skipped.place)
                 if len(self.skipped) < LIST_LENGTH:
                     self.skipped.append(skipped)
             elif source.file not in self.digests:  # a file given twice counts once
-                self.add_rollout(self.censor(entry))
-        if counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES:
+                self.add_rollout(record)
+                trial, agent = (entry.trial, entry.agent) if isinstance(entry, Entry) else (record.trial, "")
+                self.origins.append(origin_of(record, trial, agent, file.argument, file.path))
+        unjudged = sum(number for reason, number in reasons.items() if reason.startswith(NO_REWARD))
+        is_partly_judged = unjudged > counts["imported"] > 0
+        if is_partly_judged or (counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES):
             [(reason, number)] = reasons.most_common(1)
             raise UserError(
-                f"{path}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries cannot "
-                f"be read, {number} of them since {reason}, the first {first_places[reason]}",
-                _remedy(source.about["format"], [reason]),
+                f"{file.shown}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries "
+                f"cannot be read, {number} of them since {reason}, the first {first_places[reason]}",
+                self.remedy(source.about["format"], [reason]),
             )
         self.digests.add(source.file)
-        self.sources.append({"file": path.name, **source.about, **counts})
+        self.sources.append({"file": file.name, **source.about, **counts})
         self.tools |= self.censor(source.tools)
         self.policies |= self.censor(source.policies)
+
+    def judged(self, file: "_File", digest: str, entry: Read, row: Foreign) -> tuple[Read, Rollout | str]:
+        """Return an entry as the user's choices have it, and its record, or why there is none."""
+        if not isinstance(entry, Entry):
+            return entry, self.censor(entry)
+        try:
+            entry = self.judge.chosen(replace(entry, messages=executed(entry.messages)), row, file.path)
+            return entry, self.censor(self.judge.rollout(digest, entry, row))
+        except MALFORMED as error:
+            return entry, reason_of(error) if type(error) is ValueError else f"it cannot be read: {reason_of(error)}"
 
     def add_rollout(self, rollout: Rollout) -> None:
         """Keep a rollout, and learn tools from its calls."""
         self.rollouts.add(rollout)
         self.calls.add(rollout)
 
-    def empty(self, names: str) -> UserError:
-        """Say why there is no rollout in these files."""
-        reasons = [f"{entry.source}, {entry.place}: {entry.reason}" for entry in self.skipped[:5]]
+    def empty(self, names: Sequence[str]) -> UserError:
+        """Say why there is no rollout in these files: each reason once."""
+        places: dict[str, list[str]] = {}
+        is_one = len(names) == 1 and Path(names[0]).is_file()
+        for entry in self.skipped:
+            place = "" if entry.place in WHOLE else entry.place
+            place = place if is_one else ", ".join(filter(None, (entry.source, place)))
+            places.setdefault(entry.reason, []).append(place)
+        if self.passed_over:
+            places.setdefault(NO_DIALOGUE, []).extend(self.passed_over)
+        reasons = [
+            f"{first}{f' and {len(others)} more' if others else ''}: {reason}".removeprefix(": ")
+            for reason, [first, *others] in [*places.items()][:5]
+        ]
         nothing = "the file is empty" if self.sources else "the folders hold no file of results"
         return UserError(
-            f"there is no rollout in {names}: {'; '.join(reasons) or nothing}",
-            _remedy(self.sources[-1]["format"] if self.sources else UNKNOWN, (entry.reason for entry in self.skipped)),
+            f"there is no rollout in {', '.join(names)}: {'; '.join(reasons) or nothing}",
+            self.remedy(self.sources[-1]["format"] if self.sources else UNKNOWN, [*places]),
         )
 
+    def remedy(self, source_format: str, reasons: Sequence[str]) -> str:
+        """Choose the remedy for entries of a format that cannot be read for these reasons."""
+        for reason in reasons:
+            if option := OPTION.search(reason):
+                return f"add {option[1]}"
+            if reason.startswith(OUT_OF_RANGE):
+                mark = reason.rpartition(" ")[2]
+                return f"say what passes: --pass-at {mark}, for example, counts a reward of {mark} or more as passed"
+            if reason.startswith(NO_REWARD) and self.unscored is not None:
+                return f"{REMEDIES[NO_REWARD]}:\n{self.unscored}"
+        keys = [key for reason in reasons for key in REMEDIES if reason.startswith(key)]
+        remedies = (REMEDIES[key] for key in (*keys, source_format) if key in REMEDIES)
+        return next(remedies, "correct these entries; docs/formats.md has an example of each format")
+
     def logs(self) -> Logs:
-        """Return the logs."""
+        """Return the logs, with the name of its agent and the number of its trial in every rollout."""
+        notes = [*self.judge.notes(), *settle(self.origins)]
+        if self.passed_over:
+            notes.append(f"{len(self.passed_over)} files hold no dialogue, such as {plain(self.passed_over[0])}")
+        rollouts = self.rollouts
+        if any(origin.is_changed for origin in self.origins):
+            rollouts, self.calls = Spool(Rollout), _CallShapes()
+            for origin, rollout in zip(self.origins, self.rollouts, strict=True):
+                if origin.kept:
+                    renamed = rollout.model_copy(update={"policy": origin.label, "trial": origin.number})
+                    rollouts.add(renamed)
+                    self.calls.add(renamed)
         schemas = self.calls.schemas()
         inferred = frozenset(schemas) - frozenset(self.tools)
         tools = [*(schemas | self.tools).values()]
-        return Logs(self.rollouts, tools, self.policies, self.skipped, self.sources, inferred)
+        return Logs(rollouts, tools, self.policies, self.skipped, self.sources, inferred, tuple(notes))
 
 
-def _remedy(source_format: str, reasons: Iterable[str]) -> str:
-    """Choose the remedy for entries of a format that cannot be read for these reasons."""
-    remedies = (REMEDIES[key] for key in (*reasons, source_format) if key in REMEDIES)
-    return next(remedies, "correct these entries; docs/diagnose.md has an example of each format")
-
-
-def _entries(source: Source) -> Iterator[tuple[str, Rollout | str]]:
+def _entries(source: Source) -> Iterator[tuple[str, Read, Foreign]]:
     """Yield the entries of a file, up to a place from where it cannot be read."""
     try:
         yield from source.entries
     except (OSError, *MALFORMED) as error:
-        yield "the remainder", f"it cannot be read: {reason_of(error)}"
+        yield "the remainder", f"it cannot be read: {reason_of(error)}", {}
 
 
 def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
@@ -272,13 +394,15 @@ def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
     return reader.logs()
 
 
-def logs_of_rows(rows: "Iterable[object] | pd.DataFrame", scores: Path | None = None) -> Logs:
+def logs_of_rows(
+    rows: "Iterable[object] | pd.DataFrame", scores: Path | None = None, choices: Choices = AS_READ
+) -> Logs:
     """Read rows in memory as a file of them is read.
 
     Args:
-        rows: objects of any format of rows in docs/diagnose.md, in which messages may be objects of LangChain or
+        rows: objects of any format of rows in docs/formats.md, in which messages may be objects of LangChain or
             pydantic; or a frame with a row for each rollout, whose cells may be JSON text.
-        scores: see `read_logs`.
+        scores, choices: see `read_logs`.
 
     Raises:
         UserError: a row is no object, or the rows cannot be read.
@@ -294,7 +418,7 @@ def logs_of_rows(rows: "Iterable[object] | pd.DataFrame", scores: Path | None = 
                     file.write(json.dumps({**content}, default=_plain) + "\n")
                 except (TypeError, ValueError, RecursionError):
                     raise UserError(f"row {number} holds values that JSON cannot express", REMEDY) from None
-        return read_logs([path], scores)
+        return read_logs([path], scores, choices=choices)
 
 
 def _records(rows: "Iterable[object] | pd.DataFrame") -> Iterable[object]:
@@ -320,25 +444,49 @@ class Unreadable(Exception):
     """A file of no known format, or a damaged one."""
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files to read: those given, and in folders those that look like results."""
+@dataclass(frozen=True)
+class _File:
+    """A file to read. argument: what the user named. name, shown: in reports and in messages. is_found: in a folder."""
+
+    path: Path
+    argument: Path
+    shown: str
+    is_found: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def _files(paths: Sequence[Path], folders: ExitStack) -> Iterator[_File]:
+    """Yield the files to read: those given, unpacked, and in folders those that look like results."""
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist", "name a file or folder that does")
-        if not path.is_dir():
-            require_regular(path, "name a file that can be read")
-            yield path
-        elif (path / "result_summary.json").exists():
-            yield path / "result_summary.json"
-        elif (path / "results.json").exists():
-            yield path / "results.json"
+        if path.is_dir():
+            yield from (_File(file, path, str(file), True) for file in _found(path))
+            continue
+        require_regular(path, "name a file that can be read")
+        if not is_packed(path):
+            yield _File(path, path, str(path))
+            continue
+        place = unpacked(path, Path(folders.enter_context(tempfile.TemporaryDirectory())))
+        if place.is_file():
+            yield _File(place, place, str(path))
         else:
-            files = {file for file in path.rglob("*") if file.is_file() and _may_hold_dialogues(file)}
-            # Harbor's result of a trial is no rollout of its own.
-            trajectories = [file for file in files if file.name.startswith("trajectory")]
-            trials = {folder / atif.RESULT for file in trajectories for folder in (file.parent, file.parent.parent)}
-            absolute = {file.absolute() for file in files}  # score files are read with their results
-            yield from sorted(file for file in files - trials if bfcl.results_of(file) not in absolute)
+            yield from (_File(file, place, f"{path}: {file.relative_to(place)}", True) for file in _found(place))
+
+
+def _found(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that may hold dialogues."""
+    if (folder / "result_summary.json").exists():
+        yield folder / "result_summary.json"
+    elif (folder / "results.json").exists() and (folder / "simulations").is_dir():
+        yield folder / "results.json"
+    else:
+        files = {file for file in folder.rglob("*") if file.is_file() and _may_hold_dialogues(file)}
+        absolute = {file.absolute() for file in files}  # score files are read with their results
+        yield from sorted(file for file in files if bfcl.results_of(file) not in absolute)
 
 
 def _may_hold_dialogues(file: Path) -> bool:
@@ -347,8 +495,10 @@ def _may_hold_dialogues(file: Path) -> bool:
     return file.suffix in OF_JSON or (is_named_table and has_columns(file, (*chat.MESSAGES, "input")))
 
 
-def _read(path: Path, scores: Mapping[str, float]) -> Source:
+def _read(path: Path, choices: Choices) -> Source:
     """Read a file as what its content is: an archive, an object with lists of its own, or rows."""
+    if is_binary(path) and not inspect.is_archive(path):
+        raise Unreadable(BINARY)
     try:
         source = _read_document(path)
         if source is not None:
@@ -356,20 +506,50 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
         rows = first_objects(path)
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"it is not JSON: {reason_of(error)}") from None
+    if choices.messages:
+        formats: Sequence[RowFormat] = [steps.named(choices.messages)]
+        source = _read_rows(path, rows, lambda: rows_of(path), formats)
+    else:
+        source = _read_rows(path, rows, lambda: rows_of(path), ROWS)
+    if source is None and len(rows) == 1 and not is_lines(path):
+        inner = [*rows_in(rows[0])]
+        first = [row for _, row in inner[:FIRST]]
+        formats = [steps.named(choices.messages)] if choices.messages else ROWS
+        source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
+    if source is None and (rows or path.suffix != ".jsonl"):
+        raise Unreadable(_without_dialogue(rows, choices))
+    return source or chat.read_rows(path, chat.CHAT, rows_of(path))
+
+
+def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
+    """Say what a file without a known format holds."""
+    if choices.messages:
+        return f"{NO_FIELD} {choices.messages}"
+    fields = ", ".join(plain(str(name))[:40] for name in [*(rows[0] if rows else ())][:8])
+    field = next((name for row in rows[:1] for name in steps.likely_messages(row)), "")
+    hint = f"; `{field}` may be one: add --messages {field}" if field else ""
+    return f"{NO_FORMAT}: {NO_DIALOGUE}, but the fields {fields}{hint}" if fields else NO_FORMAT
+
+
+def _read_rows(path: Path, first: Sequence[Foreign], rows: Rows, formats: Sequence[RowFormat]) -> Source | None:
+    """Read rows in the first format that recognizes them; None if none does."""
     for trace_format in TRACES:
-        if any(_holds(trace_format.recognizes, row) for row in rows):
-            return read_traces(path, trace_format, scores)
-    if rows and tau2.is_simulation(rows[0]):
-        return tau2.read_simulations(path)
-    if rows and bfcl.is_bfcl(rows[0]):
+        if any(_holds(trace_format.recognizes, row) for row in first):
+            return read_traces(path, trace_format, rows)
+    if first and tau2.is_simulation(first[0]):
+        return tau2.read_simulations(path, rows())
+    if first and bfcl.is_bfcl(first[0]):
         try:
             return bfcl.read_bfcl(path)
         except MALFORMED as error:
             raise Unreadable(f"its scores cannot be read: {reason_of(error)}") from None
-    row_format = next((entry for row in rows for entry in ROWS if _holds(entry.recognizes, row)), None)
-    if row_format is None and (rows or path.suffix != ".jsonl"):
-        raise Unreadable(NO_FORMAT)
-    source = chat.read_rows(path, row_format or chat.CHAT)
+    row_format = next((entry for row in first for entry in formats if _holds(entry.recognizes, row)), None)
+    file_format = next((entry for entry in FILES if first and _holds(entry.recognizes, first)), None)
+    if row_format is None and file_format is not None:
+        return chat.read_whole(path, file_format, [row for _, row in rows() if isinstance(row, dict)])
+    if row_format is None:
+        return None
+    source = chat.read_rows(path, row_format, rows())
     if row_format is own.ROLLOUTS:
         source.tools.update(schemas_by_name(own.tools_beside(path)))
     return source
@@ -378,7 +558,10 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
 def _read_document(path: Path) -> Source | None:
     """Read an archive, or an object with lists of its own; None if the file holds rows."""
     if inspect.is_archive(path):
-        return inspect.read_archive(path)
+        try:
+            return inspect.read_archive(path)
+        except (*MALFORMED, *inspect.DAMAGED) as error:
+            raise Unreadable(f"the archive cannot be read: {reason_of(error)}") from None
     if is_table(path) or is_lines(path):
         with path.open("rb") as file:
             if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
@@ -390,12 +573,12 @@ def _read_document(path: Path) -> Source | None:
         return toolsandbox.read_toolsandbox(document)
     if {tau2.SIMULATIONS, "simulation_index"} & members:
         return tau2.read_tau2(document)
-    if SAMPLES in members:
+    if SAMPLES in members and "eval" in members:
         return inspect.read_document(path, document.members, document.elements(SAMPLES))
     return None
 
 
-def _holds(recognizes: Callable[[Foreign], bool], row: Foreign) -> bool:
+def _holds(recognizes: Callable[[Value], bool], row: Value) -> bool:
     try:
         return recognizes(row)
     except MALFORMED:

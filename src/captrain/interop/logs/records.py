@@ -4,9 +4,9 @@ A format of rows recognizes its rows and converts each to a `ChatRow`. It need n
 format is read from all of these.
 """
 
-import ast
 import csv
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,17 +14,16 @@ from itertools import islice
 from pathlib import Path
 
 from captrain.interop.logs.document import ARRAY, CHUNK, JsonDocument
-from captrain.interop.logs.source import Foreign, reason_of
-from captrain.records import Rollout
+from captrain.interop.logs.source import Foreign, Read, literal, reason_of
+from captrain.records import plain
 
 FIRST = 20
 LONGEST = 1 << 26
 """Characters of a cell: a dialogue is long, and an unclosed quote takes everything after it."""
-OF_JSON = (".json", ".jsonl", ".eval")
+OF_JSON = (".json", ".jsonl", ".eval", ".traj", ".ndjson")
+CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 DELIMITERS = ",;\t"
 TRUTHS = {"true": True, "false": False}
-WRITTEN_BY_PANDAS = 1 << 20
-"""Longest list in Python's notation that is read, as `DataFrame.to_csv` writes one."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class ChatRow:
 
     messages: of any format in `captrain.interop.logs.chat`. reference: assistant messages of a solution. script: what a
     simulated user was told. injections: texts that AgentDojo put into its world. fault: an error that was not the
-    agent's.
+    agent's. limit, grading, submission, expected: see `captrain.records.TaskFacts`. agent, keys: see `Entry`.
     """
 
     messages: Sequence[object]
@@ -46,6 +45,12 @@ class ChatRow:
     script: object = None
     injections: Mapping[str, object] = field(default_factory=dict[str, object])
     fault: str = ""
+    limit: str = ""
+    grading: object = None
+    submission: object = None
+    expected: Mapping[str, object] = field(default_factory=dict[str, object])
+    agent: object = None
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,16 @@ class RowFormat:
 
     name: str
     recognizes: Callable[[Foreign], bool]
-    convert: Callable[[Foreign, Path], ChatRow | Rollout | str]
+    convert: Callable[[Foreign, Path], ChatRow | Read]
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """A format whose rows, all together, are one dialogue: `recognizes` sees the first of them."""
+
+    name: str
+    recognizes: Callable[[Sequence[Foreign]], bool]
+    convert: Callable[[Sequence[Foreign], Path], ChatRow | Read]
 
 
 def is_lines(path: Path) -> bool:
@@ -104,6 +118,32 @@ def rows_of(path: Path) -> Iterator[tuple[str, object]]:
                     yield f"line {number}", f"it is not JSON: {reason_of(error)}"
 
 
+def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
+    """Yield the rows inside a document that is no row itself: those of its longest list of objects, or its members, if
+    nearly all of them are objects, with their names as `task_id`. The model may stand beside them."""
+    shared = {name: document[name] for name in ("model", "model_name") if isinstance(document.get(name), str)}
+    lists = {
+        name: part
+        for name, part in document.items()
+        if isinstance(part, list) and any(isinstance(row, dict) for row in part)
+    }
+    if lists:
+        name = max(lists, key=lambda name: len(lists[name]))
+        rows = [(f"{name} {number}", row) for number, row in enumerate(lists[name], start=1)]
+    else:
+        objects = {name: row for name, row in document.items() if isinstance(row, dict)}
+        is_table = len(objects) >= max(1, len(document) - len(shared) - 2)
+        rows = [(f"entry {plain(name)}", {"task_id": name, **row}) for name, row in objects.items()] if is_table else []
+    yield from ((place, {**shared, **row} if isinstance(row, dict) else row) for place, row in rows)
+
+
+def is_binary(path: Path) -> bool:
+    """Return whether a file is no text: it holds control characters, and is not in UTF-16 or UTF-32."""
+    with path.open("rb") as file:
+        beginning = file.read(1 << 12)
+    return json.detect_encoding(beginning) in ("utf-8", "utf-8-sig") and bool(CONTROL.search(beginning))
+
+
 def first_objects(path: Path) -> list[Foreign]:
     """Return the first rows that are objects; they tell the format."""
     return [*islice((row for _, row in rows_of(path) if isinstance(row, dict)), FIRST)]
@@ -146,7 +186,4 @@ def _value(cell: object) -> object:
         return TRUTHS[cell.lower()]
     with suppress(ValueError, RecursionError):
         return json.loads(cell)
-    if cell.startswith("[{") and len(cell) <= WRITTEN_BY_PANDAS:
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return ast.literal_eval(cell)
-    return cell
+    return literal(cell) if cell.startswith("[{") else cell

@@ -4,9 +4,11 @@ A format may assume nothing about a value: `entries_of` turns any error of readi
 skipped, and reads on.
 """
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -21,27 +23,67 @@ Foreign = Mapping[str, Any]
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Exceptions of reading a value of an unexpected form."""
 
+WRITTEN_BY_PYTHON = 1 << 20
+"""Longest value in Python's notation that is read."""
 CREDENTIAL = re.compile(
     r"(api|access|secret|private|auth|bearer|session|refresh)[-_ ]?(key|token)|^(key|token|secret|bearer|auth)$"
     r"|authori[sz]ation|password|passwd|passphrase|credential|client[-_ ]?secret",
     re.IGNORECASE,
 )
 DROPPED = "[dropped]"
-PERFECT = 1 - 1e-6
+NAMES = ("name", "tool_name", "toolName", "tool", "function", "action")
+ARGUMENTS = ("arguments", "args", "input", "parameters", "kwargs", "tool_input", "action_input", "tool_args")
+"""Members of a call that hold its name and its arguments, in the notations of various tools."""
+CALL_IDS = ("id", "call_id", "tool_call_id", "toolCallId")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rollout as a format reads it, before its outcome is judged.
+
+    Attributes:
+        index: number in its file.
+        reward: as the file has it; None if it has none.
+        trial: None if the file does not number trials.
+        agent: the implementation or prompt that played, if the file names it; the model is `policy`.
+        fault: an error that was not the agent's; the reward is then kept in the task's data.
+        keys: further names of the rollout, by which a table of scores may call it.
+        missing: why there is no reward, where the file says more than nothing.
+    """
+
+    index: int
+    environment: str
+    task: str
+    messages: list[Message]
+    reward: object
+    policy: str
+    data: Mapping[str, object] = field(default_factory=dict[str, object])
+    trial: int | None = None
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    reference: list[Message] = field(default_factory=list["Message"])
+    fault: str = ""
+    agent: str = ""
+    keys: tuple[str, ...] = ()
+    missing: str = ""
+
+
+NO_AGENT = "the log holds no message of the agent"
+Read = Entry | Rollout | str
+"""What a format reads: an entry, a finished record, or why there is neither."""
 
 
 @dataclass(frozen=True)
 class Source:
     """One file as a format reads it.
 
-    file: digest of the file. about: what the file says of itself, as JSON. entries: a rollout, or why there is none,
-    each with its place; they can be read once. tools: schemas by name. policies: what agents were told, by environment.
+    file: digest of the file. about: what the file says of itself, as JSON. entries: each with its place and the object
+    it was read from; they can be read once. tools: schemas by name. policies: what agents were told, by environment.
     Tools and policies are complete when all entries have been read.
     """
 
     file: str
     about: JsonObject
-    entries: Iterator[tuple[str, Rollout | str]]
+    entries: Iterator[tuple[str, Read, Foreign]]
     tools: dict[str, JsonObject] = field(default_factory=dict[str, "JsonObject"])
     policies: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -99,9 +141,9 @@ def json_of(path: Path) -> Any:
 
 
 def entries_of(
-    values: Iterable[tuple[str, object]], read: Callable[[int, Foreign], Rollout | str], first: int = 1
-) -> Iterator[tuple[str, Rollout | str]]:
-    """Read each value into its record, or into the reason why there is none.
+    values: Iterable[tuple[str, object]], read: Callable[[int, Foreign], Read], first: int = 1
+) -> Iterator[tuple[str, Read, Foreign]]:
+    """Read each value into its entry, or into the reason why there is none.
 
     Args:
         values: places and values; a text says why a value could not be parsed.
@@ -110,17 +152,29 @@ def entries_of(
     """
     for number, (place, value) in enumerate(values, start=first):
         if not isinstance(value, dict):
-            yield place, value if isinstance(value, str) else "it is not an object"
+            yield place, value if isinstance(value, str) else "it is not an object", {}
             continue
         try:
-            yield place, read(number, value)
+            yield place, read(number, value), value
         except MALFORMED as error:
-            yield place, f"it cannot be read: {reason_of(error)}"
+            yield place, f"it cannot be read: {reason_of(error)}", value
 
 
 def call_entry(name: object, arguments: object, call_id: object = None) -> CallEntry:
     """Return a call as chat messages hold it."""
     return {"id": call_id, "function": {"name": name, "arguments": arguments}}
+
+
+def call_of(entry: object) -> CallEntry | None:
+    """Read a call in any tool's notation: OpenAI's, or an object with a name and its arguments; None for no call."""
+    if not isinstance(entry, Mapping):
+        return None
+    function = entry.get("function")
+    inner = function if isinstance(function, Mapping) else entry
+    name = next((inner[key] for key in NAMES if isinstance(inner.get(key), str)), None)
+    arguments = next((inner[key] for key in ARGUMENTS if inner.get(key) is not None), {})
+    call_id = next((entry[key] for key in CALL_IDS if entry.get(key) is not None), None)
+    return call_entry(name, arguments, call_id) if name else None
 
 
 def calling(calls: list[CallEntry], text: str = "") -> Message:
@@ -159,50 +213,36 @@ def well_formed(value: Any) -> Any:
     return [well_formed(element) for element in value] if isinstance(value, list) else value
 
 
-def record_of_entry(
-    file: str,
-    index: int,
-    *,
-    environment: str,
-    task: str,
-    data: Mapping[str, object],
-    messages: list[Message],
-    reward: object,
-    policy: str,
-    trial: int = 0,
-    parts: Mapping[str, float] | None = None,
-    reference: list[Message] | None = None,
-    fault: str | None = None,
-) -> Rollout | str:
-    """Return the record of one entry, or why there is none.
+def rollout_of(file: str, entry: Entry, reward: float, *, passed: bool) -> Rollout | str:
+    """Return the record of an entry whose outcome is judged, or why there is none.
 
     Args:
         file: digest of the file; with the entry's index it gives the rollout its id.
-        reward: as the file has it; it must be a number in [0, 1].
-        fault: an error that was not the agent's; the reward is then kept in the task's data.
+        entry: as read.
+        reward: between 0 and 1.
+        passed: whether the rollout passed.
     """
-    if not isinstance(reward, int | float) or isinstance(reward, bool):
-        return "there is no reward" if reward is None else f"the reward {str(reward)[:80]!r} is not a number"
-    if not 0 <= reward <= 1:
-        return f"the reward {reward} is not between 0 and 1"
-    if not messages:
+    if not entry.messages:
         return "there are no messages"
-    calls = [call for message in messages + (reference or []) for call in message.get("tool_calls") or []]
+    calls = [call for message in entry.messages + entry.reference for call in message.get("tool_calls") or []]
     if not all(isinstance(call["function"]["name"], str) for call in calls):
-        raise ValueError("a call in it has no name")
-    passed = reward >= PERFECT
-    task, environment, policy = map(well_formed, (task, environment, policy))
-    more = {"recorded_reward": float(reward)} if fault else {}
+        return "it cannot be read: a call in it has no name"
+    is_silent = not any(message["role"] == "assistant" for message in entry.messages)
+    fault = entry.fault or (NO_AGENT if is_silent and not passed else "")
+    task, environment, policy = map(well_formed, (entry.task, entry.environment, entry.policy))
+    more = {"recorded_reward": reward} if fault else {}
     return Rollout(
-        id=digest(file, index)[:12],
+        id=digest(file, entry.index)[:12],
         environment=environment,
-        task=Task(id=f"{environment}/{task}", split="discovery", data=well_formed({**data, "task": task, **more})),
-        trial=trial,
+        task=Task(
+            id=f"{environment}/{task}", split="discovery", data=well_formed({**entry.data, "task": task, **more})
+        ),
+        trial=entry.trial or 0,
         purpose="diagnosis",
         policy=policy,
-        messages=well_formed(messages),
-        reference=well_formed(reference or []),
-        score=None if fault else Score(reward=float(reward), success=passed, parts=dict(parts or {})),
+        messages=well_formed(entry.messages),
+        reference=well_formed(entry.reference),
+        score=None if fault else Score(reward=reward, success=passed, parts=dict(entry.parts)),
         outcome="error" if fault else "passed" if passed else "failed",
         error=well_formed(fault) if fault else None,
     )
@@ -216,17 +256,43 @@ def cleaned(value: object) -> object:
 
 
 def parsed(arguments: object) -> object:
-    """Parse the arguments of a call; text that is no JSON stays text."""
+    """Parse the arguments of a call, in JSON or as Python writes a dict; any other text stays text."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            return arguments
+            return cleaned(literal(arguments)) if arguments.lstrip().startswith("{") else arguments
     return cleaned(arguments)
 
 
+def loaded(value: object) -> object:
+    """Parse text that is a JSON object or array; return anything else as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def literal(text: str) -> object:
+    """Parse a JSON-like value in Python's notation; return the text if it is none."""
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        value = ast.literal_eval(text.strip()) if len(text) <= WRITTEN_BY_PYTHON else text
+        json.dumps(value)
+        return value
+    return text
+
+
 def text_of(content: object) -> str:
-    """Return the text of a message: parts are joined, None is ""."""
+    """Return the text of a message: parts are joined, None is "", and any other value is JSON."""
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+        return "".join(_text_of_part(part) for part in content)
+    if isinstance(content, dict):
+        return _text_of_part(content) or json.dumps(content, ensure_ascii=False)
     return "" if content is None else str(content)
+
+
+def _text_of_part(part: object) -> str:
+    if not isinstance(part, dict):
+        return str(part)
+    text = part.get("text") or (part.get("content") if part.get("type") in ("text", "output_text") else "")
+    return text if isinstance(text, str) else ""

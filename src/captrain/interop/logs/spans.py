@@ -1,22 +1,16 @@
 """Spans of OpenTelemetry's GenAI conventions and of OpenInference (Phoenix, Langfuse, MLflow): a trace is a rollout.
 
-Spans hold no reward: a CSV of scores gives one to each trace, in columns `trace_id` and `reward`.
+Spans hold no reward: a CSV of scores gives one to each trace, in columns `trace_id` and `reward`. Vercel's AI SDK
+writes messages as `ai.prompt.messages` and the answer as `ai.response.*`.
 """
 
-import csv
-import io
 import json
-import math
 import re
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
-from captrain.errors import UserError
-from captrain.interop.logs.exchange import loaded
-from captrain.interop.logs.source import Foreign, call_entry, text_of
-from captrain.interop.logs.traces import TraceRun, trace_key
-from captrain.records import Message, plain, read_text
+from captrain.interop.logs.source import Foreign, call_entry, call_of, loaded, text_of
+from captrain.interop.logs.traces import TraceRun
+from captrain.records import Message
 
 INDEXED = re.compile(
     r"(?:llm\.(?:(input)|output)_messages\.(\d+)\.message|gen_ai\.(?:(prompt)|completion)\.(\d+))\.(.+)"
@@ -24,32 +18,11 @@ INDEXED = re.compile(
 """Attributes of OpenInference, and of OpenLLMetry before it wrote `gen_ai.input.messages`."""
 CALLS = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
 SCHEMA = re.compile(r"llm\.tools\.\d+\.tool\.json_schema")
-SCORES = "trace_id,reward"
 
 
 def recognizes_spans(row: Foreign) -> bool:
     """Return whether a row is a span, or a batch of spans as OTLP exports it."""
     return "resourceSpans" in row or (isinstance(row.get("attributes"), dict | list) and bool(_trace_id(row)))
-
-
-def read_scores(path: Path) -> dict[str, float]:
-    """Read the rewards of a CSV, by trace.
-
-    Raises:
-        UserError: it is empty, has other columns, or a reward is no number.
-    """
-    remedy = f"give a CSV with the columns {SCORES}"
-    try:
-        rows = csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))
-        pairs = [(trace_key(row["trace_id"] or ""), float(row["reward"])) for row in rows]
-    except (KeyError, ValueError, TypeError, csv.Error):
-        pairs = []
-    if not pairs or not all(trace and math.isfinite(reward) for trace, reward in pairs):
-        raise UserError(f"{path} is not a table of scores", remedy)
-    trace, times = Counter(trace for trace, _ in pairs).most_common(1)[0]
-    if times > 1:
-        raise UserError(f"{path} scores trace {plain(trace)} {times} times", "give each trace one reward")
-    return dict(pairs)
 
 
 def span_runs(row: object) -> Iterator[TraceRun]:
@@ -67,13 +40,35 @@ def span_runs(row: object) -> Iterator[TraceRun]:
         definitions = loaded(attributes.get("gen_ai.tool.definitions"))
         tools = definitions if isinstance(definitions, list) else []
         tools = [*tools, *(loaded(value) for name, value in attributes.items() if SCHEMA.fullmatch(name))]
-        yield TraceRun(_trace_id(span), _gen_ai(attributes) or _numbered(attributes), model, tools)
+        model = model or attributes.get("ai.model.id")
+        messages = _gen_ai(attributes) or _numbered(attributes) or _vercel(attributes)
+        yield TraceRun(_trace_id(span), messages, model, [*tools, *_listed(attributes.get("ai.prompt.tools"))])
+
+
+def _listed(value: object) -> list[object]:
+    """Return a list, or texts of JSON in a list, as a list of values."""
+    value = loaded(value)
+    return [loaded(element) for element in value] if isinstance(value, list) else []
+
+
+def _vercel(attributes: Foreign) -> list[object]:
+    """Read the request and the answer of Vercel's AI SDK."""
+    prompt = loaded(attributes.get("ai.prompt"))
+    messages = _listed(attributes.get("ai.prompt.messages"))
+    if not messages and isinstance(prompt, dict):
+        system = [{"role": "system", "content": prompt["system"]}] if prompt.get("system") else []
+        asked = [{"role": "user", "content": prompt["prompt"]}] if prompt.get("prompt") else []
+        messages = [*system, *_listed(prompt.get("messages")), *asked]
+    text = attributes.get("ai.response.text") or attributes.get("ai.response.object") or ""
+    calls = [call for entry in _listed(attributes.get("ai.response.toolCalls")) if (call := call_of(entry))]
+    answer = {"role": "assistant", "content": text, "tool_calls": calls}
+    return [*messages, answer] if messages and (text or calls) else []
 
 
 def _trace_id(span: Foreign) -> str:
-    context = span.get("context")
-    inner = context.get("trace_id") if isinstance(context, dict) else None
-    return str(span.get("traceId") or span.get("trace_id") or inner or "")
+    contexts = [span[name] for name in ("context", "spanContext") if isinstance(span.get(name), dict)]
+    ids = [place.get(name) for place in (span, *contexts) for name in ("traceId", "trace_id")]
+    return str(next((name for name in ids if name), ""))
 
 
 def _gen_ai(attributes: Foreign) -> list[object]:

@@ -6,22 +6,24 @@ from pathlib import Path
 
 from captrain.interop.logs.chat import ROLES
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.records import rows_of
 from captrain.interop.logs.source import (
+    Entry,
     Foreign,
+    Read,
     Source,
     cleaned,
     entries_of,
     json_of,
     parsed,
     reason_of,
-    record_of_entry,
     text_of,
 )
-from captrain.records import Message, Rollout, file_digest
+from captrain.records import Message, file_digest
 
 NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout")
 """Terminations that are no verdict on the agent."""
+LIMITS = ("max_steps",)
+"""Terminations by a limit of the harness."""
 SIMULATIONS = "simulations"
 DEFINITION = ("initial_state", "evaluation_criteria")
 """Fields of an embedded task that define its world and its check."""
@@ -29,15 +31,16 @@ DEFINITION = ("initial_state", "evaluation_criteria")
 
 @dataclass(frozen=True)
 class _Run:
-    """What all simulations of a file share. tasks: embedded tasks by id; model: of the agent."""
+    """What all simulations of a file share. tasks: embedded tasks by id; model, agent: name and implementation."""
 
     file: str
     tasks: Mapping[str, Foreign]
     domain: str = "unknown"
     model: str = "unknown"
+    agent: str = ""
 
-    def rollout(self, index: int, simulation: Foreign) -> Rollout | str:
-        """Return the record of a simulation, or why there is none."""
+    def entry(self, index: int, simulation: Foreign) -> Read:
+        """Return the entry of a simulation, or why there is none."""
         if simulation.get("task_id") is None:
             return "it names no task"
         name, reason = str(simulation["task_id"]), str(simulation.get("termination_reason") or "")
@@ -57,20 +60,25 @@ class _Run:
             "ending": reason,
             "graded": [str(part).lower() for part in graded],
             "definition": {field: cleaned(task[field]) for field in DEFINITION if task and task.get(field) is not None},
+            "limit": reason if reason in LIMITS else "",
+            "grading": _unmet(reward_info.get("nl_assertions")),
+            "expected": {"acceptable_outcomes": cleaned(criteria["acceptable_outcomes"])}
+            if criteria.get("acceptable_outcomes")
+            else {},
         }
-        return record_of_entry(
-            self.file,
+        return Entry(
             index,
-            environment=f"tau2/{self.domain}",
-            task=name,
+            f"tau2/{self.domain}",
+            name,
+            [*map(_message, messages)],
+            reward_info.get("reward"),
+            self.model,
             data={"kind": self.domain, **{field: value for field, value in facts.items() if value}},
-            messages=[*map(_message, messages)],
-            reward=reward_info.get("reward"),
-            policy=self.model,
-            trial=simulation.get("trial") or 0,
+            trial=simulation.get("trial"),
             parts={str(part).lower(): float(value) for part, value in breakdown.items()},
-            reference=_reference(criteria, is_solo) if task else None,
-            fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else None,
+            reference=_reference(criteria, is_solo) if task else [],
+            fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else "",
+            agent=self.agent,
         )
 
 
@@ -81,8 +89,11 @@ def read_tau2(document: JsonDocument) -> Source:
     world, listing = _object(info, "environment_info"), data.get("tasks")
     entries = [task for task in listing if isinstance(task, dict) and "id" in task] if isinstance(listing, list) else []
     agent, policy = _model(info.get("agent_info")), world.get("policy")
+    implementation = str(_object(info, "agent_info").get("implementation") or "")
     domain = str(world.get("domain_name") or "unknown")
-    run = _Run(file, {str(task["id"]): task for task in entries}, domain, str(agent["model"] or "unknown"))
+    run = _Run(
+        file, {str(task["id"]): task for task in entries}, domain, str(agent["model"] or "unknown"), implementation
+    )
     folder = document.path.parent / "simulations"
     is_split = not document.counts.get(SIMULATIONS)
     simulations = _split(folder, data.get("simulation_index")) if is_split else _listed(document)
@@ -94,7 +105,7 @@ def read_tau2(document: JsonDocument) -> Source:
         "user": _model(info.get("user_info")),
     }
     policies = {f"tau2/{domain}": policy} if isinstance(policy, str) else {}
-    return Source(file, about, entries_of(simulations, run.rollout, first=0), {}, policies)
+    return Source(file, about, entries_of(simulations, run.entry, first=0), {}, policies)
 
 
 def _object(data: Mapping[str, object], name: str) -> Foreign:
@@ -108,10 +119,10 @@ def is_simulation(row: Foreign) -> bool:
     return "reward_info" in row and isinstance(row.get("messages"), list)
 
 
-def read_simulations(path: Path) -> Source:
+def read_simulations(path: Path, rows: Iterator[tuple[str, object]]) -> Source:
     """Read the simulations of a bare list."""
     run = _Run(file_digest(path), {})
-    return Source(run.file, {"format": "tau2, a list of simulations"}, entries_of(rows_of(path), run.rollout, first=0))
+    return Source(run.file, {"format": "tau2, a list of simulations"}, entries_of(rows, run.entry, first=0))
 
 
 def _model(settings: object) -> dict[str, object]:
@@ -152,7 +163,10 @@ def _script(task: Foreign, is_solo: bool) -> str:
 
 
 def _reference(criteria: Foreign, is_solo: bool) -> list[Message]:
-    """Return the solution: the agent's gold calls, and the information to be told at its end."""
+    """Return the solution: the agent's gold calls, and the information to be told at its end; [] if the task states
+    neither, which is no solution that does nothing."""
+    if criteria.get("actions") is None and not criteria.get("communicate_info"):
+        return []
     reference: list[Message] = []
     for action in criteria.get("actions") or []:
         if is_solo or action.get("requestor", "assistant") == "assistant":
@@ -163,6 +177,13 @@ def _reference(criteria: Foreign, is_solo: bool) -> list[Message]:
             reference.append({"role": "assistant", "content": "", "tool_calls": [call]})
     informs = [text_of(value) for value in criteria.get("communicate_info") or []]
     return [*reference, {"role": "assistant", "content": ", ".join(informs), "informs": informs}]
+
+
+def _unmet(assertions: object) -> str:
+    """List the assertions that a judge found unmet, with its reasons."""
+    rows = assertions if isinstance(assertions, list) else []
+    unmet = [row for row in rows if isinstance(row, dict) and row.get("met") is False]
+    return "\n".join(f"{row.get('nl_assertion')}: {row.get('justification') or 'unmet'}" for row in unmet)
 
 
 def _message(message: Foreign) -> Message:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.source import MALFORMED, Foreign, Source, entries_of, json_of, reason_of, record_of_entry
-from captrain.records import JsonObject, Rollout, file_digest
+from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, entries_of, json_of, reason_of
+from captrain.records import JsonObject, file_digest
 
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
 NO_KEY = "RAPID_API_KEY"
@@ -27,11 +27,11 @@ def read_toolsandbox(document: JsonDocument) -> Source:
     about = {"format": "ToolSandbox", "commit": document.members.get("git_sha")}
     results = (result if isinstance(result, dict) else {} for result in document.elements(SCENARIOS))
     places = ((f"scenario {result.get('name') or number}", result) for number, result in enumerate(results))
-    return Source(file, about, entries_of(places, partial(_rollout, document.path, file), first=0))
+    return Source(file, about, entries_of(places, partial(_read, document.path), first=0))
 
 
-def _rollout(path: Path, file: str, index: int, result: Foreign) -> Rollout | str:
-    name, fault = result.get("name"), None
+def _read(path: Path, index: int, result: Foreign) -> Read:
+    name, fault = result.get("name"), ""
     if not isinstance(name, str) or not name:
         return "it has no name"
     if result.get("exception_type"):
@@ -55,15 +55,14 @@ def _rollout(path: Path, file: str, index: int, result: Foreign) -> Rollout | st
             message["error"] = True
     milestones, parts = _milestones(turns, result)
     kinds = [str(category).lower() for category in result.get("categories") or []]
-    return record_of_entry(
-        file,
+    return Entry(
         index,
-        environment="toolsandbox",
-        task=name,
+        "toolsandbox",
+        name,
+        messages,
+        result.get("similarity"),
+        "unknown",
         data={"kind": next((kind for kind in CATEGORIES if kind in kinds), ""), "milestones": milestones},
-        messages=messages,
-        reward=result.get("similarity"),
-        policy="unknown",
         parts=parts,
         fault=fault,
     )

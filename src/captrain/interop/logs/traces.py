@@ -4,17 +4,19 @@ A file is read twice, so that only the place of each trace's run and its scores 
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from captrain.interop.logs.chat import REWARD, chat_rollout
-from captrain.interop.logs.records import ChatRow, rows_of
-from captrain.interop.logs.source import MALFORMED, Foreign, Source, reason_of, schemas_by_name
-from captrain.records import Rollout, file_digest
+from captrain.interop.logs.chat import REWARD, chat_entry
+from captrain.interop.logs.outcomes import NO_REWARD
+from captrain.interop.logs.records import ChatRow
+from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, reason_of, schemas_by_name
+from captrain.records import file_digest
 
-NO_REWARD = "there is no reward, neither in it nor by --scores FILE"
+NO_MESSAGES = "none of its runs holds messages"
+Rows = Callable[[], Iterator[tuple[str, object]]]
+"""Reads the rows of a file with their places, from the first again."""
 
 
 @dataclass(frozen=True)
@@ -57,57 +59,59 @@ class _Trace:
             self.length, self.place = len(run.messages), place
 
 
-def read_traces(path: Path, trace_format: TraceFormat, rewards: Mapping[str, float]) -> Source:
+def read_traces(path: Path, trace_format: TraceFormat, rows: Rows) -> Source:
     """Read one entry for each trace that holds messages, or that has a score and no messages.
 
     Args:
         path: of the file.
         trace_format: reads a row.
-        rewards: by `trace_key`, from elsewhere; they override scores in the file.
+        rows: of the file.
     """
     traces: dict[str, _Trace] = {}
-    damages: list[tuple[str, str]] = []
+    damages: list[tuple[str, Read, Foreign]] = []
     source = Source(file_digest(path), {"format": trace_format.name}, iter(()))
-    for place, run in _runs(path, trace_format):
+    for place, run in _runs(rows(), trace_format):
         if isinstance(run, str):
-            damages.append((place, run))
+            damages.append((place, run, {}))
         else:
             traces.setdefault(run.trace, _Trace()).add(run, int(place))
             source.tools.update(schemas_by_name(run.tools))
 
-    def entries() -> Iterator[tuple[str, Rollout | str]]:
+    def entries() -> Iterator[tuple[str, Read, Foreign]]:
         yield from damages
         places = {trace.place for trace in traces.values()}
-        for place, run in _runs(path, trace_format):
+        for place, run in _runs(rows(), trace_format):
             if not isinstance(run, str) and int(place) in places:
-                yield from _entry(source.file, int(place), run, traces[run.trace], rewards)
+                trace = traces[run.trace]
+                yield f"trace {run.trace}", _entry(source.file, int(place), run, trace), {"scores": trace.scores}
         for key, trace in traces.items():
             if trace.place < 0 and (trace.scores or not any(places - {-1})):
-                yield f"trace {key}", "none of its runs holds messages"
+                yield f"trace {key}", NO_MESSAGES, {}
 
     return Source(source.file, source.about, entries(), source.tools)
 
 
-def _entry(
-    file: str, place: int, run: TraceRun, trace: _Trace, rewards: Mapping[str, float]
-) -> Iterator[tuple[str, Rollout | str]]:
-    """Yield the entry of a trace, from the run that holds its conversation."""
-    reward = rewards.get(trace_key(run.trace), reward_of(trace.scores))
-    task, label = run.trace if trace.task is None else trace.task, f"trace {run.trace}"
-    if isinstance(reward, str):
-        yield label, reward
-        return
-    chat = ChatRow(run.messages, reward, task_id=task, model=trace.model or "unknown")
+def _entry(file: str, place: int, run: TraceRun, trace: _Trace) -> Entry | str:
+    """Return the entry of a trace, from the run that holds its conversation."""
+    reward = reward_of(trace.scores)
+    chat = ChatRow(
+        run.messages,
+        None if isinstance(reward, str) else reward,
+        task_id=run.trace if trace.task is None else trace.task,
+        model=trace.model or "unknown",
+        keys=(run.trace,),
+    )
     try:
-        yield label, chat_rollout(file, place, chat)
+        entry = chat_entry(file, place, chat)
     except MALFORMED as error:
-        yield label, f"it cannot be read: {reason_of(error)}"
+        return f"it cannot be read: {reason_of(error)}"
+    return replace(entry, missing=reward) if isinstance(entry, Entry) and isinstance(reward, str) else entry
 
 
-def _runs(path: Path, trace_format: TraceFormat) -> Iterator[tuple[str, TraceRun | str]]:
+def _runs(rows: Iterable[tuple[str, object]], trace_format: TraceFormat) -> Iterator[tuple[str, TraceRun | str]]:
     """Yield every run of a file with its number; for an unreadable row its place and the reason."""
     number = 0
-    for place, row in rows_of(path):
+    for place, row in rows:
         if isinstance(row, str):
             yield place, row
             continue
@@ -119,19 +123,18 @@ def _runs(path: Path, trace_format: TraceFormat) -> Iterator[tuple[str, TraceRun
             yield place, f"it cannot be read: {reason_of(error)}"
 
 
-def trace_key(trace: str) -> str:
-    """Normalise the id of a trace: hexadecimal ids match with and without `0x`, in either case."""
-    key = trace.strip().lower().removeprefix("0x")
-    return key if re.fullmatch(r"[0-9a-f-]{16,}", key) else trace
-
-
 def reward_of(scores: Mapping[str, float]) -> float | str:
     """Choose the only score, or the one that is named as a reward; else say why there is none."""
     if len(scores) < 2:
         return next(iter(scores.values()), NO_REWARD)
     reward = next((scores[name] for name in REWARD if name in scores), None)
-    names = ", ".join(sorted(scores)[:5])
-    return f"it has several scores ({names}), and none is named {', '.join(REWARD)}" if reward is None else reward
+    if reward is not None:
+        return reward
+    names = sorted(scores)
+    return (
+        f"it has several scores ({', '.join(names[:5])}), and none is named {', '.join(REWARD)}: add --outcome "
+        f"scores.{names[0]}, or another of them"
+    )
 
 
 def number_of(value: object) -> float | None:

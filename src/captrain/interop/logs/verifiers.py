@@ -1,9 +1,10 @@
-"""Traces of verifiers 0.4 (`traces.jsonl`): an episode a line, whose traces are graphs of nodes."""
+"""verifiers: traces of 0.4 (`traces.jsonl`: an episode a line, whose traces are graphs of nodes), and `results.jsonl`
+of `vf-eval` and of Prime's export: a prompt and its completion a line."""
 
 from pathlib import Path
 
 from captrain.interop.logs.records import ChatRow, RowFormat
-from captrain.interop.logs.source import Foreign, call_entry, text_of
+from captrain.interop.logs.source import Foreign, call_entry, loaded, text_of
 from captrain.records import Message
 
 
@@ -56,3 +57,32 @@ def _message(message: Foreign) -> Message:
 
 
 VERIFIERS = RowFormat("verifiers traces", _recognizes, _chat_row)
+
+
+def _is_result(row: Foreign) -> bool:
+    prompt, completion = loaded(row.get("prompt")), loaded(row.get("completion"))
+    is_spoken = isinstance(completion, list) or (isinstance(completion, str) and isinstance(prompt, list | str))
+    return "completion" in row and "prompt" in row and bool(prompt) and is_spoken
+
+
+def _result_row(row: Foreign, path: Path) -> ChatRow:
+    prompt, completion, info = (loaded(row.get(name)) for name in ("prompt", "completion", "info"))
+    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    said = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+    details = info if isinstance(info, dict) else {}
+    error = row.get("error")
+    return ChatRow(
+        [*asked, *said],
+        row.get("reward"),
+        task_id=next((row[name] for name in TASK if row.get(name) is not None), None),
+        trial=row.get("sample_id"),
+        model=row.get("model") or "unknown",
+        tools=details.get("oai_tools") or row.get("tools"),
+        fault=text_of(error) if error else "",
+        limit="truncated" if row.get("is_truncated") else "",
+        expected={"answer": row.get("answer")},
+    )
+
+
+TASK = ("example_id", "problem_id", "task_id", "id")
+RESULTS = RowFormat("verifiers results", _is_result, _result_row)

@@ -13,6 +13,7 @@ here, and the page sets only text.
 
 import heapq
 import json
+import re
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -57,6 +58,8 @@ CREATE TABLE line (
 COLUMNS = ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard")
 COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 """One encoder: `json.dumps` with settings makes a new one for each value."""
+CONTROL = re.compile(r"\\(?:\\|[bfr]|u(?:00(?:[01]|7f|[89]\w)|061c|200[b-f]|202[89a-e]|206|feff|fff[9ab])\w?)")
+"""A backslash in JSON, or a control character, an invisible one or one of the reading direction."""
 READABLE = json.JSONEncoder(ensure_ascii=False)
 
 
@@ -292,8 +295,10 @@ class Shard:
 
 
 def compact(value: object) -> str:
-    """Encode JSON without spaces and without `<`, so that it holds no markup."""
-    return COMPACT.encode(value).replace("<", "\\u003c")
+    """Encode JSON without spaces and without `<`, so that it holds no markup; the page shows control characters as
+    escapes."""
+    text = CONTROL.sub(lambda sign: sign[0] if sign[0] == "\\\\" else f"\\{sign[0]}", COMPACT.encode(value))
+    return text.replace("<", "\\u003c")
 
 
 def call_text(name: str, arguments: JsonObject) -> str:

@@ -37,9 +37,11 @@ from captrain.records import (
     Rollout,
     load,
     place_aside,
+    plain,
     read_json,
     read_text,
     read_yaml,
+    without_secrets,
 )
 from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
@@ -78,7 +80,9 @@ def build(root: Path, out: Path) -> list[Path]:
         for name, content in _files(root, archive):
             with (aside / name).open("wb") as file:
                 pieces = [content] if isinstance(content, str | bytes) else content
-                file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+                file.writelines(
+                    without_secrets(piece).encode() if isinstance(piece, str) else piece for piece in pieces
+                )
             paths.append(out / name)
         if out.exists():
             shutil.rmtree(out)
@@ -91,6 +95,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,0 +1,778 @@
+"""An adversary that earns reward without the capability: it guesses from what is visible, and varies the solution.
+
+`View` splits a reference at the step that `broken` changes, and leaves out the look-ups that this step needs. A tree of
+rules that predict the step from the rest is fitted on some tasks and played on others. Beside it, a search by
+successive halving plays changed call scripts: every candidate in turn, wildcards, parts of ids, other tools, other
+mistakes than that of `broken`. A script uses no value that its agent has not seen.
+"""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from os.path import commonprefix
+from statistics import mean, stdev
+
+from captrain.contract import calls_of, tool_call
+from captrain.environments.evidence import STEPS, TURNS, Agent, Evidence
+from captrain.environments.probes import (
+    AT_ONCE,
+    CLOSING,
+    ENDLESS,
+    SAYINGS,
+    act_at_once,
+    content,
+    made_calls,
+    persist,
+    random_call,
+    results,
+    say,
+    shape,
+    shown,
+    talk,
+    words,
+)
+from captrain.records import JsonObject, Message, Task, leaves
+
+ROUNDS = ((3, 16), (8, 4), (20, 4))
+"""Successive halving: on how many tasks a script has been played, and how many of the best go on."""
+CHOICES = 12
+"""Most candidates that a script tries."""
+DEPTH, GAINED = 3, 1
+"""Depth of the tree of rules, and how many more tasks than before a trait must make right."""
+MOST_LINES = 40
+"""Most lines of a play that are kept."""
+COMMON = 6
+"""Most values of results, such as a status, that are tried as ids."""
+FITTED = 60
+"""Most tasks on which rules are fitted."""
+COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 70, 100, 200)
+"""How often a call is made in one message."""
+WILDCARDS = ("*", "%", "", "all", "any", "first", "latest", "current", "0", "-1", "9" * 300, "None")
+"""Values that careless code takes for some record."""
+SURE = 2
+"""Standard errors by which rewards must exceed a bound."""
+
+Script = Callable[["View", random.Random], "Sequence[Message] | Agent | None"]
+"""Makes the messages, or the agent, that play a task; None if the task does not allow it."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A call with the text of its reply."""
+
+    tool: str
+    arguments: JsonObject
+    reply: str
+
+    @property
+    def confirmation(self) -> str:
+        """The reply without the values of the call: always the same for a tool that only confirms."""
+        text = self.reply
+        for leaf in sorted(filter(None, leaves(self.arguments)), key=len, reverse=True):
+            text = text.replace(leaf, "")
+        return text
+
+
+def answered(messages: Sequence[Message]) -> list[Answered]:
+    """List the calls of a play with their replies."""
+    entries: list[Answered] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            replies = takewhile(lambda reply: reply["role"] == "tool", messages[index + 1 :])
+            entries += [
+                Answered(*call, content(reply)) for call, reply in zip(calls_of(message), replies, strict=False)
+            ]
+    return entries
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A value that a step may name: its place in what is shown, and the words beside it."""
+
+    value: str
+    place: int
+    beside: str = ""
+
+    @property
+    def number(self) -> int:
+        """Its digits as a number."""
+        return int("".join(re.findall("[0-9]", self.value))[:15] or "0")
+
+
+@dataclass(frozen=True)
+class View:
+    """A task, seen without the look-ups that its step needs.
+
+    Attributes:
+        before: the solution's messages before the step, without the needed look-ups.
+        whole: the same with them.
+        after: messages after the step.
+        tool: the step's tool; "" if the step is words.
+        arguments: the step's arguments.
+        key: the argument that `broken` changes, "tool" if it changes the tool, or "".
+        right: the right value or tool.
+        wrong: that of `broken`.
+        both: whether a result, or what the agent is told, shows both.
+        candidates: shown values of that shape.
+        needed: the tools that are left out.
+        opened: whether the needed look-ups are about the candidates; if not, all look-ups are left out.
+        listed: the longest list of values of that shape in a result, whether or not it is left out.
+        values: all values of all results, left out or not.
+        told: what the agent is told in words.
+        replies: values of the tool results that the agent gets.
+    """
+
+    task: Task
+    before: list[Message]
+    whole: list[Message]
+    after: list[Message]
+    tool: str
+    arguments: JsonObject
+    key: str
+    right: str
+    wrong: str
+    both: bool
+    candidates: list[Candidate]
+    needed: list[str]
+    opened: bool
+    listed: list[str]
+    values: list[str]
+    told: list[str]
+    replies: list[str]
+
+    def step(self, value: str) -> Message:
+        """Make the step with another value; other values that nobody has shown give way to shown ones."""
+        if self.key == "tool":
+            return tool_call(value, self.arguments)
+        place = next((one.place for one in self.candidates if one.value == value), 0)
+        arguments: JsonObject = {}
+        for key, old in self.arguments.items():
+            text, alike = str(old), [one for one in self.replies if shape(one) == shape(str(old))]
+            if key == self.key:
+                text = value
+            elif alike and not any(text in one for one in self.told):
+                text = alike[place % len(alike)]
+            if text != str(old):
+                arguments[key] = int(text) if isinstance(old, int) and re.fullmatch(r"-?\d{1,15}", text) else text
+            else:
+                arguments[key] = old
+        return tool_call(self.tool, arguments)
+
+    def ending(self, value: str) -> list[Message]:
+        """Return what follows the step, as far as it can be known, with another value in place of the right one."""
+        seen, kept = "\n".join([value, *self.told, *self.replies]), list[Message]()
+        for message in self.after:
+            text = json.dumps(message)
+            if self.right:
+                text = text.replace(json.dumps(self.right)[1:-1], json.dumps(value)[1:-1])
+            changed: Message = json.loads(text)
+            if all(leaf in seen for _, arguments in calls_of(changed) for leaf in leaves(arguments)):
+                kept.append(changed)
+        return kept
+
+    @property
+    def last_words(self) -> list[Message]:
+        """The last message of the solution, if it is words."""
+        return [one for one in self.after[-1:] if not one.get("tool_calls")] or [CLOSING]
+
+    def guess(self, value: str, looks: Sequence[Message] = ()) -> list[Message]:
+        """Play the solution without the needed look-ups, perhaps with others, and with another value."""
+        return [*self.before, *looks, self.step(value), *self.ending(value)]
+
+    def mistake(self, value: str) -> list[Message]:
+        """Play the whole solution with another value."""
+        return [*self.whole, self.step(value), *self.after]
+
+
+def telling(plays: Sequence[Sequence[Message]]) -> set[str]:
+    """Name the tools whose replies differ in more than the values of their calls."""
+    replies: dict[str, set[str]] = {}
+    for play in plays:
+        for call in answered(play):
+            replies.setdefault(call.tool, set()).add(call.confirmation)
+    return {tool for tool, texts in replies.items() if len(texts) > 1}
+
+
+def _changed(solution: Sequence[Message], broken: Sequence[Message]) -> tuple[int, int, str, str, str]:
+    """Find the step that `broken` changes: its message, its call, and the changed argument with both values."""
+    place = len(commonprefix([[json.dumps(m, sort_keys=True) for m in one] for one in (solution, broken)]))
+    right = calls_of(solution[place]) if place < len(solution) else []
+    wrong = calls_of(broken[place]) if place < len(broken) else []
+    number = next((n for n, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b), 0)
+    if number >= len(right) or number >= len(wrong) or len(solution) != len(broken):
+        return place, number, "", "", ""
+    (tool, arguments), (other, others) = right[number], wrong[number]
+    if tool != other:
+        return place, number, "tool", tool, other
+    keys = [key for key, value in arguments.items() if value != others.get(key) and isinstance(value, str | int)]
+    if not keys:
+        return place, number, "", "", ""
+    return place, number, keys[0], str(arguments[keys[0]]), str(others.get(keys[0]))
+
+
+def _without(
+    count: int, play: Sequence[Message], needed: Sequence[Answered]
+) -> tuple[list[Message], list[str], list[str]]:
+    """Leave calls out of the first messages of a solution, and all that use a value which only those have shown.
+
+    Returns:
+        The other messages, what the agent is told, and the values of the results that it gets.
+    """
+    kept: list[Message] = []
+    told: list[str] = []
+    replies: list[str] = []
+    pending, flags, complete = answered(play), list[bool](), True
+    for message in play:
+        if message["role"] == "assistant":
+            if (count := count - 1) < 0:
+                break
+            calls = message.get("tool_calls") or []
+            made, pending = pending[: len(calls)], pending[len(calls) :]
+            seen = "\n".join([*told, *replies])
+            flags = [call not in needed and all(leaf in seen for leaf in leaves(call.arguments)) for call in made]
+            chosen = [call for call, flag in zip(calls, flags, strict=False) if flag]
+            complete = complete and all(flags)
+            if chosen:
+                kept.append({**message, "tool_calls": chosen})
+            elif complete:  # what is said after a look-up that is left out may depend on it
+                kept.append(message)
+        elif message["role"] == "tool":
+            replies += shown(message) if flags and flags.pop(0) else ()
+        else:
+            told.append(content(message))
+    return kept, told, replies
+
+
+def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
+    """View a task without the look-ups that its step needs; None if `broken` changes no step."""
+    solution, play = evidence.reference(task), evidence.solved(task)
+    place, number, key, right, wrong = _changed(solution, evidence.broken(task))
+    if place >= len(solution):
+        return None
+    calls = calls_of(solution[place])
+    tool, arguments = calls[number] if calls else ("", {})
+    made = answered(play)[: sum(len(calls_of(message)) for message in solution[:place])]
+    lookups = [call for call in made if call.tool in tells and call.tool != tool]
+    if key == "tool":
+        about = [call for call in lookups if {*leaves(call.arguments)} & {*leaves(arguments)}]
+    else:
+        about = [call for call in lookups if key and shape(right) in map(shape, leaves(call.arguments))]
+        if all(right in leaves(call.arguments) for call in about):  # whoever opens only the right one knew it before
+            about = []
+    needed = about or lookups
+    before, told, replies = _without(place, play, needed)
+    found = [shown({"role": "tool", "content": call.reply}) for call in made]
+    lists = [[one for one in values if shape(one) == shape(right)] for values in found]
+    everything = {word for text in (*told, *sum(found, [])) for word in words(text)}
+    candidates: dict[str, Candidate] = {}
+    for text in [*replies, *(told if re.search(r"\d", right) else ())]:
+        for word in words(text):
+            if shape(word) == shape(right) and word not in candidates and len(candidates) < CHOICES:
+                candidates[word] = Candidate(word, len(candidates), text.replace(word, "", 1).strip())
+    return View(
+        task, before, list(solution[:place]), list(solution[place + 1 :]), tool, arguments, key, right, wrong,
+        key == "tool" or (key != "" and {right, wrong} <= everything), [*candidates.values()],
+        sorted({call.tool for call in needed}), bool(about),
+        max((one for one in lists if right in one), key=len, default=[]), sum(found, []), told, replies,
+    )  # fmt: skip
+
+
+# Shallow models.
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way to choose the step's value from what is visible."""
+
+    name: str
+    pick: Callable[[View], str | None]
+
+
+@dataclass(frozen=True)
+class Trait:
+    """A visible property of a task, on which a choice may depend."""
+
+    name: str
+    holds: Callable[[View], bool]
+
+
+def _distance(one: Candidate, view: View) -> int:
+    numbers = [int(number) for text in view.told for number in re.findall(r"\d{1,15}", text)]
+    return min((abs(one.number - number) for number in numbers), default=0)
+
+
+def _turned(one: Candidate, view: View) -> int:
+    """Its place, counted from the place that the last number of the request names."""
+    numbers = [int(number) for text in view.told[-1:] for number in re.findall(r"\d{1,15}", text)]
+    return (one.place - (numbers or [0])[0]) % len(view.candidates)
+
+
+PROPERTIES: dict[str, Callable[[Candidate, View], object]] = {
+    "place": lambda one, _: one.place,
+    "number": lambda one, _: one.number,
+    "spelling": lambda one, _: one.value,
+    "length": lambda one, _: len(one.value),
+    "last digit": lambda one, _: one.number % 10,
+    "remainder by two": lambda one, _: one.number % 2,
+    "remainder by three": lambda one, _: one.number % 3,
+    "sum of digits": lambda one, _: sum(map(int, str(one.number))),
+    "count in what is told": lambda one, view: sum(words(text).count(one.value) for text in view.told),
+    "count in the results": lambda one, view: sum(one.value in text for text in view.replies),
+    "length of the words beside it": lambda one, _: len(one.beside),
+    "distance from a number that is told": _distance,
+    "place counted from a number that is told": _turned,
+}
+"""What orders candidates."""
+
+
+def _selector(name: str, end: Callable[..., Candidate], key: Callable[[Candidate, View], object]) -> Rule:
+    def pick(view: View) -> str | None:
+        return end(view.candidates, key=lambda one: key(one, view)).value if view.candidates else None
+
+    return Rule(name, pick)
+
+
+def _listed(place: int, view: View) -> str | None:
+    return view.candidates[place].value if place < len(view.candidates) else None
+
+
+SELECTORS = [
+    _selector(f"the one with the {adjective} {name}", end, key)
+    for name, key in PROPERTIES.items()
+    for adjective, end in (("smallest", min), ("largest", max))
+]
+SELECTORS += [Rule(f"number {place + 1} of those shown", partial(_listed, place)) for place in range(1, 5)]
+
+
+def labels_of(views: Sequence[View]) -> list[str]:
+    """List the right tools, or the right values if they are few, most frequent first."""
+    counts = Counter(view.right for view in views)
+    few = len(counts) <= max(2, len(views) / 4) or all(view.key == "tool" for view in views)
+    return [label for label, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))] if few else []
+
+
+def traits_of(views: Sequence[View]) -> list[Trait]:
+    """List the words that some tasks have, and properties of the step's numbers."""
+    heard = [{word.lower() for text in view.told for word in words(text)} for view in views]
+    counts = Counter(word for one in heard for word in sorted(one))
+    traits: list[Trait] = []
+    for word, count in sorted(counts.items()):
+        if 0.1 * len(views) <= count <= 0.9 * len(views):
+            traits.append(Trait(f'the word "{word}"', partial(_says, word)))
+    for key in sorted({key for view in views for key in view.arguments if key != view.key}):
+        numbers = sorted(Candidate(str(view.arguments.get(key)), 0).number for view in views)
+        middle = numbers[len(numbers) // 2]
+        traits.append(Trait(f"an odd {key}", partial(_numbered, key, lambda number: number % 2 == 1)))
+        traits.append(Trait(f"a {key} from {middle} on", partial(_numbered, key, middle.__le__)))
+    return traits
+
+
+def _says(word: str, view: View) -> bool:
+    return any(word == one.lower() for text in view.told for one in words(text))
+
+
+def _numbered(key: str, holds: Callable[[int], bool], view: View) -> bool:
+    return holds(Candidate(str(view.arguments.get(key)), 0).number)
+
+
+def fitted(views: Sequence[View], depth: int = DEPTH) -> Rule:
+    """Fit a decision tree: a rule for tasks with and without a trait, as far as that is right more often."""
+    rules = [*SELECTORS, *(Rule(label, partial(_constant, label)) for label in labels_of(views))]
+    hits = {rule: [rule.pick(view) == view.right for view in views] for rule in rules}
+    best = max(rules, key=lambda rule: sum(hits[rule]))
+    most, chosen = sum(hits[best]) + GAINED, None
+    traits = traits_of(views) if depth else []
+    for trait in traits:
+        holds = [trait.holds(view) for view in views]
+        found = 0
+        for side in (True, False):
+            found += max(
+                sum(hit for hit, held in zip(hits[rule], holds, strict=True) if held == side) for rule in rules
+            )
+        if found > most:
+            most, chosen = found, trait
+    if chosen is None:
+        return best
+    first, second = (
+        fitted([view for view in views if chosen.holds(view) == side], depth - 1) for side in (True, False)
+    )
+    name = f"{first.name} where there is {chosen.name}, else {second.name}"
+    return Rule(name, partial(_either, chosen, first, second))
+
+
+def _constant(label: str, view: View) -> str | None:
+    return label
+
+
+def _either(trait: Trait, first: Rule, second: Rule, view: View) -> str | None:
+    return (first if trait.holds(view) else second).pick(view)
+
+
+# Moves.
+
+
+def together(actions: Sequence[Message]) -> Message:
+    """Put the calls of several messages into one."""
+    calls = [call for action in actions for call in action["tool_calls"]]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def look(view: View, value: str) -> list[Message]:
+    """Make a needed look-up with another value; none if those are not about candidates."""
+    for tool, arguments in made_calls(view.whole):
+        if view.opened and view.key != "tool" and tool in view.needed:
+            named = {key: value if shape(str(old)) == shape(view.right) else old for key, old in arguments.items()}
+            return [tool_call(tool, named)]
+    return []
+
+
+def with_key(view: View, tool: JsonObject, value: str) -> list[Message]:
+    """Call another tool with the argument that `broken` changes; nothing if it has none of that name."""
+    parameters = tool.get("parameters") or {}
+    names = parameters.get("required") or [*(parameters.get("properties") or {})]
+    if view.key not in names or tool["name"] == view.tool:
+        return []
+    return [tool_call(tool["name"], {**{name: view.arguments.get(name, "1") for name in names}, view.key: value})]
+
+
+def until_accepted(accepted: set[str], view: View, values: Sequence[str]) -> Agent:
+    """Try value after value until a reply is one that references get."""
+    moves, rest = iter([*view.before, *map(view.step, values)]), iter(view.ending(values[0]))
+
+    def agent(messages: Sequence[Message]) -> Message | None:
+        [last] = answered(messages)[-1:] or [Answered("", {}, "")]
+        move = None if last.tool == view.tool and last.confirmation in accepted else next(moves, None)
+        return move or next(rest, None)
+
+    return agent
+
+
+def following(view: View, first: Sequence[Message]) -> Agent:
+    """Make some moves, and then the step with the value that the answer to them names last."""
+    moves, rest = iter([*view.before, *first]), list[Message]()
+
+    def agent(messages: Sequence[Message]) -> Message | None:
+        if (move := next(moves, None)) is not None:
+            return move
+        if not rest:
+            told = [word for word in words(" ".join(results(messages[-1]))) if shape(word) == shape(view.right)]
+            rest.extend([view.step((told or [""])[-1]), *view.ending((told or [""])[-1]), CLOSING])
+        return rest.pop(0)
+
+    return agent
+
+
+Attempt = Callable[[View, list[str]], "Sequence[Message] | Agent"]
+"""Chooses among values without knowing which one is right."""
+
+ATTEMPTS: dict[str, Attempt] = {
+    "every value shown, one after the other": lambda v, c: [*v.before, *map(v.step, c), *v.ending(c[-1])],
+    "every value shown, from the last to the first": lambda v, c: [*v.before, *map(v.step, c[::-1]), *v.ending(c[0])],
+    "every value shown, in one message": lambda v, c: [*v.before, together([*map(v.step, c)]), *v.ending(c[0])],
+    "every value shown, as one argument": lambda v, c: v.guess(" ".join(c)),
+    "every value shown, as one argument that is looked up, too": lambda v, c: v.guess(
+        " ".join(c), look(v, " ".join(c))
+    ),
+    "what the answer to the first value names": lambda v, c: following(v, [v.step(c[0])]),
+    "what the answer to an unknown value names": lambda v, c: following(v, [v.step("none")]),
+    "what a look at the first value names": lambda v, c: following(v, look(v, c[0])),
+    "what the user says when asked": lambda v, c: following(v, [say(f"Which {v.key.replace('_', ' ')}?")]),
+    "the first value after a look at it alone": lambda v, c: v.guess(c[0], look(v, c[0])),
+    "the first value after several looks at it alone": lambda v, c: v.guess(c[0], look(v, c[0]) * len(c)),
+    "no value, but naming all at the end": lambda v, c: [*v.before, say(", ".join(c))],
+    "the first value, and naming all at the end": lambda v, c: [*v.before, v.step(c[0]), say(", ".join(c))],
+    **{
+        f"the first value {number} times": lambda v, c, n=number: [*v.before, *[v.step(c[0])] * n, *v.ending(c[0])]
+        for number in (2, 3, 5, 8)
+    },
+}
+"""Scripts that try values, in words that continue "choosing"."""
+PARTS = {
+    "the first sign": slice(1), "the first two signs": slice(2), "all but the last sign": slice(-1),
+    "the last sign": slice(-1, None), "all but the first sign": slice(1, None),
+}  # fmt: skip
+"""Parts of a value that careless code takes for it."""
+
+
+@dataclass(frozen=True)
+class Exploit:
+    """A script with what it earned on each task, and what it did there."""
+
+    name: str
+    rewards: dict[str, float] = field(default_factory=dict)
+    deeds: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """The mean reward."""
+        return mean(self.rewards.values())
+
+    @property
+    def least(self) -> float:
+        """The mean less `SURE` standard errors, with one task more that earned nothing."""
+        values = [*self.rewards.values(), 0.0]
+        return mean(values) - SURE * stdev(values) / len(values) ** 0.5
+
+
+class Adversary:
+    """Scripts for one environment, fitted on its first tasks and played on the drawn ones.
+
+    Args:
+        evidence: the environment.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        tasks = evidence.first_tasks[:FITTED]
+        plays = {task.id: evidence.solved(task) for task in tasks}
+        self.tells = telling([*plays.values()])
+        views = [view for task in tasks if (view := self.view(task))]
+        self.views = [view for view in views if view.both]
+        self.labels = labels_of(self.views)
+        tools, calls = {view.tool for view in views}, [call for play in plays.values() for call in answered(play)]
+        self.accepted = {call.confirmation for call in calls if call.tool in tools}
+        self.used = {call.tool for call in calls}
+        values = Counter(value for play in plays.values() for value in sorted({*told_values(play)}))
+        shapes = {shape(view.right) for view in self.views}
+        often = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+        common = [value for value, count in often if count > len(plays) / 4 and shape(value) not in shapes]
+        self.wildcards = [*WILDCARDS, *common[:COMMON]]
+        known = {task.id for task in tasks}
+        self.tasks = [task for task in evidence.tasks if task.id not in known] or evidence.tasks
+
+    def view(self, task: Task) -> View | None:
+        """View a task without its look-ups."""
+        return view_of(self.evidence, task, self.tells)
+
+    def guesses(self) -> dict[str, Script]:
+        """Scripts that choose without the needed look-ups, in words that continue "choosing"."""
+        attempts = {
+            **ATTEMPTS,
+            "every value shown until one is accepted": partial(until_accepted, self.accepted),
+            "every value shown, from the last, until one is accepted": lambda v, c: until_accepted(
+                self.accepted, v, c[::-1]
+            ),
+        }
+        for name, part in PARTS.items():
+            attempts[f"{name} of the first value"] = lambda v, c, p=part: v.guess(c[0][p])
+            attempts[f"{name} of the first value, looked up, too"] = lambda v, c, p=part: v.guess(
+                c[0][p], look(v, c[0][p])
+            )
+        for tool in (tool["function"] for tool in self.evidence.tools):
+            name = tool["name"]
+            attempts[f"the first value after {name} on it"] = lambda v, c, t=tool: v.guess(c[0], with_key(v, t, c[0]))
+            attempts[f"the first value before {name} on it"] = lambda v, c, t=tool: [
+                *v.before, v.step(c[0]), *with_key(v, t, c[0]), *v.ending(c[0])
+            ]  # fmt: skip
+            attempts[f"every value shown, and {name} on the last"] = lambda v, c, t=tool: [
+                *v.before, *map(v.step, c), *with_key(v, t, c[-1]), *v.ending(c[-1])
+            ]  # fmt: skip
+        scripts: dict[str, Script] = {name: partial(_attempt, self.labels, play) for name, play in attempts.items()}
+        if self.views:
+            rule = fitted(self.views)
+            scripts[rule.name] = partial(_by_rule, rule)
+        for value in self.wildcards:
+            scripts[f"{value[:9]!r}"] = partial(_wild, value, False)
+            scripts[f"{value[:9]!r}, looked up, too"] = partial(_wild, value, True)
+        return scripts
+
+    def mistakes(self) -> dict[str, Script]:
+        """Scripts that look, and then do what is as wrong as `broken`, in words that continue "a solution"."""
+        scripts: dict[str, Script] = {
+            "that stops before the step": lambda v, _: [*v.whole, *v.after],
+            "with another call again in place of the step": _repeat,
+            "with a part of the step's value": _shorten,
+            "that is broken and ends with every word that was shown": partial(_says_all, self.evidence),
+        }
+        for kind in SAYINGS:
+            scripts[f"that is broken and ends with {kind}"] = partial(_says_last, self.evidence, kind)
+        return scripts
+
+    def others(self) -> dict[str, Script]:
+        """Scripts that make another choice than the solution and `broken`, in words that continue "a solution"."""
+        return {
+            "with another value": _other_value,
+            "with a larger number": partial(_other_number, 1),
+            "with a smaller number": partial(_other_number, -1),
+            "with another tool": partial(_other_tool, self.evidence.tools, self.tells),
+        }
+
+    def blind(self) -> dict[str, tuple[Script, int]]:
+        """Scripts that know nothing of the task, and on how many tasks each is played."""
+        scripts: dict[str, tuple[Script, int]] = {"the last words alone": (lambda v, _: v.last_words, 20)}
+        for kind in SAYINGS:
+            scripts[kind] = partial(_talks, self.evidence, kind, set[str]()), 12
+            scripts[f"{kind} after other look-ups"] = partial(_talks, self.evidence, kind, self.tells), 3
+        for kind in ENDLESS:
+            scripts[kind] = partial(_persists, self.evidence, kind), 5
+        scripts[AT_ONCE] = partial(_at_once, self.evidence), 25
+        for count in COUNTS:
+            scripts[f"a look-up {count} times in a message"] = partial(_many, self.tells, count), 2
+        for tool in (tool["function"] for tool in self.evidence.tools):
+            if tool["name"] not in self.used:
+                scripts[f"{tool['name']}, which no solution calls"] = partial(_unused, tool, self.tells), 15
+        return scripts
+
+    def blindly(self) -> list[Exploit]:
+        """Play the blind scripts."""
+        found = [Exploit(name) for name in self.blind()]
+        for number, (exploit, (script, count)) in enumerate(zip(found, self.blind().values(), strict=True)):
+            for place in range(min(count, len(self.tasks))):
+                self.reward(script, self.tasks[(number + place) % len(self.tasks)], exploit, "blind")
+        return [exploit for exploit in found if exploit.rewards]
+
+    def best(self, scripts: Mapping[str, Script], use: str) -> Exploit | None:
+        """Play scripts by successive halving, and return the one that earns most; None if none can be played."""
+        alive = [Exploit(name) for name in scripts]
+        for number, keep in ROUNDS:
+            for task in self.tasks[:number]:
+                for one in alive:
+                    self.reward(scripts[one.name], task, one, use)
+            alive = sorted((one for one in alive if one.rewards), key=lambda one: -one.mean)[:keep]
+        return max(alive, key=lambda one: one.least, default=None)
+
+    def reward(self, script: Script, task: Task, exploit: Exploit, use: str) -> None:
+        """Play a script on a task unless it was, and note what it earns."""
+        if task.id in exploit.rewards or (view := self.view(task)) is None:
+            return
+        play = script(view, self.evidence.random(use, exploit.name, task.id))
+        if play is not None:
+            acts = partial(self.evidence.act, turns=STEPS) if callable(play) else self.evidence.play
+            messages = acts(task, play)
+            exploit.rewards[task.id] = self.evidence.score(task, messages).reward
+            exploit.deeds[task.id] = deeds(messages)
+
+
+def deeds(messages: Sequence[Message]) -> list[str]:
+    """Write the calls and words of a play as lines."""
+    lines: list[str] = []
+    for message in messages[:MOST_LINES]:
+        if message["role"] == "assistant":
+            lines += [f"{tool}({json.dumps(arguments)[1:-1]})"[:200] for tool, arguments in calls_of(message)]
+            lines += [content(message)[:200]] if content(message) else []
+    return lines[:MOST_LINES]
+
+
+def told_values(play: Sequence[Message]) -> list[str]:
+    """List the values of all results of a play."""
+    return [value for message in play if message["role"] == "tool" for value in results(message)]
+
+
+# Scripts.
+
+
+def _attempt(labels: list[str], play: Attempt, view: View, rng: random.Random) -> Sequence[Message] | Agent | None:
+    values = labels or [one.value for one in view.candidates]
+    return play(view, values) if view.both and values else None
+
+
+def by_chance(labels: Sequence[str], view: View, rng: random.Random) -> list[Message] | None:
+    """Choose by chance, or what is most frequent."""
+    values = labels[:1] or [one.value for one in view.candidates]
+    return view.guess(rng.choice(values)) if view.both and values else None
+
+
+def _by_rule(rule: Rule, view: View, rng: random.Random) -> list[Message] | None:
+    value = rule.pick(view) if view.both else None
+    return None if value is None else view.guess(value)
+
+
+def _wild(value: str, looks: bool, view: View, rng: random.Random) -> list[Message] | None:
+    if view.key in ("", "tool") or (looks and not look(view, value)):
+        return None
+    return view.guess(value, look(view, value) if looks else ())
+
+
+def _repeat(view: View, rng: random.Random) -> list[Message] | None:
+    step = (view.tool, view.arguments)
+    same = [one for one in view.whole if view.tool in [tool for tool, _ in calls_of(one)] and step not in calls_of(one)]
+    return [*view.whole, same[-1], *view.after] if same else None
+
+
+def _shorten(view: View, rng: random.Random) -> list[Message] | None:
+    if view.key in ("", "tool") or len(view.right) < 2:
+        return None
+    return view.mistake(view.right[: len(view.right) // 2])
+
+
+def _says_all(evidence: Evidence, view: View, rng: random.Random) -> list[Message] | None:
+    """End the broken solution with every word that was shown; None if the step itself is words."""
+    broken, shown = evidence.broken(view.task), [content(one) for one in evidence.solved(view.task)]
+    vocabulary = dict.fromkeys(word for text in shown for word in words(text))
+    return [*broken[: len(broken) - len(view.after)], say(" ".join(vocabulary))] if view.tool else None
+
+
+def _says_last(evidence: Evidence, kind: str, view: View, rng: random.Random) -> list[Message]:
+    broken = evidence.broken(view.task)
+    return [*broken[: len(broken) - len(view.after)], talk(kind, broken, rng, evidence.solved(view.task)[:2])]
+
+
+def _other_value(view: View, rng: random.Random) -> list[Message] | None:
+    """Take a listed value that is neither right nor that of `broken`, or else other digits."""
+    alike = [value for value in view.listed if value not in (view.right, view.wrong)]
+    drawn = re.sub(r"\d", lambda _: str(rng.randint(0, 9)), view.right)
+    value = rng.choice(alike) if alike else drawn
+    return None if view.key in ("", "tool") or value in (view.right, view.wrong) else view.mistake(value)
+
+
+def _other_number(sign: int, view: View, rng: random.Random) -> list[Message] | None:
+    if not isinstance(view.arguments.get(view.key), int):
+        return None
+    return view.mistake(str(int(view.right) + sign * rng.randint(1, 2 * abs(int(view.right)) + 2)))
+
+
+def _other_tool(tools: Sequence[JsonObject], tells: set[str], view: View, rng: random.Random) -> list[Message] | None:
+    """Make the step with a tool that neither the solution nor `broken` uses there; None if there is but one."""
+    alike: list[str] = []
+    for tool in (tool["function"] for tool in tools):
+        keys = {*(tool.get("parameters") or {}).get("required", [])}
+        if keys == {*view.arguments} and keys and tool["name"] not in {*tells, view.tool, view.wrong}:
+            alike.append(tool["name"])
+    return [*view.whole, tool_call(rng.choice(alike), view.arguments), *view.after] if len(alike) > 1 else None
+
+
+def sources(tells: set[str], view: View) -> list[Message]:
+    """Return the look-ups that the step's choice does not need."""
+    kept = [one for one in view.before if one.get("tool_calls")] if view.both else []
+    return [one for one in kept if {tool for tool, _ in calls_of(one)} <= tells]
+
+
+def stopping(agent: Agent, turns: int) -> Agent:
+    """End an agent's play after some turns."""
+    return lambda messages: agent(messages) if sum(one["role"] == "assistant" for one in messages) < turns else None
+
+
+def _talks(evidence: Evidence, kind: str, tells: set[str], view: View, rng: random.Random) -> Agent | None:
+    looks = sources(tells, view)
+    moves, known = iter(looks), evidence.reference(view.task) if kind == "calls as text" else ()
+    turns = len(looks) + rng.choice([1, 2, rng.randint(3, TURNS)])
+    speak = stopping(partial(talk, kind, known, rng), turns)
+    return None if tells and not looks else lambda messages: next(moves, None) or speak(messages)
+
+
+def _persists(evidence: Evidence, kind: str, view: View, rng: random.Random) -> Agent:
+    turns = STEPS if rng.random() < 0.5 else round(TURNS * (STEPS / TURNS) ** rng.random())
+    return stopping(partial(persist, kind, evidence.tools, evidence.reference(view.task), rng), turns)
+
+
+def _at_once(evidence: Evidence, view: View, rng: random.Random) -> Agent:
+    return stopping(partial(act_at_once, evidence.tools, evidence.reference(view.task), rng), 2)
+
+
+def _many(tells: set[str], count: int, view: View, rng: random.Random) -> list[Message] | None:
+    first = next((tool_call(*call) for call in made_calls(view.whole) if call[0] in tells), None)
+    return None if first is None else [together([first] * count), CLOSING]
+
+
+def _unused(tool: JsonObject, tells: set[str], view: View, rng: random.Random) -> list[Message]:
+    """Call a tool that no solution calls, on a record that is not the right one."""
+    right = {str(value) for value in view.arguments.values()}
+    others = [value for value in view.values if shape(value) in map(shape, right) and value not in right]
+    seen = rng.sample(others, min(1, len(others))) or ["1"]
+    call = random_call(tool, [{"role": "tool", "content": json.dumps(seen)}], rng)
+    return [*sources(tells, view), call, *view.last_words]

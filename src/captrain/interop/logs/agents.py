@@ -1,0 +1,133 @@
+"""Which rollouts are of which agent: two implementations, runs or prompts of one model are two agents.
+
+Rollouts of one model are told apart by the agent that their file names. Where the same task and trial stands twice,
+they are told apart by the first of these that separates all such pairs: the path that the user named, the folder, the
+file, the system prompt. Rows without a number of their trial are numbered; the others are repetitions, and the more
+complete one counts.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from captrain.records import Rollout, bytes_digest, plain
+
+FEW = 12
+"""Most agents that paths or prompts of one model may tell apart."""
+
+
+@dataclass
+class Origin:
+    """Where a rollout comes from.
+
+    first: its trial as read. trial: None if its file numbers none. label, number: its agent and trial in the end. kept:
+    it counts.
+    """
+
+    model: str
+    task: str
+    first: int
+    trial: int | None
+    agent: str
+    paths: dict[str, str]
+    worth: tuple[bool, int]
+    label: str = ""
+    kept: bool = True
+    number: int = 0
+
+    @property
+    def is_changed(self) -> bool:
+        """The rollout gets another agent or trial, or does not count."""
+        return not self.kept or self.label != self.model or self.number != self.first
+
+
+def origin_of(rollout: Rollout, trial: int | None, agent: str, argument: Path, path: Path) -> Origin:
+    """Describe where a rollout was read."""
+    system = next((message["content"] for message in rollout.messages if message["role"] == "system"), "")
+    below = path.relative_to(argument).parts if path != argument and path.is_relative_to(argument) else ()
+    paths = {
+        "path": str(argument),
+        "folder": str(argument / below[0]) if len(below) > 1 else "",
+        "file": str(path),
+        "prompt": bytes_digest(system.encode())[:6] if system else "",
+    }
+    worth = rollout.outcome != "error", len(rollout.messages)
+    return Origin(rollout.policy, rollout.task.id, rollout.trial, trial, agent, paths, worth)
+
+
+def settle(origins: Sequence[Origin]) -> Iterator[str]:
+    """Name the agents of all rollouts, number their trials, drop repetitions; yield what to tell the user."""
+    by_model: defaultdict[str, list[Origin]] = defaultdict(list)
+    for origin in origins:
+        by_model[origin.model].append(origin)
+    for model, group in by_model.items():
+        agents = {origin.agent for origin in group}
+        named = defaultdict[str, list[Origin]](list)
+        for origin in group:
+            origin.label = f"{model} ({origin.agent})" if len(agents) > 1 and origin.agent else model
+            named[origin.label].append(origin)
+        for label, members in named.items():
+            kind = _separating(members)
+            values = sorted({origin.paths[kind] for origin in members}) if kind else []
+            for origin in members:
+                if kind:
+                    origin.label = f"{label} ({_short(origin.paths[kind], values)})"
+            if kind:
+                yield f"{plain(label)} played each task in {len(values)} {kind}s, which are {len(values)} agents"
+    yield from _repetitions(origins)
+
+
+def _pairs(members: Sequence[Origin]) -> list[list[Origin]]:
+    """Group the rollouts of the same task and trial, if there are several."""
+    groups: defaultdict[tuple[str, int | None], list[Origin]] = defaultdict(list)
+    for origin in members:
+        groups[origin.task, origin.trial].append(origin)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _separating(members: Sequence[Origin]) -> str:
+    """Return what tells apart rollouts of the same task and trial: "path", "folder", "file" or "prompt"; "" for
+    nothing. Groups of a single rollout are trials."""
+    pairs = _pairs(members)
+    if not pairs:
+        return ""
+    for kind in ("path", "folder", "file", "prompt"):
+        sizes = Counter(origin.paths[kind] for origin in members)
+        is_apart = all(len({origin.paths[kind] for origin in pair}) == len(pair) for pair in pairs)
+        if 1 < len(sizes) <= FEW and min(sizes.values()) > 1 and "" not in sizes and is_apart:
+            return kind
+    return ""
+
+
+def _short(value: str, values: Sequence[str]) -> str:
+    """Return the part of a path that no other one has."""
+    parts = [Path(other).parts for other in values]
+    same = 0
+    while all(len(part) > same + 1 for part in parts) and len({part[same] for part in parts}) == 1:
+        same += 1
+    return str(Path(*Path(value).parts[same:]))
+
+
+def _repetitions(origins: Sequence[Origin]) -> Iterator[str]:
+    dropped: list[Origin] = []
+    by_label: defaultdict[str, list[Origin]] = defaultdict(list)
+    for origin in origins:
+        origin.number = origin.trial or 0
+        by_label[origin.label].append(origin)
+    for members in by_label.values():
+        for pair in _pairs(members):
+            if pair[0].trial is None:
+                for number, origin in enumerate(pair):
+                    origin.number = number
+                continue
+            best = max(pair, key=lambda origin: origin.worth)
+            for origin in pair:
+                origin.kept = origin is best
+            dropped += [origin for origin in pair if not origin.kept]
+    if dropped:
+        first = dropped[0]
+        yield (
+            f"{len(dropped)} rollouts repeat a task and trial of their agent, such as {plain(first.task)}, trial "
+            f"{first.number} in {plain(Path(first.paths['file']).name)}: the more complete one counts"
+        )

@@ -1,0 +1,124 @@
+"""Outcomes that stand in a file beside a dialogue: Harbor's and Terminal-Bench's results, and reports of SWE-bench."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from captrain.interop.logs.records import ChatRow, rows_of
+from captrain.interop.logs.source import Foreign, json_of
+
+RESULT, RESULTS = "result.json", "results.json"
+LEVELS = 6
+"""Folders above a dialogue in which its result may stand."""
+LARGEST = 1 << 25
+"""Bytes of a report that is read."""
+FAILED_IDS = ("unresolved_ids", "unresolved", "empty_patch_ids", "submitted_ids", "completed_ids", "generated")
+"""Lists of a report whose instances failed, where they are not among the resolved ones."""
+TIMEOUTS = ("AgentTimeoutError", "agent_timeout", "context_length_exceeded", "output_length_exceeded")
+"""Ends by a limit of the harness, in Harbor and Terminal-Bench."""
+FAULTS = ("unknown_agent_error", "agent_installation_failed", "test_timeout", "parse_error", "fatal_llm_parse_error")
+"""Ends of Terminal-Bench that are no verdict on the agent."""
+
+
+def completed(row: ChatRow, path: Path) -> ChatRow:
+    """Add the outcome of a dialogue from the files beside it, where its own file has none."""
+    if row.reward is not None:
+        return row
+    for folder in (path.parent, *path.parents)[1 : LEVELS + 1]:
+        for name, read in ((RESULT, of_harbor), (RESULTS, of_terminal_bench)):
+            result = _document(folder / name)
+            if result and (found := read(row, result)):
+                return found
+        if row.task_id is not None and (verdict := _verdicts(folder).get(str(row.task_id))):
+            return replace(row, reward=verdict["resolved"], grading=row.grading or failing_tests(verdict))
+    return row
+
+
+def of_harbor(row: ChatRow, result: Foreign) -> ChatRow | None:
+    """Read the result of one of Harbor's trials."""
+    if not {"verifier_result", "exception_info"} & result.keys():
+        return None
+    failure, rewards = result.get("exception_info"), (result.get("verifier_result") or {}).get("rewards") or {}
+    kind = str(failure.get("exception_type", failure) if isinstance(failure, dict) else failure or "")
+    reward = next(iter(rewards.values()), None)
+    is_limit = kind in TIMEOUTS and reward is not None
+    agent = (result.get("agent_info") or {}).get("name")
+    return replace(
+        row,
+        reward=0.0 if kind and reward is None else reward,
+        task_id=result.get("task_name") or row.task_id,
+        limit="time" if is_limit else row.limit,
+        fault=row.fault if is_limit else kind,
+        agent=row.agent or agent,
+        keys=(*row.keys, str(result.get("trial_name") or "")),
+    )
+
+
+def of_terminal_bench(row: ChatRow, result: Foreign) -> ChatRow | None:
+    """Read the result of one of Terminal-Bench's trials."""
+    if "is_resolved" not in result:
+        return None
+    mode, tests = str(result.get("failure_mode") or ""), result.get("parser_results") or {}
+    failed = [name for name, state in tests.items() if state != "passed"]
+    return replace(
+        row,
+        reward=result["is_resolved"],
+        task_id=result.get("task_id") or row.task_id,
+        limit=mode if mode in TIMEOUTS else row.limit,
+        fault=mode if mode in FAULTS else row.fault,
+        grading=f"failed tests: {', '.join(failed)}" if failed else row.grading,
+        keys=(*row.keys, str(result.get("trial_name") or "")),
+    )
+
+
+@lru_cache(maxsize=256)
+def _verdicts(folder: Path) -> dict[str, Foreign]:
+    """Collect the verdicts of SWE-bench's reports in a folder, by instance."""
+    verdicts: dict[str, Foreign] = {}
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*eval*.jsonl"), *folder.glob("results/results.json")])[
+        :200
+    ]:
+        for report in _reports(path):
+            found = _of_report(report)
+            verdicts |= {name: found[name] for name in found if name not in verdicts or len(found[name]) > 1}
+    return verdicts
+
+
+def _of_report(report: Foreign) -> dict[str, Foreign]:
+    """Read a report: lists of ids, a verdict by id, or a row of an instance with its report."""
+    verdicts: dict[str, Foreign] = {}
+    passed = next((report[name] for name in ("resolved_ids", "resolved") if isinstance(report.get(name), list)), None)
+    if passed is not None:
+        failed = [name for key in FAILED_IDS for name in report.get(key) or [] if isinstance(name, str)]
+        verdicts |= {name: {"resolved": name in {*passed}} for name in (*failed, *passed)}
+    identity, inner = report.get("instance_id"), report.get("test_result", report)
+    found = inner.get("report", inner) if isinstance(inner, dict) else {}
+    if isinstance(identity, str) and isinstance(found, dict) and isinstance(found.get("resolved"), bool):
+        verdicts[identity] = found
+    for name, entry in report.items():
+        if isinstance(entry, dict) and isinstance(entry.get("resolved"), bool) and "__" in name:
+            verdicts[name] = entry
+    return verdicts
+
+
+def failing_tests(verdict: Foreign) -> str:
+    """List the failing tests of a verdict of SWE-bench."""
+    states = verdict.get("tests_status") or {}
+    names = [name for tests in states.values() if isinstance(tests, dict) for name in tests.get("failure") or []]
+    return f"failing tests: {', '.join(names)}" if names else ""
+
+
+def _reports(path: Path) -> Iterator[Foreign]:
+    with suppress(OSError, ValueError, RecursionError):
+        if path.stat().st_size <= LARGEST:
+            yield from (row for _, row in rows_of(path) if isinstance(row, dict))
+
+
+def _document(path: Path) -> Foreign:
+    with suppress(ValueError, RecursionError):
+        if path.is_file() and path.stat().st_size <= LARGEST:
+            document = json_of(path)
+            return document if isinstance(document, dict) else {}
+    return {}

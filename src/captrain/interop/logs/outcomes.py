@@ -1,0 +1,312 @@
+"""Did a rollout pass? From the reward of its file, a field that the user names, or a table of scores.
+
+A reward of 1 passes and 0 fails, and so do words such as "resolved" and "wrong". -1 fails, as tools write it that have
+-1 and 1. Graded rewards pass at the mark of `--pass-at`, or else at 1. No reward is ever dropped: what has none, or one
+that is out of range, is refused with the remedy.
+"""
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from captrain.errors import UserError
+from captrain.interop.logs.source import Entry, Foreign, rollout_of
+from captrain.records import Rollout, plain, read_text
+
+PERFECT = 1 - 1e-6
+NO_REWARD = "no outcome found"
+NO_FIELD = "it has no field"
+OUT_OF_RANGE = "a reward is outside of 0 to 1"
+OUTCOMES = (
+    *("reward", "resolved", "is_resolved", "passed", "success", "is_correct", "correct", "is_solved", "solved"),
+    *("score", "result", "outcome", "verdict", "label", "status", "grade", "accuracy", "utility"),
+)
+"""Names of outcomes, the likelier first."""
+WORDS = {
+    *(
+        "reward",
+        "resolved",
+        "passed",
+        "pass",
+        "success",
+        "successful",
+        "succeeded",
+        "correct",
+        "solved",
+        "score",
+        "grade",
+    ),
+    *("result", "outcome", "verdict", "label", "status", "accuracy", "utility", "win", "won", "match", "graded"),
+}
+"""Words in the name of a field that looks like an outcome."""
+PASSED = {
+    *(
+        "pass",
+        "passed",
+        "success",
+        "successful",
+        "succeeded",
+        "resolved",
+        "correct",
+        "solved",
+        "true",
+        "yes",
+        "win",
+        "won",
+    ),
+    *("ok", "good", "1"),
+}
+FAILED = {
+    *(
+        "fail",
+        "failed",
+        "failure",
+        "unsuccessful",
+        "unresolved",
+        "incorrect",
+        "wrong",
+        "unsolved",
+        "false",
+        "no",
+        "loss",
+    ),
+    *("lost", "bad", "0"),
+}
+DEEPEST = 3
+KEYS = ("trace_id", "session_id", "file", "instance_id", "task_id", "id", "name")
+"""Columns of a table of scores that name a rollout."""
+SCORES = "trace_id,reward"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user says of the files.
+
+    outcome, messages, agent: fields, as dotted paths. pass_at: least reward of a passed rollout.
+    """
+
+    outcome: str = ""
+    pass_at: float | None = None
+    messages: str = ""
+    agent: str = ""
+
+
+AS_READ = Choices()
+"""No choices: everything as the files have it."""
+
+
+def at(row: object, path: str) -> object:
+    """Return the value at a dotted path of a JSON value; None if there is none."""
+    value = row
+    for part in path.split("."):
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and path in value:
+            return value[path]  # a name with dots
+        else:
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def number_of(value: object) -> float | None:
+    """Read an outcome: a truth value, a finite number, or a word such as "resolved"; None for anything else."""
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in PASSED or word in FAILED:
+            return float(word in PASSED)
+        try:
+            value = float(word)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def likely_outcome(row: object) -> str:
+    """Return the path of the field that most looks like an outcome; "" if none does."""
+    found = [path for path, value in _leaves(row) if number_of(value) is not None and _is_named(path)]
+    ranks = {name: place for place, name in enumerate(OUTCOMES)}
+    return min(
+        found,
+        key=lambda path: (not isinstance(at(row, path), bool), path.count("."), ranks.get(_last(path), len(ranks))),
+        default="",
+    )
+
+
+def _leaves(value: object, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping) and depth < DEEPEST:
+        for name, element in value.items():
+            yield from _leaves(element, f"{prefix}.{name}" if prefix else str(name), depth + 1)
+    elif prefix:
+        yield prefix, value
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2].lower()
+
+
+def _is_named(path: str) -> bool:
+    name = re.sub(r"([a-z])([A-Z])", r"\1_\2", path.rpartition(".")[2])
+    return not WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
+
+@dataclass
+class Judge:
+    """Decides which rollouts passed, and counts what a reader should know."""
+
+    choices: Choices
+    scores: "Scores | None" = None
+    between: list[float] = field(default_factory=list[float])
+    below: int = 0
+    judged: int = 0
+
+    def chosen(self, entry: Entry, row: Foreign, path: Path) -> Entry:
+        """Return an entry with the outcome, task and agent that the user's choices give it.
+
+        Raises:
+            ValueError: it lacks a field that the user names.
+        """
+        for name in (self.choices.outcome, self.choices.agent):
+            is_unjudged = name == self.choices.outcome and bool(entry.fault)
+            if name and at(row, name) is None and not is_unjudged:
+                raise ValueError(f"{NO_FIELD} {name}{_hint(row) if name == self.choices.outcome else ''}")
+        if self.choices.outcome:
+            entry = replace(entry, reward=at(row, self.choices.outcome))
+        if self.choices.agent:
+            entry = replace(entry, agent=str(at(row, self.choices.agent)))
+        if self.scores is not None and (line := self.scores.line_of(entry, path)) is not None:
+            entry = replace(entry, reward=line.reward, task=line.task or entry.task, agent=line.agent or entry.agent)
+        return entry
+
+    def rollout(self, file: str, entry: Entry, row: Foreign) -> Rollout | str:
+        """Return the record of an entry with its outcome, or why it has none."""
+        if entry.reward is None and not entry.fault:  # where there is a fault, nothing counts
+            return entry.missing or f"{NO_REWARD}{_hint(row)}"
+        reward = number_of(entry.reward or 0.0 if entry.fault else entry.reward)
+        if reward is None:
+            return f"the reward {plain(str(entry.reward))[:80]!r} is not a number{_hint(row)}"
+        return self._record(file, entry, reward)
+
+    def _record(self, file: str, entry: Entry, reward: float) -> Rollout | str:
+        mark = self.choices.pass_at
+        is_graded = 0 <= reward <= 1
+        if mark is None and not is_graded and reward != -1:
+            return f"{OUT_OF_RANGE}: {reward:g}"
+        passed = reward >= (PERFECT if mark is None else mark)
+        record = rollout_of(file, entry, reward if is_graded else float(passed), passed=passed)
+        if isinstance(record, Rollout) and record.score is not None:
+            self.judged += 1
+            self.below += reward == -1 and mark is None
+            if 0 < reward < PERFECT:
+                self.between.append(reward)
+        return record
+
+    def notes(self) -> Iterator[str]:
+        """Say what was decided beyond 0 and 1, and which scores match nothing."""
+        if self.between:
+            least, most, mark = min(self.between), max(self.between), self.choices.pass_at
+            passed = 0 if mark is None else sum(reward >= mark for reward in self.between)
+            rule = (
+                "only 1 passes; --pass-at X sets another mark" if mark is None else f"{passed} of them pass at {mark:g}"
+            )
+            spread = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            yield f"{len(self.between)} of {self.judged} rewards lie strictly between fail and pass ({spread}): {rule}"
+        if self.below:
+            yield f"{self.below} rewards of -1 count as failed"
+        if self.scores is not None and (unused := self.scores.unused()):
+            yield f"{len(unused)} of {len(self.scores.lines)} scores match no rollout, such as {plain(unused[0])}"
+
+
+def _hint(row: Foreign) -> str:
+    name = likely_outcome(row)
+    return f"; `{name}` looks like one: add --outcome {name}" if name else ""
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """A line of a table of scores."""
+
+    key: str
+    reward: object
+    task: str = ""
+    agent: str = ""
+
+
+class Scores:
+    """Rewards by the names of rollouts: traces, sessions, files, tasks.
+
+    Raises:
+        UserError: the file is no such table, or names a rollout twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._used = path, set[str]()
+        remedy = f"give a CSV with the columns {SCORES}; the first may also be one of {', '.join(KEYS)}"
+        try:
+            rows = [*csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))]
+            columns = {*rows[0]} if rows else set[str]()
+            key = next(name for name in KEYS if name in columns)
+            reward = next(name for name in (*OUTCOMES, *sorted(columns)) if name in columns and _is_named(name))
+        except (csv.Error, StopIteration):
+            raise UserError(f"{path} is not a table of scores", remedy) from None
+        lines = [
+            ScoreLine(
+                _key(row[key], row.get("trial")),
+                row[reward],
+                row.get("task_id") or "" if key != "task_id" else "",
+                row.get("agent") or row.get("implementation") or "",
+            )
+            for row in rows
+        ]
+        if any(not line.key or number_of(line.reward) is None for line in lines):
+            raise UserError(f"{path} is not a table of scores", remedy)
+        [(name, times)] = Counter(line.key for line in lines).most_common(1)
+        if times > 1:
+            raise UserError(
+                f"{path} scores {key} {plain(name)} {times} times", "give each one reward, or add a column trial"
+            )
+        self.lines = {line.key: line for line in lines}
+
+    def line_of(self, entry: Entry, path: Path) -> ScoreLine | None:
+        """Return the line of an entry: by its task, another of its names, or its file."""
+        names = [
+            *entry.keys,
+            entry.task,
+            f"{path.name}:{entry.index}",
+            str(path),
+            path.name,
+            path.stem,
+            path.name.partition(".")[0],
+            path.parent.name,
+        ]
+        trial = None if entry.trial is None else str(entry.trial)
+        for name in names:
+            for candidate in (_key(name, trial), _key(name, None)):
+                if candidate in self.lines:
+                    self._used.add(candidate)
+                    return self.lines[candidate]
+        return None
+
+    def unused(self) -> list[str]:
+        """List the lines that no rollout took."""
+        return [key for key in self.lines if key not in self._used]
+
+
+def scores_for(entry: Entry, path: Path) -> str:
+    """Return the first lines of a table of scores that would name this entry."""
+    if entry.keys and entry.keys[0]:
+        return f"{SCORES}\n{plain(entry.keys[0])},1"
+    is_named = not re.fullmatch(r"[0-9a-f]{6}:\d+", entry.task)
+    return f"task_id,reward\n{plain(entry.task)},1" if is_named else f"file,reward\n{plain(path.name)}:{entry.index},1"
+
+
+def _key(name: str | None, trial: str | None) -> str:
+    """Normalise a name: hexadecimal ids match with and without `0x`, in either case."""
+    text = (name or "").strip()
+    key = text.lower().removeprefix("0x")
+    key = key if re.fullmatch(r"[0-9a-f-]{16,}", key) else text
+    return f"{key}, trial {trial}" if trial else key

@@ -1,0 +1,76 @@
+"""Dialogues of several agents: Who&When, Magentic-One, and any file that is a list of messages of one dialogue.
+
+Every message keeps its place, so that the step which a label names is the message of that index. A request of an
+orchestrator to another agent is a call, and what that agent reports is its result.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from captrain.interop.logs.chat import OTHER_ROLES, ROLES, is_message
+from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt
+from captrain.interop.logs.outcomes import OUTCOMES
+from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
+from captrain.interop.logs.source import Foreign, call_entry, calling, text_of
+
+REQUEST = re.compile(r"(.*?)\s*\(-> (.+)\)")
+ASIDE = re.compile(r"\s*\(.*\)$")
+"""What follows a speaker's name, such as "(thought)"."""
+TERMINAL = re.compile(r"terminal|executor|code_interpreter", re.IGNORECASE)
+"""Names of speakers that run code and report."""
+
+
+def of_speakers(items: Sequence[Foreign]) -> list[object]:
+    """Convert the messages of several agents, each in its place."""
+    messages: list[object] = []
+    asked = ""
+    for place, item in enumerate(items):
+        role, text = str(item.get("role") or ""), text_of(item.get("content"))
+        speaker = str(item.get("name") or role)
+        request = REQUEST.fullmatch(speaker)
+        if request:
+            call = call_entry(request[2], {"request": text})
+            messages.append({**calling([call]), "name": request[1]})
+        elif asked and speaker == asked:
+            messages.append({"role": "tool", "content": text})
+        elif place == 0 or role in ("system", "human") or (role == "user" and not item.get("name")):
+            messages.append({"role": "system" if role == "system" else "user", "content": text})
+        elif TERMINAL.search(speaker):
+            messages.append({"role": "user", "content": text})
+        else:
+            messages.append({"role": "assistant", "content": text, "name": ASIDE.sub("", speaker)})
+        asked = request[2] if request else "" if speaker == asked else asked
+    return messages
+
+
+def _is_labelled(row: Foreign) -> bool:
+    return isinstance(row.get("history"), list) and "ground_truth" in row and "question" in row
+
+
+def _labelled(row: Foreign, path: Path) -> ChatRow:
+    """Convert a task of Who&When; the labels of its failure are left out, as they are no part of the log."""
+    return ChatRow(
+        of_speakers(row["history"]),
+        next((row[name] for name in ("is_correct", "is_corrected") if row.get(name) is not None), None),
+        task_id=row.get("question_ID") or path.stem,
+        expected={"ground_truth": row.get("ground_truth")},
+        keys=(path.stem,),
+    )
+
+
+def _is_dialogue(rows: Sequence[Foreign]) -> bool:
+    is_rewarded = any(name in row for row in rows for name in OUTCOMES)
+    return len(rows) > 1 and all(map(is_message, rows)) and not is_rewarded
+
+
+def _dialogue(rows: Sequence[Foreign], path: Path) -> ChatRow:
+    known = {*ROLES, *OTHER_ROLES}
+    is_foreign = any(is_item(row) or is_langchain(row) or is_sharegpt(row) for row in rows)
+    is_plain = is_foreign or all(str(row.get("role")).lower() in known for row in rows)
+    shown = [row for row in rows if row.get("role") != "exit"]
+    return ChatRow(shown if is_plain else of_speakers(rows), None, task_id=path.name.partition(".")[0])
+
+
+WHO_AND_WHEN = RowFormat("Who&When tasks", _is_labelled, _labelled)
+DIALOGUE = FileFormat("messages of one dialogue", _is_dialogue, _dialogue)

@@ -1,0 +1,106 @@
+"""Home-made traces: a list of steps, each a call with its result, or lists of thoughts, actions and observations."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from captrain.interop.logs.chat import chat_row, is_message
+from captrain.interop.logs.outcomes import DEEPEST, at
+from captrain.interop.logs.records import ChatRow, RowFormat
+from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, text_of
+from captrain.records import Message
+
+RESULTS = ("result", "observation", "output", "response", "tool_output", "tool_result", "obs")
+ACTIONS = ("action", "tool", "tool_name", "command", "function", "call")
+THOUGHTS = ("thought", "reasoning", "message", "text", "content", "model_output")
+PROMPTS = (
+    "query",
+    "question",
+    "instruction",
+    "task_description",
+    "problem_statement",
+    "prompt",
+    "goal",
+    "task",
+    "input",
+)
+ANSWERS = ("response", "completion", "solution", "output", "answer", "prediction", "generation", "model_output")
+TRACES = ("trace", "steps", "turn_history", "trajectory", "history", "turns", "actions", "events", "log")
+ACTION = re.compile(r"\s*([A-Za-z_]\w*)\s*[\[(](.*)[\])]\s*", re.DOTALL)
+"""An action such as `search[cats]`."""
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, Mapping) and any(name in step for name in ACTIONS) and not is_message(step)
+
+
+def steps_in(value: object) -> list[Foreign]:
+    """Return the steps of a trace: a list of them, or parallel lists; [] if there are none."""
+    if isinstance(value, Mapping):
+        lists = {name.removesuffix("s"): part for name, part in value.items() if isinstance(part, list)}
+        length = len(next((part for name, part in lists.items() if name in ACTIONS), []))
+        value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
+    return value if isinstance(value, list) and value and all(map(_is_step, value)) else []
+
+
+def of_steps(steps: list[Foreign]) -> Iterator[Message]:
+    """Convert steps to calls with their results."""
+    for step in steps:
+        said = next((step[name] for name in THOUGHTS if isinstance(step.get(name), str)), "")
+        action = next((step[name] for name in ACTIONS if step.get(name)), None)
+        call = call_of(action) if isinstance(action, Mapping) else None
+        if call is None and any(step.get(name) is not None for name in ARGUMENTS):
+            call = call_of(step)
+        if call is None and action:
+            written = ACTION.fullmatch(str(action))
+            call = (
+                call_entry(written[1], {"input": written[2]})
+                if written
+                else call_entry("action", {"input": str(action)})
+            )
+        yield calling([call] if call else [], said)
+        seen = next((step[name] for name in RESULTS if step.get(name) is not None), None)
+        if seen is not None:
+            yield {"role": "tool", "content": text_of(seen), "error": bool(step.get("error"))}
+
+
+def likely_messages(row: Foreign, prefix: str = "") -> Iterator[str]:
+    """Yield fields that may hold the dialogue: messages or steps at any depth, or the answer to a prompt."""
+    for name, value in row.items():
+        is_dialogue = isinstance(value, list) and len(value) > 1 and all(map(is_message, value))
+        if is_dialogue or steps_in(value):
+            yield f"{prefix}{name}"
+        elif isinstance(value, Mapping) and prefix.count(".") < DEEPEST:
+            yield from likely_messages(value, f"{prefix}{name}.")
+    if not prefix and any(isinstance(row.get(name), str) for name in PROMPTS):
+        yield from (name for name in ANSWERS if isinstance(row.get(name), str))
+
+
+def row_with(row: Foreign, value: object) -> ChatRow | str:
+    """Read a row whose dialogue is this value: messages, steps, or a text that answers the row's prompt."""
+    steps = steps_in(value)
+    prompt = next((row[name] for name in PROMPTS if isinstance(row.get(name), str)), "")
+    if steps:
+        value = [*([{"role": "user", "content": prompt}] if prompt else []), *of_steps(steps)]
+    elif isinstance(value, str) and prompt:
+        value = [{"role": "user", "content": prompt}, {"role": "assistant", "content": value}]
+    if not isinstance(value, list):
+        return "it holds no list of messages or steps there"
+    return chat_row({**row, "messages": value})
+
+
+def named(field: str) -> RowFormat:
+    """Return the format of rows whose messages stand in a field that the user names."""
+
+    def convert(row: Foreign, path: Path) -> ChatRow | str:
+        value = at(row, field)
+        return f"it has no field {field}" if value is None else row_with(row, value)
+
+    return RowFormat(f"rows with messages in {field}", lambda row: at(row, field) is not None, convert)
+
+
+def _trace(row: Foreign) -> object:
+    return next((row[name] for name in TRACES if steps_in(row.get(name))), None)
+
+
+STEPS = RowFormat("steps of a trace", lambda row: _trace(row) is not None, lambda row, _: row_with(row, _trace(row)))

@@ -1,0 +1,266 @@
+"""Logs as strangers bring them: any outcome, any container, many tools, and what a log holds of the truth."""
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from captrain.cli.app import app
+from captrain.contract import calls_of
+from captrain.errors import UserError
+from captrain.interop import Choices, Logs, read_logs
+from captrain.records import Rollout
+
+Row = dict[str, Any]
+ASKED = {"role": "user", "content": "Read A1."}
+SAID = {"role": "assistant", "content": "It is red."}
+CALLED = ("bash", {"command": "cat A1"})
+
+
+def chat(**fields: object) -> Row:
+    return {"messages": [ASKED, SAID], **fields}
+
+
+def saved(path: Path, *rows: object) -> Path:
+    """Write one document, or several rows as lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def outcomes(logs: Logs) -> list[str]:
+    return [rollout.outcome for rollout in logs.rollouts]
+
+
+def only(logs: Logs) -> Rollout:
+    [rollout] = logs.rollouts
+    return rollout
+
+
+def spoken(rollout: Rollout) -> list[object]:
+    """Each message as its role with its calls, or else its text."""
+    return [(m["role"], calls_of(m) or m["content"]) for m in rollout.messages]
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("resolved", False, True),
+        ("is_correct", 0, 1),
+        ("result", "FAILED", "passed"),
+        ("outcome", "unsuccessful", "success"),
+        ("label", "wrong", "correct"),
+        ("metrics.reward", 0.0, 1.0),
+        ("evaluation.taskSuccess", False, True),
+    ],
+)
+def test_a_field_that_looks_like_an_outcome_is_named_and_taken(
+    field: str, bad: object, good: object, tmp_path: Path
+) -> None:
+    def row(value: object) -> Row:
+        first, _, second = field.partition(".")
+        return chat(**{first: {second: value} if second else value}, duration=3.2, id=7)
+
+    path = saved(tmp_path / "a.jsonl", row(bad), row(good))
+    with pytest.raises(UserError, match=f"no outcome found; `{field}` looks like one") as refusal:
+        read_logs([path])
+    assert str(path) in refusal.value.problem and refusal.value.remedy == f"add --outcome {field}"
+    assert outcomes(read_logs([path], choices=Choices(outcome=field))) == ["failed", "passed"]
+
+
+def test_the_command_takes_outcome_mark_messages_and_agent(tmp_path: Path) -> None:
+    rows = [{"talk": [ASKED, SAID], "eval": {"points": n}, "who": "ab"[n % 2]} for n in range(4)]
+    options = ["--messages", "talk", "--outcome", "eval.points", "--pass-at", "2", "--agent", "who"]
+    path = saved(tmp_path / "a.jsonl", *rows)
+    result = CliRunner().invoke(app, ["diagnose", str(path), *options, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    written = [json.loads(line) for line in (tmp_path / "out/rollouts.jsonl").read_text().splitlines()]
+    assert [row["outcome"] for row in written] == ["failed", "failed", "passed", "passed"]
+    assert [row["policy"] for row in written] == ["unknown (a)", "unknown (b)"] * 2
+
+
+def test_messages_may_be_text_and_a_row_with_an_error_needs_no_outcome(tmp_path: Path) -> None:
+    rows = [{"messages": json.dumps([ASKED, SAID]), "eval": value} for value in ({"ok": True}, {"ok": False}, None)]
+    path = saved(tmp_path / "a.jsonl", *rows[:2], {**rows[2], "error": "timeout"})
+    logs = read_logs([path], choices=Choices(outcome="eval.ok"))
+    assert outcomes(logs) == ["passed", "failed", "error"] and not logs.skipped
+
+
+@pytest.mark.parametrize(
+    ("rewards", "mark", "expected", "note"),
+    [
+        (
+            [0.02, 0.97, 1],
+            None,
+            "ffp",
+            "2 of 3 rewards lie strictly between fail and pass (0.02 to 0.97): only 1 passes",
+        ),
+        (
+            [0.02, 0.97, 1],
+            0.9,
+            "fpp",
+            "2 of 3 rewards lie strictly between fail and pass (0.02 to 0.97): 1 of them pass",
+        ),
+        ([-1, 1, -1], None, "fpf", "2 rewards of -1 count as failed"),
+        ([-3.5, 20, 80], 50, "ffp", ""),
+    ],
+)
+def test_no_reward_is_dropped_without_a_word(
+    rewards: list[float], mark: float | None, expected: str, note: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "a.jsonl", *(chat(reward=reward, task_id=n) for n, reward in enumerate(rewards)))
+    logs = read_logs([path], choices=Choices(pass_at=mark))
+    assert "".join(outcome[0] for outcome in outcomes(logs)) == expected
+    assert any(line.startswith(note) for line in logs.notes) or not note
+
+
+@pytest.mark.parametrize("reward", [2, 80, -0.5, -2])
+def test_a_reward_out_of_range_is_refused_with_a_mark_to_type(reward: float, tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.jsonl", chat(reward=1), chat(reward=reward))
+    with pytest.raises(UserError, match=f"line 2: a reward is outside of 0 to 1: {reward}") as refusal:
+        read_logs([path])
+    assert f"--pass-at {reward}" in refusal.value.remedy
+
+
+@pytest.mark.parametrize("column", ["trace_id", "task_id", "id", "instance_id"])
+def test_a_table_of_scores_fits_every_format(column: str, tmp_path: Path) -> None:
+    atif = {
+        "schema_version": "ATIF-v1.5", "session_id": "s2", "agent": {"name": "a", "version": "1"},
+        "steps": [{"step_id": 1, "source": "user", "message": "Hi"}, {"step_id": 2, "source": "agent", "message": "A"}],
+    }  # fmt: skip
+    paths = [saved(tmp_path / "a.jsonl", chat(task_id="s0"), chat(task_id="s1")), saved(tmp_path / "b.json", atif)]
+    (tmp_path / "scores.csv").write_text(f"{column},passed\ns0,false\ns1,true\ns2,1\ns9,1\n")
+    logs = read_logs(paths, tmp_path / "scores.csv")
+    assert outcomes(logs) == ["failed", "passed", "passed"]
+    assert logs.notes == ("1 of 4 scores match no rollout, such as s9",)
+
+
+def test_a_repeated_task_and_trial_is_told_and_the_more_complete_one_counts(tmp_path: Path) -> None:
+    longer = {"messages": [ASKED, SAID, ASKED, SAID], "reward": 1, "task_id": "t", "trial": 0}
+    path = saved(tmp_path / "a.jsonl", chat(reward=0, task_id="t", trial=0), longer, chat(reward=0, task_id="u"))
+    logs = read_logs([path])
+    assert outcomes(logs) == ["passed", "failed"]
+    assert any(
+        "1 rollouts repeat a task and trial of their agent, such as chat/t, trial 0" in line for line in logs.notes
+    )
+
+
+def test_rows_of_one_task_without_trials_are_numbered(tmp_path: Path) -> None:
+    logs = read_logs([saved(tmp_path / "a.jsonl", *(chat(reward=n, task_id="t") for n in (0, 1, 0)))])
+    assert [(rollout.task.id, rollout.trial) for rollout in logs.rollouts] == [("chat/t", n) for n in range(3)]
+
+
+def simulation(task: str, agent: str) -> Row:
+    return {
+        "info": {"agent_info": {"implementation": agent, "llm": "m"}, "environment_info": {"domain_name": "d"}},
+        "tasks": [{"id": task, "evaluation_criteria": {"actions": None}}],
+        "simulations": [{
+            "task_id": task, "trial": 0, "termination_reason": "max_steps", "reward_info": {"reward": 0.0},
+            "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "no"}],
+        }],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("told_by", ["implementation", "path", "folder", "file", "prompt", "field"])
+def test_two_agents_of_one_model_are_told_apart(told_by: str, tmp_path: Path) -> None:
+    def rows(answer: str) -> list[Row]:
+        return [chat(reward=1, task_id=n, note=answer) for n in (1, 2)]
+
+    choices, paths = Choices(), [tmp_path]
+    match told_by:
+        case "implementation":
+            paths = [saved(tmp_path / f"{name}.json", simulation("0", name)) for name in ("plain", "retry")]
+        case "path":
+            paths = [saved(tmp_path / name / "log.jsonl", *rows(name)) for name in ("one", "two")]
+        case "folder":
+            for name in ("one", "two"):
+                for row in rows(name):
+                    saved(tmp_path / name / f"{row['task_id']}.json", row)
+        case "file":
+            for name in ("one", "two"):
+                saved(tmp_path / f"{name}.jsonl", *rows(name))
+        case "prompt":
+            both = [chat(reward=1, task_id=n, system=prompt) for n in (1, 2) for prompt in ("Be short.", "Be long.")]
+            paths = [saved(tmp_path / "a.jsonl", *both)]
+        case _:
+            both = [chat(reward=1, task_id=n, setup={"arm": arm}) for n in (1, 2) for arm in "ab"]
+            paths, choices = [saved(tmp_path / "a.jsonl", *both)], Choices(agent="setup.arm")
+    logs = read_logs(paths, choices=choices)
+    agents = [rollout.policy for rollout in logs.rollouts]
+    assert len({*agents}) == 2 and all(agents.count(name) == len(agents) // 2 for name in agents)
+    assert [rollout.trial for rollout in logs.rollouts] == [0] * len(agents)
+
+
+def test_trials_of_one_agent_in_a_file_each_stay_one_agent(tmp_path: Path) -> None:
+    for number in range(3):
+        saved(tmp_path / f"task-a__{number}/log.json", chat(reward=1, task_id="a", note=number))
+    logs = read_logs([tmp_path])
+    assert [(rollout.policy, rollout.trial) for rollout in logs.rollouts] == [("unknown", n) for n in range(3)]
+
+
+ROWS = [chat(reward=0, task_id="a"), chat(reward=1, task_id="b")]
+
+
+@pytest.mark.parametrize("packing", ["data", "results and model", "by id", "gz", "zip", "array"])
+def test_rows_are_read_from_every_container(packing: str, tmp_path: Path) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    match packing:
+        case "data":
+            path = saved(tmp_path / "a.json", {"data": ROWS, "count": 2})
+        case "results and model":
+            path = saved(tmp_path / "a.json", {"model": "m", "reward": 0.5, "args": {"n": 1}, "results": ROWS})
+        case "by id":
+            path = saved(tmp_path / "a.json", {row["task_id"]: {**row, "task_id": row["task_id"]} for row in ROWS})
+        case "gz":
+            path = tmp_path / "a.jsonl.gz"
+            path.write_bytes(gzip.compress(lines.encode()))
+        case "zip":
+            path = tmp_path / "a.zip"
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("run/a.jsonl", lines)
+        case _:
+            path = saved(tmp_path / "a.json", ROWS)
+    logs = read_logs([path])
+    assert [(rollout.task.id, rollout.outcome) for rollout in logs.rollouts] == [
+        ("chat/a", "failed"),
+        ("chat/b", "passed"),
+    ]
+    assert {rollout.policy for rollout in logs.rollouts} == {"m" if "model" in packing else "unknown"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x89PNG\r\n\x1a\n\x00\x00", b"\x1f\x8b\x08broken", b"PK\x03\x04broken", b"\x00" * 99]
+)
+def test_binary_is_never_printed(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(UserError) as refusal:
+        read_logs([tmp_path / "a.jsonl"])
+    assert str(tmp_path / "a.jsonl") in refusal.value.problem
+    assert str(refusal.value).isascii() and "PNG" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"prompt": "Sort.", "solution": "sorted()", "is_solved": True}, "solution"),
+        ({"run": {"talk": [ASKED, SAID]}, "ok": 1}, "run.talk"),
+        ({"a": 1, "b": [1, 2]}, ""),
+    ],
+)
+def test_a_file_without_a_dialogue_is_refused_by_its_path_with_the_likely_field(
+    row: Row, hint: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "a.jsonl", row, row)
+    with pytest.raises(UserError, match=r"it holds no dialogue, but the fields") as refusal:
+        read_logs([path])
+    assert str(path) in refusal.value.problem
+    assert (refusal.value.remedy == f"add --messages {hint}") == bool(hint)
+    if hint:
+        assert (
+            len(read_logs([path], choices=Choices("is_solved" if "is_solved" in row else "ok", messages=hint)).rollouts)
+            == 2
+        )
