@@ -32,6 +32,9 @@ def test_a_flipped_byte_of_the_base_is_refused_before_training_and_serving(
     assert status == 2 and err.startswith("error: artifacts/base/model.safetensors has the hash ")
     publish_json(tmp_path / "results/base.json", {"model": "somebody/else"})
     require_recorded(base)
+    publish_json(base / "model.json", {"model": "somebody/elsf"})
+    with pytest.raises(UserError, match="model.json names somebody/elsf, and .*base.json somebody/else"):
+        require_recorded(base)
 
 
 def changed(path: Path, old: bytes, new: bytes) -> None:

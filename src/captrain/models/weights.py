@@ -88,9 +88,12 @@ def require_recorded(folder: Path) -> None:
     if altered := altered_files(folder):
         raise UserError(f"{folder / altered[0]} is not the file that {folder / SUMS} has the hash of", remedy)
     record, weights = folder.parent.parent / "results/base.json", folder / "model.safetensors"
-    if folder.parts[-2:] != ("artifacts", "base") or not record.exists() or not weights.exists():
+    if folder.parts[-2:] != ("artifacts", "base") or not record.exists():
         return
-    expected = read_json(record, JsonObject).get("weights_sha256")
+    summary, pointer = read_json(record, JsonObject), folder / "model.json"
+    if pointer.exists() and (name := read_json(pointer, JsonObject).get("model")) != summary.get("model", name):
+        raise UserError(f"{pointer} names {name}, and {record} {summary['model']}", remedy)
+    expected = summary.get("weights_sha256") if weights.exists() else None
     if expected is not None and (content := file_digest(weights)) != expected:
         raise UserError(f"{weights} has the hash {content}, and {record} has {expected}", remedy)
 

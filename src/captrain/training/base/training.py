@@ -106,7 +106,6 @@ def train_base(spec: BaseModelSettings, seed: int, folder: Path, show: Show = it
     if spec.model is not None:
         shutil.rmtree(folder, ignore_errors=True)
         publish_json(folder / "model.json", {"model": spec.model})
-        record_files(folder)
         return {"model": spec.model}
     from transformers.utils import logging
 
