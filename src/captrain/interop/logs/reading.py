@@ -513,7 +513,7 @@ def _read(path: Path, choices: Choices) -> Source:
         source = _read_rows(path, rows, lambda: rows_of(path), ROWS)
     if source is None and len(rows) == 1 and not is_lines(path):
         inner = [*rows_in(rows[0])]
-        first = [row for _, row in inner[:FIRST]]
+        first = [row for _, row in inner[:FIRST] if isinstance(row, dict)]
         formats = [steps.named(choices.messages)] if choices.messages else ROWS
         source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
     if source is None and (rows or path.suffix != ".jsonl"):
