@@ -22,7 +22,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from captrain.errors import UserError
 from captrain.records import digest, file_digest, plain, publish_json, read_json, redacted, without_secrets
@@ -58,7 +58,8 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
         if project is not None and str(project) not in sys.path:
             sys.path.insert(0, str(project))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), os.environ.get("PYTHONPATH")]))
-        with redirect_stdout(_CleanStream(sys.stdout)), redirect_stderr(_CleanStream(sys.stderr)):
+        out, err = (cast(TextIO, _CleanStream(stream)) for stream in (sys.stdout, sys.stderr))
+        with redirect_stdout(out), redirect_stderr(err):
             try:
                 if stage:
                     _run_stage(main, name)
