@@ -642,10 +642,7 @@ class Adversary:
             return
         play = script(view, self.evidence.random(use, exploit.name, task.id))
         if play is not None:
-            if callable(play):
-                messages = self.evidence.act(task, play, STEPS)
-            else:
-                messages = self.evidence.play(task, play)
+            messages = self.evidence.act(task, play, STEPS) if callable(play) else self.evidence.play(task, play)
             exploit.rewards[task.id] = self.evidence.score(task, messages).reward
             exploit.deeds[task.id] = deeds(messages)
 
