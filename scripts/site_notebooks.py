@@ -51,7 +51,7 @@ def _value(code: str, names: dict[str, object]) -> str:
         return ""
     value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
     table = getattr(value, "_repr_html_", None)
-    return table() if table is not None else f"```text\n{value}\n```"
+    return table().replace(' border="1" class="dataframe"', "") if table is not None else f"```text\n{value}\n```"
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:

@@ -25,6 +25,7 @@ READERS = {
     "environments/sandbox/confinement/server.py": "runs without captrain",
     "benchmarks/workers/bfcl_worker.py": "runs without captrain",
     "scripts/score_diagnosis.py": "hand-written labels; a damaged line ends the script",
+    "scripts/site_notebooks.py": "notebooks of this repository",
     "scripts/site_reference.py": "files of this repository, for its own pages",
     "scripts/bench_growth.py": "the included example, and lines that it wrote itself",
 }
@@ -36,6 +37,8 @@ WRITERS = {
     "run/locks.py": "empty lock files",
     "comparison/points.py": "workspaces of points, made anew from git before each run, and their logs",
     "interop/logs/reading.py": "into a temporary folder",
+    "interop/logs/packed.py": "into a temporary folder",
+    "serving/folders.py": "into a temporary folder, too",
     "models/lora.py": "into its callers' folder, which is written aside",
     "agents/servers.py": "logs of servers, and copies of adapters, which are read only when complete",
     "projects/hub.py": "into its callers' folder, which is written aside, too",

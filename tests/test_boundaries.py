@@ -13,7 +13,7 @@ from support.waiting import PATIENCE
 
 from captrain.errors import UserError
 from captrain.interop import export_rollouts
-from captrain.interop.logs.spans import read_scores
+from captrain.interop.logs.outcomes import Scores
 from captrain.models import Endpoint
 from captrain.planning.doctor import _answer as endpoint_finding
 from captrain.projects import benchmark, check_benchmark, examination
@@ -22,8 +22,8 @@ from captrain.run import compose_spec, require_apart
 
 def test_a_trace_has_one_score(tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text("trace_id,reward\nt,1\nt,0\n")
-    with pytest.raises(UserError, match="scores trace t 2 times"):
-        read_scores(tmp_path / "scores.csv")
+    with pytest.raises(UserError, match="scores trace_id t 2 times"):
+        Scores(tmp_path / "scores.csv")
 
 
 @pytest.mark.parametrize("text", ["policy:\n  1: a\n", "5: x\n"])

@@ -23,14 +23,17 @@ def test_it_has_at_most_100_lines_and_its_first_screens_have_picture_and_command
     assert all(command in screens for command in ("pip install", "captrain diagnose docs/examples", "make repro"))
 
 
-def test_it_quotes_what_diagnose_prints_for_the_included_file_and_the_page_has_all_of_it(tmp_path: Path) -> None:
+def test_readme_and_tutorial_quote_what_diagnose_prints_and_a_page_has_all_of_it(tmp_path: Path) -> None:
     printed = printed_diagnosis(tmp_path / "out")
-    [quoted] = re.findall(r"^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert quoted in printed
-    assert f"```text\n{printed}\n```" in (ROOT / "docs/diagnose.md").read_text()
-    quotes = re.findall(r"^(?:- \*\*chat/|  > ).*$", (ROOT / "docs/diagnose.md").read_text(), re.MULTILINE)
-    report = (tmp_path / "out/report.md").read_text().splitlines()
-    assert quotes and all(line in report for line in quotes)
+    report = (tmp_path / "out/report.md").read_text(encoding="utf-8")
+    quotes = [
+        quote
+        for name in ("README.md", "docs/diagnose.md")
+        for quote in re.findall(r"^```text\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)
+    ]
+    assert len(quotes) == 3
+    assert [quote for quote in quotes if quote not in printed and quote not in report] == []
+    assert f"```text\n{printed}\n```" in (ROOT / "docs/reading-diagnosis.md").read_text(encoding="utf-8")
 
 
 def test_its_lines_of_python_run(committed: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -368,6 +369,23 @@ def test_a_cut_off_or_altered_line_is_played_again(
     assert "1 of" in capsys.readouterr().out
     assert run(tmp_path, policy=third) == rollouts and third.keys == []
     assert sorted(journal.read_bytes().splitlines(keepends=True)) == sorted(lines)
+
+
+def test_no_bit_or_page_of_a_journal_can_change_unseen_and_no_other_journal_is_taken_for_it(tmp_path: Path) -> None:
+    rollouts, rng = run(tmp_path), random.Random(0)
+    journal = journal_of(tmp_path)
+    whole = journal.read_bytes()
+    run(tmp_path / "other", seed=1)
+    contents = [journal_of(tmp_path / "other").read_bytes(), whole * 2, b"".join(reversed(whole.splitlines(True)))]
+    for _ in range(20):
+        flipped, zeroed = bytearray(whole), bytearray(whole)
+        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        start = rng.randrange(len(whole) - 4096)
+        zeroed[start : start + 4096] = bytes(4096)
+        contents += [bytes(flipped), bytes(zeroed), whole[: rng.randrange(len(whole))]]
+    for content in contents:
+        journal.write_bytes(content)
+        assert run(tmp_path) == rollouts
 
 
 def test_every_setting_that_changes_results_has_its_own_journal(tmp_path: Path) -> None:

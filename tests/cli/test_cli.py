@@ -100,13 +100,13 @@ def test_a_file_without_an_environment_is_refused(committed: Path, tmp_path: Pat
     assert status == 1 and "lacks the class Environment" in " ".join(out.split()) and "KeyError" not in out + err
 
 
-def test_docs_diagnose_shows_the_output_of_a_synthesis(committed: Path, tmp_path: Path, captrain: Captrain) -> None:
+def test_the_page_shows_the_output_of_a_synthesis(committed: Path, tmp_path: Path, captrain: Captrain) -> None:
     diagnosis = str(tmp_path / "diagnosis")
     assert captrain(committed, "diagnose", str(LOGS), "--out", diagnosis)[0] == 0
     order = ("synthesize", "missing_lookup", "--diagnosis", diagnosis, "--out", str(tmp_path / "environments"))
     status, out, err = captrain(committed, *order)
     assert status == 0, err
-    shown = re.search(r"passport: \d+ checks passed", (ROOT / "docs/diagnose.md").read_text())
+    shown = re.search(r"passport: \d+ checks passed", (ROOT / "docs/synthesize.md").read_text())
     assert shown and shown[0] in out
 
 

@@ -20,7 +20,8 @@ from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison import point_rows
 from captrain.comparison.points import LOCKS, SweepPoint, run
-from captrain.comparison.sweep import point_of
+from captrain.comparison.sweep import point_of, sweep_name
+from captrain.errors import UserError
 from captrain.projects import init_project
 from captrain.records import publish_text
 from captrain.run import Choice, exclusive
@@ -250,6 +251,12 @@ main()
     _, said = running.communicate(timeout=30)
     assert running.returncode == 130 and said.count("finished work is kept") == 1 and "Traceback" not in said
     until(lambda: not Path(f"/proc/{file.read_text()}").exists())
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "/tmp/x", "-n"])
+def test_the_name_of_a_sweep_is_the_name_of_a_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a name of a file"):
+        sweep_name([f"hydra.job.name={name}"], tmp_path)
 
 
 def test_a_sweep_runs_in_a_folder_of_any_name(tmp_path: Path) -> None:

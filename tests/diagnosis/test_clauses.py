@@ -37,7 +37,7 @@ from captrain.contract import tool_call
 from captrain.errors import UserError
 from captrain.records import JsonObject, Message, publish_text
 
-PAGE = Path(__file__).parents[2] / "docs/diagnose.md"
+PAGE = Path(__file__).parents[2] / "docs/clauses.md"
 MOMENT = datetime(2031, 3, 4, 10)
 POLICY = "Today's current time is 2031-03-04 10:00:00. Extend a loan only while nobody else has asked for the book."
 SCHEMAS = [

@@ -111,3 +111,12 @@ def test_a_value_of_a_variable_that_holds_a_key_is_written_nowhere(
     assert "[redacted]" in texts["rollouts.jsonl"]
     for line in texts["rollouts.jsonl"].splitlines():
         json.loads(line)
+
+
+def test_a_word_as_a_key_leaves_files_that_can_be_read(
+    tmp_path: Path, captrain: Captrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "messages")
+    (tmp_path / "log.jsonl").write_text(log_of("a text"), encoding="utf-8")
+    assert captrain(tmp_path, "diagnose", "log.jsonl", "--out", "out")[0] == 0
+    assert captrain(tmp_path, "diagnose", "out/rollouts.jsonl", "--out", "again")[0] == 0

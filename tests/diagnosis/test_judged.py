@@ -79,7 +79,7 @@ def test_the_page_shows_what_judging_prints_its_cost_and_its_agreement_with_the_
         line = ("--out", "judged", "--analyst", "openai", "--model", "MODEL", "--prices", 0.4, 1.6)
         printed = diagnose(*line, columns=120)
     text = "\n".join(entry.rstrip() for entry in printed.strip().splitlines())
-    assert f"```text\n{text}\n```" in (EXAMPLE.parents[1] / "diagnose.md").read_text(), text
+    assert f"```text\n{text}\n```" in (EXAMPLE.parents[1] / "analyst.md").read_text(), text
     agreement = json.loads((tmp_path / "judged/agreement.json").read_text())["programmatic"]["candidates"]
     assert agreement["reading_before_acting"]["best"] == "missing_lookup"
 

@@ -1,6 +1,7 @@
 """The report of a diagnosis in a browser. CAPTRAIN_PICTURES=docs takes the pictures of docs/diagnose.md anew."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -70,5 +71,8 @@ def test_the_page_does_not_scroll_sideways_on_a_phone_in_the_dark(browser: Brows
 
 def test_the_pictures_on_the_page_are_there_and_small() -> None:
     pictures = [*(ROOT / "docs").glob("diagnose-*.png")]
+    pages = "".join(
+        (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("diagnose", "reading-diagnosis")
+    )
     assert len(pictures) == 3 and sum(path.stat().st_size for path in pictures) < MOST
-    assert all(f"({path.name})" in (ROOT / "docs/diagnose.md").read_text() for path in pictures)
+    assert {path.name for path in pictures} <= {*re.findall(r"\((diagnose-\w+\.png)\)", pages)}

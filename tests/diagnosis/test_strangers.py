@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
+from captrain.records import JsonObject as Row
 
 REPRO = Path(__file__).parents[3] / "shared/data/strangers/repro"
-Row = dict[str, Any]
 
 
 def diagnosed(folder: Path, log: Path, *options: object) -> tuple[list[Row], str]:
@@ -183,13 +182,13 @@ def test_the_truth_that_a_log_holds_stands_beside_the_agent_s_answer(tmp_path: P
     rollout = {
         "id": "r", "environment": "ctf", "trial": 0, "purpose": "diagnosis", "policy": "a", "outcome": "failed",
         "task": {"id": "ctf/1", "split": "test", "data": {"expected": {"target": "flag{42}"}, "grading": "no match"}},
-        "messages": [ask("Find it."), *turn("bash", "-", command="ls"), *turn("submit", "no", answer="flag{4l}")],
+        "messages": [ask("Find it."), *turn("bash", "-", command="ls"), *turn("submit", "no", answer="Flag{4l}")],
         "score": {"reward": 0, "success": False},
     }  # fmt: skip
     (tmp_path / "log.jsonl").write_text(json.dumps(rollout) + "\n")
     [row], _ = diagnosed(tmp_path, tmp_path / "log.jsonl")
     noted = {remark["name"]: remark["evidence"] for remark in row["observations"]}
-    assert "flag{42}" in noted["truth"] and "flag{4l}" in noted["truth"] and "no match" in noted["truth"]
+    assert "flag{42}" in noted["truth"] and "Flag{4l}" in noted["truth"] and "no match" in noted["truth"]
     assert "stands in no earlier message" in noted["answer_from_nowhere"]
 
 

@@ -103,6 +103,7 @@ def test_the_embedded_default_needs_nothing_and_impossible_settings_are_listed(
     monkeypatch.chdir(root)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0 and "missing" not in result.output
+    monkeypatch.setenv("COLUMNS", "250")  # so that nothing is wrapped
     refused = CliRunner().invoke(app, ["doctor", "evaluation.tasks=61", *PAPER])
     assert refused.exit_code == 1 and "split test has 60" in " ".join(refused.output.split())
     assert "evaluation.tasks" in refused.output
@@ -259,14 +260,34 @@ def test_a_sandbox_that_is_too_weak_fails(root: Path, monkeypatch: pytest.Monkey
     assert examined(root, "machine.sandbox=basic")["sandbox"].passed
 
 
-def test_an_unknown_partition_fails_with_the_known_ones(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("partition=gpu",), ""),
+        (("partition=gpu", "gpus=2", "cpus=64", "memory=500GB", "minutes=10080"), ""),
+        ((), "has 2000 MB on a node"),
+        (("memory=1GB", "minutes=60"), ""),
+        (("partition=big",), "set machine.slurm.partition to one of cpu, gpu"),
+        (("partition=gpu", "gpus=9"), "gpus = 9, and partition gpu has 2 on a node"),
+        (("partition=gpu", "cpus=65"), "cpus = 65"),
+        (("minutes=91", "memory=1GB"), "minutes = 91, and the default partition has 90 on a node"),
+        (("partition=gpu", "gpus=2", "minutes=10081"), "no node of partition gpu has all of"),
+        (("partition=gpu", "gpus=2", "cpus=16", "memory=900GB"), "no node of partition gpu has all of"),
+    ],
+)
+def test_a_job_must_fit_a_node_of_its_partition(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], says: str
 ) -> None:
-    command(tmp_path / "bin", "sinfo", "printf 'cpu*\\ngpu\\n'")
+    nodes = (
+        "cpu*|4+|2000|(null)|1:30:00",
+        "gpu|64|512000|gpu:h100:2(S:0-1)|7-00:00:00",
+        "gpu|8|1000000|(null)|infinite",
+    )
+    command(tmp_path / "bin", "sinfo", f"printf '%s\\n' {shlex.join(nodes[:2])} {shlex.quote(nodes[2])}")
     command(tmp_path / "bin", "sbatch", "true")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    assert examined(root, "machine=slurm", "machine.slurm.partition=gpu")["Slurm"].passed
-    assert "cpu, gpu" in examined(root, "machine=slurm", "machine.slurm.partition=big")["Slurm"].remedy
+    result = examined(root, "machine=slurm", *(f"machine.slurm.{setting}" for setting in settings))["Slurm"]
+    assert says in f"{result.detail} {result.remedy}" if says else result.passed, result
 
 
 def test_the_honesty_page_lists_the_commands_of_the_doctor(root: Path) -> None:

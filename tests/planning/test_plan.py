@@ -192,7 +192,7 @@ def test_a_node_without_throughput_is_refused() -> None:
             ("machine.vllm.gpus=2",),
         ),
         (
-            (*PAPER, *TRAINER, "policy=vllm", "machine=slurm", "machine.vllm.gpus=2"),
+            (*PAPER, *TRAINER, "policy=vllm", "machine=slurm", "machine.vllm.gpus=2", "machine.slurm.memory=64GB"),
             "machine.slurm.gpus = 0, and",
             ("machine.slurm.gpus=3",),
         ),
@@ -244,7 +244,7 @@ def test_the_papers_setting_on_our_own_servers_has_jobs_gpus_memory_and_hours(sp
     assert "machine.vllm.gpus" in error.value.remedy
     alone = planned(spec(*own), memory=141.0)
     alone.refuse_impossible()
-    jobs = planned(spec(*own, "machine=slurm", "machine.slurm.gpus=3"), memory=141.0)
+    jobs = planned(spec(*own, "machine=slurm", "machine.slurm.gpus=3", "machine.slurm.memory=64GB"), memory=141.0)
     jobs.refuse_impossible()
     one, several = stages(alone.low), stages(jobs.low)
     assert one["adapters"].gpus == 3 and several["adapters"].gpus == 2 * 3 and several["rollouts"].jobs == 4
@@ -458,8 +458,18 @@ def test_fine_tuning_uses_the_gpus_of_all_its_processes(spec: Compose) -> None:
     assert four.seconds and two.seconds and two.seconds > 1.9 * four.seconds
 
 
+def test_the_layout_of_the_papers_node_for_slurm_is_feasible_and_its_memory_must_hold_the_weights(
+    spec: Compose,
+) -> None:
+    job = (*PAPER, "policy=vllm", "machine=node8_slurm")
+    planned(spec(*job)).refuse_impossible()
+    with pytest.raises(UserError, match="machine.slurm.memory = 8GB, and the weights of .* have 57 GiB"):
+        planned(spec(*job, "machine.slurm.memory=8GB")).refuse_impossible()
+
+
 def test_a_job_on_two_nodes_needs_gpus_for_its_share_and_the_servers(spec: Compose) -> None:
     job = (*PAPER, "policy=vllm", "machine=slurm", "machine.slurm.nodes=2", "machine.vllm.gpus=2")
+    job += ("machine.slurm.memory=120GB",)
     with pytest.raises(UserError, match=r"processes = 1 cannot be divided evenly among slurm.nodes = 2: set .*=2"):
         spec(*job)
     fsdp = ("machine.accelerate.processes=4", "machine.accelerate.strategy=fsdp", "machine.accelerate.rows=1")

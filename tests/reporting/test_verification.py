@@ -83,6 +83,21 @@ def test_an_edited_result_is_distinguished_from_one_that_was_made_again(
     assert "made again" not in out and row(out, "code").startswith("ok")
 
 
+def test_a_bit_that_flips_in_an_output_is_named_by_its_file_even_with_size_and_time_as_before(
+    pipeline: Path, captrain: Captrain
+) -> None:
+    path = pipeline / "artifacts/data/rows.txt"
+    assert captrain(pipeline, "verify")[0] == 0
+    times, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "results were edited or removed" in out.splitlines()[0] and "machine" not in out
+    assert row(out, "edits") == "differs edits artifacts/data/rows.txt: altered since the run (make)"
+
+
 def test_results_of_other_code_are_compared_with_the_committed_ones(pipeline: Path, captrain: Captrain) -> None:
     publish_text(pipeline / "read.py", READ.replace("0.5,", "0.5000001,").replace("0.5 +", "0.52 +"))
     repro(pipeline)
@@ -154,7 +169,7 @@ def test_committed_results_beside_the_record_of_another_run_are_not_its_output(
     status, out, _ = captrain(pipeline, "verify", "--all")
     assert status == 1 and "the same pass rates" in out.splitlines()[0]
     assert "results/make: modified since the run (make)" in out
-    assert "artifacts/data: modified since the run (make)" in row(out, "edits")
+    assert "artifacts/data/rows.txt: altered since the run (make)" in row(out, "edits")
 
 
 def test_verify_fails_when_an_input_is_not_in_git(pipeline: Path, captrain: Captrain) -> None:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SRC = Path(__file__).parents[2] / "src"
 
 STAGE = """
@@ -47,3 +49,46 @@ def test_library_warnings_go_to_the_stages_log(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr == "" and done.stdout.count("\n") == 1
     log = (tmp_path / ".cache/logs/small.log").read_text()
     assert all(text in log for text in ("an option is deprecated", "a default will change", "from a worker"))
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_output_is_no_fault(closed: str, tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import sys\nfrom captrain.run import entry_point\n"
+        "def main():\n    print('out')\n    print('err', file=sys.stderr)\nentry_point(main, stage=False)()\n",
+        encoding="utf-8",
+    )
+    command = f"PYTHONPATH={SRC} {sys.executable} {script} {closed}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+def test_what_is_printed_holds_no_key_of_the_environment_and_controls_no_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        """
+import logging, sys, threading
+from captrain.run import entry_point
+
+def fail():
+    raise RuntimeError("thread abc-secret-123")
+
+def main():
+    print("out abc-secret-123 \\x1b[2J \\u202e")
+    logging.getLogger("library").error("log abc-secret-123")
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    raise ValueError("bug abc-secret-123 YWJjLXNlY3JldC0xMjM=")
+
+entry_point(main, stage=False)()
+""",
+        encoding="utf-8",
+    )
+    env = {"PYTHONPATH": str(SRC), "MY_CREDENTIAL": "abc-secret-123"}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, encoding="utf-8")
+    said = done.stdout + done.stderr
+    assert done.returncode == 70 and "secret" not in said and "YWJjLXNl" not in said
+    assert all(f"{place} [redacted]" in said for place in ("out", "log", "thread", "bug"))
+    assert "\\x1b[2J \\u202e" in said and "\x1b" not in said

@@ -1,6 +1,7 @@
 """Outputs of commands never replace files of the user."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,17 @@ def test_a_kill_at_any_time_leaves_all_old_files_or_all_new_ones_and_those_of_th
             break
     assert states == sorted(states) and not states[0] and states[-1] and len(states) > 5
     assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_the_last_of_two_that_write_at_the_same_time_wins(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with user_outputs(out, ["report.md"]) as slow:
+        publish_text(slow / "report.md", "slow")
+        (tmp_path / f".out.{os.getpid()}.tmp").rename(kept := tmp_path / "kept")
+        with user_outputs(out, ["report.md"]) as quick:
+            publish_text(quick / "report.md", "quick")
+        kept.rename(slow)
+    assert (out / "report.md").read_text(encoding="utf-8") == "slow" and [*tmp_path.iterdir()] == [out]
 
 
 def test_files_move_one_by_one_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from captrain.agents import EngineRow, LocalPolicy
 from captrain.errors import UserError
-from captrain.models import adapter_config, require_recorded
+from captrain.models import adapter_config
 from captrain.records import JsonObject
 from captrain.run import entry_point
 from captrain.serving.endpoint import ChatServer, usage
@@ -171,7 +171,6 @@ def main() -> None:
         from huggingface_hub import snapshot_download
 
         model = Path(snapshot_download(arguments.model, revision=arguments.revision, local_files_only=True))
-    require_recorded(model)
     policy = LocalPolicy(model, BATCH, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     policy.max_length = min(policy.max_length, arguments.max_model_len or policy.max_length)
     # As with vLLM, whoever starts it says whether requests may name adapters, and then they may lie anywhere.

@@ -1,6 +1,7 @@
 """GRPO: exact budgets, identical adapters after any interruption, and plain PEFT adapters."""
 
 import json
+import random
 import re
 import shutil
 import sys
@@ -41,7 +42,7 @@ from captrain.models.lora import Adapter, adapter_digest
 from captrain.records import Task, load
 from captrain.run import compose_spec, load_spec
 from captrain.run.machine import Machine
-from captrain.training.checkpoints import last_checkpoint
+from captrain.training.checkpoints import MARK, last_checkpoint
 from captrain.training.jobs import EnvironmentFile, Trained, TrainingEnvironment
 from captrain.training.recipe import capability_jobs
 from captrain.training.runs import train
@@ -125,6 +126,89 @@ def test_an_interrupted_training_resumes_from_its_last_whole_checkpoint(
         # Only the third step was played: the whole checkpoint was used.
         assert len(opened) == 8
         assert not checkpoints.exists()
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    """Change one bit."""
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def zero(path: Path, rng: random.Random) -> None:
+    """Write zeros over a page, as a disk that has lost it."""
+    content = bytearray(path.read_bytes())
+    start = rng.randrange(len(content))
+    content[start : start + 4096] = bytes(len(content[start : start + 4096]))
+    path.write_bytes(content)
+
+
+def cut(path: Path, rng: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+
+
+def remove(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def test_a_damaged_checkpoint_is_named_and_training_goes_on_from_the_one_before(
+    tiny: Path,
+    environment: Path,
+    trained: Trained,
+    tmp_path: Path,
+    opened: list[Task],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rng = random.Random(0)
+    with inside(tmp_path):
+        checkpoints = interrupted(job(tiny, environment), 2)
+        last, whole = checkpoints / "checkpoint-4", tmp_path / "whole"
+        last.rename(whole)
+        names = sorted(path.name for path in whole.iterdir())
+        assert {"adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "rng_state.pth", MARK} <= {*names}
+        for name in names:
+            for damage in (flip, flip, zero, cut, remove):
+                shutil.rmtree(last, ignore_errors=True)
+                shutil.copytree(whole, last)
+                assert last_checkpoint(checkpoints) == last
+                damage(last / name, rng)
+                if (last / name).exists() and (last / name).read_bytes() == (whole / name).read_bytes():
+                    continue  # the zeros were zeros before
+                capsys.readouterr()
+                assert last_checkpoint(checkpoints) == checkpoints / "checkpoint-2", (name, damage)
+                if (name, damage) != (MARK, remove):  # it may have been cut off while it was written
+                    said = f"{last} was altered ({name}): training goes on from the checkpoint before\n"
+                    assert capsys.readouterr().err == said
+        opened.clear()
+        resumed = train(job(tiny, environment))
+        assert (resumed.digest, resumed.history) == (trained.digest, trained.history)
+        assert len(opened) == 16  # the second step and the third
+
+
+def test_checkpoints_that_change_places_or_come_from_elsewhere_are_not_used(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path, opened: list[Task]
+) -> None:
+    with inside(tmp_path / "one"):
+        other = interrupted(job(tiny, environment, seed=1), 2).resolve()
+    with inside(tmp_path / "two"):
+        checkpoints = interrupted(job(tiny, environment), 2)
+        first, second, aside = (checkpoints / f"checkpoint-{number}" for number in (2, 4, 9))
+        for before, after in ((first, aside), (second, first), (aside, second)):
+            before.rename(after)
+        shutil.copytree(other / "checkpoint-4", checkpoints / "checkpoint-6")
+        opened.clear()
+        resumed = train(job(tiny, environment))
+        assert (resumed.digest, resumed.history) == (trained.digest, trained.history) and len(opened) == 24
+
+
+def test_a_result_whose_history_was_altered_is_not_used(tiny: Path, environment: Path, tmp_path: Path) -> None:
+    with inside(tmp_path):
+        folder = train(job(tiny, environment)).folder.parent
+        result = folder / "result.json"
+        result.write_bytes(result.read_bytes().replace(b'"errors":0', b'"errors":1', 1))
+        with pytest.raises(UserError, match=r"altered after training \(.*result.json differs from its digest"):
+            train(job(tiny, environment))
+        assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
 def test_checkpoints_equal_trainings_of_a_smaller_budget(
@@ -234,7 +318,7 @@ def test_a_training_interrupted_before_its_result_plays_nothing_again(
 
     with inside(tmp_path):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(workspace, "publish_json", pull_the_plug)
+            patch.setattr(workspace, "publish_bytes", pull_the_plug)
             train(job(tiny, environment))
         opened.clear()
         resumed = train(job(tiny, environment))

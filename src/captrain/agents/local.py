@@ -16,7 +16,16 @@ from pydantic import Field
 from captrain.agents.policy import ClosedQuestion, options, outgrown
 from captrain.contract import RunningEpisode
 from captrain.errors import UserError
-from captrain.models import DENSE, Chat, adapts_experts, guide, merge_experts, read_plain_lora, trusts_code
+from captrain.models import (
+    DENSE,
+    Chat,
+    adapts_experts,
+    guide,
+    merge_experts,
+    read_plain_lora,
+    require_recorded,
+    trusts_code,
+)
 from captrain.records import JsonObject, Message, digest, file_digest, read_json
 from captrain.run import prepare_torch
 
@@ -49,7 +58,7 @@ class LocalPolicy:
         chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:
-        UserError: a model file is missing or cannot be loaded.
+        UserError: a model file is missing, altered since it was recorded, or cannot be loaded.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class LocalPolicy:
         if missing or not weights:
             lacking = ", ".join(missing or ["*.safetensors"])
             raise UserError(f"model {model} lacks {lacking}", "run `dvc repro base` to make it again")
+        require_recorded(model)
         templates = [path for path in [model / "chat_template.jinja"] if path.exists()]
         identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
         self.config, self.tokenizer, self.state, self.module = load_model(model, identity)

@@ -70,6 +70,7 @@ from .selection import code_of as code_of
 from .selection import select as select
 from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
+from .text import atoms as atoms
 from .text import is_malformed as is_malformed
 from .text import is_value as is_value
 from .text import number_of as number_of

@@ -1,6 +1,6 @@
 """Clauses: sentences of a policy that records can check. Writes of agents and of references are held against them.
 
-Clauses are data (docs/diagnose.md has the format): those of benchmarks lie beside their workers, those of a user in a
+Clauses are data (docs/clauses.md has the format): those of benchmarks lie beside their workers, those of a user in a
 file. A clause is in force if the log's own policy holds its sentence. In any policy, sentences that require a value of
 a record count too ("an order can only be cancelled if its status is 'pending'").
 
@@ -52,7 +52,7 @@ LARGEST = 1 << 16
 """Most bytes of a clauses file: patterns take milliseconds each to compile."""
 FILE_SECONDS, CHECK_SECONDS = 1.0, 0.002
 """Most seconds of all checks of a file, and what each check adds to them."""
-CLAUSES_PAGE = "docs/diagnose.md has the format of clauses"
+CLAUSES_PAGE = "docs/clauses.md has the format of clauses"
 
 
 class RecordBook:

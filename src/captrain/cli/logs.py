@@ -118,7 +118,7 @@ def diagnose(
             f"name tools of the logs: {', '.join(sorted({*tools})) or 'there are none'}",
         )
     with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:
-        outcome = diagnosis.diagnose(
+        found = diagnosis.diagnose(
             logs,
             selection,
             runs=RUNS,
@@ -128,10 +128,10 @@ def diagnose(
             kinds=kinds,
             clauses=[capabilities.read_clauses(clauses)] if clauses else [],
         )
-    advice = diagnosis.advise(outcome, out)
-    diagnosis.publish_diagnosis(outcome, out, advice)
+    advice = diagnosis.advise(found, out)
+    diagnosis.publish_diagnosis(found, out, advice)
     unproven = [f"causes are not proven: `{worlds.missing}`, and diagnose again"] if worlds.missing else []
-    print_all(*diagnosis.diagnosis_summary(outcome, advice), *unproven, f"The whole report: {out / 'report.html'}")
+    print_all(*diagnosis.diagnosis_summary(found, advice), *unproven, f"The whole report: {out / 'report.html'}")
 
 
 def benchmark_of_project(name: str) -> tuple[CheckedEnvironment | None, Machine | None]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from captrain.comparison import points
 from captrain.comparison.points import LOCKS, SweepPoint, TableRow, is_execution, point_rows, write_table
 from captrain.errors import UserError
-from captrain.records import publish_text, read_yaml, refuse_keys, refuse_keys_in
+from captrain.records import publish_text, read_yaml, refuse_keys, refuse_keys_in, require_file_name
 from captrain.run import (
     Choice,
     alternatives,
@@ -129,13 +129,14 @@ def sweep_name(arguments: Sequence[str], root: Path) -> str:
     """Return the name of the sweep: `hydra.job.name`, or its study.
 
     Raises:
-        UserError: the study does not exist.
+        UserError: the study does not exist, or the name is none of a file.
     """
     settings = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     studies = sorted({path.stem for layer in conf_layers(root / "conf") for path in layer.glob("study/*.yaml")})
     if STUDY in settings and settings[STUDY] not in studies:
         raise UserError(f"there is no study {settings[STUDY]!r}", alternatives(settings[STUDY], studies))
-    return settings.get("hydra.job.name") or settings.get(STUDY) or "sweep"
+    name = settings.get("hydra.job.name", "").strip("'\"") or settings.get(STUDY) or "sweep"
+    return require_file_name(name, "hydra.job.name")
 
 
 @partial(entry_point, stage=False)

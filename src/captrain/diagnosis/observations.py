@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from captrain.capabilities import (
     Call,
     RolloutView,
+    atoms,
     forbidden_values,
     forbidden_writes,
     is_malformed,
@@ -20,7 +21,6 @@ from captrain.capabilities import (
     says,
     text_of,
 )
-from captrain.records import leaves
 
 REPEATS = 3
 """So many equal calls with equal results are one observation."""
@@ -74,7 +74,7 @@ def _commands(view: RolloutView) -> list[Call]:
 
 
 def _text(call: Call) -> str:
-    return "\n".join(leaves(call.arguments))
+    return "\n".join(text_of(value) for value in atoms(call.arguments))
 
 
 def _is_change(call: Call) -> bool:

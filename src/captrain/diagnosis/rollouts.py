@@ -26,6 +26,7 @@ from captrain.capabilities import (
     ExpressionError,
     Grade,
     Needs,
+    Occasion,
     RecordBook,
     RolloutView,
     Toolbox,
@@ -399,27 +400,16 @@ def _explained(
         view = view_repaired(rollout, context, None)
     explanation = explain(view)
     found = needs.found(rollout) if needs else {}
-    causes = [
-        RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, grade=verdict.grade)
-        for verdict in explanation.causes
-    ]
-    kinds = {cause.cause for cause in causes}
-    causes += [
-        RolloutCause(cause=kind, message=occasion.message, evidence=occasion.evidence, grade=Grade.CONTRAST)
-        for kind, occasion in found.items()
-        if occasion.lacking and kind not in kinds
-    ]
+    causes = _causes(explanation, found)
     of_agent = [cause for cause in causes if KINDS[cause.cause].of_agent]
     unsure = {verdict.cause for verdict in explanation.observations}
     lacking = of_agent if view.repair.proven else [c for c in _lapses(view, of_agent) if c.cause not in unsure]
     could = {slug for slug, kind in KINDS.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
-    standing: Standing = "contrasted"
-    if explanation.suspicions:
-        standing = "suspect"
-    elif failed and causes and causes[0].cause == SIMULATOR:
+    standing: Standing = "suspect" if explanation.suspicions else "contrasted"
+    if failed and causes and causes[0].cause == SIMULATOR and standing == "contrasted":
         standing = "spoilt"  # a failure that begins with the simulated user says nothing about the agent
-    elif failed and view.facts.limit and not any(KINDS[cause.cause].of_agent for cause in causes):
+    elif failed and view.facts.limit and not of_agent and standing == "contrasted":
         standing, limit = "limit", f"the limit {view.facts.limit} ended the rollout"
         causes = [RolloutCause(cause=LIMIT, message=view.last, evidence=limit, grade=Grade.RECORDED)]
     return row.model_copy(
@@ -441,6 +431,20 @@ def _explained(
             "unproven": unproven.partition("\n")[0],
         }
     )
+
+
+def _causes(explanation: Explanation, found: Mapping[str, Occasion]) -> list[RolloutCause]:
+    """The causes of a rollout, the primary one first, and then those that contrast alone shows."""
+    causes = [
+        RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, grade=verdict.grade)
+        for verdict in explanation.causes
+    ]
+    kinds = {cause.cause for cause in causes}
+    lacking = {kind: occasion for kind, occasion in found.items() if occasion.lacking and kind not in kinds}
+    return causes + [
+        RolloutCause(cause=kind, message=occasion.message, evidence=occasion.evidence, grade=Grade.CONTRAST)
+        for kind, occasion in lacking.items()
+    ]
 
 
 def _remarks(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[Remark]:

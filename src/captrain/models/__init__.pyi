@@ -41,8 +41,10 @@ from .lora import save_lora_factors as save_lora_factors
 from .passes import SharedPasses as SharedPasses
 from .passes import prepare_trainer as prepare_trainer
 from .weights import DENSE as DENSE
+from .weights import altered_files as altered_files
 from .weights import computes_on_cpu as computes_on_cpu
 from .weights import load_module as load_module
 from .weights import model_source as model_source
+from .weights import record_files as record_files
 from .weights import require_recorded as require_recorded
 from .weights import trusts_code as trusts_code

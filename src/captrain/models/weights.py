@@ -1,12 +1,13 @@
 """Weights of a base model: from a folder of the base stage, or by a name in a model hub."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captrain.errors import UserError
-from captrain.records import JsonObject, file_digest, read_bytes, read_json
+from captrain.records import JsonObject, file_digest, publish_text, read_bytes, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -16,6 +17,8 @@ DENSE = ("qwen3", "llama")
 """Architectures with code of our own: the engine decodes them from their weights alone, and training computes shared
 beginnings of rows once."""
 TRUST = "CAPTRAIN_TRUST_REMOTE_CODE"
+SUMS = "SHA256SUMS"
+"""File with the hashes of a model's files, written with it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,12 @@ class ModelSource:
 
 
 def model_source(folder: Path) -> ModelSource:
-    """Return the source of the base in a folder: the folder itself, or the model that its model.json names."""
+    """Return the source of the base in a folder: the folder itself, or the model that its model.json names.
+
+    Raises:
+        UserError: as `require_recorded`.
+    """
+    require_recorded(folder)
     pointer = folder / "model.json"
     if not pointer.exists():
         return ModelSource(str(folder))
@@ -63,21 +71,48 @@ def trusts_code(source: Path | str, revision: str | None = None) -> bool:
     return False
 
 
+def record_files(folder: Path) -> None:
+    """Write the SHA-256 of every file of a finished model into the folder, in the format of `sha256sum`."""
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS]
+    publish_text(folder / SUMS, "".join(f"{_sha256(path)}  {path.name}\n" for path in paths))
+
+
 def require_recorded(folder: Path) -> None:
-    """Refuse a base whose weights differ from the record in results/base.json. A folder elsewhere has no record.
+    """Refuse a model of which a file differs from the record in its folder, or a base whose weights differ from
+    results/base.json. A model without a record is taken as it is.
 
     Raises:
-        UserError: the weights were altered, or are of another run.
+        UserError: weights, tokenizer, chat template or another file were altered, added or removed.
     """
+    remedy = f"it was altered, or is of another run: remove {folder}, then run `dvc checkout` or `dvc repro base`"
+    if altered := altered_files(folder):
+        raise UserError(f"{folder / altered[0]} is not the file that {folder / SUMS} has the hash of", remedy)
     record, weights = folder.parent.parent / "results/base.json", folder / "model.safetensors"
-    if folder.parts[-2:] != ("artifacts", "base") or not record.exists() or not weights.exists():
+    if folder.parts[-2:] != ("artifacts", "base") or not record.exists():
         return
-    expected = read_json(record, JsonObject).get("weights_sha256")
+    summary, pointer = read_json(record, JsonObject), folder / "model.json"
+    if pointer.exists() and (name := read_json(pointer, JsonObject).get("model")) != summary.get("model", name):
+        raise UserError(f"{pointer} names {name}, and {record} {summary['model']}", remedy)
+    expected = summary.get("weights_sha256") if weights.exists() else None
     if expected is not None and (content := file_digest(weights)) != expected:
-        raise UserError(
-            f"{weights} has the hash {content}, and {record} has {expected}",
-            "it was altered, or is of another run: remove it, then run `dvc checkout` or `dvc repro base`",
-        )
+        raise UserError(f"{weights} has the hash {content}, and {record} has {expected}", remedy)
+
+
+def altered_files(folder: Path) -> list[str]:
+    """Return the names of files that differ from the record of `record_files`; [] if there is none."""
+    record = folder / SUMS
+    if not record.exists():
+        return []
+    lines = [line.partition("  ") for line in read_bytes(record).decode(errors="replace").splitlines()]
+    expected = {name: digest for digest, _, name in lines}
+    found = {path.name for path in folder.iterdir() if path.is_file() and path.name[0] != "."} - {SUMS}
+    present = {name: _sha256(folder / name) for name in found}
+    return sorted(name for name in {*expected, *present} if expected.get(name) != present.get(name))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def computes_on_cpu(precision: str) -> bool:

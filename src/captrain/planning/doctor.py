@@ -8,12 +8,15 @@ A check returns what it saw, or "" if the configuration does not need it. It rai
 """
 
 import importlib.metadata
+import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -363,17 +366,48 @@ def _sandbox(spec: Spec, _: Path) -> str:
 
 
 def _slurm(spec: Spec, _: Path) -> str:
-    """Check that the cluster answers and has the partition."""
+    """Check that the cluster answers, and that the partition has a node that one job fits."""
     slurm = spec.machine.slurm
     if spec.machine.launcher != "slurm" or slurm is None:
         return ""
-    text = command_output("sinfo", "--noheader", "--format=%P") if shutil.which("sbatch") else None
-    partitions = [line.strip().removesuffix("*") for line in (text or "").splitlines()]
+    text = command_output("sinfo", "--noheader", "--format=%P|%c|%m|%G|%l") if shutil.which("sbatch") else None
     require(text is not None, "sinfo or sbatch does not answer", "run it where jobs are submitted")
-    is_there = not slurm.partition or slurm.partition in partitions
-    remedy = f"set machine.slurm.partition to one of {', '.join(partitions)}"
-    require(is_there, f"there is no partition {slurm.partition}", remedy)
-    return f"{f'partition {slurm.partition}' if slurm.partition else 'default partition'}, of {len(partitions)}"
+    kinds = [Nodes.parse(line) for line in (text or "").splitlines() if line.count("|") == 4]
+    names = sorted({nodes.partition for nodes in kinds})
+    kinds = [nodes for nodes in kinds if nodes.partition == slurm.partition or (not slurm.partition and nodes.default)]
+    title = f"partition {slurm.partition}" if slurm.partition else "the default partition"
+    require(bool(kinds), f"there is no {title}", f"set machine.slurm.partition to one of {', '.join(names)}")
+    amount, unit = int(slurm.memory[:-2]), slurm.memory[-2:]
+    wanted = {"cpus": slurm.cpus, "memory": amount * (1024 if unit == "GB" else 1), "gpus": slurm.gpus}
+    wanted["minutes"] = slurm.minutes
+    for name, value in wanted.items():
+        most = max(nodes.has[name] for nodes in kinds)
+        shown = f"{most:g}{' MB' * (name == 'memory')}"
+        remedy = f"set machine.slurm.{name} to at most {shown}, or another machine.slurm.partition"
+        require(value <= most, f"a job asks for {name} = {value}, and {title} has {shown} on a node", remedy)
+    is_fitting = any(all(nodes.has[name] >= value for name, value in wanted.items()) for nodes in kinds)
+    require(is_fitting, f"no node of {title} has all of {wanted}", "lower machine.slurm, or choose another partition")
+    return f"{title}, of {len(names)}; a node fits one job"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of one kind in a partition: what one node has, with memory in MB, and the longest minutes of a job."""
+
+    partition: str
+    default: bool
+    has: dict[str, float]
+
+    @staticmethod
+    def parse(line: str) -> "Nodes":
+        """Read a line of `sinfo --format=%P|%c|%m|%G|%l`, such as "gpu*|64+|512000|gpu:h100:8(S:0-1)|7-00:00:00"."""
+        partition, cpus, memory, resources, limit = line.strip().split("|")
+        gpus = sum(int(count) for count in re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", resources))
+        days, _, clock = limit.rpartition("-")
+        hours, minutes, *_ = [0, 0, *(int(part) for part in re.findall(r"\d+", clock))][-3:]
+        longest = math.inf if not re.search(r"\d", limit) else int(days or 0) * 1440 + hours * 60 + minutes
+        has = {"cpus": int(cpus.rstrip("+")), "memory": int(memory.rstrip("+")), "gpus": gpus, "minutes": longest}
+        return Nodes(partition.rstrip("*"), partition.endswith("*"), has)
 
 
 def _disk(spec: Spec, root: Path) -> str:

@@ -38,7 +38,12 @@ def refusals(estimate: RunEstimate) -> list[Refusal]:
     """List everything that makes the settings impossible."""
     spec = estimate.spec
     cases = [*_rollouts(spec), *_model(estimate), *_gpus(estimate)]
-    return [*_benchmark(spec), *(refusal for applies, refusal in cases if applies), *_memory(estimate)]
+    return [
+        *_benchmark(spec),
+        *(refusal for applies, refusal in cases if applies),
+        *_memory(estimate),
+        *_host_memory(estimate),
+    ]
 
 
 def _rollouts(spec: Spec) -> list[tuple[bool, Refusal]]:
@@ -229,6 +234,22 @@ def _memory(estimate: RunEstimate) -> Iterator[Refusal]:
             f"{more if estimate.vllm else 'plan with more --gpus or'} --gpu-memory, a smaller model, or a smaller "
             "machine.batch",
         )
+
+
+def _host_memory(estimate: RunEstimate) -> Iterator[Refusal]:
+    """Refuse a Slurm job whose memory is smaller than the weights, which pass through it to the GPUs."""
+    slurm, size = estimate.spec.machine.slurm, estimate.size
+    if estimate.on_slurm and slurm is not None and size is not None and estimate.served:
+        weights, memory = (
+            2 * size.parameters / 2**30,
+            int(slurm.memory[:-2]) / (1 if slurm.memory[-2:] == "GB" else 1024),
+        )
+        if memory < weights:
+            yield Refusal(
+                "machine.slurm.memory",
+                f"machine.slurm.memory = {slurm.memory}, and the weights of {estimate.model} have {weights:.0f} GiB",
+                f"set machine.slurm.memory={math.ceil(2 * weights)}GB",
+            )
 
 
 def rounded(value: float) -> str:

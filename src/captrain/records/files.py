@@ -291,9 +291,10 @@ def remains(path: Path, kind: type[T]) -> list[T | None]:
 
 
 def sealed(path: Path, text: bytes) -> bytes:
-    """Return a line of a journal: a JSON object with its digest as a further member, and a newline. The digest is also
-    that of the journal's name, so that a line of another journal is not taken for one of this."""
-    return text[:-1] + SEAL + bytes_digest(path.stem.encode() + text).encode() + b'"}\n'
+    """Return a line of a journal: a JSON object with its digest as a further member, and a newline. The digest covers
+    the names of file and folder, so a line of another journal does not count."""
+    place = "/".join(path.parts[-2:]).encode(errors="surrogateescape")
+    return text[:-1] + SEAL + bytes_digest(place + text).encode() + b'"}\n'
 
 
 @cache

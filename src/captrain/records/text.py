@@ -62,8 +62,8 @@ SPELT = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}|(?<![\w.~+/=-])[\w.~+/=-]*(?:(?:
 """Text that may be encoded in base64, or quoted for an address or for JSON."""
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
 """Characters that control a terminal, or change the reading direction, or are not seen."""
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-"""A string of JSON."""
+STRING = re.compile(r'"[A-Za-z]*":|"(?:[^"\\]|\\.)*"')
+"""A string of JSON, or a name that is a single word, such as those of records."""
 MARKUP = re.compile(
     r"[\\|`*_\[\]~$]|(?<=\w):(?=//)|(?<=www)\.|^(?:#+(?=\s|$)|\+(?=\s)|=+(?=\s*$)|-(?=-)|\d{1,9}[.)](?=\s|$))"
 )
@@ -288,7 +288,11 @@ def json_without_secrets(text: str) -> str:
     """Remove these values from the strings of JSON, and escape control characters that stand in it as they are."""
     if CONTROLS.search(text):
         text = CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
-    return text if without_secrets(text) == text else STRING.sub(lambda match: without_secrets(match[0]), text)
+    return (
+        text
+        if without_secrets(text) == text
+        else STRING.sub(lambda match: match[0] if match[0].endswith(":") else without_secrets(match[0]), text)
+    )
 
 
 def refuse_keys(overrides: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ A fresh clone lacks the outputs that only DVC's cache holds (artifacts/). They a
 fault: dvc.lock has their hashes and those of the stages that read them.
 """
 
+import hashlib
 import logging
 import math
 import platform
@@ -21,10 +22,13 @@ from collections.abc import Collection, Sequence
 from contextlib import chdir
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from captrain.errors import UserError
 from captrain.records import parse_table, require_regular
+
+if TYPE_CHECKING:
+    from dvc.output import Output
 
 LOCK, PINS = "dvc.lock", "requirements.lock"
 TABLE = "results/evaluation/main.csv"
@@ -69,12 +73,14 @@ class Verification(NamedTuple):
 class _Pipeline(NamedTuple):
     """Inputs and outputs of all stages, and what `dvc status` reports.
 
-    inputs: paths. outputs: path -> whether git holds it; DVC's cache holds the others. status: stage -> changes, each a
-    message or `{"changed deps" | "changed outs": {path: state}}`.
+    inputs: paths. outputs: path -> whether git holds it; DVC's cache holds the others. altered: file of an output ->
+    its stage, where the bytes are not those that dvc.lock has the hash of. status: stage -> changes, each a message or
+    `{"changed deps" | "changed outs": {path: state}}`.
     """
 
     inputs: set[str]
     outputs: dict[str, bool]
+    altered: dict[str, str]
     status: dict[str, list[str | dict[str, dict[str, object]]]]
 
     def topic_of(self, path: str) -> Topic:
@@ -147,7 +153,10 @@ def _read_pipeline(root: Path) -> _Pipeline:
             stages = repo.index.stages
             inputs = {relative(path) for stage in stages for path in (stage.path, *(dep.fs_path for dep in stage.deps))}
             outputs = {relative(out.fs_path): not out.use_cache for stage in stages for out in stage.outs}
-            return _Pipeline(inputs, outputs, repo.status())  # pyright: ignore[reportArgumentType]
+            altered = {
+                relative(path): stage.addressing for stage in stages for out in stage.outs for path in _altered(out)
+            }
+            return _Pipeline(inputs, outputs, altered, repo.status())  # pyright: ignore[reportArgumentType]
     except LockError:
         raise UserError("a stage is running: its results are not complete", "wait until `dvc repro` ends") from None
     except (DvcException, RecursionError) as error:
@@ -159,9 +168,33 @@ def _read_pipeline(root: Path) -> _Pipeline:
         ) from error
 
 
+def _altered(out: "Output") -> list[str]:
+    """List the files of an output in DVC's cache whose bytes are not those of the run. `dvc status` takes a file of the
+    same size and time for the same file, and names folders alone."""
+    from dvc_data.hashfile.tree import Tree
+
+    path = Path(out.fs_path)
+    if not out.hash_info or not path.exists():
+        return []
+    if not path.is_dir():
+        return [] if out.hash_info.isdir or _md5(path) == out.hash_info.value else [str(path)]
+    listing = out.get_obj()
+    if not isinstance(listing, Tree):  # DVC's cache lacks it
+        return []
+    files = {path.joinpath(*key): hash_info.value for key, _, hash_info in listing}
+    return [str(file) for file, expected in files.items() if file.is_file() and _md5(file) != expected]
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
+
+
 def _compare_with_lock(pipeline: _Pipeline) -> Differences:
     """Collect what `dvc status` reports as changed since the stages ran."""
     differences: Differences = defaultdict(lambda: defaultdict(list))
+    for path, stage in pipeline.altered.items():
+        differences["edits"][f"{path}: altered since the run"].append(stage)
     for stage, changes in pipeline.status.items():
         for change in changes:
             if isinstance(change, str):
@@ -175,7 +208,7 @@ def _compare_with_lock(pipeline: _Pipeline) -> Differences:
             for path, state in change.get("changed outs", {}).items():
                 if state in ("deleted", "not in cache") and not pipeline.outputs.get(path):
                     differences["not checked"][f"{path}, output of {stage}"].append(stage)
-                else:
+                elif not any(_is_below(file, [path]) for file in pipeline.altered):
                     differences["edits"][f"{path}: {state} since the run"].append(stage)
     return differences
 

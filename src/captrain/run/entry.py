@@ -84,11 +84,11 @@ class _CleanStream:
     A terminal gets those of progress bars and colours. Text of others is escaped before it is laid out (`print_all`).
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_styled = stream.isatty() or "FORCE_COLOR" in os.environ
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (None if it is closed)
+        self._is_styled = self._stream.isatty() or "FORCE_COLOR" in os.environ
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
     def write(self, text: str) -> int:
         """Write a text; see the class."""

@@ -55,9 +55,9 @@ def user_outputs(folder: Path, names: Iterable[str] = (), *, whole: bool = True)
         stale = names & digests.keys() - {*paths}
         digests |= {path: file_digest(aside / path) for path in paths}
         publish_json(aside / LISTING, {name: digests[name] for name in sorted(digests.keys() - stale)})
-        if is_new:
+        if is_new and not place.exists():
             aside.rename(place)
-        elif is_replaced:
+        elif is_replaced:  # another process may have made it meanwhile
             _link_others(place, aside, {LISTING, *stale})
             _exchange(aside, place)
         else:

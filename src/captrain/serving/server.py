@@ -19,7 +19,6 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from captrain.agents import LocalPolicy
 from captrain.errors import UserError
-from captrain.models import require_recorded
 from captrain.records import JsonObject
 from captrain.serving.endpoint import ChatServer
 from captrain.serving.openai_schemas import (
@@ -118,7 +117,6 @@ def embedded_server(
     for folder in folders or ():
         if not folder.is_dir():
             raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
-    require_recorded(model)
     policy = LocalPolicy(model, BATCH, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     return ChatServer(policy, name, adapters, str(model), folders)
 

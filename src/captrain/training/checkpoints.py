@@ -1,7 +1,8 @@
-"""Whole checkpoints of TRL's trainers, with finite weights. Imported only where training happens."""
+"""Whole checkpoints of TRL's trainers, with finite weights and digests of all files. Imported only where training
+happens."""
 
-import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -11,11 +12,30 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from captrain.errors import UserError
-from captrain.records import publish_text
+from captrain.records import Record, file_digest, publish_bytes, remains, sealed
 from captrain.training import collectives
+from captrain.training.jobs import StepRecord
 
 MARK = "history.json"
 """File that is written last into a checkpoint: a checkpoint without it is not whole."""
+POINTS = "points"
+"""Folder of the workspace with the adapters at the points of a training, each named by the rollouts until then."""
+
+
+class Mark(Record):
+    """What a checkpoint holds.
+
+    Args:
+        workspace: name of the workspace that it belongs to.
+        files: digests of its files.
+        points: digests of the files of earlier points.
+        history: the steps so far; None if the trainer has none.
+    """
+
+    workspace: str
+    files: dict[str, str]
+    points: dict[str, str]
+    history: list[StepRecord] | None
 
 
 class Checkpoints(TrainerCallback):
@@ -23,10 +43,10 @@ class Checkpoints(TrainerCallback):
 
     Args:
         folder: of the checkpoints.
-        history: returns the steps so far, as JSON; written into the mark.
+        history: returns the steps so far; written into the mark.
     """
 
-    def __init__(self, folder: Path, history: Callable[[], object]) -> None:
+    def __init__(self, folder: Path, history: Callable[[], list[StepRecord] | None]) -> None:
         self.folder, self.history = folder, history
 
     def on_pre_optimizer_step(
@@ -50,13 +70,49 @@ class Checkpoints(TrainerCallback):
         """Write the mark, once every process has written its part."""
         collectives.together(lambda: None)
         if collectives.rank() == 0:
-            publish_text(self.folder / f"checkpoint-{state.global_step}" / MARK, json.dumps(self.history()))
+            path = self.folder / f"checkpoint-{state.global_step}" / MARK
+            points = digests_below(self.folder.parent / POINTS)
+            mark = Mark(
+                workspace=self.folder.parent.name,
+                files=digests_below(path.parent),
+                points=points,
+                history=self.history(),
+            )
+            publish_bytes(path, sealed(path, mark.model_dump_json().encode()))
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the last whole checkpoint, and remove later ones, which were cut off."""
+    """Return the last checkpoint that is as it was written, and remove later ones, which were cut off or altered."""
     for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
-        if (path / MARK).exists():
+        fault = _fault(path)
+        if not fault:
             return path
+        if (path / MARK).exists():
+            print(f"{path} was altered ({fault}): training goes on from the checkpoint before", file=sys.stderr)
         shutil.rmtree(path)
     return None
+
+
+def read_mark(checkpoint: Path) -> Mark | None:
+    """Read the mark of a checkpoint; None if it is missing or altered."""
+    return next(iter(remains(checkpoint / MARK, Mark)), None)
+
+
+def digests_below(folder: Path) -> dict[str, str]:
+    """Return the digests of all files of a folder by their paths in it, without the mark."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MARK)
+    return {str(path.relative_to(folder)): file_digest(path) for path in paths}
+
+
+def _fault(checkpoint: Path) -> str:
+    """Return what differs from the mark of a checkpoint; "" if nothing does."""
+    mark, workspace = read_mark(checkpoint), checkpoint.parent.parent
+    if mark is None:
+        return MARK
+    if mark.workspace != workspace.name:
+        return f"it is of {mark.workspace}"
+    found = digests_below(checkpoint)
+    points = digests_below(workspace / POINTS)
+    differing = {name for name in {*mark.files, *found} if mark.files.get(name) != found.get(name)}
+    differing |= {f"{POINTS}/{name}" for name, content in mark.points.items() if points.get(name) != content}
+    return ", ".join(sorted(differing))

@@ -47,17 +47,14 @@ from captrain.models import (
     lora_config,
     prepare_trainer,
 )
-from captrain.records import publish_text, read_json
+from captrain.records import publish_text
 from captrain.run import launch, takes
 from captrain.training import collectives, trainers
-from captrain.training.checkpoints import MARK, last_checkpoint
+from captrain.training.checkpoints import POINTS, last_checkpoint, read_mark
 from captrain.training.groups import Groups, PlannedRollout, ScoredPlay, group_advantages
 from captrain.training.jobs import Job, Learner, StepRecord, StepResult
 from captrain.training.recipe import GRPO
 from captrain.training.trl_trainer import Columns, Sampled, StepBatch, TrlTrainer, without_discarded
-
-POINTS = "points"
-"""Folder of a workspace with the adapter at the points of its job."""
 
 DIGITS = 9
 """Decimals of the differences between a server's log-probabilities and the trainer's."""
@@ -111,12 +108,12 @@ def fit(
     trainer = kind(recipe, job, policy, targets, workspace)
     last = collectives.once(lambda: last_checkpoint(trainer.folder))
     if last is not None:
-        remedy = f"remove {last}: training then resumes from the checkpoint before"
-        trainer.history = read_json(last / MARK, list[StepRecord], remedy)
+        mark = read_mark(last)
+        trainer.history = [*(mark.history or [])] if mark else []
 
     # 2. All steps.
     try:
-        trainers.train(trainer, job.machine, last, lambda: [step.row() for step in trainer.history])
+        trainers.train(trainer, job.machine, last, lambda: trainer.history)
     finally:
         if trainer.pool is not None:
             trainer.pool.shutdown(wait=False, cancel_futures=True)
@@ -302,6 +299,10 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         plan = self.groups.plan(range(first, first + self.recipe.groups_per_step))
         plan = plan[: self.job.rollouts - step * self.recipe.step_rollouts]
         [adapter] = (self.sampling / str(max(0, step - self.recipe.staleness))).iterdir()
+        if (content := adapter_digest(adapter)) != adapter.name:
+            raise UserError(
+                f"{adapter} was altered: it is {content} now", f"remove {self.folder}: training begins again"
+            )
         failed = sum(past.errors for past in self.history)
         return plan, self.groups.begin(adapter.resolve(), plan, rows, failed, self.pool)
 

@@ -11,7 +11,7 @@ from captrain.contract import CheckedEnvironment, Policy
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.models import CHECKPOINTS, Adapter, Chat, checkpoint_marks, require_recorded
+from captrain.models import CHECKPOINTS, Adapter, Chat, checkpoint_marks
 from captrain.records import JsonObject, Passport
 from captrain.run import Component, Machine, fulfils
 
@@ -148,10 +148,9 @@ def learner(component: Component, base: Path, machine: Machine, purpose: str, wa
         way_out: how to do without, for messages.
 
     Raises:
-        UserError: the policy's weights are not available here, as those of a foreign endpoint, or differ from those
-            that the base stage has recorded.
+        UserError: the policy's weights are not available here, as those of a foreign endpoint, or are not those that
+            the base stage has recorded.
     """
-    require_recorded(base)
     policy = load_policy(component, base, machine)
     if not fulfils(policy, Learner):
         raise UserError(

@@ -14,6 +14,7 @@ from captrain.models import computes_on_cpu
 from captrain.run import Machine
 from captrain.training import collectives, processes, trackers
 from captrain.training.checkpoints import Checkpoints
+from captrain.training.jobs import StepRecord
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
@@ -69,14 +70,16 @@ def arguments(
     return options
 
 
-def train(trainer: Trainer, machine: Machine, last: Path | None, history: Callable[[], object]) -> None:
+def train(
+    trainer: Trainer, machine: Machine, last: Path | None, history: Callable[[], list[StepRecord] | None]
+) -> None:
     """Train to the end.
 
     Args:
         trainer: not yet trained.
         machine: names the trackers.
         last: the checkpoint to resume from; None: train from the start.
-        history: returns the steps so far, as JSON, for the checkpoints.
+        history: returns the steps so far, for the checkpoints.
     """
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Checkpoints(Path(str(trainer.args.output_dir)), history))

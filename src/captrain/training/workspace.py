@@ -7,14 +7,26 @@ An adapter that was altered later is never used: it is named by the hash of its 
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models import adapter_digest
-from captrain.records import JsonObject, place_aside, publish, publish_folder, publish_json, publish_text, read_json
+from captrain.records import (
+    JsonObject,
+    place_aside,
+    publish,
+    publish_bytes,
+    publish_folder,
+    publish_json,
+    publish_text,
+    remains,
+    sealed,
+)
 from captrain.run import exclusive
 from captrain.training.jobs import FineTuned, Result, Trained
 
@@ -45,21 +57,20 @@ def train_once(folder: Path, name: str, kind: type[Kind], train: Callable[[], Ki
         Whatever `train` raises.
     """
     with exclusive(folder / LOCK):
-        if not (folder / RESULT).exists():
-            publish_json(folder / RESULT, asdict(train()))
+        path = folder / RESULT
+        if not path.exists():
+            publish_bytes(path, sealed(path, TypeAdapter(kind).dump_json(train())))
         _remove(path for pattern in SCRATCH for path in folder.glob(pattern))
-        expected, content = None, "not whole"
-        try:
-            result = read_json(folder / RESULT, kind)
-            expected, content = result.digest, adapter_digest(folder / "adapter")
-            if content == expected and (folder / "adapter/README.md").exists():
+        result, content = next(iter(remains(path, kind)), None), "not whole"
+        with suppress(UserError):
+            content = adapter_digest(folder / "adapter")
+            if result is not None and content == result.digest and (folder / "adapter/README.md").exists():
                 return result
-        except UserError:
-            pass
+        expected = f"not {result.digest}" if result else f"and {RESULT} differs from its digest"
         # The lock file stays, because another process may be waiting for it.
         _remove(path for path in folder.iterdir() if path.name != LOCK)
         raise UserError(
-            f"adapter {name} in {folder} was altered after training ({content}, not {expected})",
+            f"adapter {name} in {folder} was altered after training ({content}, {expected})",
             "its workspace has been removed: run `dvc repro` to train it again",
         )
 

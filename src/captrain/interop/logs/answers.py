@@ -93,7 +93,7 @@ def _is_tape(row: Foreign) -> bool:
 
 def _of_tape(row: Foreign, path: Path) -> ChatRow:
     metadata = row.get("metadata") or {}
-    task = metadata.get("task") if isinstance(metadata.get("task"), dict) else {}
+    task = metadata["task"] if isinstance(metadata.get("task"), dict) else {}
     truth, result = task.get("Final answer"), metadata.get("result")
     return ChatRow(
         [message for step in row["steps"] if (message := _of_kind(step))],

@@ -1,13 +1,12 @@
 """Outcomes that stand in a file beside a dialogue: Harbor's and Terminal-Bench's results, and reports of SWE-bench."""
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from captrain.interop.logs.records import ChatRow
+from captrain.interop.logs.records import ChatRow, rows_of
 from captrain.interop.logs.source import Foreign, json_of
 
 RESULT, RESULTS = "result.json", "results.json"
@@ -114,11 +113,7 @@ def failing_tests(verdict: Foreign) -> str:
 def _reports(path: Path) -> Iterator[Foreign]:
     with suppress(OSError, ValueError, RecursionError):
         if path.stat().st_size <= LARGEST:
-            if path.suffix == ".jsonl":
-                rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-            else:
-                rows = [json_of(path)]
-            yield from (row for row in rows if isinstance(row, dict))
+            yield from (row for _, row in rows_of(path) if isinstance(row, dict))
 
 
 def _document(path: Path) -> Foreign:

@@ -24,14 +24,15 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow:
     grade = row["grade"] if isinstance(row.get("grade"), dict) else {}
     status = str(output.get("status") or "").replace("_", " ").lower()
     places = (row, output, grade)
-    diagnostics = row.get("diagnostics") if isinstance(row.get("diagnostics"), dict) else {}
+    diagnostics, attempt = row.get("diagnostics"), row.get("attempt")
+    provenance = diagnostics.get("provenance") if isinstance(diagnostics, dict) else None
     error = (row.get("infra_reason") or status) if row.get("infra_fail") else row.get("error")
     return ChatRow(
         output["history"],
         next((place[name] for place in places for name in ("correct", "is_correct", "reward") if name in place), None),
         task_id=next((row[name] for name in ("task_id", "index", "id") if row.get(name) is not None), path.stem),
-        trial=row.get("attempt") - 1 if type(row.get("attempt")) is int else None,
-        model=row.get("model") or (diagnostics.get("provenance") or {}).get("model") or "unknown",
+        trial=attempt - 1 if isinstance(attempt, int) else None,
+        model=row.get("model") or (provenance or {}).get("model") or "unknown",
         fault=str(error or (status if status in FAULTS[2:] else "")),
         limit=status if status in LIMITS else "",
         grading=grade.get("reason"),

@@ -248,10 +248,10 @@ class Scores:
         remedy = f"give a CSV with the columns {SCORES}; the first may also be one of {', '.join(KEYS)}"
         try:
             rows = [*csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))]
-            columns = {*rows[0]} if rows else set[str]()
+            columns = {name for name in rows[0] if isinstance(name, str)} if rows else set[str]()
             key = next(name for name in KEYS if name in columns)
             reward = next(name for name in (*OUTCOMES, *sorted(columns)) if name in columns and _is_named(name))
-        except (csv.Error, StopIteration):
+        except (csv.Error, StopIteration, ValueError):
             raise UserError(f"{path} is not a table of scores", remedy) from None
         lines = [
             ScoreLine(

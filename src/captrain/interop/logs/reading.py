@@ -286,8 +286,9 @@ class _Reader:
                 self.add_rollout(record)
                 trial, agent = (entry.trial, entry.agent) if isinstance(entry, Entry) else (record.trial, "")
                 self.origins.append(origin_of(record, trial, agent, file.argument, file.path))
-        is_unjudged = any(reason.startswith(NO_REWARD) for reason in reasons) and counts["imported"] > 0
-        if counts["skipped"] > counts["imported"] and (counts["entries"] > FEW_ENTRIES or is_unjudged):
+        unjudged = sum(number for reason, number in reasons.items() if reason.startswith(NO_REWARD))
+        is_partly_judged = unjudged > counts["imported"] > 0
+        if is_partly_judged or (counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES):
             [(reason, number)] = reasons.most_common(1)
             raise UserError(
                 f"{file.shown}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries "
@@ -512,7 +513,7 @@ def _read(path: Path, choices: Choices) -> Source:
         source = _read_rows(path, rows, lambda: rows_of(path), ROWS)
     if source is None and len(rows) == 1 and not is_lines(path):
         inner = [*rows_in(rows[0])]
-        first = [row for _, row in inner[:FIRST]]
+        first = [row for _, row in inner[:FIRST] if isinstance(row, dict)]
         formats = [steps.named(choices.messages)] if choices.messages else ROWS
         source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
     if source is None and (rows or path.suffix != ".jsonl"):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 from captrain.interop.logs.chat import chat_row, is_message
 from captrain.interop.logs.outcomes import DEEPEST, at
@@ -30,7 +31,7 @@ ACTION = re.compile(r"\s*([A-Za-z_]\w*)\s*[\[(](.*)[\])]\s*", re.DOTALL)
 """An action such as `search[cats]`."""
 
 
-def _is_step(step: object) -> bool:
+def _is_step(step: object) -> TypeGuard[Foreign]:
     return isinstance(step, Mapping) and any(name in step for name in ACTIONS) and not is_message(step)
 
 
@@ -40,7 +41,8 @@ def steps_in(value: object) -> list[Foreign]:
         lists = {name.removesuffix("s"): part for name, part in value.items() if isinstance(part, list)}
         length = len(next((part for name, part in lists.items() if name in ACTIONS), []))
         value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
-    return value if isinstance(value, list) and value and all(map(_is_step, value)) else []
+    steps = [step for step in value if _is_step(step)] if isinstance(value, list) else []
+    return steps if isinstance(value, list) and len(steps) == len(value) else []
 
 
 def of_steps(steps: list[Foreign]) -> Iterator[Message]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from captrain.benchmarks import servicedesk as desk
 from captrain.errors import UserError
-from captrain.models import Chat, dialogue_tokens, load_module
+from captrain.models import Chat, dialogue_tokens, load_module, record_files
 from captrain.records import JsonObject, Message, file_digest, place_aside, publish_json
 from captrain.run import BaseModelSettings, Machine, build, launch, prepare_torch
 from captrain.training.base import demonstrations
@@ -281,6 +281,7 @@ def _save(model: "PreTrainedModel", tokenizer: Any, folder: Path, losses: Sequen
     with place_aside(folder) as aside:
         model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
+        record_files(aside)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
     tail = losses[-max(1, len(losses) // 10) :]
