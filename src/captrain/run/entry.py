@@ -22,7 +22,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from captrain.errors import UserError
 from captrain.records import digest, file_digest, plain, publish_json, read_json, redacted, without_secrets
@@ -101,7 +101,7 @@ class _CleanStream:
         for line in lines:
             self.write(line)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 
