@@ -504,6 +504,9 @@ def test_validate_exits_with_1_when_a_check_fails_and_says_which(project: Path, 
         "**failed** | reward of plays that know nothing | 0.5 | at most 0.3 |"
         in (project / "found/mine.passport.md").read_text()
     )
+    checks = Passport.model_validate_json((project / "found/mine.passport.json").read_text()).checks
+    [best] = [check for check in checks if check.name == "reward without the look-ups"]
+    assert best.script[0].startswith("list_orders(") and " earns 0." in best.detail and best.deviation is not None
     (project / "mine.py").write_text("class Environment(")
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
     assert status == 1 and "the file loads" in out and "SyntaxError" in out

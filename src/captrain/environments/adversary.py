@@ -634,7 +634,7 @@ class Adversary:
                 for one in alive:
                     self.reward(scripts[one.name], task, one, use)
             alive = sorted((one for one in alive if one.rewards), key=lambda one: -one.mean)[:keep]
-        return max(alive, key=lambda one: one.least, default=None)
+        return max(alive, key=lambda one: one.least) if alive else None
 
     def reward(self, script: Script, task: Task, exploit: Exploit, use: str) -> None:
         """Play a script on a task unless it was, and note what it earns."""
@@ -642,8 +642,7 @@ class Adversary:
             return
         play = script(view, self.evidence.random(use, exploit.name, task.id))
         if play is not None:
-            acts = partial(self.evidence.act, turns=STEPS) if callable(play) else self.evidence.play
-            messages = acts(task, play)
+            messages = self.evidence.act(task, play, STEPS) if callable(play) else self.evidence.play(task, play)
             exploit.rewards[task.id] = self.evidence.score(task, messages).reward
             exploit.deeds[task.id] = deeds(messages)
 
