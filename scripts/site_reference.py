@@ -109,6 +109,7 @@ def _rows(path: Path, allowed: Callable[[str], str], prefix: str = "") -> Iterat
 def _values(name: str) -> str:
     """Return the values that a setting of the specification may have."""
     kind: object = Spec
+    described = ""
     for part in name.split("."):
         if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or part not in kind.model_fields:
             return ""

@@ -77,7 +77,7 @@ with user_outputs(out, ["report.md", "old.txt", "new.txt"]) as aside:
 
 def test_a_kill_at_any_time_leaves_all_old_files_or_all_new_ones_and_those_of_the_user(tmp_path: Path) -> None:
     old, new = {"report.md": "first", "old.txt": "first"}, {"report.md": "second", "new.txt": "second"}
-    mine, states = {"mine.txt": "mine", "notes/a.txt": "mine"}, list[bool]()
+    mine, states, out = {"mine.txt": "mine", "notes/a.txt": "mine"}, list[bool](), tmp_path
     for count in range(1, 200, 3):
         out = tmp_path / str(count) / "out"
         with user_outputs(out) as aside:

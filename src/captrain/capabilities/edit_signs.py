@@ -100,8 +100,10 @@ def record_mistyped(view: RolloutView, edit: Edit) -> Sign:
 def record_never_opened(view: RolloutView, edit: Edit) -> Sign:
     """The record was never opened, and no other of its kind."""
     record = _unopened(view, goal_of(edit))
+    if record is None:
+        return None
     is_due = any(record in leaves(step.arguments) for step in view.goals if step.kind == "read")
-    if record is None or not is_due or (view.in_view(record) and view.opened_instead(record)):
+    if not is_due or (view.in_view(record) and view.opened_instead(record)):
         return None
     return view.closing, f"{record} was never looked up, and {edit.goal} never made"
 

@@ -52,7 +52,7 @@ def learn_toolbox(
         kinds: what tools do, as a user says.
     """
     world = next((worlds.of(rollout) for rollout in rollouts), None) if worlds is not None else None
-    declared = {**(world.kinds if world else {}), **(kinds or {})}
+    declared: dict[str, Kind] = {**(world.kinds if world else {}), **(kinds or {})}
     toolbox, observed = Toolbox(tools, declared), _Observed()
     for rollout in rollouts:
         observed.add(rollout, toolbox)
@@ -63,8 +63,10 @@ def learn_toolbox(
         # A look-up may leave a trace that a check asks for, but a change tells little.
         tool_kinds |= {tool: kind for tool, kind in replayed.items() if kind == "read" or tool not in observed.telling}
         deciding = {tool: kind for tool, kind in deciding.items() if replayed.get(tool) != "write"}
-    tool_kinds = {t: kind for t, kind in (deciding | tool_kinds).items() if kind_of(t) != "handover"} | toolbox.declared
-    return Toolbox(tools, tool_kinds, _keys(rollouts, Toolbox(tools, tool_kinds, {}, observed.fields)), observed.fields)
+    known: dict[str, Kind] = {**deciding, **tool_kinds}
+    learnt: dict[str, Kind] = {name: kind for name, kind in known.items() if kind_of(name) != "handover"}
+    learnt |= toolbox.declared
+    return Toolbox(tools, learnt, _keys(rollouts, Toolbox(tools, learnt, {}, observed.fields)), observed.fields)
 
 
 Feed = tuple[str, str, str]

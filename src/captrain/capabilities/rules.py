@@ -426,7 +426,7 @@ RULES = (
     Rule("over_escalation", 302, log_sign=logs.transfer_not_due, is_inherent=True),
 )
 """In the order of their ranks."""
-FEATURES = {
+FEATURES: dict[tuple[str, ...], str] = {
     ("after", "write", "read"): "missing_lookup",
     ("same", "write", "read"): "missing_lookup",
     ("before", "read"): "missing_lookup",
@@ -443,7 +443,7 @@ FEATURES = {
 }
 """Without a reference: the cause of a rollout that lacks a feature of passed rollouts. Keys are the kind of the feature
 and of its tools."""
-EXCESSES = {
+EXCESSES: dict[tuple[str, ...], str] = {
     ("called", "write"): "extra_write",
     ("called", "handover"): "over_escalation",
     ("sourced", "write"): "wrong_computation",

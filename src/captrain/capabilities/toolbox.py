@@ -61,7 +61,8 @@ def kind_of(tool: str) -> Kind:
     if is_compound or (WRITES.fullmatch(first) and any(map(INFORMATION.fullmatch, others[-1:]))):
         return "unknown"
     kinds: dict[Kind, re.Pattern[str]] = {"think": THINKS, "read": READS, "write": WRITES}
-    return next((kind for kind, verbs in kinds.items() if verbs.fullmatch(first)), "unknown")
+    named: list[Kind] = [kind for kind, verbs in kinds.items() if verbs.fullmatch(first)]
+    return named[0] if named else "unknown"
 
 
 class Toolbox:
@@ -94,9 +95,8 @@ class Toolbox:
     def unnamed(self) -> dict[str, Kind]:
         """Kinds of the tools whose names suggest another kind. A tool whose name says nothing may change something."""
         kinds = {name: (self.kind(name), kind_of(name)) for name in self.schemas}
-        return {
-            name: kind for name, (kind, named) in kinds.items() if kind != named and not {kind, named} <= {*CHANGES}
-        }
+        differing = [name for name, pair in kinds.items() if pair[0] != pair[1] and {*pair} - {*CHANGES}]
+        return {name: self.kind(name) for name in differing}
 
     def kind(self, tool: str) -> Kind:
         """Tell what a call of the tool does."""

@@ -275,11 +275,24 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
             if shape(word) == shape(right) and word not in candidates and len(candidates) < CHOICES:
                 candidates[word] = Candidate(word, len(candidates), text.replace(word, "", 1).strip())
     return View(
-        task, before, list(solution[:place]), list(solution[place + 1 :]), tool, arguments, key, right, wrong,
-        key == "tool" or (key != "" and {right, wrong} <= everything), [*candidates.values()],
-        sorted({call.tool for call in needed}), bool(about),
-        max((one for one in lists if right in one), key=len, default=[]), sum(found, []), told, replies,
-    )  # fmt: skip
+        task,
+        before,
+        list(solution[:place]),
+        list(solution[place + 1 :]),
+        tool,
+        arguments,
+        key,
+        right,
+        wrong,
+        key == "tool" or (key != "" and {right, wrong} <= everything),
+        [*candidates.values()],
+        sorted({call.tool for call in needed}),
+        bool(about),
+        max((one for one in lists if right in one), key=len, default=[]),
+        sum(found, []),
+        told,
+        replies,
+    )
 
 
 # Shallow models.
@@ -493,9 +506,12 @@ ATTEMPTS: dict[str, Attempt] = {
 }
 """Scripts that try values, in words that continue "choosing"."""
 PARTS = {
-    "the first sign": slice(1), "the first two signs": slice(2), "all but the last sign": slice(-1),
-    "the last sign": slice(-1, None), "all but the first sign": slice(1, None),
-}  # fmt: skip
+    "the first sign": slice(1),
+    "the first two signs": slice(2),
+    "all but the last sign": slice(-1),
+    "the last sign": slice(-1, None),
+    "all but the first sign": slice(1, None),
+}
 """Parts of a value that careless code takes for it."""
 
 
@@ -567,11 +583,17 @@ class Adversary:
             name = tool["name"]
             attempts[f"the first value after {name} on it"] = lambda v, c, t=tool: v.guess(c[0], with_key(v, t, c[0]))
             attempts[f"the first value before {name} on it"] = lambda v, c, t=tool: [
-                *v.before, v.step(c[0]), *with_key(v, t, c[0]), *v.ending(c[0])
-            ]  # fmt: skip
+                *v.before,
+                v.step(c[0]),
+                *with_key(v, t, c[0]),
+                *v.ending(c[0]),
+            ]
             attempts[f"every value shown, and {name} on the last"] = lambda v, c, t=tool: [
-                *v.before, *map(v.step, c), *with_key(v, t, c[-1]), *v.ending(c[-1])
-            ]  # fmt: skip
+                *v.before,
+                *map(v.step, c),
+                *with_key(v, t, c[-1]),
+                *v.ending(c[-1]),
+            ]
         scripts: dict[str, Script] = {name: partial(_attempt, self.labels, play) for name, play in attempts.items()}
         if self.views:
             rule = fitted(self.views)

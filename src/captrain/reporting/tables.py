@@ -194,8 +194,8 @@ def _summary(root: Path) -> RenderableType:
     """Render the first screen: at most 40 lines of 80 columns for the default pipeline."""
     folder = root / "results/evaluation"
     main, metrics = evaluation_table(folder, "main", COLUMNS), evaluation_metrics(folder)
-    shown = main[main["method"].isin([IDLE, *headline_methods()])].sort_values("pass_rate", ascending=False)
-    rows = shown.to_dict("records")
+    rows = [row for row in main.to_dict("records") if row["method"] in (IDLE, *headline_methods())]
+    rows.sort(key=lambda row: row["pass_rate"] if row["pass_rate"] == row["pass_rate"] else -1, reverse=True)
     headings = ("row", "pass rate", f"{metrics.confidence:.0%} interval", "rollouts", "learns from")
     columns = [Column(name, justify="right" if 0 < number < 4 else LEFT) for number, name in enumerate(headings)]
     rates = Table(*columns, title=f"Test split: {main['tasks'].max()} tasks", title_justify=LEFT, box=None)
@@ -226,7 +226,7 @@ def _summary(root: Path) -> RenderableType:
     for command, what in MORE.items():
         commands.add_row(f"  {command}", what)
     parts: list[RenderableType] = [rates, Text(), compared, Text(), "Capabilities that the base lacks", lacking, Text()]
-    errors, excluded = int(shown["errors"].sum()), int(shown["excluded"].max())
+    errors, excluded = sum(row["errors"] for row in rows), max(row["excluded"] for row in rows)
     if errors or excluded:
         parts.append(f"Left out of the rates: {errors} errors of infrastructure, and {excluded} tasks because of them.")
     return Group(*parts, commands)

@@ -181,7 +181,7 @@ def _altered(out: "Output") -> list[str]:
     listing = out.get_obj()
     if not isinstance(listing, Tree):  # DVC's cache lacks it
         return []
-    files = {path.joinpath(*key): hash_info.value for key, _, hash_info in listing}
+    files = {path.joinpath(*key): hash_info.value for key, _, hash_info in listing if hash_info}
     return [str(file) for file, expected in files.items() if file.is_file() and _md5(file) != expected]
 
 
