@@ -393,7 +393,7 @@ def test_a_worker_gets_its_own_settings_and_none_of_our_python(pool: MakePool, m
     monkeypatch.setenv("TILL_OPEN", "yes")
     environ = pool(env={"TILL_DATA": "/data"}).call("environ")["environ"]
     ours = {name: value for name, value in environ.items() if name.startswith(("PYTHON", "VIRTUAL_ENV", "TILL"))}
-    assert ours == {"PYTHONHASHSEED": "0", "TILL_OPEN": "yes", "TILL_DATA": "/data"}
+    assert ours == {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "TILL_OPEN": "yes", "TILL_DATA": "/data"}
 
 
 def test_nothing_starts_before_it_is_needed_and_nothing_runs_after_close(pool: MakePool) -> None:

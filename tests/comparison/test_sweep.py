@@ -245,6 +245,7 @@ main()
     running = subprocess.Popen(
         [BIN / "captrain-sweep", "-m", "seed=0"], cwd=project, env=environment, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored here
     )  # fmt: skip
     until(lambda: file.exists() and file.read_text() != "")
     running.send_signal(signal.SIGINT)

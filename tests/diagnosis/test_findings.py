@@ -112,7 +112,7 @@ def test_a_skipped_look_up_without_a_verb_in_its_name_is_the_cause_and_the_first
     assert causes == {"missing_lookup": (11, 0), "extra_write": (1, 0)}
     first = advise(diagnosis)[0]
     assert (first.subject, "11 of 12 failures" in first.facts) == (
-        "calls open_valve with another valve than is due",
+        "calls open_valve with the wrong valve",
         True,
     )
     assert 'add to the prompt: "Call bed_plan before open_valve."' in first.actions
@@ -215,7 +215,7 @@ def test_a_gap_that_no_passed_rollout_defines_is_not_called_as_frequent(tmp_path
     assert not any("as often" in action for action in actions)
 
 
-@pytest.mark.parametrize("name", ["does not call restart", "calls restart with another service than is due"])
+@pytest.mark.parametrize("name", ["does not call restart", "calls restart with the wrong service"])
 def test_a_changed_value_and_a_step_left_out_are_told_apart(tmp_path: Path, name: str) -> None:
     due = ["metric", "restart"]
     failed = [chat(f"f{number}", due if "another" in name else ["metric"], 0, due) for number in range(10)]

@@ -183,8 +183,9 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     running = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored here
+    )  # fmt: skip
     files = [tmp_path / f"pid-{name}" for name in ("stage", 0, 1)]
     until(lambda: all(file.exists() and file.read_text() for file in files))
     signalled(running.pid, signal.SIGINT)

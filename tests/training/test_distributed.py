@@ -1,6 +1,5 @@
 """Training in several processes, on CPUs over gloo: the same work as in one, and no orphans."""
 
-import json
 import os
 import pickle
 import signal
@@ -29,11 +28,12 @@ from captrain.contract import RunningEpisode
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models import passes
 from captrain.models.lora import adapter_digest
-from captrain.records import JsonObject
+from captrain.records import JsonObject, sealed
 from captrain.run import compose_spec
 from captrain.run.components import Component, build
 from captrain.run.machine import VLLM, Accelerate, Machine
 from captrain.training import collectives
+from captrain.training.checkpoints import read_mark
 from captrain.training.jobs import Distillation, Job, Learner, Trained
 from captrain.training.processes import configuration, fit
 from captrain.training.recipe import GRPO
@@ -179,8 +179,11 @@ def test_processes_end_with_their_parent_and_a_later_run_resumes(
     assert len([*checkpoint.glob("pytorch_model_fsdp_0/*.distcp")]) == 2
     # Mark the first step in the checkpoint, to see that it is not played again.
     for mark in workspace.glob("checkpoints-*/checkpoint-*/history.json"):
-        first, *others = json.loads(mark.read_text())
-        mark.write_text(json.dumps([{**first, "errors": 7}, *others]))
+        whole = read_mark(mark.parent)
+        assert whole is not None and whole.history is not None
+        first, *others = whole.history
+        changed = whole.model_copy(update={"history": [replace(first, errors=7), *others]})
+        mark.write_bytes(sealed(mark, changed.model_dump_json().encode()))
     again = trained(job, tmp_path, two("fsdp"))
     assert again.history == [replace(shared.history[0], errors=7), *shared.history[1:]]
     assert again.digest == shared.digest

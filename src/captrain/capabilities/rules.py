@@ -160,7 +160,7 @@ KINDS = {
         "no write by the right tool, and no call that a milestone asks for",
         (occasions.values_of_writes, occasions.milestone_arguments),
         Step("argument"),
-        deed="gives a call another value than is due",
+        deed="gives a call the wrong value",
     ),
     "fabricated_fact": Kind(
         "Fabricated fact",

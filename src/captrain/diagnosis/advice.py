@@ -22,9 +22,9 @@ MARGIN = 0.02
 """Rates of 0 and 1 are replaced by rates this far from them: a test of two certain outcomes needs no power."""
 DEEDS = {
     "made": "does not call {0}",
-    "equal": "calls {0} with another {1} than is due",
-    "instead": "makes another call where {0} is due",
-    "beyond": "calls {0} where it is not due",
+    "equal": "calls {0} with the wrong {1}",
+    "instead": "makes another call in place of {0}",
+    "beyond": "calls {0} where it should not",
     "told": "does not tell {0}",
     "ended": "ends too early",
     "order": "shows this pattern of calls: {0}",

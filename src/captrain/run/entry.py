@@ -126,8 +126,8 @@ def _use_utf8() -> None:
 
 
 def _run_stage(main: Callable[[], str | None], name: str) -> None:
-    """Run a stage, and print its line. The stage is interrupted if the process that runs the pipeline ends."""
-    launch.end_with_parent(signal.SIGINT)
+    """Run a stage, and print its line. The stage ends with the process that runs the pipeline."""
+    launch.end_with_parent(signal.SIGTERM)
     # A model of the hub may be downloaded. If the specification cannot be read, the stage itself reports it.
     names_model = False
     with suppress(UserError):

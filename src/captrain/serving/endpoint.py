@@ -69,6 +69,11 @@ class ChatServer:
             self.load(adapter, folder)
         self.sampler = Sampler(policy)
 
+    def close(self) -> None:
+        """Finish what is still waited for, and remove the copies of adapters."""
+        self.sampler.close()
+        self._copies.cleanup()
+
     def load_from_folders(self, name: str, folder: Path) -> None:
         """Serve an adapter that a request names, from a copy.
 

@@ -45,7 +45,10 @@ def copy_adapter_below(roots: Sequence[Path], folder: Path, target: Path) -> Non
 
 def _root_of(roots: Sequence[Path], path: Path) -> tuple[Path, Path]:
     """Return the root that a path lies below, and the path without links; raises as `copy_adapter_below`."""
-    place = path.resolve()
+    try:
+        place = path.resolve()
+    except OSError as error:
+        raise HTTPException(403, f"{path} changes while it is read: {error.strerror}") from None
     for root in roots:
         if place.is_relative_to(root):
             return root, place

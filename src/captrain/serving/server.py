@@ -70,7 +70,7 @@ def application(server: ChatServer, protection: Protection | None = None) -> Pro
 
 def routes(server: ChatServer) -> FastAPI:
     """Build the HTTP application without protection."""
-    app = new_application(lambda: asyncio.to_thread(server.sampler.close))
+    app = new_application(lambda: asyncio.to_thread(server.close))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
