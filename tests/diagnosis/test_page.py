@@ -43,7 +43,7 @@ def test_a_newcomer_sees_what_to_fix_and_goes_from_a_cause_to_the_message_that_f
     browser.open(page.as_uri())
     assert "unexplained" in browser.run("document.querySelector('.facts').innerText")
     first = browser.run("document.querySelector('#fixes + ol').innerText")
-    assert "update_zip with another zip: 18 of 49 failures" in first
+    assert "update_zip with the wrong zip: 18 of 49 failures" in first
     assert browser.run("document.querySelector('#fixes + ol').getBoundingClientRect().bottom") <= 720, "one screen"
     take(browser, pictures / "diagnose-fixes.png")
     browser.run("document.querySelectorAll('#tables h2')[2].scrollIntoView()")
