@@ -218,8 +218,8 @@ def test_a_gap_that_no_passed_rollout_defines_is_not_called_as_frequent(tmp_path
 @pytest.mark.parametrize("name", ["does not call restart", "calls restart with the wrong service"])
 def test_a_changed_value_and_a_step_left_out_are_told_apart(tmp_path: Path, name: str) -> None:
     due = ["metric", "restart"]
-    failed = [chat(f"f{number}", due if "another" in name else ["metric"], 0, due) for number in range(10)]
-    for entry in failed if "another" in name else ():
+    failed = [chat(f"f{number}", due if "wrong" in name else ["metric"], 0, due) for number in range(10)]
+    for entry in failed if "wrong" in name else ():
         entry["messages"][3]["tool_calls"][0]["function"]["arguments"] = '{"service": "web"}'
     diagnosis = diagnosed(tmp_path, failed + [chat(f"p{number}", due, 1, due) for number in range(10)])
     assert advise(diagnosis)[0].subject == name
