@@ -116,6 +116,7 @@ def test_a_skipped_look_up_without_a_verb_in_its_name_is_the_cause_and_the_first
         True,
     )
     assert 'add to the prompt: "Call bed_plan before open_valve."' in first.actions
+    assert "1 of 12 failures, 0 passed rollouts; the only fault in 1;" in advise(diagnosis)[1].facts
 
 
 def test_a_look_up_that_other_changes_need_is_not_blamed_for_a_change_that_passes_without_it(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ class Collection:
                 examples.setdefault(row.key, f"{record.place}, message {call.message}: {call}")
             for key, fault in keys.items():
                 fix = fixes.setdefault(key, Fix(key, record.place, fault))
-                fix.counts.update(failures=1, alone=len(keys) == 1, proven=fault.grade is Grade.PROVEN)
+                fix.counts.update(failures=1, alone=int(len(keys) == 1), proven=int(fault.grade is Grade.PROVEN))
                 fix.mark += mark
                 fix.causes.update([record.cause] if record.cause else [])
                 fix.lookups.update([fault.lookup] if fault.lookup else [])
