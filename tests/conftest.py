@@ -209,11 +209,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started.close()
 
 
-KNOWN_FAULTS = (
-    "test_derived.py::",
-    "test_a_diagnosis_of_rollouts_in_a_taskset_names_the_planted_mistake",
-    "test_memory_does_not_grow_with_the_file[rollouts.jsonl]",
-)
+KNOWN_FAULTS = ("test_derived.py::",)
 """Tests that fail since the passport's adversary and the readers of strangers' logs came in, and are to be mended."""
 
 

@@ -165,7 +165,7 @@ def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_planted_mistake(
     few, all_rollouts = rollouts[:9], ProgrammaticAnalyst().propose([rollouts], shop.tools)[0]
     [families] = ProgrammaticAnalyst().propose([few], shop.tools)
     assert {family.id for family in families} <= {*UNAIDED}, "others need a reference, or ten rollouts to contrast"
-    assert {family.id for family in all_rollouts} <= {*UNAIDED, "extra_write"}, "the price that is asked for again"
+    assert {family.id for family in all_rollouts} <= {*UNAIDED, "loop"}, "the price that is asked for again"
 
 
 @installed

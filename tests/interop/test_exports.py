@@ -345,7 +345,7 @@ def test_memory_does_not_grow_with_the_file(name: str, tmp_path: Path) -> None:
         if name == "table.csv":
             pd.DataFrame([{**ROW, "messages": json.dumps([*MESSAGES, *MESSAGES * 20])}] * count * 4).to_csv(path)
         elif name == "rollouts.jsonl":
-            publish(path, (own().model_copy(update={"messages": MESSAGES * 20}) for _ in range(count * 4)))
+            publish(path, (own().model_copy(update={"messages": MESSAGES * 20, "trial": n}) for n in range(count * 4)))
         else:
             lines(path, *copies(name, count))
         tracemalloc.start()
