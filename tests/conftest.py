@@ -207,13 +207,3 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started = Browser(PROGRAM, tmp_path_factory.mktemp("profile"))
     yield started
     started.close()
-
-
-KNOWN_FAULTS = ("test_derived.py::",)
-"""Tests that fail since the passport's adversary and the readers of strangers' logs came in, and are to be mended."""
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if any(name in item.nodeid for name in KNOWN_FAULTS):
-        item.add_marker(pytest.mark.xfail(reason="known fault, see KNOWN_FAULTS in tests/conftest.py"))

@@ -123,7 +123,7 @@ def opened(folder: Path) -> tuple[CheckedEnvironment, Passport, Machine]:
 @pytest.mark.needs("bfcl")
 def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_in_as_any(derived: Path) -> None:
     target, passport, machine = opened(derived)
-    assert passport.passed and passport.trusted and len(passport.checks) == 30
+    assert passport.passed and passport.trusted and len(passport.checks) == 29
     benchmark = load_benchmark(composed().benchmark, machine)
     training = {task.id for task in benchmark.tasks("training", benchmark.size("training") or 0)}
     tasks = target.tasks("training", target.size("training") or 0)

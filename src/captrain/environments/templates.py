@@ -38,6 +38,8 @@ from captrain.errors import UserError
 from captrain.records import plain
 from captrain.run import Component, ModelAccess
 
+CHANGING = (*CHANGES, "environment")
+"""Kinds of tools that a derived environment judges as changes: a shell's commands may change files."""
 DEFICITS = ("missing_lookup", "wrong_record", "missing_write", "wrong_argument")
 """Capabilities that the embedded base lacks."""
 CONTROLS = ("extra_write", "reply_wording", "invalid_call")
@@ -184,7 +186,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
         "SAID": step.by_user,
         "TOOLS": tuple(capability.details.get("tools", ())),
         "ARGUMENTS": tuple(capability.details.get("arguments", ())),
-        "WRITES": tuple(name for name in toolbox.schemas if toolbox.kind(name) in CHANGES),
+        "WRITES": tuple(name for name in toolbox.schemas if toolbox.kind(name) in CHANGING),
         "SETTINGS": benchmark.settings(),
         "EVIDENCE": tuple(missing_tools(brief, attempts)),
         "LEAST_CALLS": least,
@@ -225,7 +227,7 @@ def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
     - If most changes have a value that the user says, such a value is broken: a world may accept any text for others.
     """
     examples = [rollout for rollout in brief.examples if rollout.reference]
-    changes = [[act for act in calls_in(rollout.reference, toolbox) if act.kind in CHANGES] for rollout in examples]
+    changes = [[act for act in calls_in(rollout.reference, toolbox) if act.kind in CHANGING] for rollout in examples]
     counts = sorted(map(len, changes))
     median = counts[len(counts) // 2] if counts else 2
     if step.kind == "several" and median < 2:
