@@ -129,7 +129,7 @@ def sweep_name(arguments: Sequence[str], root: Path) -> str:
     """Return the name of the sweep: `hydra.job.name`, or its study.
 
     Raises:
-        UserError: the study does not exist, or the name is none of a file.
+        UserError: the study does not exist, or the name cannot be that of a file.
     """
     settings = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     studies = sorted({path.stem for layer in conf_layers(root / "conf") for path in layer.glob("study/*.yaml")})

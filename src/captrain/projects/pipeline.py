@@ -244,7 +244,7 @@ def _reproduce(root: Path, outcome: "Future[None]") -> None:
         problem = f"{error}: {cause}" if cause is not error else str(error)
         remedy = "fix what the lines above name and run again: finished stages are kept"
         outcome.set_exception(UserError(problem, remedy))
-    except Exception as error:
+    except BaseException as error:  # or the main thread would wait for ever
         outcome.set_exception(error)
     else:
         outcome.set_result(None)

@@ -169,8 +169,10 @@ def _read_pipeline(root: Path) -> _Pipeline:
 
 
 def _altered(out: "Output") -> list[str]:
-    """List the files of an output in DVC's cache whose bytes are not those of the run. `dvc status` takes a file of the
-    same size and time for the same file, and names folders alone."""
+    """List the files of an output whose bytes differ from those of the run.
+
+    `dvc status` compares sizes and times, and names folders only.
+    """
     from dvc_data.hashfile.tree import Tree
 
     path = Path(out.fs_path)

@@ -236,7 +236,7 @@ class _Ahead:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Write without what was sent ahead."""
+        """Write the data without the bytes that were already sent."""
         self._transport.write(data[self._sent :])
         self._sent = 0
 

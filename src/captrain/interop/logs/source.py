@@ -214,7 +214,7 @@ def well_formed(value: Any) -> Any:
 
 
 def rollout_of(file: str, entry: Entry, reward: float, *, passed: bool) -> Rollout | str:
-    """Return the record of an entry whose outcome is judged, or why there is none.
+    """Make the rollout of an entry with an outcome, or say why the entry is left out.
 
     Args:
         file: digest of the file; with the entry's index it gives the rollout its id.
@@ -274,7 +274,7 @@ def loaded(value: object) -> object:
 
 
 def literal(text: str) -> object:
-    """Parse a JSON-like value in Python's notation; return the text if it is none."""
+    """Parse a value in Python's notation, such as a dict; any other text is returned as it is."""
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         value = ast.literal_eval(text.strip()) if len(text) <= WRITTEN_BY_PYTHON else text
         json.dumps(value)

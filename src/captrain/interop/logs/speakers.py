@@ -49,7 +49,7 @@ def _is_labelled(row: Foreign) -> bool:
 
 
 def _labelled(row: Foreign, path: Path) -> ChatRow:
-    """Convert a task of Who&When; the labels of its failure are left out, as they are no part of the log."""
+    """Convert a task of Who&When, without the labels that people gave its failure."""
     return ChatRow(
         of_speakers(row["history"]),
         next((row[name] for name in ("is_correct", "is_corrected") if row.get(name) is not None), None),

@@ -40,7 +40,7 @@ class _Run:
     agent: str = ""
 
     def entry(self, index: int, simulation: Foreign) -> Read:
-        """Return the entry of a simulation, or why there is none."""
+        """Make the entry of a simulation, or say why it is left out."""
         if simulation.get("task_id") is None:
             return "it names no task"
         name, reason = str(simulation["task_id"]), str(simulation.get("termination_reason") or "")

@@ -1,4 +1,4 @@
-"""Calls that a model wrote into its text, where its tool kept no calls of its own.
+"""Tool calls that the model wrote as text, for logs without structured calls.
 
 Some agents call by text: ReAct's `Action:` and `Action Input:`, tags, JSON, or the request line of HTTP. If a result
 follows, the call was executed, and the dialogue gets it as a call with its result. If none follows, nobody executed it:

@@ -295,8 +295,7 @@ class Shard:
 
 
 def compact(value: object) -> str:
-    """Encode JSON without spaces and without `<`, so that it holds no markup; the page shows control characters as
-    escapes."""
+    """Encode JSON for a script element: compact, with `<` and control characters escaped."""
     text = CONTROL.sub(lambda sign: sign[0] if sign[0] == "\\\\" else f"\\{sign[0]}", COMPACT.encode(value))
     return text.replace("<", "\\u003c")
 
