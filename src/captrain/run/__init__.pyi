@@ -1,5 +1,4 @@
 from .arithmetic import prepare_torch as prepare_torch
-from .boundary import has_package as has_package
 from .components import REMEDY as REMEDY
 from .components import Component as Component
 from .components import Count as Count

@@ -15,7 +15,6 @@ import re
 import sys
 import textwrap
 import traceback
-from importlib.util import find_spec
 from pathlib import Path
 
 from captrain import __version__
@@ -61,11 +60,6 @@ EXTRAS = {
     "zstandard": "inspect",
 }
 """Modules that the light installation lacks, with their extra."""
-
-
-def has_package(module: str) -> bool:
-    """Return whether a package is installed, without importing it."""
-    return find_spec(module) is not None
 
 
 def ending(error: BaseException) -> tuple[int, str]:

@@ -12,8 +12,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -165,11 +163,6 @@ def become_worker(parent: int) -> None:
     """Make this process a worker: one thread, and an end when its parent ends or is interrupted."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1"}
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        print("captrain: the pipeline that started this worker has ended; the worker ends, too", file=sys.stderr)
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
         os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
