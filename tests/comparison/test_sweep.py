@@ -15,7 +15,7 @@ import pytest
 from support.cluster.slurm import Cluster, running
 from support.results import account
 from support.scripts import load_script
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, alive, until
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison import point_rows
@@ -251,7 +251,7 @@ main()
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=30)
     assert running.returncode == 130 and said.count("finished work is kept") == 1 and "Traceback" not in said
-    until(lambda: not Path(f"/proc/{file.read_text()}").exists())
+    until(lambda: not alive(int(file.read_text())))
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "/tmp/x", "-n"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import until
+from support.waiting import alive, until
 
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import JsonObject
@@ -117,14 +117,6 @@ def test_only_cluster_jobs_print_progress(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out == "2 of 3\n3 of 3: whole\n"
 
 
-def alive(process: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.needs("proc")
 def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
     (tmp_path / "sleepers.py").write_text(SLEEPERS)
@@ -169,11 +161,12 @@ partial(entry_point, stage=False)(lambda: run_pipeline(Path()))()
 @pytest.mark.parametrize(
     ("command", "signalled"),
     [
-        ([sys.executable, "-c", RUN_PIPELINE], os.kill),
+        (["env", "SHELL=/bin/bash", sys.executable, "-c", RUN_PIPELINE], os.kill),
+        (["env", "SHELL=/bin/sh", sys.executable, "-c", RUN_PIPELINE], os.kill),
         ([sys.executable, "-c", RUN_PIPELINE], os.killpg),
         ([str(Path(sys.executable).parent / "dvc"), "repro"], os.killpg),
     ],
-    ids=["captrain alone", "captrain in a terminal", "dvc in a terminal"],
+    ids=["captrain alone", "captrain alone, behind a shell that stays", "captrain in a terminal", "dvc in a terminal"],
 )
 def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     command: list[str], signalled: Callable[[int, int], None], tmp_path: Path

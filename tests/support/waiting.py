@@ -6,6 +6,7 @@ ends what would wait forever.
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 PATIENCE = 600.0
@@ -19,3 +20,11 @@ def until(holds: Callable[[], Found]) -> Found:
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.01)
     return found
+
+
+def alive(process: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

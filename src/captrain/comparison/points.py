@@ -13,7 +13,6 @@ seconds to gather again.
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -195,9 +194,9 @@ def read_rows(path: Path) -> list[TableRow]:
 def reproduce(locks: Path) -> None:
     """Run the stale stages of the pipeline in the current folder, each under its own lock.
 
-    Ends with its parent: a killed or interrupted sweep leaves no process behind.
+    Ends with the sweep: a killed or interrupted sweep leaves no process behind.
     """
-    launch.end_with_parent(signal.SIGTERM)
+    launch.end_with_pipeline()
     import networkx
     from dvc.exceptions import ReproductionError
     from dvc.repo import Repo

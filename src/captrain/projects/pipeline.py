@@ -215,7 +215,7 @@ def remove_cut_off(root: Path) -> list[str]:
 
 
 def run_pipeline(root: Path) -> None:
-    """Run `dvc repro` without its own output. An interrupt ends the running stage (see `launch.end_with_parent`).
+    """Run `dvc repro` without its own output. An interrupt ends the running stage (see `launch.end_with_pipeline`).
 
     Raises:
         UserError: a stage failed, or DVC cannot run.

@@ -127,7 +127,7 @@ def _use_utf8() -> None:
 
 def _run_stage(main: Callable[[], str | None], name: str) -> None:
     """Run a stage, and print its line. The stage ends with the process that runs the pipeline."""
-    launch.end_with_parent(signal.SIGTERM)
+    launch.end_with_pipeline()
     # A model of the hub may be downloaded. If the specification cannot be read, the stage itself reports it.
     names_model = False
     with suppress(UserError):

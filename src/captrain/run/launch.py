@@ -12,14 +12,17 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
+import psutil
 from tqdm import tqdm
 
 from captrain.errors import UserError
@@ -152,17 +155,33 @@ def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, o
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[number * width :][:width])
 
 
-def end_with_parent(how: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent ends, so that it does not go on alone (Linux)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, how):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+def end_with_pipeline() -> None:
+    """End this process when the one that runs the pipeline ends.
+
+    That is the nearest Python process above this one, if there is any. It need not be the parent: DVC starts a stage
+    through a shell, and some shells (dash) wait for the stage and outlive the pipeline.
+    """
+    for process in psutil.Process().parents():
+        with suppress(psutil.Error):
+            if Path(process.exe()).name.startswith("python"):
+                Thread(target=_end_after, args=(process,), daemon=True).start()
+                return
+
+
+def _end_after(process: psutil.Process) -> None:
+    """Wait until a process ends, and end this one. A zombie has ended, though nobody has asked for its status."""
+    with suppress(psutil.NoSuchProcess):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def become_worker(parent: int) -> None:
     """Make this process a worker: one thread, and an end when its parent ends or is interrupted."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1"}
-    end_with_parent(signal.SIGKILL)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it ended before
         os._exit(1)
