@@ -62,7 +62,7 @@ def test_rollouts_with_a_cache_have_the_probabilities_of_a_pass_over_the_whole_d
     scope: str, decide: Any, tiny: Path, members: dict[str, Adapter], letters: Callable[..., Path], tmp_path: Path
 ) -> None:
     base, mixture = mixed(tiny, members, scope, decide)
-    save_mixture(mixture, tmp_path / "mixture", "")
+    save_mixture(mixture, tmp_path / "mixture")
     target = load_file(letters())
     tasks = target.tasks("training", 4)
     acting = LocalPolicy(tiny, 16, temperature=1.0, max_turns=3, max_tokens=6)
@@ -108,10 +108,10 @@ def test_a_saved_mixture_is_the_same_again_and_generates_with_the_decision_of_it
     tiny: Path, members: dict[str, Adapter], tmp_path: Path
 ) -> None:
     base, mixture = mixed(tiny, members)
-    save_mixture(mixture, tmp_path / "one", "")
+    save_mixture(mixture, tmp_path / "one")
     again = load_module(tiny, "float64").eval()
     loaded = load_mixture(again, tmp_path / "one")
-    save_mixture(loaded, tmp_path / "two", "")
+    save_mixture(loaded, tmp_path / "two")
     assert adapter_digest(tmp_path / "one") == adapter_digest(tmp_path / "two")
     prompt = torch.randint(5, 300, (1, 7), generator=torch.Generator().manual_seed(0))
     made = again.generate(prompt, max_new_tokens=6, do_sample=False)
@@ -136,7 +136,7 @@ def test_a_saved_mixture_is_the_same_again_and_generates_with_the_decision_of_it
 def test_a_damaged_mixture_is_refused(
     damage: Callable[[Path], Any], complaint: str, tiny: Path, members: dict[str, Adapter], tmp_path: Path
 ) -> None:
-    save_mixture(mixed(tiny, members)[1], tmp_path / "mixture", "")
+    save_mixture(mixed(tiny, members)[1], tmp_path / "mixture")
     damage(tmp_path / "mixture")
     with pytest.raises(UserError, match=complaint):
         load_mixture(load_module(tiny, "float64"), tmp_path / "mixture")

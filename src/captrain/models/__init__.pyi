@@ -48,6 +48,8 @@ from .mixture import decision_places as decision_places
 from .mixture import load_gates as load_gates
 from .mixture import load_mixture as load_mixture
 from .mixture import mixture_parts as mixture_parts
+from .mixture import mixture_use as mixture_use
+from .mixture import padded_places as padded_places
 from .mixture import save_mixture as save_mixture
 from .passes import SharedPasses as SharedPasses
 from .passes import prepare_trainer as prepare_trainer

@@ -148,6 +148,11 @@ class Mixture(nn.Module):
         finally:
             self._places = None
 
+    @property
+    def placed(self) -> bool:
+        """Whether the places of decisions are set."""
+        return self._places is not None
+
     @contextmanager
     def fixed(self, decisions: Tensor) -> Iterator[None]:
         """Use these decisions, (rows, gates, slots), for all tokens."""
@@ -245,6 +250,15 @@ def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
     return places
 
 
+def padded_places(written: Tensor, attention: Tensor, decide: Decide) -> Tensor:
+    """Return `decision_places` of a batch, (rows, tokens), whose padding `attention` marks by 0."""
+    places = torch.zeros_like(attention, dtype=torch.long)
+    for row, (mine, real) in enumerate(zip(written, attention.bool(), strict=True)):
+        indices = real.nonzero()[:, 0]
+        places[row, indices] = indices[decision_places(mine[indices].int().tolist(), decide)]
+    return places
+
+
 def begins_decision(written: Sequence[int], position: int, decide: Decide) -> bool:
     """Tell whether the tokens to read from a position on, up to the end of a dialogue so far, need a decision."""
     if position == 0 or decide != "turn":
@@ -252,13 +266,12 @@ def begins_decision(written: Sequence[int], position: int, decide: Decide) -> bo
     return bool(written[position]) and position + 1 < len(written) and not written[position + 1]
 
 
-def save_mixture(mixture: Mixture, folder: Path, card: str) -> None:
-    """Save gates, adapters and a model card; equal gates give equal files.
+def save_mixture(mixture: Mixture, folder: Path) -> None:
+    """Save gates and adapters; equal gates give equal files.
 
     Args:
         mixture: with its gates; float64 gates are on the barrier's grid, so that float32 holds them exactly.
         folder: to make; replaced.
-        card: in Markdown; "" for none.
     """
     from safetensors.torch import save_file
 
@@ -273,8 +286,25 @@ def save_mixture(mixture: Mixture, folder: Path, card: str) -> None:
     for adapter in parts.adapters.values():
         if not (folder / MEMBERS / adapter.digest).exists():
             shutil.copytree(adapter.folder, folder / MEMBERS / adapter.digest)
-    if card:
-        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def mixture_use(parts: MixtureParts) -> str:
+    """Say in a model card what a mixture consists of, and how to load it."""
+    rows = "".join(f"| {name} | {adapter.digest} |\n" for name, adapter in parts.adapters.items())
+    return f"""The gates weigh these adapters and the base (scope: {parts.scope}, decide: {parts.decide}):
+
+| adapter | content hash |
+|---|---|
+{rows}
+Use it with the base that the adapters were trained on only:
+
+```python
+from captrain.models import load_mixture
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("artifacts/base")
+load_mixture(model, "FOLDER")  # this folder; then model.generate decides at the prompt's last token
+```"""
 
 
 def mixture_parts(folder: Path) -> MixtureParts:
