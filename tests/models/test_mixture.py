@@ -13,8 +13,9 @@ from captrain.agents.local import LocalPolicy
 from captrain.contract import RunningEpisode, load_file
 from captrain.errors import UserError
 from captrain.models import load_module
+from captrain.models.gated import Mixture, load_mixture, save_mixture
 from captrain.models.lora import Adapter, adapter_digest, merge_experts
-from captrain.models.mixture import Mixture, MixtureParts, decision_places, load_mixture, save_mixture
+from captrain.models.mixture import MixtureParts, decision_places
 
 KINDS = [("layer", "prompt"), ("layer", "turn"), ("layer", "token"), ("global", "prompt"), ("global", "turn")]
 

@@ -22,8 +22,6 @@ from captrain.models import (
     adapts_experts,
     guide,
     is_mixture,
-    load_mixture,
-    load_module,
     merge_experts,
     read_plain_lora,
     require_recorded,
@@ -139,6 +137,8 @@ class LocalPolicy:
         if self._decoder is None or adapter != self._adapter:
             dtype = getattr(torch, self.precision)
             if adapter and is_mixture(Path(adapter)):
+                from captrain.models import load_mixture, load_module  # torch
+
                 base = load_module(self.folder, self.precision)
                 load_mixture(base, Path(adapter))
                 self._decoder = MixtureDecoder(base, dtype)

@@ -25,7 +25,7 @@ from captrain.errors import UserError
 from captrain.models.barrier import draw_adapter
 from captrain.models.dense import Context, Scores, score_states, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
-from captrain.models.mixture import padded_places
+from captrain.models.gated import padded_places
 from captrain.models.weights import DENSE, computes_on_cpu
 from captrain.run import Machine, launch
 

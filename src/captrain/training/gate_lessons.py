@@ -12,17 +12,7 @@ import numpy as np
 
 from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
-from captrain.models import (
-    Mixture,
-    MixtureParts,
-    adapter_digest,
-    draw_normal,
-    load_gates,
-    load_module,
-    mixture_parts,
-    require_trained,
-    save_mixture,
-)
+from captrain.models import MixtureParts, adapter_digest, mixture_parts, require_trained
 from captrain.records import Rollout, Task, digest, publish_text
 from captrain.run import GateStartSettings, Spec, code_digest
 from captrain.training.jobs import FineTuned, Trained, TrainingEnvironment, learner
@@ -97,6 +87,8 @@ def teach_gates(lesson: GateLesson) -> FineTuned:
 
 def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed: int | None) -> Trained:
     """Save gates without training: equal ones or, with a seed, random ones whose logits deviate by about 1."""
+    from captrain.models import Mixture, draw_normal, load_module, save_mixture  # torch
+
     mixture = Mixture(load_module(base, "float64"), parts)
     if seed is not None:
         random = np.random.Generator(np.random.PCG64(seed))
@@ -135,7 +127,9 @@ def opened_gates(spec: Spec, base: Path, folder: Path, places: Mapping[str, Prom
         folder: of the mixture.
         places: tasks by the name of their place.
     """
-    import torch  # loaded only where gates are read
+    import torch
+
+    from captrain.models import Mixture, load_gates, load_module
 
     policy = learner(spec.exploring(), base, spec.machine, PURPOSE)
     module, parts = load_module(base, "float64").eval(), mixture_parts(folder)

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from captrain.models import (
     Chat,
     LoraShape,
-    Mixture,
     MixtureParts,
     adapter_digest,
     dialogue_tokens,
     load_module,
     lora_config,
     mixture_use,
-    save_mixture,
 )
 from captrain.records import Message, digest, publish_text
 from captrain.run import Machine, Spec, build, code_digest
@@ -181,6 +179,8 @@ def fit(
 
     def publish() -> str:
         if job.parts is not None:
+            from captrain.models import save_mixture  # torch
+
             save_mixture(trainer.model.mixture, aside)
         content = adapter_digest(aside)
         publish_text(aside / "README.md", _card(job, content, losses))
@@ -197,7 +197,7 @@ def _trainer(job: FineTuning, tokenizer: "PreTrainedTokenizerBase", machine: Mac
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from captrain.models import exact_optimizer, prepare_trainer
+    from captrain.models import Mixture, exact_optimizer, prepare_trainer
     from captrain.training import trainers
 
     settings, accelerate = job.settings, machine.accelerate
