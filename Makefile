@@ -29,6 +29,9 @@ EXPERIMENTS ?= default single rare compound
 OVERRIDES ?=
 NAME ?=
 JOBS ?= 2
+# Of `make figures`: inches, and a folder.
+WIDTH ?=
+OUT ?=
 # Of `make domains`.
 DOMAINS ?= calendar harbour toll
 FOLDER ?=
@@ -68,8 +71,8 @@ installations: $(STAMP) ## make the environments of other packages that their te
 repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its results
 	@captrain run
 
-figures: $(STAMP) ## draw the figures again from results/
-	@python scripts/figures.py
+figures: $(STAMP) ## draw the figures again from results/; WIDTH=3.3 OUT=paper draws them for a column of a paper
+	@python scripts/figures.py $(if $(WIDTH),--width $(WIDTH)) $(if $(OUT),--out $(OUT))
 
 verify: $(STAMP) ## check that the code, spec and data of this commit made results/
 	@captrain verify

@@ -6,13 +6,14 @@ Published curves have grey panels of their own: they come from another model on 
 computed from them.
 """
 
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -34,14 +35,15 @@ from captrain.comparison import (
 )
 from captrain.records import read_table
 from captrain.reporting import style
+from captrain.reporting.verdicts import DIFFERS, VERDICTS
 
 REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'
 HEADLINE_REPLICATES = ("replicates/headline/summary.csv", "replicates/headline/differences.csv")
-SMOLLM_REPLICATES = ("replicates/smollm/summary.csv",)
+SMOLLM_REPLICATES = ("replicates/smollm/summary.csv", "replicates/smollm/differences.csv")
 DOMAIN_REPLICATES = ("replicates/domains/summary.csv", "replicates/domains/differences.csv")
 FRONT = (BASE, GRPO, "rejection_sft", TRACE, "solutions_routed", "solutions_grpo")
-"""Rows of the headline figure, top to bottom."""
+"""Rows of the headline figure."""
 TRACE_ROWS = (TRACE, "solutions_routed", "solutions_grpo")
 OVER_SEEDS = f"mean over seeds, with {CONFIDENCE:.0%} t interval"
 
@@ -60,13 +62,14 @@ class Study(NamedTuple):
     methods: tuple[str, ...] = ()
 
 
-def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
+def draw(results: Path, out: Path, names: Collection[str] = (), width: float = style.WIDTH) -> list[Path]:
     """Draw each figure whose tables exist, as PDF and PNG; for the others, say how to make their tables.
 
     Args:
         results: folder of the results.
         out: folder for the figures, made if needed.
         names: figures of `STUDIES` to draw; empty for all.
+        width: of each figure in inches.
 
     Returns:
         The files written.
@@ -83,7 +86,7 @@ def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
         if reason:
             print(f"{name}: not drawn, for {reason}; `{study.command}` makes what it needs")
         else:
-            figures[name] = partial(study.draw, *tables)
+            figures[name] = partial(study.draw, *tables, width=width)
     return style.render(figures, out) if figures else []
 
 
@@ -99,39 +102,44 @@ def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
     return ""
 
 
-def headline(rates: Sequence[ComparisonRow]) -> Figure:
-    """Draw the rows that answer "is it worth it?" on the first task mix, TRACE's best row in the project's colour.
+def headline(
+    rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow], width: float = style.WIDTH
+) -> Figure:
+    """Draw the rows that answer "is it worth it?" on the first task mix, TRACE's rows in the project's colour.
 
     Each bar is the mean pass rate over seeds with its t interval, beside the number of rollouts.
     """
     experiment, group = next(iter(grouped(rates, "experiment").items()))
-    by_method = {row["method"]: row for row in group}
-    rows = [by_method[name] for name in FRONT if name in by_method]
-    best = max((row for row in rows if row["method"] in TRACE_ROWS), key=lambda row: row["pass_rate"])
-    pale = {name: style.PROJECT_PALE for name in TRACE_ROWS}
-    shades = [style.PROJECT if row is best else pale.get(row["method"], "0.72") for row in rows]
-    rate, places = [row["pass_rate"] for row in rows], range(len(rows))
-    error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
-    figure = Figure(figsize=(8.8, 0.9 + 0.34 * len(rows)), layout="constrained")
+    rows = sorted((row for row in group if row["method"] in FRONT), key=lambda row: -row["pass_rate"])
+    rate, places = np.array([row["pass_rate"] for row in rows]), range(len(rows))
+    lows, highs = (np.clip([row[end] for row in rows], 0, 1) for end in ("low", "high"))
+    error = [np.maximum(rate - lows, 0), np.maximum(highs - rate, 0)]
+    figure = Figure(figsize=(width, 1.2 + 0.32 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    axes.barh(places, rate, height=0.68, color=shades, xerr=error, error_kw={"ecolor": "0.25", "elinewidth": 1.1})
-    axes.set_yticks(places, [row["label"] for row in rows])
+    shades = [style.PROJECT if row["method"] in TRACE_ROWS else style.GREY for row in rows]
+    axes.barh(places, rate, height=0.68, color=shades, xerr=error, error_kw={"ecolor": "0.1", "elinewidth": 1.3})
+    labels = [row["label"] if width >= style.NARROW else textwrap.fill(row["label"], 22) for row in rows]
+    axes.set_yticks(places, labels)
     for place, row in enumerate(rows):
-        bold: dict[str, Any] = {"fontweight": "bold", "color": style.PROJECT} if row is best else {"color": "0.2"}
-        cost = f"{row['rollouts_spent']:,.0f}" + (f", {row['learns_from']}" if row["learns_from"] else "")
         axes.text(0.01, place, f"{row['pass_rate']:.2f}", va="center", color="white", fontweight="bold")
-        axes.text(1.02, place, cost, va="center", transform=axes.get_yaxis_transform(), **bold)
-        if row is best:
-            axes.get_yticklabels()[place].set(**bold)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+        cost = f"{row['rollouts_spent']:,.0f}"
+        if width >= style.NARROW and row["learns_from"]:
+            cost += f", {row['learns_from']}"
+        weight = "bold" if place == 0 else "normal"
+        axes.text(1.02, place, cost, va="center", fontweight=weight, transform=axes.get_yaxis_transform())
+    axes.get_yticklabels()[0].set_fontweight("bold")
+    axes.set(
+        xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5), xlabel=textwrap.fill(f"pass rate: {OVER_SEEDS}", int(8 * width))
+    )
     axes.grid(visible=False, axis="y")
-    seeds = max(row["seeds"] for row in rows)
-    axes.set_title(f"Pass rate on the test split ({experiment}, {seeds} seeds)", loc="left", fontsize=10)
-    axes.set_title("rollouts spent, learns from", loc="right", x=1.38, fontsize=8, color="0.35")
-    axes.set_xlabel(OVER_SEEDS, fontsize=8)
-    sns.despine(figure, left=True)
-    return figure
+    top = style.Line(*(rows[0][name] for name in ("method", "label", "pass_rate", "low", "high")))
+    compared = versus((row for row in differences if row["experiment"] == experiment), GRPO)
+    words = style.versus_words(replace(top, difference=compared.get(top.method)), GRPO)
+    finding = f"{style.named(top.method)} passes {top.rate:.2f} of the test tasks" + (f", {words}" if words else "")
+    note = f"{experiment}, {max(row['seeds'] for row in rows)} seeds. On the right: rollouts spent"
+    return style.finish(
+        figure, finding, f"{note}, and what a row learns from." if width >= style.NARROW else f"{note}."
+    )
 
 
 def over_experiments(
@@ -139,7 +147,8 @@ def over_experiments(
     differences: Sequence[ComparisonRow],
     order: Sequence[str],
     against: str,
-    title: str,
+    subject: str = "",
+    width: float = style.WIDTH,
 ) -> Figure:
     """Draw all methods on every task mix (mean over seeds) and their differences to one method.
 
@@ -148,9 +157,11 @@ def over_experiments(
         differences: rows of its differences.
         order: the methods, by name or prefix.
         against: the method that the others are compared with.
-        title: of the figure.
+        subject: the method whose comparison the title sums up; "" for the best row of each mix.
+        width: of the figure in inches.
     """
     by_experiment, groups = grouped(differences, "experiment"), dict[str, list[style.Line]]()
+    compared: list[Difference] = []
     for experiment, rows in grouped(rates, "experiment").items():
         differences_of, most = versus(by_experiment.get(experiment, []), against), max(row["seeds"] for row in rows)
         lines = {}
@@ -159,41 +170,75 @@ def over_experiments(
             # Means over different seeds must not be compared.
             text = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
             lines[name] = style.Line(name, text, row["pass_rate"], row["low"], row["high"], differences_of.get(name))
-        heading = f"{experiment} ({most} {'seed' if most == 1 else 'seeds'})"
-        groups[heading] = [lines[name] for name in style.ordered(lines, order)]
-    return style.compare(groups, against, title, f"pass rate: {OVER_SEEDS}")
+        chosen = [lines[name] for name in style.ordered(lines, order)]
+        top = style.best(chosen)
+        seeds = f"{most} {'seed' if most == 1 else 'seeds'}"
+        groups[f"{experiment}, {seeds}: {style.named(top.method)} passes most ({top.rate:.2f})"] = chosen
+        others = [line for line in chosen if line.method != against and line.difference]
+        judged = lines.get(subject) if subject else style.best(others) if others else None
+        compared += [judged.difference] if judged and judged.difference else []
+    finding = _tally(compared, style.named(subject) if subject else "the best other row", against, "task mixes")
+    return style.compare(groups, against, finding, f"pass rate: {OVER_SEEDS}", width=width)
 
 
-def scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
-    """Draw pass rate over a setting, above the differences; published curves have a column of their own."""
+def _tally(differences: Collection[Difference], subject: str, against: str, what: str) -> str:
+    """Count in how many task mixes or settings one method passes more than another."""
+    reliable = [difference.mean for difference in differences if VERDICTS.get(difference.reading) == DIFFERS]
+    names, total = (subject, style.named(against)), len(differences)
+    counts = sum(mean > 0 for mean in reliable), sum(mean < 0 for mean in reliable)
+    parts = [
+        f"{names[place]} passes more than {names[1 - place]} in {count} of {total} {what}"
+        for place, count in enumerate(counts)
+        if count
+    ]
+    if not parts:
+        return f"No reliable difference between {names[0]} and {names[1]} in {total} {what}"
+    same = total - len(reliable)
+    text = "; ".join([*parts, *[f"no reliable difference in {same}"] * bool(same)])
+    return text[0].upper() + text[1:]
+
+
+def scaling(
+    points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str], width: float = style.WIDTH
+) -> Figure:
+    """Draw pass rate over a setting, above the differences; published curves have panels of their own."""
     headline = [row for row in points if row["method"] in style.HEADLINE]
     totals = grouped((row for row in headline if row["method"] == TRACE), setting)
     totals_at = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
     by_rollouts = setting == "adapters.rollouts"
     places = totals_at if by_rollouts else {value: value for value in totals_at}
-    figure = Figure(figsize=(10.4, 3.8 + 0.24 * len(totals_at)), layout="constrained")
+    wide = width >= style.NARROW
+    tall = 4.6 + 0.24 * len(totals_at)
+    figure = Figure(figsize=(width, tall if wide else 2 * tall), layout="constrained")
+    part = figure.subfigures()  # with its legend above the note
     mosaic: Any = [["ours", curves[0]], ["held", curves[-1]]]
-    panels = figure.subplot_mosaic(mosaic, width_ratios=(3, 2), height_ratios=(8, 3 + len(totals_at)))
+    shape: Any = {"width_ratios": (3, 2), "height_ratios": (8, 3 + len(totals_at))}
+    if not wide:
+        mosaic, shape = [["ours"], ["held"], *([name] for name in curves)], {}
+    panels = part.subplot_mosaic(mosaic, **shape)
     top, bottom = panels["ours"], panels["held"]
     _lines(top, headline, setting, places)
     ticks = [f"{total:,.0f}" if by_rollouts else f"{value}\n({total:,.0f})" for value, total in totals_at.items()]
     top.set_xticks(list(places.values()), ticks)
     top.set_xlabel(axis_label if by_rollouts else f"{axis_label} (rollouts spent)")
     top.set_ylabel("pass rate")
-    top.set_title(f"Measured here: {_over(headline)}", loc="left")
-    top.legend(frameon=True, fontsize=7.5)
+    top.set_title("measured here", loc="left")
+    part.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=4 if wide else 2)
     differences = _differences_at(headline, setting)
     style.rule(bottom, [f"{totals_at[value]:,.0f} rollouts" for value in differences])
-    style.draw_differences(bottom, dict(enumerate(differences.values())), [style.tint(TRACE)] * len(differences))
-    bottom.set_xlabel(f"{label(TRACE)} minus {label(GRPO)}, paired", fontsize=8)
+    shades = [style.look_of(TRACE).color] * len(differences)
+    style.draw_differences(bottom, dict(enumerate(differences.values())), shades, words=False)
+    bottom.set_xlabel(f"{label(TRACE)} minus {label(GRPO)}, paired")
     bottom.xaxis.set_major_locator(MaxNLocator(5))
     for name in curves:
         _published(panels[name], name)
     publication = read_published()
-    note = f"Grey: {publication.paper}; {publication.curves[curves[0]].source}: another model, other benchmarks."
-    figure.supxlabel(note, fontsize=7.5, color=style.GREY)
-    sns.despine(figure, left=True)
-    return figure
+    finding = _tally(differences.values(), style.named(TRACE), GRPO, "budgets")
+    note = (
+        f"{_over(headline)}. {style.HOLLOW} Grey, with the same markers: {publication.paper}; "
+        f"{publication.curves[curves[0]].source}: another model, other benchmarks."
+    )
+    return style.finish(figure, finding, note)
 
 
 def _differences_at(points: Sequence[ComparisonRow], setting: str) -> dict[Any, Difference]:
@@ -215,13 +260,11 @@ def _differences_at(points: Sequence[ComparisonRow], setting: str) -> dict[Any, 
 def _lines(axes: Axes, points: Sequence[ComparisonRow], setting: str, places: Mapping[Any, float]) -> None:
     """Draw the main methods' pass rates at each value of a setting, with intervals over tasks for one seed."""
     rates = grouped(rates_over_seeds(points, setting) if _seeds(points) > 1 else points, "method")
-    methods, apart = style.ordered(rates, style.HEADLINE), 0.012 * (max(places.values()) - min(places.values()))
+    methods, apart = style.ordered(rates, style.HEADLINE), 0.015 * (max(places.values()) - min(places.values()))
     for place, method in enumerate(methods):
         aside = apart * (place - (len(methods) - 1) / 2)  # keeps the intervals apart
         rows = sorted(rates[method], key=lambda row: row[setting])
-        style.draw_rates(
-            axes, [places[row[setting]] + aside for row in rows], rows, color=style.tint(method), linewidth=1.4
-        )
+        style.draw_rates(axes, [places[row[setting]] + aside for row in rows], rows, style.look_of(method))
 
 
 def _seeds(points: Sequence[ComparisonRow]) -> int:
@@ -229,15 +272,15 @@ def _seeds(points: Sequence[ComparisonRow]) -> int:
 
 
 def _over(points: Sequence[ComparisonRow]) -> str:
-    """Say what the intervals of a study are over."""
-    return OVER_SEEDS if _seeds(points) > 1 else "one seed, with its interval over tasks"
+    """Say over how many seeds a study is, and what its intervals are over."""
+    seeds = _seeds(points)
+    return f"{seeds} seeds, {OVER_SEEDS}" if seeds > 1 else "1 seed, intervals over tasks"
 
 
 def _published(axes: Axes, name: str) -> None:
     """Draw a published curve in its own unit, for reference; nothing of it was measured here."""
     publication = read_published()
     curve = publication.curves[name]
-    marks = {GRPO: "s", "gepa": "^", TRACE: "D"}
     for method, points in curve.lines.items():
         axes.plot(
             list(points),
@@ -245,77 +288,76 @@ def _published(axes: Axes, name: str) -> None:
             color=style.GREY,
             linestyle=":",
             linewidth=1,
-            marker=marks[method],
+            marker=style.look_of(method).marker,
             markerfacecolor="none",
             markersize=5,
-            label=label(method),
         )
-    axes.set_title(f"As published: {publication.tables[curve.table].title}", loc="left", fontsize=8, color=style.GREY)
-    axes.set_xlabel(curve.over, fontsize=7.5, color=style.GREY)
-    axes.tick_params(colors=style.GREY, labelsize=7)
-    axes.legend(frameon=True, fontsize=7)
+    title = f"as published: {publication.tables[curve.table].title}"
+    axes.set_title(textwrap.fill(title, 34), loc="left", fontsize=style.SMALL, color=style.GREY)
+    axes.set_xlabel(curve.over, color=style.GREY)
+    axes.tick_params(colors=style.GREY)
 
 
-def thresholds(points: Sequence[ComparisonRow]) -> Figure:
+def thresholds(points: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figure:
     """Draw pass rate over the gap's threshold, one panel per coverage threshold, with the number of selected
-    capabilities and TRACE's difference to GRPO on the target."""
+    capabilities; a star marks where TRACE differs from GRPO on the target."""
     coverages, deltas = (sorted(grouped(points, f"selection.{name}")) for name in ("coverage", "delta"))
     places = {delta: float(place) for place, delta in enumerate(deltas)}
-    figure = Figure(figsize=(1.2 + 2.9 * len(coverages), 4.6), layout="constrained")
-    grid = figure.subplots(1, len(coverages), sharey=True, squeeze=False)[0]
+    wide = width >= style.NARROW
+    figure = Figure(figsize=(width, 3.9 if wide else 1.5 + 2.2 * len(coverages)), layout="constrained")
+    part = figure.subfigures()
+    shape = (1, len(coverages)) if wide else (len(coverages), 1)
+    grid = part.subplots(*shape, sharey=True, squeeze=False).ravel()
+    compared: list[Difference] = []
     for axes, coverage in zip(grid, coverages, strict=True):
         headline = [row for row in points if row["selection.coverage"] == coverage and row["method"] in style.HEADLINE]
         by_delta = grouped(headline, "selection.delta")
         _lines(axes, headline, "selection.delta", places)
         for delta, difference in _differences_at(headline, "selection.delta").items():
-            look = {"fontsize": 6.5, "rotation": 90, "ha": "right", "va": "bottom", "color": "0.35"}
-            axes.text(
-                places[delta] - 0.04,
-                0.02,
-                difference.reading.replace(" after", "\nafter"),
-                transform=axes.get_xaxis_transform(),
-                **look,
-            )
+            compared.append(difference)
+            if VERDICTS.get(difference.reading) == DIFFERS:
+                axes.text(places[delta], 0.02, "\u2605", ha="center", transform=axes.get_xaxis_transform())
         # Number of selected capabilities, for each seed where seeds differ.
         counts = [sorted({len(row["selected"].split()) for row in by_delta.get(delta, [])}) for delta in deltas]
         ticks = [f"{delta:g}\n{'/'.join(map(str, numbers))}" for delta, numbers in zip(deltas, counts, strict=True)]
-        axes.set_xticks(list(places.values()), ticks, fontsize=7.5)
-        axes.set_title(f"least coverage {coverage:g}", loc="left", fontsize=9)
+        axes.set_xticks(list(places.values()), ticks)
+        axes.set_title(f"least coverage {coverage:g}")
         axes.margins(x=0.12)
-        axes.set_xlabel("delta, and how many are selected", fontsize=8)
+        axes.set_xlabel("delta, and how many are selected")
     low, high = grid[0].get_ylim()
-    grid[0].set_ylim(low - 0.45 * (high - low), high)  # space for the text
-    grid[0].set_ylabel(f"pass rate: {_over(points)}", fontsize=8)
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    title = f"Thresholds of the selection; upright: {label(TRACE)} against {label(GRPO)}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    sns.despine(figure)
-    return figure
+    grid[0].set_ylim(low - 0.1 * (high - low), high)  # space for the stars
+    grid[0].set_ylabel("pass rate")
+    part.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    finding = _tally(compared, style.named(TRACE), GRPO, "pairs of thresholds")
+    return style.finish(figure, finding, f"{_over(points)}. Star: they differ reliably.", left=False)
 
 
-def faults(points: Sequence[ComparisonRow]) -> Figure:
+def faults(points: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figure:
     """Draw pass rates of rows that learn from solutions over the share of faulty solutions, with GRPO on the target."""
     rate, kind = "baselines.solutions.faults.rate", "baselines.solutions.faults.kind"
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    axes = figure.subplots()
-    styles = {"random": "C0o-", "systematic": "C2s--"}
+    figure = Figure(figsize=(width, 3.8), layout="constrained")
+    part = figure.subfigures()
+    axes = part.subplots()
+    grpo = next((row for row in points if row["method"] == GRPO), None)
+    lost = []
+    looks = {"random": style.Look(style.COLOURS[0], "o", "-"), "systematic": style.Look(style.COLOURS[1], "^", "-.")}
     for name, rows in grouped((row for row in points if row["method"] == "solutions"), kind).items():
         ranked = sorted(rows, key=lambda row: row[rate])
-        style.draw_rates(axes, [row[rate] for row in ranked], ranked, styles[name], label=f"{name} faults")
-    for row in [row for row in points if row["method"] == GRPO][:1]:
-        axes.axhline(row["pass_rate"], color=style.tint(GRPO), linewidth=1.2, label=row["label"])
-    axes.set_xlabel("share of solutions with a fault, none of them left out")
-    axes.set_ylabel("pass rate")
-    axes.set_title(f"How good solutions must be: {_over(points)}", loc="left")
-    axes.legend(frameon=True, fontsize=7.5)
-    sns.despine(figure, left=True)
-    return figure
+        style.draw_rates(axes, [row[rate] for row in ranked], ranked, looks[name], label=f"{name} faults")
+        below = [row[rate] for row in ranked if grpo and row["pass_rate"] <= grpo["pass_rate"]]
+        lost.append(f"{name} faults at {below[0]:.0%}" if below else f"{name} faults at none of the shares tried")
+    if grpo:
+        look = style.look_of(GRPO)
+        axes.axhline(grpo["pass_rate"], color=look.color, linestyle=look.linestyle, label=grpo["label"])
+    axes.set(xlabel="share of solutions with a fault", ylabel="pass rate")
+    part.legend(loc="outside lower center", ncols=3 if width >= style.NARROW else 1)
+    finding = f"TRACE on solutions falls below {style.named(GRPO)} with {' and '.join(lost)}"
+    return style.finish(figure, finding, f"{_over(points)}. Faulty solutions are kept.")
 
 
-METHODS = partial(over_experiments, order=headline_methods(), against=GRPO, title="Methods over seeds, by task mix")
-ROUTING = partial(over_experiments, order=style.ROUTING, against=TRACE, title="Routing over seeds, by task mix")
-MERGING = partial(over_experiments, order=style.MERGING, against=TRACE, title="Merging over seeds, by task mix")
+METHODS = partial(over_experiments, order=headline_methods(), against=GRPO, subject=TRACE)
+ROUTING = partial(over_experiments, order=style.ROUTING, against=TRACE)
+MERGING = partial(over_experiments, order=style.MERGING, against=TRACE)
 ROLLOUTS = partial(
     scaling,
     setting="adapters.rollouts",
@@ -335,7 +377,7 @@ PROMPTS = partial(
     curves=("tau2_capabilities",),
 )
 STUDIES: Mapping[str, Study] = {
-    "headline": Study(HEADLINE_REPLICATES[:1], "make replicate NAME=headline", headline),
+    "headline": Study(HEADLINE_REPLICATES, "make replicate NAME=headline", headline),
     "smollm": Study(SMOLLM_REPLICATES, "make replicate NAME=smollm EXPERIMENTS=smollm", headline),
     "replicates": Study(REPLICATES, REPLICATE, METHODS),
     "replicates_headline": Study(HEADLINE_REPLICATES, "make replicate NAME=headline", METHODS),

@@ -57,6 +57,8 @@ COVERED = {
     "test_a_study_names_its_table_shares_points_and_can_be_overridden",
     "captrain-sweep -m selection": "tests/comparison/test_sweep.py::"
     "test_points_share_stages_and_fail_and_rerun_independently",
+    "make figures WIDTH=3.3 OUT=paper": "tests/reporting/test_figures.py::"
+    "test_texts_stay_apart_and_inside_and_are_large_enough_at_every_width",
     "make figures": "tests/reporting/test_studies.py::test_all_figures_redraw_to_the_same_bytes_without_torch",
     "make replicate": "tests/comparison/test_replicate.py::test_points_share_the_base_resume_and_survive_a_failure",
     "make repro": "tests/test_pipeline.py::test_every_stage_leaves_its_results_and_the_table_prints",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import runpy
 import subprocess
 import sys
@@ -11,11 +10,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
+import seaborn as sns
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 from support.figures import digests, written
 from support.results import causal_tables, make_results
 from support.waiting import PATIENCE
@@ -25,9 +28,10 @@ from captrain.capabilities.selection import select
 from captrain.comparison.published import read_published
 from captrain.errors import UserError
 from captrain.records import Capability, Label, RolloutLabels, publish_json, publish_text
-from captrain.reporting import figures
+from captrain.reporting import figures, style
 from captrain.reporting.figures import draw
 from captrain.reporting.style import render
+from captrain.reporting.verdicts import VERDICTS
 from captrain.run import SelectionSettings
 
 STAGE = Path(__file__).parents[2] / "stages" / "figures.py"
@@ -118,36 +122,89 @@ def test_the_stage_fails_with_one_message_and_no_traceback(
     assert said.startswith("error: results/evaluation/main.csv is missing")
 
 
-def candidate(number: int, coverage: float, gap: float) -> dict[str, Any]:
-    """A candidate in the account of a selection."""
-    bounds = {"gap_low": gap - 0.1, "gap_high": gap + 0.1}
-    return {
-        "id": f"c{number}",
-        "name": NAMES[number % 4],
-        "coverage": coverage,
-        "gap": gap,
-        "selected": gap > 0.5,
-        **bounds,
-    }
+def contrast(colour: Any) -> float:
+    """Contrast of a colour on white, as WCAG defines it."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+    return 1.05 / (float(np.dot(parts, (0.2126, 0.7152, 0.0722))) + 0.05)
 
 
-NAMES = ("Undue hand-over", "Unneeded operation", "Precondition verification", "Loop")
-CROWDS = {
-    "two that reach for each other": [(0.18, -0.23), (0.29, -0.21), (0.47, 0.2), (0.0, 1.0)],
-    "all in one place": [(0.3, 0.4)] * 9,
-    "a row": [(0.05 * place, 0.3) for place in range(12)],
-    "anywhere": [(random.Random(place).random(), random.Random(place + 50).random()) for place in range(20)],
-}
+def test_every_colour_of_a_mark_or_text_has_a_contrast_of_four_and_a_half() -> None:
+    colours = {style.GREY, style.PROJECT, *style.COLOURS, *(look.color for look in style.LOOKS.values())}
+    assert {colour: round(contrast(colour), 2) for colour in colours if contrast(colour) < 4.5} == {}
+    for place in np.linspace(0, 1, 41):  # cells of both maps of colours
+        for colours_of in (colormaps[style.DIVERGING], sns.light_palette(style.PROJECT, as_cmap=True)):
+            cell = colours_of(place)[:3]
+            on_white = contrast(cell)
+            assert (on_white if style.ink(*cell) == "white" else 21 / on_white) >= 4.5
 
 
-@pytest.mark.parametrize("crowd", CROWDS)
-def test_names_of_candidates_do_not_overlap(crowd: str) -> None:
-    candidates = [candidate(number, *place) for number, place in enumerate(CROWDS[crowd])]
-    figure = figures.capabilities({"thresholds": {"delta": 0.2, "coverage": 0.1}, "candidates": candidates})
-    FigureCanvasAgg(figure).draw()
-    boxes = [Text.get_window_extent(name) for name in figure.findobj(Annotation) if isinstance(name, Annotation)]
-    assert len(boxes) == len(candidates)
-    assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+@pytest.mark.parametrize("width", [3.3, 7.0])
+def test_texts_stay_apart_and_inside_and_are_large_enough_at_every_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: float
+) -> None:
+    results = make_results(tmp_path / "results")
+    for name, text in causal_tables("check_first", "copy_exactly").items():
+        publish_text(results / name, text)
+    seen: list[str] = []
+    rc: Any = style.RC
+
+    def examine(makers: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
+        with matplotlib.rc_context(rc):
+            for name, make in makers.items():
+                figure = make()
+                FigureCanvasAgg(figure).draw()
+                assert figure.get_figwidth() == width
+                seen.extend([name] if readable(figure) else [])
+        return []
+
+    monkeypatch.setattr(figures, "render", examine)
+    draw(results, tmp_path / "out", width)
+    assert {"main", "capabilities", "causality", "training"} <= {*seen}
+
+
+def readable(figure: Figure) -> bool:
+    """Check the texts of a drawn figure."""
+    ticks = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()}
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]
+    boxes = {text: Text.get_window_extent(text) for text in texts if text.get_visible() and text.get_rotation() == 0}
+    assert min(float(text.get_fontsize()) for text in boxes) >= 7
+    wide, tall = figure.get_size_inches() * figure.dpi
+    free = [text for text in boxes if text not in ticks]
+    for text in free:
+        box = boxes[text]
+        assert box.x0 >= -1 and box.x1 <= wide + 1 and box.y0 >= -1 and box.y1 <= tall + 1, text.get_text()
+    for first, second in combinations(free, 2):
+        assert not boxes[first].padded(-1.5).overlaps(boxes[second]), (first.get_text(), second.get_text())
+    return True
+
+
+def test_the_title_of_a_figure_is_computed_from_its_data(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results")
+    before = title(figures.compared(results, name="main"))
+    assert before.startswith("\u201cbound") is False and "no reliable difference" in before
+    table = (results / "evaluation/differences.csv").read_text()
+    publish_text(
+        results / "evaluation/differences.csv",
+        table.replace("0.1,-0.1,0.3,3,2,0.5,False", "0.1,0.05,0.3,9,1,0.0,True").replace("0.2,1.0\n", "0.2,0.001\n"),
+    )
+    after = title(figures.compared(results, name="main"))
+    assert after != before and "0.10 less than TRACE" in after
+
+
+def title(figure: Figure) -> str:
+    """The title of a figure on one line."""
+    return " ".join(figure.get_suptitle().split())
+
+
+def test_no_interval_is_drawn_beyond_the_range_of_a_rate(tmp_path: Path) -> None:
+    rows = [style.Line("trace", "TRACE", 0.9, 0.6, 1.2), style.Line("base", "base", 0.1, -0.2, 0.4)]
+    figure = style.compare({"": rows}, "trace", "Found.", "pass rate")
+    paths = [path for lines in figure.axes[0].collections for path in lines.get_paths()]
+    assert paths and max(float(np.asarray(path.vertices)[:, 0].max()) for path in paths) <= 1.0
+    axes = Figure().subplots()
+    style.draw_rates(axes, [0], [{"pass_rate": 0.9, "low": 0.5, "high": 1.3, "label": "TRACE"}], style.LOOKS["trace"])
+    drawn: Any = axes.containers[0]
+    assert drawn.lines[2][0].get_segments()[0][:, 1].max() == pytest.approx(1.0)
 
 
 @pytest.fixture
@@ -186,14 +243,13 @@ def test_a_tested_capability_is_drawn_with_placebo_and_every_adapter(
 
 def test_figures_show_the_readings_of_the_table(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
-    said = written(figures.compared(results, "main"))
-    assert {one: said.count(one) for one in said if "distinguishable" in one} == {
-        "distinguishable": 2,  # the base, and the oracle, which is not tested
-        "not distinguishable": 1,
-        "not distinguishable after correction": 1,
+    said = written(figures.compared(results, name="main"))
+    assert {one: said.count(one) for one in said if one in VERDICTS.values()} == {
+        "differs": 2,  # the base, and the oracle, which is not tested
+        "no reliable difference": 2,
     }
-    routed = written(figures.compared(results, "routing"))
-    assert "not distinguishable" not in routed and "not distinguishable after correction" in routed
+    routed = written(figures.compared(results, name="routing"))
+    assert routed.count("no reliable difference") == 1
     assert "grpo_target (640)" not in routed and "bound:oracle (640)" in routed
 
 
@@ -204,20 +260,20 @@ def test_merging_is_drawn_if_a_merged_adapter_was_played(
     with (results / "evaluation/main.csv").open("a") as file:
         file.write("merged:ties,ties,0.5,0.4,0.6,0.1,9,0,36,0,640\n")
     assert "merging" in drawn_alone("merging", results, tmp_path / "out")
-    assert "ties (640)" in written(figures.compared(results, "merging")) and "ties (640)" not in written(
-        figures.compared(results, "routing")
+    assert "ties (640)" in written(figures.compared(results, name="merging")) and "ties (640)" not in written(
+        figures.compared(results, name="routing")
     )
 
 
 def test_published_rates_are_marked_only_if_the_same_thing_was_measured(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
-    assert not [one for one in written(figures.compared(results, "main")) if "published" in one]
+    assert not [one for one in written(figures.compared(results, name="main")) if "published" in one]
     known = read_published()
     publish_text(
         results / "spec.yaml",
         f"base: {{model: {known.model}}}\nbenchmark: {{_target_: captrain.benchmarks.tau2.Tau2, version: 0.2.1-dev}}\n",
     )
-    figure = figures.compared(results, "main")
+    figure = figures.compared(results, name="main")
     assert [one for one in written(figure) if "as published" in one and "tau2-bench" in one]
     marks = figure.axes[0].collections[-1].get_offsets()
     assert sorted(round(float(x), 3) for x, _ in np.asarray(marks)) == [0.329, 0.378, 0.470]

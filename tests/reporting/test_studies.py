@@ -112,19 +112,33 @@ def test_all_figures_redraw_to_the_same_bytes_without_torch(tmp_path: Path) -> N
 
 
 def test_the_curve_of_faults_falls_and_grpo_on_the_target_is_constant(tmp_path: Path) -> None:
-    axes = figure_of("faults", make_tables(tmp_path)).axes[0]
+    figure = figure_of("faults", make_tables(tmp_path))
+    axes = figure.axes[0]
     curves = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
     assert curves["GRPO on target"] == [0.5, 0.5]
     falling = [container.lines[0] for container in axes.containers if isinstance(container, ErrorbarContainer)]
     assert [np.asarray(line.get_ydata()).tolist() for line in falling] == [[0.9, 0.5], [0.9, 0.5]]
     assert [container.get_label() for container in axes.containers] == ["random faults", "systematic faults"]
+    assert any(
+        "falls below GRPO on target with random faults at 40%" in " ".join(text.split()) for text in written(figure)
+    )
 
 
-def test_the_best_row_of_trace_has_the_projects_colour(tmp_path: Path) -> None:
+def test_the_rows_of_trace_have_the_projects_colour_and_the_best_row_comes_first(tmp_path: Path) -> None:
     figure = figure_of("headline", make_tables(tmp_path))
     bars = [to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
     assert {text for text in written(figure) if text in map(label, RATES)} == {label("base"), label(GRPO), label(TRACE)}
-    assert bars.count(PROJECT) == 1 and bars[-1] == PROJECT
+    assert bars.count(PROJECT) == 1 and bars[0] == PROJECT
+    said = [" ".join(text.split()) for text in written(figure)]
+    assert any("TRACE passes 0.65 of the test tasks, 0.10 more than GRPO on target" in text for text in said), said
+    assert any("3 seeds" in text for text in said)
+
+
+def test_a_width_that_no_figure_is_made_for_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "figures.py"), "--width", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2 and "--width must be between 3 and 14 inches, got 1" in done.stderr
+    assert "Traceback" not in done.stderr and not [*tmp_path.iterdir()]
 
 
 def test_a_missing_table_is_skipped_with_the_command_that_makes_it(
@@ -152,14 +166,15 @@ def test_a_table_of_other_settings_or_methods_is_not_drawn(tmp_path: Path, capsy
 def test_study_figures_show_the_readings_of_the_table(tmp_path: Path) -> None:
     results = make_tables(tmp_path)
     # TRACE and GRPO on the target differ by a constant over seeds; methods of equal rate do not differ.
-    told = [one for one in written(figure_of("scaling_rollouts", results)) if "distinguishable" in one]
-    assert told == ["distinguishable"] * 2
-    assert written(figure_of("merging", results)).count("not distinguishable") == 0
+    said = [" ".join(text.split()) for text in written(figure_of("scaling_rollouts", results))]
+    assert "TRACE passes more than GRPO on target in 2 of 2 budgets" in said
+    assert written(figure_of("merging", results)).count("no reliable difference") == 0
     rows = points(RATES | {"merged:ties": 0.6}, range(3))
     rates, differences = rates_over_seeds(rows), differences_over_seeds(rows)
-    assert written(STUDIES["merging"].draw(rates, differences)).count("not distinguishable") == 1
+    assert written(STUDIES["merging"].draw(rates, differences)).count("no reliable difference") == 1
     # With one seed, the reading is that of the evaluation over tasks.
-    assert written(figure_of("thresholds", results)).count("not distinguishable") == 2
+    said = [" ".join(text.split()) for text in written(figure_of("thresholds", results))]
+    assert "No reliable difference between TRACE and GRPO on target in 2 pairs of thresholds" in said
 
 
 def test_published_curves_have_panels_of_their_own(tmp_path: Path) -> None:
@@ -170,7 +185,7 @@ def test_published_curves_have_panels_of_their_own(tmp_path: Path) -> None:
     ):
         figure = figure_of(name, results)
         panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-        theirs = {title: axes for title, axes in panels.items() if title.startswith("As published")}
+        theirs = {title: axes for title, axes in panels.items() if title.startswith("as published")}
         assert len(theirs) == len(curves) and read_published().paper in " ".join(written(figure))
         drawn = {
             title: [np.asarray(line.get_ydata()).tolist() for line in axes.lines] for title, axes in panels.items()

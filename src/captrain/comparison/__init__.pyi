@@ -43,6 +43,7 @@ from .published import read_published as read_published
 from .published import reference as reference
 from .rows import BASE as BASE
 from .rows import BEST_SINGLE as BEST_SINGLE
+from .rows import BOUNDS as BOUNDS
 from .rows import GRPO as GRPO
 from .rows import IDLE as IDLE
 from .rows import ORACLE as ORACLE

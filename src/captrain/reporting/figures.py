@@ -1,31 +1,33 @@
 """Figures of a finished run, drawn from `results/` alone: no model, no rollouts, no torch.
 
 A fresh clone can redraw every figure from the small committed files, to the same bytes: nothing depends on time or on
-the order of a directory, and files have no dates or program versions in their metadata. Published numbers are grey and
-have panels of their own, unless the same thing was measured. scripts/study_figures.py draws figures of several runs;
-`captrain.reporting.style` is the style of both.
+the order of a directory, and files have no dates or program versions in their metadata. The title of each figure is
+computed from the data. Published numbers are grey and have panels of their own, unless the same thing was measured.
+scripts/study_figures.py draws figures of several runs; `captrain.reporting.style` is the style of both.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
 
 from captrain.capabilities import read_selection, replay
 from captrain.comparison import (
+    BASE,
     GRPO,
     TRACE,
     ComparisonRow,
     evaluation_metrics,
     evaluation_table,
     grouped,
+    label,
     read_published,
     reference,
     trained_baselines,
@@ -36,18 +38,31 @@ from captrain.records import read_table
 from captrain.reporting.causality import causal_rows, causality
 from captrain.reporting.rediscovery import rediscovered, rediscovery
 from captrain.reporting.style import (
-    DPI,
+    COLOURS,
     GREY,
     HEADLINE,
+    LINES,
+    MARKERS,
     MERGING,
+    NARROW,
+    PROJECT,
     ROUTING,
+    ROW,
+    SMALL,
+    TEXT,
+    WIDTH,
     Line,
     arm_label,
+    best,
     compare,
     draw_rates,
+    finish,
+    ink,
+    look_of,
+    named,
     ordered,
     render,
-    tint,
+    versus_words,
 )
 from captrain.run import repro
 
@@ -63,16 +78,15 @@ REQUIRED = (
 )
 SMOOTH = 5
 """Number of updates that a training curve is averaged over."""
-MARKER = 42
-"""Size of a candidate's marker, in square points."""
 
 
-def draw(results: Path, out: Path) -> list[Path]:
+def draw(results: Path, out: Path, width: float = WIDTH) -> list[Path]:
     """Draw every figure as PDF and PNG.
 
     Args:
         results: folder with one folder for each stage.
         out: folder for the figures; it is created if needed.
+        width: of each figure in inches.
 
     Returns:
         The files written.
@@ -84,9 +98,9 @@ def draw(results: Path, out: Path) -> list[Path]:
         if not (results / name).exists():
             stage = name.split("/")[0]
             raise UserError(f"{results / name} is missing", f"run `{repro(stage, results.parent)}` to make it")
-    figures: dict[str, Callable[[Path], Figure]] = {
+    figures: dict[str, Callable[[Path, float], Figure]] = {
         "main": partial(compared, name="main"),
-        "capabilities": lambda results: capabilities(read_selection(results)),
+        "capabilities": lambda results, width: capabilities(read_selection(results), width),
         "stability": stability,
         "thresholds": thresholds,
         "training": training,
@@ -120,26 +134,22 @@ def draw(results: Path, out: Path) -> list[Path]:
         if not rows:
             del figures[name]
             print(f"{name}: not drawn, for {reason}")
-    return render({name: partial(make, results) for name, make in figures.items()}, out)
+    return render({name: partial(make, results, width) for name, make in figures.items()}, out)
 
 
-COMPARISONS: Mapping[str, tuple[str, Sequence[str] | None]] = {
-    "main": ("Pass rate by method (rollouts spent)", None),
-    "routing": ("Routing, its bounds and its controls", ROUTING),
-    "merging": ("Merged adapters and TRACE, which routes (rollouts spent)", MERGING),
-}
-"""Figures that compare methods: the title, and the methods by name or prefix (None: all)."""
+COMPARISONS: Mapping[str, Sequence[str] | None] = {"main": None, "routing": ROUTING, "merging": MERGING}
+"""Figures that compare methods: the methods by name or prefix (None: all)."""
 
 
-def compared(results: Path, name: str) -> Figure:
+def compared(results: Path, width: float = WIDTH, *, name: str) -> Figure:
     """Draw the pass rates of methods with intervals and rollouts spent, and their differences to TRACE.
 
     Published rates are marked if they measure the same thing.
     """
-    title, order = COMPARISONS[name]
     evaluation = results / "evaluation"
     differences = versus(evaluation_table(evaluation, "differences").to_dict("records"), TRACE)
     place, publication = reference(results)
+    table = evaluation_table(evaluation, "main").dropna(subset=["pass_rate"])
     lines = {
         row["method"]: Line(
             row["method"],
@@ -148,126 +158,108 @@ def compared(results: Path, name: str) -> Figure:
             difference=differences.get(row["method"]),
             published=publication.get(row["method"]),
         )
-        for row in evaluation_table(evaluation, "main").dropna(subset=["pass_rate"]).to_dict("records")
+        for row in table.to_dict("records")
     }
-    note = f"Open diamonds: as published ({read_published().paper}; {place}); measured there, not here."
-    rate = f"pass rate, with {evaluation_metrics(evaluation).confidence:.0%} interval over test tasks"
-    rows = [lines[method] for method in ordered(lines, order)]
-    return compare({"": rows}, TRACE, title, rate, note if publication else "")
+    rows = [lines[method] for method in ordered(lines, COMPARISONS[name])]
+    confidence = f"{evaluation_metrics(evaluation).confidence:.0%}"
+    notes = [f"In brackets: rollouts spent. 1 seed, {table['tasks'].max()} test tasks."]
+    if publication:
+        notes.append(f"Open diamonds: as published ({read_published().paper}; {place}); measured there, not here.")
+    rate = f"pass rate, {confidence} interval over test tasks"
+    return compare({"": rows}, TRACE, _compared_finding(rows), rate, " ".join(notes), width)
 
 
-def capabilities(selection: Mapping[str, Any]) -> Figure:
-    """Draw gap against coverage for every candidate, with intervals and the thresholds of the selection."""
+def _compared_finding(rows: Sequence[Line]) -> str:
+    """Say which row is best, how it compares with TRACE, and how GRPO on the target does."""
+    top = best(rows)
+    words = {row.method: versus_words(row, TRACE) for row in rows if row is top or row.method == GRPO}
+    first = f"{named(top.method)} passes most test tasks: {top.rate:.2f}"
+    first += f", {words.pop(top.method)}" if words.get(top.method) else ""
+    return "; ".join([first, *(f"{named(method)} passes {text}" for method, text in words.items() if text)])
+
+
+def capabilities(selection: Mapping[str, Any], width: float = WIDTH) -> Figure:
+    """Draw gap with interval and coverage of every candidate, beside the thresholds of the selection."""
     thresholds, candidates = selection["thresholds"], selection["candidates"]
-    defined = [
-        candidate for candidate in candidates if candidate["gap"] is not None and candidate["coverage"] is not None
-    ]
-    undefined = len(candidates) - len(defined)
-    figure = Figure(figsize=(6.4, 4.2), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    groups = ((True, "selected", "o", sns.color_palette("deep")[2]), (False, "rejected", "X", "0.55"))
-    for selected, name, marker, colour in groups:
-        points = [candidate for candidate in defined if candidate["selected"] is selected]
-        for candidate in points:
-            bounds = [candidate["gap_low"], candidate["gap_high"]]
-            if None not in bounds:
-                axes.plot([candidate["coverage"]] * 2, bounds, color=colour, linewidth=1.2)
-        places = [candidate["coverage"] for candidate in points], [candidate["gap"] for candidate in points]
-        axes.scatter(*places, marker=marker, s=MARKER, color=colour, zorder=5, label=f"{name} ({len(points)})")
-    axes.axhline(thresholds["delta"], color="0.2", linestyle="--", linewidth=1)
-    axes.axvline(thresholds["coverage"], color="0.2", linestyle="--", linewidth=1)
-    _name_points(figure, defined)
-    note = f"; {undefined} with undefined gap not drawn" if undefined else ""
-    axes.set(
-        title=f"Candidate capabilities (thresholds dashed{note})",
-        xlabel="coverage: share of failed rollouts that lack the capability",
-        ylabel="gap: error rate among failed minus among passed",
+    rows = sorted(
+        candidates, key=lambda row: (row["selected"], row["gap"] or 0.0, row["coverage"] or 0.0), reverse=True
     )
-    axes.legend(loc="best", frameon=True)
-    sns.despine(figure)
-    return figure
+    figure = Figure(figsize=(width, 1.5 + 1.3 * ROW * max(len(rows), 1)), layout="constrained")
+    gaps, coverages = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for place, row in enumerate(rows):
+        look = {"color": PROJECT if row["selected"] else GREY, "marker": "o" if row["selected"] else "X"}
+        if None not in (row["gap_low"], row["gap_high"]):
+            gaps.plot([row["gap_low"], row["gap_high"]], [place, place], color=look["color"], linewidth=1.4)
+        for axes, value in ((gaps, row["gap"]), (coverages, row["coverage"])):
+            if value is not None:
+                axes.plot(value, place, markersize=5, **look)
+    for axes, limit in ((gaps, "delta"), (coverages, "coverage")):
+        axes.axvline(thresholds[limit], color="0.2", linestyle="--", linewidth=1)
+    gaps.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    gaps.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    gaps.set_xlabel(textwrap.fill("gap: error rate of failed minus passed rollouts", int(6 * width)))
+    coverages.set_xlabel(textwrap.fill("coverage: share of failed rollouts that lack it", int(4 * width)))
+    selected = [row["name"] for row in rows if row["selected"]]
+    finding = f"{len(selected)} of {len(rows)} candidates are selected" + (
+        f": {', '.join(selected)}" if selected else ""
+    )
+    note = "Circles: selected; crosses: rejected; dashed: least gap and coverage."
+    undefined = sum(row["gap"] is None for row in rows)
+    return finish(figure, finding, f"{note} {undefined} with undefined gap." if undefined else note)
 
 
-def _name_points(figure: Figure, points: Sequence[ComparisonRow]) -> None:
-    """Write each candidate's name beside its point: on the right, or on the left in the right half of the axes.
-
-    Names on one side are moved apart in steps. If names still overlap, all go to a column beside the axes.
-    """
-    axes = figure.axes[0]
-    axes.margins(0.12, 0.1)
-    left_edge, right_edge = axes.get_xlim()
-    bottom, top = axes.get_ylim()
-    step, away = 0.045 * (top - bottom), 0.02 * (right_edge - left_edge)
-    heights: dict[bool, float] = {True: -np.inf, False: -np.inf}
-    names: list[Annotation] = []
-    for candidate in sorted(points, key=lambda candidate: (candidate["gap"], candidate["id"])):
-        leftward = candidate["coverage"] > (left_edge + right_edge) / 2
-        height = max(candidate["gap"], heights[leftward] + step)
-        heights[leftward] = height
-        name = axes.annotate(
-            candidate["name"],
-            (candidate["coverage"], candidate["gap"]),
-            xytext=(candidate["coverage"] + (-1 if leftward else 1) * away, height),
-            ha="right" if leftward else "left",
-            va="center",
-            fontsize=7.5,
-            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
-            fontweight="bold" if candidate["selected"] else "normal",
-            arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
-        )
-        names.append(name)
-    figure.draw_without_rendering()
-    boxes = [Text.get_window_extent(name) for name in names]
-    if any(first.overlaps(second) for first, second in combinations(boxes, 2)):
-        figure.set_figheight(max(figure.get_figheight(), 0.6 + 0.2 * len(names)))
-        for place, name in enumerate(names):
-            name.set(anncoords="axes fraction", x=1.02, y=(place + 0.5) / len(names), horizontalalignment="left")
-
-
-def stability(results: Path) -> Figure:
+def stability(results: Path, width: float = WIDTH) -> Figure:
     """Draw the retention, coverage and gap of each candidate over labelling runs, and the retention in the paper."""
     selection, runs = read_selection(results), read_table(results / "capabilities/stability.csv")
-    limits, candidates = selection["thresholds"], selection["candidates"]
-    figure = Figure(figsize=(11.2, 1.6 + 0.24 * max(len(candidates), 9)), layout="constrained")
-    grid = figure.subplots(1, 4, width_ratios=(3, 3, 3, 3))
-    for axes in grid[1:3]:
-        axes.sharey(grid[0])
-    selected_colour = sns.color_palette("deep")[2]
+    limits = selection["thresholds"]
+    candidates = sorted(selection["candidates"], key=lambda row: -row["runs_retained"])
+    publication = read_published()
+    times = publication.selection.times
+    panels = ["kept", "coverage", "gap"]
+    mosaic: Any = [[*panels, "paper"]] if width >= NARROW else [panels, ["paper"] * 3]
+    heights = [1.9 + 0.2 * max(len(candidates), len(times))] * len(mosaic)
+    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    axes_of = figure.subplot_mosaic(mosaic)
+    kept = axes_of["kept"]
     for place, candidate in enumerate(candidates):
-        shade = selected_colour if candidate["selected"] else "0.6"
-        grid[0].barh(place, candidate["runs_retained"], color=shade, height=0.6)
+        shade = PROJECT if candidate["selected"] else GREY
+        kept.barh(place, candidate["runs_retained"], color=shade, height=0.6)
         runs_of = runs[runs["capability"] == candidate["id"]]
         # Spread the runs, so that equal values do not hide each other.
         heights = place + np.linspace(-0.28, 0.28, len(runs_of)) if len(runs_of) > 1 else [place] * len(runs_of)
-        for axes, column in zip(grid[1:3], ("coverage", "gap"), strict=True):
-            axes.scatter(runs_of[column], heights, s=9, color=shade, linewidth=0)
-    for axes, limit in zip(grid, ("agreement", "coverage", "delta"), strict=False):
-        axes.axvline(limits[limit], color="0.2", linestyle="--", linewidth=1)
-    grid[0].set_yticks(range(len(candidates)), [candidate["name"] for candidate in candidates])
-    grid[0].set_ylim(max(len(candidates), 1) - 0.5, -0.5)
+        for name in ("coverage", "gap"):
+            marker = "o" if candidate["selected"] else "x"
+            axes_of[name].plot(runs_of[name], heights, marker, markersize=2.5, color=shade)
     count = candidates[0]["runs"] if candidates else 0
-    grid[0].set(title="Candidates over labelling runs (thresholds dashed)", xlabel=f"runs of {count} that retain it")
-    for axes, name in zip(grid[1:3], ("coverage", "gap"), strict=True):
-        axes.tick_params(labelleft=False)
-        axes.set_xlabel(f"{name}, a point for each run")
-    for axes in (grid[0], grid[3]):
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    for name, limit in (("kept", "agreement"), ("coverage", "coverage"), ("gap", "delta")):
+        axes = axes_of[name]
+        axes.axvline(limits[limit], color="0.2", linestyle="--", linewidth=1)
+        axes.set_ylim(max(len(candidates), 1) - 0.5, -0.5)
+        axes.set_yticks(range(len(candidates)), [candidate["name"] for candidate in candidates])
+        axes.tick_params(labelleft=name == "kept")
+        axes.set_xlabel(f"runs of {count}\nthat keep it" if name == "kept" else f"{name}\nin each run")
+        axes.xaxis.set_major_locator(MaxNLocator(3, integer=name == "kept"))
     # The last panel shows the selection of the paper.
-    publication, axes = read_published(), grid[3]
-    times, names = publication.selection.times, range(len(publication.selection.times))
-    axes.barh(names, list(times.values()), height=0.6, facecolor="none", edgecolor=GREY)
+    axes = axes_of["paper"]
+    axes.barh(range(len(times)), list(times.values()), height=0.6, facecolor="none", edgecolor=GREY)
     axes.axvline(publication.selection.needed, color=GREY, linestyle="--", linewidth=1)
-    axes.set_yticks(names, list(times), color=GREY)
+    axes.set_yticks(range(len(times)), list(times), color=GREY)
     axes.set_ylim(len(times) - 0.5, -0.5)
-    axes.set_xlabel(f"runs of {publication.selection.runs} that retain it", color=GREY)
-    axes.set_title("As published", color=GREY)
-    note = f"Grey outlines: {publication.paper}; {publication.selection.source}: another model, other benchmarks."
-    figure.supxlabel(note, fontsize=7.5, color=GREY)
-    sns.despine(figure, left=True)
-    return figure
+    axes.set_xlabel(f"runs of {publication.selection.runs}\nthat keep it", color=GREY)
+    axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.set_title("as published", color=GREY)
+    often = sum(candidate["runs_retained"] >= limits["agreement"] for candidate in candidates)
+    finding = (
+        f"{often} of {len(candidates)} candidates are kept in at least {limits['agreement']} of {count} labelling runs"
+    )
+    note = (
+        f"Dashed: thresholds. Outlines: {publication.paper}; {publication.selection.source}: another model, other "
+        "benchmarks."
+    )
+    return finish(figure, finding, note)
 
 
-def thresholds(results: Path) -> Figure:
+def thresholds(results: Path, width: float = WIDTH) -> Figure:
     """Draw the selected capabilities over a grid of thresholds, replayed from the account of the selection."""
     selection = read_selection(results)
     limits, candidates = selection["thresholds"], selection["candidates"]
@@ -275,28 +267,32 @@ def thresholds(results: Path) -> Figure:
     cells = {(d, c): replay(selection, d, c) for d in deltas for c in coverages}
     numbers = {candidate["id"]: place for place, candidate in enumerate(candidates, start=1)}
     occurring = [candidate for candidate in candidates if any(candidate["id"] in cell for cell in cells.values())]
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    figure = Figure(figsize=(width, 3.9), layout="constrained")
     axes = figure.subplots()
     counts = np.array([[len(cells[d, c]) for d in deltas] for c in coverages])
-    axes.imshow(counts, cmap=sns.light_palette("seagreen", as_cmap=True), origin="lower", aspect="auto", vmin=0)
+    colours = sns.light_palette(PROJECT, as_cmap=True)
+    axes.imshow(counts, cmap=colours, origin="lower", aspect="auto", vmin=0, vmax=max(counts.max(), 1))
     for (d, c), cell in cells.items():
-        text = " ".join(str(number) for number in sorted(numbers[slug] for slug in cell)) or "-"
+        chosen = sorted(numbers[slug] for slug in cell)
+        text = str(len(cell)) if width < NARROW else " ".join(map(str, chosen)) or "-"
         configured = (d, c) == (limits["delta"], limits["coverage"])
-        look = {"fontsize": 7.5, "fontweight": "bold" if configured else "normal"}
-        dark = len(cell) > 0.7 * max(counts.max(), 1)
+        shade = ink(*colours(len(cell) / max(counts.max(), 1))[:3])
+        look = {"fontsize": TEXT if configured else SMALL, "fontweight": "bold" if configured else "normal"}
         place = deltas.index(d), coverages.index(c)
-        axes.text(*place, text, ha="center", va="center", color="white" if dark else "0.2", **look)
+        axes.text(*place, text, ha="center", va="center", color=shade, **look)
     axes.set_xticks(range(len(deltas)), [f"{delta:g}" for delta in deltas])
     axes.set_yticks(range(len(coverages)), [f"{coverage:g}" for coverage in coverages])
     axes.grid(visible=False)
-    title = "Selected capabilities by threshold (as configured: bold)"
-    axes.set(title=title, xlabel="delta: least gap", ylabel="least coverage")
-    legend = "   ".join(f"{numbers[candidate['id']]} {candidate['name']}" for candidate in occurring)
-    figure.supxlabel(legend or "nothing is selected anywhere", fontsize=7.5)
-    return figure
+    axes.set(xlabel="delta: least gap", ylabel="least coverage")
+    chosen = {candidate["id"] for candidate in candidates if candidate["selected"]}
+    same = sum({*cell} == chosen for cell in cells.values())
+    finding = f"{same} of {len(cells)} pairs of thresholds select the same {len(chosen)} capabilities as the run"
+    legend = ", ".join(f"{numbers[candidate['id']]} {candidate['name']}" for candidate in occurring)
+    told = "Number of selected capabilities" if width < NARROW else f"Selected: {legend or 'nothing anywhere'}"
+    return finish(figure, finding, f"{told}. Bold: the thresholds of the run.")
 
 
-def training(results: Path) -> Figure:
+def training(results: Path, width: float = WIDTH) -> Figure:
     """Draw reward, success and the share of informative groups over rollouts spent, a line for each adapter.
 
     The first row has TRACE's adapters and GRPO on the target, the second those of the other trained baselines.
@@ -307,54 +303,74 @@ def training(results: Path) -> Figure:
         for stage, path in histories.items()
         if path.exists()
     }
-    headline = lines.pop("adapters") + lines.pop(GRPO)
+    own, grpo = lines.pop("adapters"), lines.pop(GRPO)
     further = [line for adapters in lines.values() for line in adapters]
-    rows = [adapters for adapters in (headline, further) if adapters] or [headline]
-    figure = Figure(figsize=(9.6, 0.4 + 3.0 * len(rows)), layout="constrained")
-    grid = figure.subplots(len(rows), 3, sharex=True, sharey=True, squeeze=False)
-    panels = {
-        "reward": "mean reward",
-        "success": "success rate",
-        "informative": "share of informative groups",
-    }
-    for panels_of, adapters in zip(grid, rows, strict=True):
-        colours = sns.color_palette("colorblind", len(adapters))
-        for axes, (column, title) in zip(panels_of, panels.items(), strict=True):
-            for (name, line), shade in zip(adapters, colours, strict=True):
-                look = {"color": "0.15", "linestyle": "--"} if name == GRPO else {"color": shade}
+    rows = [adapters for adapters in (own + grpo, further) if adapters] or [own + grpo]
+    panels = {"reward": "mean reward", "success": "success rate", "informative": "share of informative groups"}
+    wide = width >= NARROW
+    figure = Figure(figsize=(width, 0.9 + (2.6 if wide else 6.2) * len(rows)), layout="constrained")
+    parts = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    for part, adapters in zip(parts, rows, strict=True):
+        grid = part.subplots(*((1, 3) if wide else (3, 1)), sharex=True, sharey=True)
+        for axes, (column, title) in zip(grid, panels.items(), strict=True):
+            for place, (name, line) in enumerate(adapters):
+                shade, dash = COLOURS[place % len(COLOURS)], LINES[place % len(LINES)]
+                look = look_of(GRPO)._asdict() if name == GRPO else {"color": shade, "linestyle": dash}
+                look["marker"] = MARKERS[place % len(MARKERS)]
                 smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
-                axes.plot(line["rollouts"], smooth, label=arm_label(str(name)), linewidth=1.4, **look)
+                every = max(len(line) // 6, 1)
+                axes.plot(
+                    line["rollouts"], smooth, label=arm_label(str(name)), linewidth=1.3, markersize=3.5,
+                    markevery=every, **look,
+                )  # fmt: skip
             axes.set(title=title, ylim=(-0.02, 1.02))
+        for axes in grid if wide else grid[-1:]:
+            axes.set_xlabel("rollouts spent")
         if adapters:
-            panels_of[0].legend(fontsize=6.5, frameon=True)
-    for axes in grid[-1]:
-        axes.set_xlabel(f"rollouts spent; means of {SMOOTH} updates", fontsize=8)
-    sns.despine(figure)
-    return figure
+            handles, labels = grid[0].get_legend_handles_labels()
+            part.legend(handles, labels, loc="outside lower center", ncols=5 if wide else 2)
+    return finish(figure, _training_finding(own, grpo), f"Means of {SMOOTH} updates. 1 seed.", left=False)
 
 
-def kinds(results: Path) -> Figure:
+def _training_finding(own: Sequence[tuple[object, pd.DataFrame]], grpo: Sequence[tuple[object, pd.DataFrame]]) -> str:
+    """Say how far the success rates rose from the first updates to the last."""
+    ends = [(line["success"].head(SMOOTH).mean(), line["success"].tail(SMOOTH).mean()) for _, line in own + grpo]
+    if not own or not ends:
+        return "No adapter was trained"
+    risen = sum(last > first for first, last in ends[: len(own)])
+    lasts = [last for _, last in ends[: len(own)]]
+    end = f"; {label(GRPO)} ends at {ends[-1][1]:.2f}" if grpo else ""
+    return (
+        f"Success rises for {risen} of {len(own)} adapters in their environments, to {min(lasts):.2f} to "
+        f"{max(lasts):.2f}{end}"
+    )
+
+
+def kinds(results: Path, width: float = WIDTH) -> Figure:
     """Draw pass rates by kind of task for the base, the headline baselines and TRACE, with intervals."""
-    table = evaluation_table(results / "evaluation", "kinds")
+    table = evaluation_table(results / "evaluation", "kinds").dropna(subset=["pass_rate"]).astype({"kind": str})
     methods = [method for method in HEADLINE if method in set(table["method"])]
-    names = sorted(set(table["kind"].astype(str)))
-    figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(names)), layout="constrained")
-    axes = figure.subplots()
+    rates = table.pivot(index="kind", columns="method", values="pass_rate")
+    names = list(rates.sort_values([TRACE, BASE], ascending=False).index) if len(rates) else []
+    figure = Figure(figsize=(width, 1.4 + 0.48 * len(names)), layout="constrained")
+    part = figure.subfigures()  # with its legend above the note
+    axes = part.subplots()
     for index, method in enumerate(methods):
-        colour = tint(method)
-        rows = [row for row in table.dropna(subset=["pass_rate"]).to_dict("records") if row["method"] == method]
-        places = [names.index(str(row["kind"])) + 0.2 * (index - (len(methods) - 1) / 2) for row in rows]
-        for place, row in zip(places, rows, strict=True):
-            axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=1.6)
-        legend_label = rows[0]["label"] if rows else method
-        axes.plot([row["pass_rate"] for row in rows], places, "o", color=colour, markersize=5, label=legend_label)
+        look = look_of(method)
+        rows = table[table["method"] == method].to_dict("records")
+        places = [names.index(row["kind"]) + 0.2 * (index - (len(methods) - 1) / 2) for row in rows]
+        axes.hlines(places, [row["low"] for row in rows], [row["high"] for row in rows], look.color, linewidth=1.5)
+        points = [row["pass_rate"] for row in rows]
+        axes.plot(points, places, look.marker, color=look.color, markersize=5, label=label(method))
     axes.set_yticks(range(len(names)), names)
-    limits = {"xlim": (-0.02, 1.02), "ylim": (len(names) - 0.5, -0.5)}
-    note = "pass rate on the test split; differences by kind are not tested"
-    axes.set(title="Pass rate by task kind", xlabel=note, **limits)
-    figure.legend(loc="outside lower center", ncols=len(methods), frameon=False)
-    sns.despine(figure, left=True)
-    return figure
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(names) - 0.5, -0.5), xlabel="pass rate on the test split")
+    part.legend(loc="outside lower center", ncols=len(methods) if width >= NARROW else 2)
+    over = [f"the base in {int((rates[TRACE] > rates[BASE]).sum())}"] if {TRACE, BASE} <= {*methods} else []
+    over += [f"{label(GRPO)} in {int((rates[TRACE] > rates[GRPO]).sum())}"] if {TRACE, GRPO} <= {*methods} else []
+    finding = (
+        f"Of {len(names)} kinds of task, {label(TRACE)} passes more than {' and '.join(over) or 'no other row in 0'}"
+    )
+    return finish(figure, finding, "Differences by kind are not tested. 1 seed.")
 
 
 def curve_rows(results: Path) -> Sequence[ComparisonRow]:
@@ -365,16 +381,18 @@ def curve_rows(results: Path) -> Sequence[ComparisonRow]:
     return read_table(path, columns=("method", "label"), numbers=numbers).to_dict("records")
 
 
-def curve(results: Path) -> Figure:
+def curve(results: Path, width: float = WIDTH) -> Figure:
     """Draw pass rate over rollouts spent at the checkpoints of one training, for TRACE and GRPO on the target."""
     by_method = grouped(curve_rows(results), "method")
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    part = figure.subfigures()
+    axes = part.subplots()
+    ends = []
     for method in ordered(by_method, HEADLINE):
         rows = by_method[method]
-        draw_rates(axes, [row["rollouts_spent"] for row in rows], rows, color=tint(method), linewidth=1.4)
-    axes.set(xlabel="rollouts spent, diagnosis and calibration among them", ylabel="pass rate on the test split")
-    axes.set_title("One training at its checkpoints, with intervals over tasks", fontsize=9)
-    axes.legend(frameon=True, fontsize=7.5)
-    sns.despine(figure, left=True)
-    return figure
+        draw_rates(axes, [row["rollouts_spent"] for row in rows], rows, look_of(method))
+        last = max(rows, key=lambda row: row["rollouts_spent"])
+        ends.append(f"{last['label']} {last['pass_rate']:.2f}")
+    axes.set(xlabel="rollouts spent, with diagnosis and calibration", ylabel="pass rate on the test split")
+    part.legend(loc="outside lower center", ncols=2)
+    return finish(figure, f"Pass rate at the end of training: {', '.join(ends)}", "1 seed; intervals over tasks.")

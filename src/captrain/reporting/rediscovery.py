@@ -6,7 +6,7 @@ repaired capability falls to zero. The gap is shown too, because the selection u
 unreliable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,33 +39,48 @@ def rediscovered(results: Path) -> Sequence[ComparisonRow]:
     return of_selected(read_table(path, columns=WORDS, numbers=NUMBERS).to_dict("records"))
 
 
-def rediscovery(results: Path) -> "Figure":
+def rediscovery(results: Path, width: float | None = None) -> "Figure":
     """Draw the share of rollouts that lack each capability, and its gap with interval, for each diagnosis."""
-    import seaborn as sns  # not needed to print the table
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # not needed to print the table
 
+    from captrain.reporting.style import COLOURS, MARKERS, NARROW, WIDTH, finish
+
+    width = width or WIDTH
     by_round = grouped(rediscovered(results), "round")
     shares_of_base = {row["capability"]: row["lacking"] for row in by_round[0]}
     names = {row["capability"] for rows in by_round.values() for row in rows}
     order = sorted(names, key=lambda name: (-shares_of_base.get(name, 0.0), name))
-    figure = Figure(figsize=(9.6, 1.6 + 0.42 * len(order)), layout="constrained")
-    shares, gaps = figure.subplots(1, 2, sharey=True)
-    colours = sns.color_palette("crest", len(by_round))
-    for place, (rows, colour) in enumerate(zip(by_round.values(), colours, strict=True)):
+    figure = Figure(figsize=(width, 1.5 + 0.36 * len(order)), layout="constrained")
+    part = figure.subfigures()  # with its legend above the note
+    shares, gaps = part.subplots(1, 2, sharey=True)
+    for place, rows in enumerate(by_round.values()):
+        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
         aside = 0.22 * (place - (len(by_round) - 1) / 2)
         heights = [order.index(row["capability"]) + aside for row in rows]
-        shares.plot([row["lacking"] for row in rows], heights, "o", color=colour, markersize=5, label=_agent(rows[0]))
-        gaps.plot([row["gap"] for row in rows], heights, "o", color=colour, markersize=5)
+        look = {"color": colour, "marker": marker, "linestyle": "none", "markersize": 5}
+        shares.plot([row["lacking"] for row in rows], heights, label=_agent(rows[0]), **look)
+        gaps.plot([row["gap"] for row in rows], heights, **look)
         gaps.hlines(
             heights, [row["gap_low"] for row in rows], [row["gap_high"] for row in rows], color=colour, linewidth=1.4
         )
     shares.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
-    shares.set(ylim=(len(order) - 0.5, -0.5), xlabel="share of all rollouts that fail and lack it")
-    gaps.set_xlabel("gap, with its interval")
-    shares.legend(frameon=True, fontsize=7.5, loc="lower right")
-    figure.suptitle(TITLE, x=0.01, ha="left", fontsize=9)
-    sns.despine(figure, left=True)
-    return figure
+    shares.set_ylim(len(order) - 0.5, -0.5)
+    shares.set_xlabel("share of all rollouts\nthat fail and lack it")
+    gaps.set_xlabel("gap,\nwith its interval")
+    part.legend(loc="outside lower center", ncols=len(by_round) if width >= NARROW else 1)
+    return finish(figure, _finding(by_round), "1 seed; fresh discovery tasks in each diagnosis.")
+
+
+def _finding(by_round: Mapping[int, Sequence[ComparisonRow]]) -> str:
+    """Say how many tasks pass before and after, and how many lacks became rarer."""
+    first, *_, last = by_round.values()
+    before, after = ({row["capability"]: row["lacking"] for row in rows} for rows in (first, last))
+    rarer = sum(after.get(name, 0.0) < share for name, share in before.items())
+    counts = [f"{rows[0]['passed']} of {rows[0]['passed'] + rows[0]['failed']}" for rows in (first, last)]
+    return (
+        f"After the last round the agent passes {counts[1]} fresh tasks, before {counts[0]}; "
+        f"{rarer} of {len(before)} lacks are rarer"
+    )
 
 
 def rediscovery_table(results: Path) -> Table | None:

@@ -1,16 +1,19 @@
 """The style of all figures, and the panel that compares methods.
 
-A comparison prints the reading of each difference as the table does, for example "not distinguishable". Figures are
-made without pyplot: no display, no global state.
+A figure is as wide as the text of a page, or as `make figures WIDTH=` says. Its title states what the data show. Its
+smallest text has 7 points. Colours can be told apart by colour-blind readers and have a contrast of at least 4.5:1 on
+white; markers and line styles tell the same. Figures are made without pyplot: no display, no global state.
 """
 
 import io
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -20,6 +23,8 @@ from matplotlib.figure import Figure
 from captrain.comparison import (
     BASE,
     BEST_SINGLE,
+    BOUNDS,
+    GRPO,
     ORACLE,
     RANDOM,
     TRACE,
@@ -30,23 +35,65 @@ from captrain.comparison import (
     label,
 )
 from captrain.records import publish_bytes
+from captrain.reporting.verdicts import DIFFERS, VERDICTS
 
-DPI = 150
+WIDTH = 7.0
+"""Width of a figure in inches, if none is given."""
+NARROW = 6.0
+"""A narrower figure has its panels below each other and fewer words."""
+DPI = 200
+SMALL, TEXT, TITLE = 7, 8, 9
+"""Sizes of text in points; nothing is smaller."""
+RC = {
+    "axes.titlelocation": "left",
+    "axes.titley": 1.0,
+    "axes.titlesize": TEXT,
+    "axes.labelsize": TEXT,
+    "font.size": TEXT,
+    "legend.fontsize": SMALL,
+    "legend.title_fontsize": SMALL,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # outlines that journals accept
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+}
 METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
 CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
-Colour = str | tuple[float, float, float]
-HEADLINE = (BASE, "grpo_target", "gepa", TRACE)
+GREY = "0.4"
+"""Colour of published numbers, which were not measured here, of notes, and of all other methods."""
+PROJECT = "#0f766e"
+"""Colour of the project's rows."""
+COLOURS = (PROJECT, "#0a5fa5", "#8e3a80", "#6b5900", "0.15", "#a63d00")
+"""Colours of lines that are no methods, in order."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", ":")
+DIVERGING = "PuOr"
+"""Colour map of changes: orange is worse, purple is better."""
 ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE, TRACE, "router:", ORACLE)
-"""Methods of the routing figure by name or prefix, in order."""
+"""Methods of the routing figure by name or prefix."""
 MERGING = (BASE, "single", "mixed", BEST_SINGLE, TRACE, "merged:")
-SUPERVISED = "Squares: learns from demonstrations; circles: from rewards alone, or nothing."
-PROJECT, PROJECT_PALE = "#0f766e", "#7fb8b2"
-"""Colours of the project's best row and of its other rows."""
-GREY = "0.5"
-"""Colour of published numbers, which were not measured here."""
-
-ROW = 0.24
+SUPERVISED = "Squares learn from demonstrations, circles from rewards or not at all."
+HOLLOW = "Hollow: no reliable difference."
+ROW = 0.21
 """Height of one method in inches."""
+
+
+class Look(NamedTuple):
+    """How a method is drawn, in every figure."""
+
+    color: str = GREY
+    marker: str = "o"
+    linestyle: str = "-"
+
+
+LOOKS = {
+    BASE: Look("0.25", "X", ":"),
+    GRPO: Look("#a63d00", "s", "--"),
+    "gepa": Look("#8e3a80", "^", "-."),
+    TRACE: Look(PROJECT, "o", "-"),
+}
+HEADLINE = tuple(LOOKS)
+"""Methods that have a look of their own."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +116,7 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
     paths: list[Path] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore a matplotlibrc of this machine
-        sns.set_theme("paper", "whitegrid", font="DejaVu Sans", rc={"axes.titlelocation": "left", "axes.titley": 1.0})
+        sns.set_theme("paper", "whitegrid", font="DejaVu Sans", rc=RC)
         for name, make in figures.items():
             figure = make()
             figure.set_dpi(DPI)
@@ -83,6 +130,17 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
     return paths
 
 
+def finish(figure: Figure, finding: str, note: str = "", *, left: bool = True) -> Figure:
+    """Add the title, which states the finding, and a note below; both are wrapped to the width of the figure."""
+    wide = figure.get_figwidth()
+    title = textwrap.fill(finding, int(12.5 * wide))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=TITLE, fontweight="bold")
+    if note:
+        figure.supxlabel(textwrap.fill(note, int(17 * wide)), x=0.01, ha="left", fontsize=SMALL, color=GREY)
+    sns.despine(figure, left=left)
+    return figure
+
+
 def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
     """Select the names that `order` lists by name or prefix, in its order; all if it is None."""
     if order is None:
@@ -90,9 +148,9 @@ def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
     return [name for start in order for name in names if name == start or (start[-1] == ":" and name.startswith(start))]
 
 
-def tint(method: str) -> Colour:
-    """Return the colour of a headline method, grey for the others."""
-    return sns.color_palette("deep")[HEADLINE.index(method)] if method in HEADLINE else "0.45"
+def look_of(method: str) -> Look:
+    """Return how a method is drawn: the headline each in its own way, TRACE's other rows in its colour."""
+    return LOOKS.get(method, Look(PROJECT if method.startswith("solutions") else GREY))
 
 
 def arm_label(name: str) -> str:
@@ -100,30 +158,41 @@ def arm_label(name: str) -> str:
     return label(name) if name in baselines() else name.replace("_", " ")
 
 
-def draw_rates(
-    axes: Axes, places: Sequence[float], rows: Sequence[ComparisonRow], form: str = "o-", **look: Any
+def ink(red: float, green: float, blue: float) -> str:
+    """Return the colour of text, black or white, that has the higher contrast on a colour."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
+    luminance = float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
+
+
+def draw_rates(axes: Axes, places: Sequence[float], rows: Sequence[ComparisonRow], look: Look, **more: Any) -> None:
+    """Draw pass rates with intervals at places along the axis; `more` goes to matplotlib."""
+    rates = np.array([row["pass_rate"] for row in rows])
+    lows, highs = (np.clip([row[name] for row in rows], 0, 1) for name in ("low", "high"))
+    more = {"label": rows[0]["label"], "markersize": 4, "capsize": 2, "linewidth": 1.3, **look._asdict(), **more}
+    # With few seeds a t interval may exceed the range of a rate.
+    axes.errorbar(places, rates, [np.maximum(rates - lows, 0), np.maximum(highs - rates, 0)], **more)
+
+
+def draw_differences(
+    axes: Axes, differences: Mapping[int, Difference], shades: Sequence[str], *, words: bool = True
 ) -> None:
-    """Draw pass rates with intervals at places along the axis; `look` goes to matplotlib."""
-    rates = [row["pass_rate"] for row in rows]
-    error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
-    look = {"label": rows[0]["label"], "markersize": 4, "capsize": 2, **look}
-    axes.errorbar(places, rates, error, fmt=form, **look)
+    """Draw differences with intervals by height, and the verdict on each beside the panel.
 
-
-def draw_differences(axes: Axes, differences: Mapping[int, Difference], shades: Sequence[Colour]) -> None:
-    """Draw differences with intervals by height, and the reading of each beside the panel.
-
-    A difference that is not distinguishable is hollow.
+    A difference without a reliable sign is hollow.
     """
-    distinguishable = [difference.reading == "distinguishable" for difference in differences.values()]
-    means, lows, highs, readings = zip(*differences.values(), strict=True)
-    axes.hlines(list(differences), lows, highs, shades)
-    faces = [shade if full else "white" for shade, full in zip(shades, distinguishable, strict=True)]
-    axes.scatter(means, list(differences), s=22, c=faces, edgecolors=shades, zorder=3)
     axes.axvline(0, color="0.2", linewidth=0.8)
-    for height, reading, full in zip(differences, readings, distinguishable, strict=True):
-        look = {"fontsize": 7, "va": "center", "color": "0.2" if full else "0.45"}
-        axes.text(1.02, height, reading or "no interval", transform=axes.get_yaxis_transform(), **look)
+    if not differences:
+        return
+    means, lows, highs, _ = zip(*differences.values(), strict=True)
+    verdicts = [VERDICTS.get(difference.reading, "") for difference in differences.values()]
+    axes.hlines(list(differences), np.clip(lows, -1, 1), np.clip(highs, -1, 1), shades)
+    faces = [shade if verdict == DIFFERS else "white" for shade, verdict in zip(shades, verdicts, strict=True)]
+    axes.scatter(means, list(differences), s=20, c=faces, edgecolors=shades, zorder=3)
+    if words:
+        for height, verdict in zip(differences, verdicts, strict=True):
+            look = {"fontsize": SMALL, "va": "center", "color": "0.2" if verdict == DIFFERS else GREY}
+            axes.text(1.03, height, verdict or "no interval", transform=axes.get_yaxis_transform(), **look)
 
 
 def rule(axes: Axes, labels: Sequence[str]) -> None:
@@ -131,68 +200,72 @@ def rule(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(len(labels)) if any(labels) else [], labels if any(labels) else [])
     axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)
-    axes.hlines(range(len(labels)), 0, 1, "0.85", linewidth=0.8, zorder=0, transform=axes.get_yaxis_transform())
+    axes.hlines(range(len(labels)), 0, 1, "0.88", linewidth=0.8, zorder=0, transform=axes.get_yaxis_transform())
 
 
-def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate: str, note: str = "") -> Figure:
+def best(rows: Iterable[Line]) -> Line:
+    """Return the row with the highest rate; bounds are no methods."""
+    return max((row for row in rows if row.method not in BOUNDS), key=lambda row: row.rate)
+
+
+def named(method: str) -> str:
+    """Return the label of a method for use in a sentence, in quotes if it has a comma or a colon."""
+    text = label(method)
+    return f"\u201c{text}\u201d" if {",", ":"} & {*text} else text
+
+
+def versus_words(row: Line, against: str) -> str:
+    """Say how a row compares with the reference method; "" if they were not compared."""
+    if row.difference is None:
+        return ""
+    mean, other = row.difference.mean, named(against)
+    if VERDICTS.get(row.difference.reading) != DIFFERS:
+        return f"no reliable difference to {other} ({mean:+.2f})"
+    return f"{abs(mean):.2f} {'more' if mean > 0 else 'less'} than {other}"
+
+
+def compare(
+    groups: Mapping[str, Sequence[Line]], against: str, finding: str, rate: str, note: str = "", width: float = WIDTH
+) -> Figure:
     """Draw groups of methods, one above the other: rates, and beside them the differences to one method.
 
-    Places are computed in inches: a layout engine would take a third of the time.
-
     Args:
-        groups: title of each group ("" for none) -> its methods in order.
+        groups: title of each group ("" for none) -> its methods, which are drawn by rate; bounds come last.
         against: the method that all are compared with.
-        title: of the figure.
+        finding: title of the figure.
         rate: label of the axis of rates.
         note: below the figure.
+        width: of the figure in inches.
     """
-    if any(is_supervised(row.method) for rows in groups.values() for row in rows):
-        note = f"{SUPERVISED} {note}".rstrip()
-    longest = max((len(row.label) for rows in groups.values() for row in rows), default=0)
-    margin, wide, gap, narrow, words = 0.25 + 0.068 * longest, 3.2, 0.15, 2.1, 2.05
-    heads = {name: 0.32 if name else 0.08 for name in groups}
-    bottom, top = 0.75 if note else 0.5, 0.3
-    width = margin + wide + gap + narrow + words
-    height = bottom + top + sum(heads[name] + ROW * len(rows) for name, rows in groups.items())
-    figure = Figure(figsize=(width, height))
-    figure.text(0.01, 1 - 0.1 / height, title, ha="left", va="top", fontsize=10)
-    figure.text(0.01, 0.08 / height, note, ha="left", va="bottom", fontsize=7.5, color=GREY)
-    above, first = height - top, None
-    for name, rows in groups.items():
-        tall = ROW * len(rows)
-        above -= heads[name] + tall
-        place, low, size = margin / width, above / height, tall / height
-        share = first or (None, None)
-        rates = figure.add_axes((place, low, wide / width, size), sharex=share[0])
-        differences = figure.add_axes(((margin + wide + gap) / width, low, narrow / width, size), sharex=share[1])
-        first = first or (rates, differences)
-        _compare(rates, differences, rows)
-        rates.set_title(name, fontsize=9)
-        last = name == list(groups)[-1]
-        for axes in (rates, differences):
-            axes.tick_params(labelbottom=last)
-        if last:
-            rates.set_xlabel(rate, fontsize=8)
-            differences.set_xlabel(f"difference to {label(against)}", fontsize=8)
-    for axes, least in zip(first or (), (0.0, -1.0), strict=False):
-        # With few seeds a t interval may exceed the range of a rate and would squeeze the others.
-        low, high = axes.get_xlim()
-        axes.set_xlim(max(low, least - 0.02), min(high, 1.02))
-    sns.despine(figure, left=True)
-    return figure
+    supervised = any(is_supervised(row.method) for rows in groups.values() for row in rows)
+    note = " ".join(part for part in (SUPERVISED if supervised else "", HOLLOW, note) if part)
+    counts = [max(len(rows), 1) for rows in groups.values()]
+    row = ROW * (1.5 if width < NARROW else 1.0)  # labels may take two lines
+    height = 1.1 + sum(row * count + (0.25 if name else 0.05) for count, name in zip(counts, groups, strict=True))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    shape = {"width_ratios": (3, 2), "height_ratios": counts}
+    grid = figure.subplots(len(groups), 2, sharex="col", squeeze=False, **shape)  # type: ignore[arg-type]
+    for (name, rows), (rates, differences) in zip(groups.items(), grid, strict=True):
+        ranked = sorted(rows, key=lambda row: (row.method in BOUNDS, -row.rate))
+        _compare(rates, differences, ranked, narrow=width < NARROW)
+        rates.set_title(textwrap.fill(name, int((12 if width >= NARROW else 7) * width)))
+    grid[-1][0].set_xlabel(textwrap.fill(rate, int(5 * width)))
+    grid[-1][1].set_xlabel(textwrap.fill(f"difference to {label(against)}", int(3 * width)))
+    return finish(figure, finding, note)
 
 
-def _compare(rates: Axes, differences: Axes, rows: Sequence[Line]) -> None:
-    shades = [tint(row.method) for row in rows]
-    rule(rates, [row.label for row in rows])
+def _compare(rates: Axes, differences: Axes, rows: Sequence[Line], *, narrow: bool) -> None:
+    shades = [look_of(row.method).color for row in rows]
+    rule(rates, [textwrap.fill(row.label, 22) if narrow else row.label for row in rows])
     rule(differences, [""] * len(rows))
-    rates.hlines(range(len(rows)), [row.low for row in rows], [row.high for row in rows], shades)
+    lows, highs = (np.clip([getattr(row, end) for row in rows], 0, 1) for end in ("low", "high"))
+    rates.hlines(range(len(rows)), lows, highs, shades)
     for supervised, marker in ((False, "o"), (True, "s")):
         places = [place for place, row in enumerate(rows) if is_supervised(row.method) is supervised]
         colours = [shades[place] for place in places]
-        rates.scatter([rows[place].rate for place in places], places, s=26, c=colours, marker=marker, zorder=3)
+        rates.scatter([rows[place].rate for place in places], places, s=24, c=colours, marker=marker, zorder=3)
     publications = [(row.published, place) for place, row in enumerate(rows) if row.published is not None]
     if publications:
         rates.scatter(*zip(*publications, strict=True), s=40, marker="D", facecolors="none", edgecolors=GREY)
     by_place = {place: row.difference for place, row in enumerate(rows) if row.difference}
-    draw_differences(differences, by_place, [shades[place] for place in by_place])
+    draw_differences(differences, by_place, [shades[place] for place in by_place], words=not narrow)

@@ -23,7 +23,6 @@ from captrain.comparison import (
     evaluation_metrics,
     evaluation_table,
     headline_methods,
-    interpret_difference,
     label,
     supervision,
     unequal_total,
@@ -31,6 +30,7 @@ from captrain.comparison import (
 from captrain.errors import UserError
 from captrain.records import JsonObject, read_json, read_table
 from captrain.reporting.rediscovery import rediscovery_table
+from captrain.reporting.verdicts import verdict
 
 MORE = {
     "captrain results --all": "all rows, differences and tests",
@@ -39,12 +39,6 @@ MORE = {
 }
 KINDS = ("kind", "method", "label", "tasks", "pass_rate", "low", "high", "pass_hat_k", "mean_reward")
 DIFFERENCES = ("first", "second", "difference", "low", "high", "p", "distinguishable")
-VERDICTS = {
-    "distinguishable": "differs",
-    "not distinguishable": "no reliable difference",
-    "not distinguishable after correction": "no reliable difference",
-}
-"""Verdicts on a difference, by the readings in the tables of the evaluation."""
 COLUMNS = (
     "method",
     "label",
@@ -230,11 +224,6 @@ def _summary(root: Path) -> RenderableType:
     if errors or excluded:
         parts.append(f"Left out of the rates: {errors} errors of infrastructure, and {excluded} tasks because of them.")
     return Group(*parts, commands)
-
-
-def verdict(row: ComparisonRow, level: float) -> str:
-    """Say whether a difference differs from zero, in the words of `captrain results` and of the report."""
-    return VERDICTS[interpret_difference(row, level)]
 
 
 def _paired(folder: Path) -> Table:

@@ -47,7 +47,7 @@ from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
 from captrain.reporting.pages.rollouts import Archive, MajorityLack, compact, message_on_page
 from captrain.reporting.rediscovery import of_selected
-from captrain.reporting.tables import verdict
+from captrain.reporting.verdicts import verdict
 from captrain.run import read_stages, row_of
 
 FOLDER = Path(__file__).parent
