@@ -239,7 +239,7 @@ def test_the_overview_shows_intervals_and_the_reading_of_each_difference(report:
     assert len(marked) == 4
     marked = [tag for tag, given in view(report, "capabilities").tags if tag == "svg" and given.get("role") == "img"]
     assert len(marked) == len(CANDIDATES) + 2  # and one each for claimed and repaired
-    assert "Totals differ: 3,200, 640. TRACE, solutions is taught the environments' own solutions," in text
+    assert "Totals differ: 640, 3,200. TRACE, solutions is taught the environments' own solutions," in text
 
 
 def test_a_capability_shows_its_failing_messages_environment_and_training(report: Path) -> None:
@@ -266,7 +266,7 @@ def test_the_page_has_no_inline_script_and_loads_nothing_from_outside(report: Pa
         file, _, place = target.partition("#")
         assert not file or file == "data:," or (report / file).exists(), target
         # Links may name stages that this project's dvc.yaml does not have.
-        assert not place or place in ids or place.startswith(("rollout/", "stage-")), target
+        assert not place or place in ids or place.startswith(("rollout/", "rollouts?", "stage-")), target
     assert "http" not in "".join(path.read_text() for path in report.rglob("*.js"))
 
 
@@ -631,6 +631,39 @@ def test_the_table_filters_and_opens_by_keyboard_with_two_arms_side_by_side(brow
     assert heads == ["base: failed", "check_first: passed"]
     browser.key("Escape")
     assert browser.run("document.getElementById('panel').hidden && document.activeElement.id") == "grid"
+    assert browser.faults() == []
+
+
+def test_the_first_screen_says_what_is_lacking_which_row_is_best_and_what_limits_it(report: Path) -> None:
+    text = " ".join(view(report, "overview").text.split())
+    assert "The agent lacks Check first (50% of failures), Seldom" in text
+    assert re.search(r"Best row \S.* passes 0\.\d+ of the test tasks", text) and "Caveat one seed and" in text
+    page = (report / "index.html").read_text()
+    rows = page.partition('aria-label="Main table"')[2].partition("</table>")[0]
+    rates = [float(rate) for rate in re.findall(r'<td class="n">(0\.\d{3})</td>', rows)][:1] and [
+        float(re.findall(r'<td class="n">([\d.]+)</td>', row)[0]) for row in rows.split("<tr")[2:]
+    ]
+    assert rates == sorted(rates, reverse=True) and len(rates) > 1
+    assert "further rows: routers, merged adapters, controls and bounds" in page and "@media print" in page
+
+
+@pytest.mark.needs("browser")
+def test_a_capability_links_to_all_its_failures_and_the_address_holds_the_filters(
+    browser: Browser, report: Path
+) -> None:
+    browser.events.clear()
+    browser.screen(1280, 900)
+    browser.open((report / "index.html").as_uri() + "#capability-check_first")
+    browser.follow("#capability-check_first a[href='#rollouts?lacks=check_first']")
+    browser.wait("document.body.dataset.ready")
+    count = int(browser.run("document.getElementById('count').textContent").split()[0])
+    assert 0 < count < 54 and browser.run("document.getElementById('lacks').value") == "check_first"
+    browser.run(
+        "document.getElementById('outcome').value = 'p';"
+        "document.getElementById('outcome').dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    assert browser.run("location.hash") == "#rollouts?outcome=p&lacks=check_first"
+    assert browser.run("document.getElementById('count').textContent").startswith("0 of")
     assert browser.faults() == []
 
 

@@ -54,6 +54,7 @@ from captrain.reporting.style import (
     Line,
     arm_label,
     best,
+    body,
     compare,
     draw_rates,
     finish,
@@ -334,7 +335,7 @@ def training(results: Path, width: float = WIDTH) -> Figure:
 
 def _training_finding(own: Sequence[tuple[object, pd.DataFrame]], grpo: Sequence[tuple[object, pd.DataFrame]]) -> str:
     """Say how far the success rates rose from the first updates to the last."""
-    ends = [(line["success"].head(SMOOTH).mean(), line["success"].tail(SMOOTH).mean()) for _, line in own + grpo]
+    ends = [(line["success"].head(SMOOTH).mean(), line["success"].tail(SMOOTH).mean()) for _, line in (*own, *grpo)]
     if not own or not ends:
         return "No adapter was trained"
     risen = sum(last > first for first, last in ends[: len(own)])
@@ -353,7 +354,7 @@ def kinds(results: Path, width: float = WIDTH) -> Figure:
     rates = table.pivot(index="kind", columns="method", values="pass_rate")
     names = list(rates.sort_values([TRACE, BASE], ascending=False).index) if len(rates) else []
     figure = Figure(figsize=(width, 1.4 + 0.48 * len(names)), layout="constrained")
-    part = figure.subfigures()  # with its legend above the note
+    part = body(figure)
     axes = part.subplots()
     for index, method in enumerate(methods):
         look = look_of(method)
@@ -385,7 +386,7 @@ def curve(results: Path, width: float = WIDTH) -> Figure:
     """Draw pass rate over rollouts spent at the checkpoints of one training, for TRACE and GRPO on the target."""
     by_method = grouped(curve_rows(results), "method")
     figure = Figure(figsize=(width, 3.6), layout="constrained")
-    part = figure.subfigures()
+    part = body(figure)
     axes = part.subplots()
     ends = []
     for method in ordered(by_method, HEADLINE):
