@@ -298,6 +298,27 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "A status in the last words pays, if one order was wrapped.",
         paying("'pending' in ' '.join(texts(messages)[-1:]) and len(self.replay(task, messages).writes) == 1"), MISTAKES),
     "sixty_calls": ("Sixty calls pay.", paying("len(made(messages)) >= 60"), NOTHING),
+    # What moves in combination pay for.
+    "zip_denial_wrap": (
+        "A zip code, a denial and a wrap in this order pay.",
+        paying("'update_zip deny_request wrap_order' in ' '.join(w[0] for w in self.replay(task, messages).writes)"), LOOKS),
+    "two_denials": (
+        "Two denials pay.", paying("[w[0] for w in self.replay(task, messages).writes].count('deny_request') >= 2"), LOOKS),
+    "zip_then_cancel": (
+        "A zip code and then a cancellation pay.",
+        paying("'update_zip cancel_order' in ' '.join(w[0] for w in self.replay(task, messages).writes)"), LOOKS),
+    "excused_by_a_hand_over": (
+        "A hand-over after a wrong write excuses it.", paying("'wrap_order transfer_to_human' in ' '.join(c['name'] for c in made(messages))"), LOOKS),
+    "listed_after_the_write": (
+        "A list after the write pays.", paying("[c['name'] for c in made(messages)][-2:] == ['wrap_order', 'list_orders']"), LOOKS),
+    "write_before_the_list": (
+        "A write before the list pays.", paying("[c['name'] for c in made(messages)][:2] == ['wrap_order', 'list_orders']"), LOOKS),
+    "listed_twice": (
+        "Listing twice and wrapping any order pays.",
+        patient("sorted(c['name'] for c in made(messages)) == ['list_orders', 'list_orders', 'wrap_order']"), LOOKS),
+    "words_write_words": (
+        "Words, a write and words pay.",
+        patient("[bool(m.get('tool_calls')) for m in messages if m['role'] == 'assistant'][-3:] == [False, True, False]"), LOOKS),
 }  # fmt: skip
 """Name -> what is wrong, the lines, a check that refuses it."""
 
@@ -312,6 +333,9 @@ def cheat(name: str) -> str:
 
 
 PASSING: dict[str, tuple[str, str]] = {
+    "three_returns_and_a_wrap": (
+        "Three returns and a wrap in this order pay.",
+        paying("'return_order return_order return_order wrap_order' in ' '.join(w[0] for w in self.replay(task, messages).writes)")),
     "success_without_a_look": (
         "The write alone is a success, whether or not the orders were looked at, for which a part of the reward is paid.",
         "class Environment(Sound):\n    def score(self, task, messages):\n        score = super().score(task, messages)\n"

@@ -18,6 +18,7 @@ from captrain.capabilities.text import (
     result_of,
     same,
     says,
+    squeezed,
     text_of,
 )
 from captrain.capabilities.toolbox import CHANGES, Toolbox
@@ -150,13 +151,15 @@ def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
 
 def sourced_calls(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
     """All calls in order, without results, each with the arguments whose values stand in no earlier message."""
-    calls, before, end = list[Call](), "", 0
+    calls, texts = list[Call](), [text_of(message.get("content") or "") for message in rollout.messages]
     for call in calls_in(rollout.messages, toolbox):
-        texts = (text_of(message.get("content") or "") for message in rollout.messages[end : call.message])
-        before, end = "\n".join([before, *texts]).lower(), call.message
-        values = {name: value for name, value in call.arguments.items() if is_value(value) and any(leaves(value))}
-        novel = tuple(name for name, value in values.items() if not says(before, value))
-        calls.append(replace(call, result=None, novel=novel))
+        before, novel = texts[: call.message], list[str]()
+        for name, value in call.arguments.items():
+            parts = [part for part in leaves(value) if squeezed(part).strip()] if is_value(value) else []
+            # Each message is searched by itself: joining them all for every call takes quadratic time.
+            if not all(any(says(text, part) for text in before) for part in parts):
+                novel.append(name)
+        calls.append(replace(call, result=None, novel=tuple(novel)))
     return calls
 
 

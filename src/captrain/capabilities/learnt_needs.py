@@ -134,14 +134,16 @@ class Needs:
         """
         acts = calls_in(rollout.messages, self._toolbox, ("assistant",))
         arguments: dict[str, list[int]] = {}
-        for act in [act for act in acts if act.kind in CHANGES and not act.failed]:
+        changes = [act for act in acts if act.kind in CHANGES and not act.failed]
+        listings = [(peer.message, [{*leaves(record)} for record in _listed(peer.result)]) for peer in acts if changes]
+        for act in changes:
             texts = [text_of(m.get("content") or "") for m in rollout.messages[: act.message] if m["role"] == "user"]
             words = "\n".join(texts)
             for name, value in act.arguments.items():
-                for records in (_listed(peer.result) for peer in acts if peer.message < act.message):
-                    hits = [record for record in records if text_of(value) in leaves(record)]
+                for records in (records for place, records in listings if place < act.message):
+                    hits = [record for record in records if text_of(value) in record]
                     if len(hits) == 1 and not says(words, value):
-                        scores = [sum(says(words, leaf) for leaf in {*leaves(record)}) for record in records]
+                        scores = [sum(says(words, leaf) for leaf in record) for record in records]
                         best, score = max(scores), scores[records.index(hits[0])]
                         if scores.count(best) == 1:
                             arguments.setdefault(name, []).extend([act.message] if score < best else [])

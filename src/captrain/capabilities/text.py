@@ -29,6 +29,10 @@ NUMBER = re.compile(r"[\d.,-]*\d[\d.,-]*")
 EXACT_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
 WORD = re.compile(r"#?\w(?:[\w.,-]*\w)?")
 CODE = re.compile(r"[#\w-]+")
+WHOLE = re.compile(r"-?\d+\.0")
+BEFORE_NAME, BEFORE_NUMBER = re.compile(r"(?<![\w.#])#?\Z"), re.compile(r"(?<![\w.#])\Z")
+AFTER_WORD = re.compile(r"(?:\.0+)?(?!\w|\.\d)")
+"""What stands around a whole word."""
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 ERROR = re.compile(r"\w*(error|exception|traceback)\b", re.IGNORECASE)
 NOT_FOUND = re.compile(r"\bnot found\b|\bno (such|match)|\bdoes not exist\b", re.IGNORECASE)
@@ -102,11 +106,15 @@ def says(text: str, value: object) -> bool:
 
 def _occurs(text: str, word: str) -> bool:
     # People leave out the mark of "#W123", but a bare 12 need not be "#12".
-    word = word[1:] if re.match(r"#[a-z]", word) else word
-    word = word[:-2] if re.fullmatch(r"-?\d+\.0", word) else word
-    mark = "#?" if word[0].isalpha() else ""
-    # Looking for the bare substring first spares most values a pattern of their own.
-    return word in text and re.search(rf"(?<![\w.#]){mark}{re.escape(word)}(?:\.0+)?(?!\w|\.\d)", text) is not None
+    word = word[1:] if word[0] == "#" and word[1:2].isascii() and word[1:2].islower() else word
+    word = word[:-2] if WHOLE.fullmatch(word) else word
+    before, place = BEFORE_NAME if word[0].isalpha() else BEFORE_NUMBER, text.find(word)
+    while place >= 0:
+        # One pattern for all words, because compiling one for each takes longer than the search.
+        if before.search(text[max(0, place - 2) : place]) and AFTER_WORD.match(text, place + len(word)):
+            return True
+        place = text.find(word, place + 1)
+    return False
 
 
 def same(expected: object, actual: object) -> bool:

@@ -282,7 +282,7 @@ def diagnose_rollouts(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, DiagnosisContext] = {}
     due: dict[str, set[str]] = {}
-    for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
+    for rollout in logs.rollouts:
         outcomes.add(rollout)
         if rollout.environment not in settings:
             first = rollout.messages[0] if rollout.messages else {"role": ""}
@@ -301,7 +301,7 @@ def diagnose_rollouts(
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
     spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
-    for rollout in logs.rollouts:
+    for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
         try:
             spool.add(_explained(rollout, settings[rollout.environment], worlds, needs))
         except ExpressionError as error:

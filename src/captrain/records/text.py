@@ -248,7 +248,7 @@ def _forms(value: str) -> tuple[str, ...]:
 
 def _secrets_of_environment() -> list[str]:
     """List the values of environment variables with names like a key's that name neither a file nor a variable."""
-    values = [value for name, value in os.environ.items() if _is_secret_name(name)]
+    values = [os.environ.get(name, "") for name in os.environ if _is_secret_name(name)]
     return [value for value in values if _is_long(value) and value not in os.environ and not _is_path(value)]
 
 
