@@ -217,7 +217,7 @@ def _identity(root: Path) -> list[tuple[str, str]]:
     if (root / "params.yaml").exists():
         params = read_yaml(root / "params.yaml", JsonObject, "restore it: `git checkout -- params.yaml`")
         facts.insert(min(2, len(facts)), ("experiment", str(params.get("experiment", ""))))
-    command = ["git", "-C", str(root), "log", "-1", "--format=%h %cs", "--", "results"]
+    command = ["git", "-C", str(root), "log", "-1", "--format=%h %cs", "--", "results/evaluation"]
     if shutil.which("git"):
         logged = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         commit, _, date = logged.stdout.strip().partition(" ")
