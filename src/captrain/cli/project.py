@@ -22,7 +22,7 @@ def init(
     """Create a project: a DVC repository with captrain's stages and a conf/ folder for your settings."""
     names = projects.init_project(folder, benchmark)
     entry = "" if folder.resolve() == Path.cwd() else f"`cd {folder}`, then "
-    print_all(*map(str, names), "", f"project created: {entry}`captrain plan` and `dvc repro`")
+    print_all(*map(str, names), "", f"project created: {entry}`captrain plan` and `captrain run`")
 
 
 def run(
