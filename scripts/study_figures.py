@@ -211,9 +211,9 @@ def scaling(
     tall = 4.6 + 0.24 * len(totals_at)
     figure = Figure(figsize=(width, tall if wide else 2 * tall), layout="constrained")
     part = style.body(figure)
-    mosaic: Any = [["ours", curves[0]], ["held", curves[-1]]]
-    if not wide:
-        mosaic = [["ours"], ["held"], *([name] for name in curves)]
+    beside = [["ours", curves[0]], ["held", curves[-1]]]
+    below = [["ours"], ["held"], *([name] for name in curves)]
+    mosaic: Any = beside if wide else below
     columns: Any = [3, 2] if wide else [1]
     rows: Any = [8, 3 + len(totals_at)] if wide else [1] * len(mosaic)
     panels = part.subplot_mosaic(mosaic, width_ratios=columns, height_ratios=rows)
