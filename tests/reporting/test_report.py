@@ -172,10 +172,10 @@ def made(root: Path) -> Path:
     }
     for name, text in tables.items():
         publish_text(results / name, text)
-    stage = {"cmd": "python stages/evaluation.py", "desc": "Every method"}
-    publish_json(root / "dvc.yaml", {"stages": {"evaluation": stage, "labels": stage}})
+    stage = {"cmd": "python stages/comparison.py", "desc": "Every method"}
+    publish_json(root / "dvc.yaml", {"stages": {"comparison": stage, "labels": stage}})
     out = {"path": "results/evaluation", "md5": "ab95.dir", "size": 14701}
-    publish_json(root / "dvc.lock", {"stages": {"evaluation": {"cmd": "x", "deps": [], "outs": [out]}}})
+    publish_json(root / "dvc.lock", {"stages": {"comparison": {"cmd": "x", "deps": [], "outs": [out]}}})
     return root
 
 
@@ -469,12 +469,12 @@ CORRUPT = {
     "adapters/history.csv": "adapters",
     "gepa/index.json": "gepa",
     "routes/routes.csv": "routes",
-    "evaluation/metrics.json": "evaluation",
-    "evaluation/main.csv": "evaluation",
-    "evaluation/differences.csv": "evaluation",
-    "evaluation/kinds.csv": "evaluation",
-    "evaluation/spent.csv": "evaluation",
-    "evaluation/ledger.csv": "evaluation",
+    "evaluation/metrics.json": "comparison",
+    "evaluation/main.csv": "comparison",
+    "evaluation/differences.csv": "comparison",
+    "evaluation/kinds.csv": "comparison",
+    "evaluation/spent.csv": "comparison",
+    "evaluation/ledger.csv": "comparison",
     "causality/capabilities.csv": "causality",
     "causality/effects.csv": "causality",
     "spec.yaml": "compose",
@@ -482,7 +482,7 @@ CORRUPT = {
     "sweeps/rollouts.csv": "captrain-sweep",
     "../artifacts/rollouts/discovery.jsonl": "rollouts",
     "../artifacts/labels/labels.jsonl": "labels",
-    "../artifacts/evaluation/rollouts.jsonl": "evaluation",
+    "../artifacts/evaluation/rollouts.jsonl": "comparison",
 }
 
 
@@ -552,7 +552,7 @@ def test_the_report_of_a_project_that_never_ran_says_how_to_run_it(tmp_path: Pat
 def test_the_report_of_an_empty_project_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     build(tmp_path / "empty", tmp_path / "report")
-    for name, stage in {"overview": "evaluation", "thresholds": "capabilities", "ledger": "evaluation"}.items():
+    for name, stage in {"overview": "comparison", "thresholds": "capabilities", "ledger": "comparison"}.items():
         assert f"dvc repro {stage}" in view(tmp_path / "report", name).text
     assert "dvc.yaml is missing" in view(tmp_path / "report", "provenance").text
 
@@ -571,9 +571,9 @@ def test_a_run_without_candidates_still_has_all_views(project: Path, tmp_path: P
 
 def test_provenance_names_stage_command_and_hash(report: Path) -> None:
     text = view(report, "provenance").text
-    assert "dvc repro evaluation" in text and "ab95.dir" in text and "it has not run" in text
+    assert "dvc repro comparison" in text and "ab95.dir" in text and "it has not run" in text
     targets = {given.get("id") for _, given in view(report, "provenance").tags}
-    assert "stage-evaluation" in targets
+    assert "stage-comparison" in targets
 
 
 def test_a_folder_that_is_not_a_report_is_not_replaced(project: Path, report: Path, tmp_path: Path) -> None:

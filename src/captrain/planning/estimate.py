@@ -110,6 +110,21 @@ def sum_if_known(values: Sequence[float | None]) -> float | None:
     return None if None in values else sum(value for value in values if value is not None)
 
 
+def _summed(name: str, costs: Sequence[StageCost]) -> StageCost:
+    """Add up costs of stages that run one after another."""
+    return StageCost(
+        name,
+        jobs=sum(cost.jobs for cost in costs),
+        rollouts=sum(cost.rollouts for cost in costs),
+        use=ModelUse(*map(sum, zip(*(cost.use for cost in costs), strict=True))),
+        gpus=max(cost.gpus for cost in costs),
+        memory=max([cost.memory for cost in costs if cost.memory], default=None),
+        seconds=sum_if_known([cost.seconds for cost in costs]),
+        money=sum_if_known([cost.money for cost in costs]),
+        parts=tuple(costs),
+    )
+
+
 @dataclass(frozen=True)
 class Node:
     """The GPUs to plan with, and what the user states about the model.
@@ -188,19 +203,11 @@ class RunEstimate:
 
     def costs(self) -> list[StageCost]:
         """Estimate the stages that cost anything, and last their total."""
-        spec, evaluation, workers = self.spec, self.spec.evaluation, self.spec.machine.workers
-        # Arms of the evaluation: the base, TRACE's adapters, rows, merged adapters, controls and points of curves.
-        # Without alternatives the adapters of a kind share the tasks and count as one arm.
-        arms = 1 + self.count + sum(row.arms(self.count) for row in baselines().values() if row.section(spec).run)
-        arms += len(spec.merging.methods) + self.further + 2 * max(0, spec.curve.points - 1)
-        if not evaluation.alternatives:
-            arms -= (1 + spec.baselines.solutions.run) * max(0, self.count - 1)
-        further = split_sizes(spec.benchmark) if evaluation.splits == "all" else {}
-        tasks = evaluation.tasks + further.get("discovery", 0) + further.get("training", 0)
-        rollouts = (arms + self.composed) * tasks * evaluation.trials
+        spec, workers = self.spec, self.spec.machine.workers
         # Questions label every rollout of the diagnosis in every run, and at most every test rollout of the base.
         labelling = self._labelling(spec.labels.runs * self.diagnosis, CANDIDATES, spec.labels.runs)
-        causal = evaluation.tasks * evaluation.trials if spec.causality.run and evaluation.trials > 1 else 0
+        tests = spec.evaluation.tasks * spec.evaluation.trials
+        causal = tests if spec.causality.run and spec.evaluation.trials > 1 else 0
         concurrency, distilled = spec.machine.asking.concurrency, "distillation" in spec.merging.methods
         calibration = self._playing("environments", self.calibration, self.count * self.shards)
         stages = [
@@ -213,24 +220,39 @@ class RunEstimate:
             *(self._baseline(row) for row in baselines().values()),
             self._playing("merging", distilled * spec.merging.rollouts, training=True),
             self._playing("controls", self.controls, max(1, math.ceil(self.further)), workers, training=True),
-            self._playing("evaluation", rollouts, math.ceil(arms), workers, user=True),
+            _summed("evaluation", self.evaluation_costs()),
             self._asking(StageCost("causality", 1), spec.analyst, self._labelling(causal, self.count), concurrency),
         ]
         stages = [stage for stage in stages if self.trainable or stage.stage in UNTRAINED]
         costing = [stage for stage in stages if stage.rollouts or stage.use.calls or stage.use.new_input]
         costing = costing if spec.base.model else [stages[0], *costing]
-        total = StageCost(
-            "total",
-            jobs=sum(stage.jobs for stage in costing),
-            rollouts=sum(stage.rollouts for stage in costing),
-            use=ModelUse(*map(sum, zip(*(stage.use for stage in costing), strict=True))),
-            gpus=max(stage.gpus for stage in costing),
-            memory=max([stage.memory for stage in costing if stage.memory], default=None),
-            seconds=sum_if_known([stage.seconds for stage in costing]),
-            money=sum_if_known([stage.money for stage in costing]),
-            parts=tuple(costing),
-        )
-        return [*costing, total]
+        return [*costing, _summed("total", costing)]
+
+    def evaluation_costs(self) -> list[StageCost]:
+        """Estimate the rows of the evaluation that play anything, each by its stage `evaluation@ROW`."""
+        spec, evaluation, workers = self.spec, self.spec.evaluation, self.spec.machine.workers
+        # Without alternatives the adapters of a kind share the tasks and count as one arm.
+        count = self.count if evaluation.alternatives else min(1, self.count)
+        points = max(0, spec.curve.points - 1)
+        arms = {"base": 1, "trace": count + self.composed + points}
+        arms |= {name: row.arms(count) for name, row in baselines().items() if row.section(spec).run}
+        arms |= {"merging": len(spec.merging.methods), "controls": self.further}
+        if "grpo_target" in arms:
+            arms["grpo_target"] += points
+        further = split_sizes(spec.benchmark) if evaluation.splits == "all" else {}
+        tasks = evaluation.tasks + further.get("discovery", 0) + further.get("training", 0)
+        parts = self.shards if self.on_slurm else workers
+        return [
+            self._playing(
+                f"evaluation@{row}",
+                number * tasks * evaluation.trials,
+                max(math.ceil(number), parts),
+                workers,
+                user=True,
+            )
+            for row, number in arms.items()
+            if number
+        ]
 
     def baseline_rollouts(self, row: Baseline) -> float:
         """Estimate the rollouts that a row's stage plays."""

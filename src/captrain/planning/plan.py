@@ -270,7 +270,9 @@ def forecast_run(root: Path, stages: Collection[str]) -> str:
         UserError: the configuration that params.yaml selects does not compose.
     """
     spec, _ = compose_configuration([], root)
-    costs = {cost.stage: cost.seconds for cost in RunEstimate(spec, Node(), 1).costs() if cost.stage in stages}
+    *planned, _ = RunEstimate(spec, Node(), 1).costs()
+    parts = [part for cost in planned for part in cost.parts or [cost]]
+    costs = {part.stage: part.seconds for part in parts if part.stage in stages}
     count = f"{len(stages)} stage{'s' if len(stages) != 1 else ''} to run"
     if unknown := [stage for stage, seconds in costs.items() if seconds is None]:
         return f"{count}; the time is not known ({', '.join(unknown)}: see `captrain plan`)"
