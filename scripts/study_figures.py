@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import HashableList
 
 from captrain.comparison import (
     BASE,
@@ -34,8 +35,7 @@ from captrain.comparison import (
     versus,
 )
 from captrain.records import read_table
-from captrain.reporting import style
-from captrain.reporting.verdicts import DIFFERS, VERDICTS
+from captrain.reporting import DIFFERS, VERDICTS, style
 
 REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'
@@ -211,11 +211,11 @@ def scaling(
     tall = 4.6 + 0.24 * len(totals_at)
     figure = Figure(figsize=(width, tall if wide else 2 * tall), layout="constrained")
     part = style.body(figure)
-    beside = [["ours", curves[0]], ["held", curves[-1]]]
-    below = [["ours"], ["held"], *([name] for name in curves)]
-    mosaic: Any = beside if wide else below
-    columns: Any = [3, 2] if wide else [1]
-    rows: Any = [8, 3 + len(totals_at)] if wide else [1] * len(mosaic)
+    beside: list[HashableList[str]] = [["ours", curves[0]], ["held", curves[-1]]]
+    below: list[HashableList[str]] = [["ours"], ["held"], *([name] for name in curves)]
+    mosaic = beside if wide else below
+    columns = [3, 2] if wide else [1]
+    rows = [8, 3 + len(totals_at)] if wide else [1] * len(mosaic)
     panels = part.subplot_mosaic(mosaic, width_ratios=columns, height_ratios=rows)
     top, bottom = panels["ours"], panels["held"]
     _lines(top, headline, setting, places)

@@ -100,8 +100,8 @@ def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
         publish_text(
             tmp_path / f"results/{name}/history.csv", f"adapter,step,rollouts,reward,success,informative\n{rows}"
         )
-    legends = [axes.get_legend() for axes in training(tmp_path / "results").axes]
-    assert "a toy" in [text.get_text() for legend in legends if legend for text in legend.get_texts()]
+    legends = [legend for part in training(tmp_path / "results").subfigs for legend in part.legends]
+    assert "a toy" in [text.get_text() for legend in legends for text in legend.get_texts()]
 
     estimate = RunEstimate(with_toy(compose_spec("default", 0, [], ROOT / "conf")), Node(), 1)
     [cost] = [cost for cost in estimate.costs() if cost.stage == "toy"]

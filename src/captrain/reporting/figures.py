@@ -17,6 +17,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import HashableList
 
 from captrain.capabilities import read_selection, replay
 from captrain.comparison import (
@@ -217,7 +218,7 @@ def stability(results: Path, width: float = WIDTH) -> Figure:
     publication = read_published()
     times = publication.selection.times
     panels = ["kept", "coverage", "gap"]
-    mosaic: Any = [[*panels, "paper"]] if width >= NARROW else [panels, ["paper"] * 3]
+    mosaic: list[HashableList[str]] = [[*panels, "paper"]] if width >= NARROW else [panels, ["paper"] * 3]
     heights = [1.9 + 0.2 * max(len(candidates), len(times))] * len(mosaic)
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     axes_of = figure.subplot_mosaic(mosaic)
@@ -319,11 +320,8 @@ def training(results: Path, width: float = WIDTH) -> Figure:
                 look = look_of(GRPO)._asdict() if name == GRPO else {"color": shade, "linestyle": dash}
                 look["marker"] = MARKERS[place % len(MARKERS)]
                 smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
-                every = max(len(line) // 6, 1)
-                axes.plot(
-                    line["rollouts"], smooth, label=arm_label(str(name)), linewidth=1.3, markersize=3.5,
-                    markevery=every, **look,
-                )  # fmt: skip
+                look |= {"linewidth": 1.3, "markersize": 3.5, "markevery": max(len(line) // 6, 1)}
+                axes.plot(line["rollouts"], smooth, label=arm_label(str(name)), **look)
             axes.set(title=title, ylim=(-0.02, 1.02))
         for axes in grid if wide else grid[-1:]:
             axes.set_xlabel("rollouts spent")
