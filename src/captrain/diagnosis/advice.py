@@ -84,7 +84,9 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     writers = possible_writers(diagnosis) if selected else {}
     remedies = _Remedies({name: _training(name, writers.get(name), folder) for name in selected})
     fixes = [_about_fix(fix, account.failures, remedies) for fix in diagnosis.findings.fixes]
-    others = [_about_cause(account, entry, remedies) for entry in candidates if entry["id"] not in remedies.named]
+    # What no failure has as a cause stays a row of the ranking.
+    graded = [entry for entry in candidates if entry["id"] in account.causes or entry["selected"]]
+    others = [_about_cause(account, entry, remedies) for entry in graded if entry["id"] not in remedies.named]
     return [*fixes, *_about_faults(account), *others, *_about_unexplained(account)]
 
 

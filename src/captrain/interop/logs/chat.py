@@ -184,9 +184,9 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         "injections": row.injections,
         "limit": row.limit,
         "grading": fact(row.grading),
-        "submission": fact(row.submission),
         "expected": {name: fact(value) for name, value in row.expected.items() if value not in (None, "", [], {})},
     }
+    submission = {} if row.submission is None else {"submission": fact(row.submission)}  # an empty one tells much
     return Entry(
         number,
         "chat",
@@ -195,7 +195,7 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         dialogue,
         row.reward,
         str(row.model),
-        data={"kind": "chat", **{name: value for name, value in facts.items() if value}},
+        data={"kind": "chat", **{name: value for name, value in facts.items() if value}, **submission},
         trial=row.trial if type(row.trial) is int and 0 <= row.trial < 1 << 31 else None,
         reference=solution,
         fault=row.fault,
