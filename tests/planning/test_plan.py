@@ -479,3 +479,11 @@ def test_a_job_on_two_nodes_needs_gpus_for_its_share_and_the_servers(spec: Compo
     made = planned(spec(*job, *fsdp, "machine.slurm.gpus=4"))
     made.refuse_impossible()
     assert "2 of its servers, and 4 to train on 2 nodes" in " ".join(printed(made).split())
+
+
+def test_the_plan_counts_the_whole_node_and_sets_stages_apart_that_the_paper_does_not_have(spec: Compose) -> None:
+    made = planned(spec(*NODE8))
+    assert made.held == 8 and "node, held throughout" in printed(made)
+    assert "not in the paper, but captrain's own: rejection_sft, solutions, causality" in printed(made)
+    alone = [f"{name}.run=false" for name in ("baselines.rejection_sft", "baselines.solutions", "causality")]
+    assert "not in the paper" not in printed(planned(spec(*NODE8, *alone)))

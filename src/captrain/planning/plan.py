@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from captrain.comparison import baselines
+from captrain.comparison import baselines, read_published
 from captrain.errors import UserError
 from captrain.planning.assumptions import (
     ANALYST,
@@ -48,11 +48,13 @@ BasisRow = tuple[str, str, str]
 class Plan(NamedTuple):
     """Cost and feasibility of a configuration.
 
+    held: GPUs of the node that the run holds for its whole wall time; 0 if none, or if Slurm lends them to each job.
     low, high: stages with the least and with the most of what is not known beforehand. basis: the assumptions. memory:
     GiB of one GPU in training, by group of GPUs and by what holds them.
     """
 
     title: str
+    held: int
     low: list[StageCost]
     high: list[StageCost]
     basis: list[BasisRow]
@@ -75,7 +77,8 @@ def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
     """Estimate a configuration. Starts, asks and writes nothing."""
     least, most = RunEstimate(spec, node, 1), RunEstimate(spec, node, spec.environments.rounds, 1.0)
     low, memory = least.costs(), least.memory_groups(training=True)
-    return Plan(title, low, most.costs(), _basis(least), memory, warnings(least, low[-1].money), refusals(least))
+    held = node.gpus if least.vllm and not least.on_slurm else 0
+    return Plan(title, held, low, most.costs(), _basis(least), memory, warnings(least, low[-1].money), refusals(least))
 
 
 def _basis(estimate: RunEstimate) -> list[BasisRow]:
@@ -195,6 +198,7 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
     counts = _table(f"plan: {plan.title}", "stage", "jobs", "rollouts", "model calls", "tokens read", "tokens written")
     counts.caption = "ranges: from the least to the most of what is not known beforehand"
     costs = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
+    costs.caption = _own_share(plan)
     least = {cost.stage: cost for cost in plan.low}
     for high in plan.high:
         # A stage that may have nothing to do, such as controls, is missing from the least.
@@ -207,6 +211,10 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         gpus = (str(low.gpus), memory, _range(low.gpu_hours, high.gpu_hours, rounded)) if low.gpus else ("", "", "")
         wall, money = _range(low.seconds, high.seconds, _time), _range(low.money, high.money, rounded)
         costs.add_row(low.stage, *gpus, wall, money, style=style)
+    if plan.held:
+        ends = (plan.low[-1].seconds, plan.high[-1].seconds)
+        hours = _range(*(None if end is None else plan.held * end / 3600 for end in ends), rounded)
+        costs.add_row("node, held throughout", str(plan.held), "", hours, "", "", style="bold")
     memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
     for group, parts in plan.memory.items():
         for name, value in {**parts, "total": sum(parts.values())}.items():
@@ -216,6 +224,16 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         basis.add_row(*row)
     notes = (Text(f"note: {text}", "yellow") for text in plan.warnings)
     return [*(table for table in (counts, costs, memory_table, basis) if table.row_count), *notes]
+
+
+def _own_share(plan: Plan) -> str:
+    """Name the stages that the paper does not have, with their share of the GPU-hours."""
+    published = {method for table in read_published().tables.values() for method in table.values}
+    ours = {*(name for name in baselines() if name not in published), "controls", "causality"}
+    stages = {cost.stage: cost.gpu_hours for cost in plan.high if cost.stage in ours}
+    hours = sum(cost or 0.0 for cost in stages.values())
+    share = f", {rounded(hours)} GPU-hours at most" if hours else ""
+    return f"not in the paper, but captrain's own: {', '.join(stages)}{share}" if stages else ""
 
 
 def _table(title: str, *names: str, text_columns: int = 1) -> Table:
