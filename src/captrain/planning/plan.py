@@ -26,8 +26,11 @@ from captrain.planning.assumptions import (
     FILE_TOKENS,
     FRAME_TOKENS,
     LABEL_TOKENS,
+    PASSPORT,
+    REFERENCE_SPEED,
     REFLECTION_TOKENS,
     REQUEST_RATE,
+    ROUTING,
     SERVER_START,
     SHARED_TRAINING,
     STAGE_START,
@@ -36,6 +39,7 @@ from captrain.planning.assumptions import (
     USABLE_MEMORY,
     EpisodeCost,
     ModelUse,
+    machine_speed,
 )
 from captrain.planning.estimate import Node, RunEstimate, StageCost
 from captrain.planning.feasibility import Refusal, refusals, rounded, warnings
@@ -127,12 +131,15 @@ def _local(estimate: RunEstimate) -> list[BasisRow]:
     source = "half of this machine's memory; what does not fit is computed again"
     pretrained = [("activations of a pass, at most", activations, source)] if estimate.spec.base.pretrained else []
     return [
-        ("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
-        ("in training", f"{rates.training.value:g}", rates.training.source),
-        ("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
+        ("rollouts a CPU second", f"{rates.rollouts.value:.3g}", rates.rollouts.source),
+        ("in training", f"{rates.training.value:.3g}", rates.training.source),
+        ("demonstrations a CPU second", f"{rates.demonstrations.value:.3g}", rates.demonstrations.source),
         ("processes", str(machine.workers), "spec: machine.workers"),
         ("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
-        ("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
+        ("examining an environment", f"{PASSPORT.value / estimate.node.speed:.2g} s", PASSPORT.source),
+        ("fitting the routers", f"{ROUTING.value / estimate.node.speed:.2g} s", ROUTING.source),
+        ("speed of this machine", f"{estimate.node.speed:.2f} times the reference", REFERENCE_SPEED.source),
+        ("imports, statistics", "not counted: seconds a stage", "assumed"),
         *pretrained,
     ]
 
@@ -198,7 +205,6 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
     counts = _table(f"plan: {plan.title}", "stage", "jobs", "rollouts", "model calls", "tokens read", "tokens written")
     counts.caption = "ranges: from the least to the most of what is not known beforehand"
     costs = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
-    costs.caption = _own_share(plan)
     least = {cost.stage: cost for cost in plan.low}
     for high in plan.high:
         # A stage that may have nothing to do, such as controls, is missing from the least.
@@ -223,7 +229,8 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
     for row in plan.basis:
         basis.add_row(*row)
     notes = (Text(f"note: {text}", "yellow") for text in plan.warnings)
-    return [*(table for table in (counts, costs, memory_table, basis) if table.row_count), *notes]
+    tables = (table for table in (counts, costs, memory_table, basis) if table.row_count)
+    return [*tables, *([Text(own)] if (own := _own_share(plan)) else []), *notes]
 
 
 def _own_share(plan: Plan) -> str:
@@ -282,17 +289,18 @@ def stale_stages(root: Path) -> list[str]:
 
 
 def forecast_run(root: Path, stages: Collection[str]) -> str:
-    """Estimate in one line how long stages take, at the rates of the plan.
+    """Estimate in one line how long stages take on this machine.
 
     Raises:
         UserError: the configuration that params.yaml selects does not compose.
     """
     spec, _ = compose_configuration([], root)
-    *planned, _ = RunEstimate(spec, Node(), 1).costs()
+    speed = machine_speed()
+    *planned, _ = RunEstimate(spec, Node(speed=speed), 1).costs()
     parts = [part for cost in planned for part in cost.parts or [cost]]
     costs = {part.stage: part.seconds for part in parts if part.stage in stages}
     count = f"{len(stages)} stage{'s' if len(stages) != 1 else ''} to run"
     if unknown := [stage for stage, seconds in costs.items() if seconds is None]:
         return f"{count}; the time is not known ({', '.join(unknown)}: see `captrain plan`)"
-    seconds = sum(cost or 0.0 for cost in costs.values()) + STAGE_START.value * len(stages)
-    return f"{count}, about {_time(seconds)} at the rates of `captrain plan`"
+    seconds = sum(cost or 0.0 for cost in costs.values()) + STAGE_START.value / speed * len(stages)
+    return f"{count}, about {_time(seconds)} by the measured speed of this machine"
