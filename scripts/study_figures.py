@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import HashableList
 
 from captrain.comparison import (
     BASE,
@@ -34,8 +35,7 @@ from captrain.comparison import (
     versus,
 )
 from captrain.records import read_table
-from captrain.reporting import style
-from captrain.reporting.verdicts import DIFFERS, VERDICTS
+from captrain.reporting import DIFFERS, VERDICTS, style
 
 REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'
@@ -210,12 +210,13 @@ def scaling(
     wide = width >= style.NARROW
     tall = 4.6 + 0.24 * len(totals_at)
     figure = Figure(figsize=(width, tall if wide else 2 * tall), layout="constrained")
-    part = figure.subfigures()  # with its legend above the note
-    mosaic: Any = [["ours", curves[0]], ["held", curves[-1]]]
-    shape: Any = {"width_ratios": (3, 2), "height_ratios": (8, 3 + len(totals_at))}
-    if not wide:
-        mosaic, shape = [["ours"], ["held"], *([name] for name in curves)], {}
-    panels = part.subplot_mosaic(mosaic, **shape)
+    part = style.body(figure)
+    beside: list[HashableList[str]] = [["ours", curves[0]], ["held", curves[-1]]]
+    below: list[HashableList[str]] = [["ours"], ["held"], *([name] for name in curves)]
+    mosaic = beside if wide else below
+    columns = [3, 2] if wide else [1]
+    rows = [8, 3 + len(totals_at)] if wide else [1] * len(mosaic)
+    panels = part.subplot_mosaic(mosaic, width_ratios=columns, height_ratios=rows)
     top, bottom = panels["ours"], panels["held"]
     _lines(top, headline, setting, places)
     ticks = [f"{total:,.0f}" if by_rollouts else f"{value}\n({total:,.0f})" for value, total in totals_at.items()]
@@ -305,7 +306,7 @@ def thresholds(points: Sequence[ComparisonRow], width: float = style.WIDTH) -> F
     places = {delta: float(place) for place, delta in enumerate(deltas)}
     wide = width >= style.NARROW
     figure = Figure(figsize=(width, 3.9 if wide else 1.5 + 2.2 * len(coverages)), layout="constrained")
-    part = figure.subfigures()
+    part = style.body(figure)
     shape = (1, len(coverages)) if wide else (len(coverages), 1)
     grid = part.subplots(*shape, sharey=True, squeeze=False).ravel()
     compared: list[Difference] = []
@@ -336,7 +337,7 @@ def faults(points: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figur
     """Draw pass rates of rows that learn from solutions over the share of faulty solutions, with GRPO on the target."""
     rate, kind = "baselines.solutions.faults.rate", "baselines.solutions.faults.kind"
     figure = Figure(figsize=(width, 3.8), layout="constrained")
-    part = figure.subfigures()
+    part = style.body(figure)
     axes = part.subplots()
     grpo = next((row for row in points if row["method"] == GRPO), None)
     lost = []

@@ -1,19 +1,21 @@
-"""Play the test split with all arms, and compare the methods."""
+"""Play the test split with the arms of one row: `python stages/evaluation.py ROW`."""
 
+import sys
+from functools import partial
 from pathlib import Path
 
-from captrain.comparison import evaluate_project, publish_evaluation
-from captrain.records import publish
+from captrain.comparison import play_row, publish_row
 from captrain.run import entry_point, load_spec
 
+ROW = sys.argv[1].removeprefix("evaluation@")
 
-@entry_point
+
+@partial(entry_point, name=f"evaluation@{ROW}")
 def main() -> str:
-    """Adapters, routes, ledgers -> artifacts/evaluation, results/evaluation."""
-    rollouts, evaluation = evaluate_project(load_spec())
-    publish(Path("artifacts/evaluation/rollouts.jsonl"), rollouts)
-    publish_evaluation(evaluation, Path("results/evaluation"))
-    return f"{len(rollouts)} rollouts on the test split"
+    """Adapters and routes of the row -> artifacts/played/ROW."""
+    played = play_row(load_spec(), ROW)
+    publish_row(played, Path("artifacts/played", ROW))
+    return f"{len(played.rollouts)} rollouts on the test split"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ PROCESSORS = {
     "without vectors": load_script("bench_barrier").WITHOUT_VECTORS,
 }
 SWITCHES = {switch for switches in PROCESSORS.values() for switch in switches}
-SPREAD = {"AVX2": ("adapters", "evaluation"), "without vectors": ()}
+SPREAD = {"AVX2": ("adapters", "evaluation@base"), "without vectors": ()}
 """Stages with two workers: one that trains and one that plays."""
 
 

@@ -13,6 +13,7 @@ import yaml
 from support.needs import further
 from support.smoke import BIN, Repository
 
+from captrain.comparison import evaluation_rows
 from captrain.ledger import LedgerEntry
 from captrain.records import Rollout, load
 
@@ -35,6 +36,7 @@ TRAINING = [
     "merging",
     "controls",
 ]
+EVALUATION = [f"evaluation@{row}" for row in evaluation_rows()]
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +77,32 @@ def test_a_run_says_what_it_will_take_then_a_line_a_stage_and_the_table_last(spa
     assert re.match(r"\d+ stages to run, about [\d.]+ (s|min) at the rates", first)
     ends = [place for place, line in enumerate(lines) if re.match(r"[a-z_]+ +\d+\.\d s   \S", line)]
     assert [lines[place].split()[0] for place in ends[:2]] == ["compose", "causality"]
+    assert "The baselines follow." not in lines
     results = lines[ends[-1] + 1 :]
     assert results[0].rstrip() == "Test split: 40 tasks" and "  captrain results --all" in results[-3]
     assert not any("Running stage" in line or "Warning" in line for line in lines)
     assert spare.call("captrain", "run").splitlines() == results
+
+
+def test_the_base_and_trace_are_evaluated_and_printed_before_what_they_are_compared_with(spare: Repository) -> None:
+    spare.choose("evaluation.trials=3", "causality.run=false")
+    lines = spare.call("captrain", "run").splitlines()
+    stages = [line.split()[0] for line in lines if re.match(r"[a-z_@]+ +\d+\.\d s   \S", line)]
+    assert {*stages[:3]} == {"compose", "evaluation@base", "evaluation@trace"} and "comparison" in stages[3:]
+    first, last = (place for place, line in enumerate(lines) if line.startswith("Test split: 40 tasks"))
+    rows = {line.split("  ")[0].strip() for line in lines[first + 1 : lines.index("The baselines follow.")]}
+    assert {"TRACE", "base", "Difference of TRACE"} <= rows and "GRPO on target" not in rows
+    for label in ("TRACE ", "base "):
+        early, late = (
+            next(line for line in lines[start:] if line.lstrip().startswith(label)) for start in (first, last)
+        )
+        assert early.split() == late.split()
+
+
+def test_a_changed_baseline_is_evaluated_alone(spare: Repository) -> None:
+    spare.choose("baselines.rejection_sft.learning_rate=0.0007")
+    ran = re.findall(r"Running stage '([^']+)'", spare.call("dvc", "repro", "comparison"))
+    assert ran == ["compose", "row@rejection_sft", "evaluation@rejection_sft", "comparison"]
 
 
 def test_without_alternatives_the_same_rows_cost_fewer_rollouts_of_evaluation(spare: Repository) -> None:
@@ -113,7 +137,7 @@ def test_a_run_whose_stage_fails_ends_in_what_is_wrong_and_what_to_do(project: R
             [
                 (["selection.delta=0.25"], ["capabilities", "solutions"]),
                 (["adapters.rollouts=120"], ["adapters", "controls"]),
-                (["evaluation.trials=3"], ["evaluation"]),
+                (["evaluation.trials=3"], [*EVALUATION, "comparison"]),
                 ([], []),
             ],
             0,

@@ -111,7 +111,7 @@ def test_the_page_shows_the_output_of_a_synthesis(committed: Path, tmp_path: Pat
 
 
 def test_missing_results_name_the_remedy(project: Path, captrain: Captrain) -> None:
-    assert "dvc repro evaluation" in captrain(project, "results")[2]
+    assert "dvc repro comparison" in captrain(project, "results")[2]
 
 
 def test_results_show_floor_and_versions_of_a_benchmark_before_the_evaluation(
@@ -128,7 +128,7 @@ def test_results_show_floor_and_versions_of_a_benchmark_before_the_evaluation(
     summary = {"outcomes": {"passed": 2, "failed": 2, "error": 1}, **row, "kinds": {"oak": {"rollouts": 5, **row}}}
     publish_json(project / "results/rollouts/summary.json", {**summary, "benchmark": about})
     status, out, _ = captrain(project, "results")
-    assert status == 0 and "`dvc repro evaluation`" in out
+    assert status == 0 and "`dvc repro comparison`" in out
     assert re.search(r"oak +│ 5 +│ 0.500 +│ 0.625 +│ 0.250 +│ 0.300", out)
     assert 'version: "7"' in out and '"temperature": 0.0' in out
     assert "1 rollouts ended in errors of infrastructure; 1 tasks are not runnable here" in out

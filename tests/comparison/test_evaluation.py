@@ -336,7 +336,7 @@ def test_the_printed_table_explains_its_counts(tmp_path: Path) -> None:
 
 
 def test_a_missing_table_names_its_stage(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="dvc repro evaluation"):
+    with pytest.raises(UserError, match="dvc repro comparison"):
         table(tmp_path)
 
 

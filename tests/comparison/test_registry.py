@@ -13,6 +13,7 @@ from captrain.comparison import (
     acting_stages,
     baselines,
     evaluate,
+    evaluation_rows,
     headline_methods,
     label,
     spending_stages,
@@ -99,8 +100,8 @@ def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
         publish_text(
             tmp_path / f"results/{name}/history.csv", f"adapter,step,rollouts,reward,success,informative\n{rows}"
         )
-    legends = [axes.get_legend() for axes in training(tmp_path / "results").axes]
-    assert "a toy" in [text.get_text() for legend in legends if legend for text in legend.get_texts()]
+    legends = [legend for part in training(tmp_path / "results").subfigs for legend in part.legends]
+    assert "a toy" in [text.get_text() for legend in legends for text in legend.get_texts()]
 
     estimate = RunEstimate(with_toy(compose_spec("default", 0, [], ROOT / "conf")), Node(), 1)
     [cost] = [cost for cost in estimate.costs() if cost.stage == "toy"]
@@ -124,9 +125,12 @@ def test_every_row_has_a_section_a_stage_and_a_name_of_its_own() -> None:
 
 
 def test_the_pipeline_evaluates_all_arms_and_draws_all_trainings() -> None:
-    evaluation, figures = set(PIPELINE["evaluation"]["deps"]), set(PIPELINE["figures"]["deps"])
-    assert {f"results/{stage}" for stage in acting_stages()} <= evaluation
-    assert {f"artifacts/{stage}" for stage in acting_stages() if stage != "gepa"} <= evaluation
+    comparison, figures = set(PIPELINE["comparison"]["deps"]), set(PIPELINE["figures"]["deps"])
+    assert {f"results/{stage}" for stage in acting_stages()} <= comparison
+    assert {name for name in PIPELINE if "@" in name} == {f"evaluation@{row}" for row in evaluation_rows()}
+    for stage in acting_stages():
+        deps = PIPELINE[f"evaluation@{'trace' if stage == 'adapters' else stage}"]["deps"]
+        assert {f"results/{stage}", f"artifacts/{stage}" if stage != "gepa" else "artifacts/base"} <= {*deps}
     assert {f"results/{name}" for name in trained_baselines()} <= figures
     assert set(spending_stages()) <= set(PIPELINE)
 

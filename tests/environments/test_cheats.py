@@ -21,6 +21,7 @@ AGAINST = make_standard(load_benchmark(DEFAULT.benchmark), DEFAULT.evaluation.ta
 
 FIRST = {meant: name for name, (_, _, meant) in reversed(CHEATS.items())}
 """The first cheat for each check."""
+MANY = "structures among the tasks"
 ALWAYS = {*FIRST.values(), "zip_denial_wrap"}
 """Cheats of every run: those, and one that only the learner finds."""
 
@@ -48,6 +49,14 @@ def test_a_cheat_that_the_page_says_is_not_caught_is_not(tmp_path: Path, name: s
 @pytest.mark.parametrize("name", further(HONEST_NAMES[::2] + HONEST_NAMES[1::2], 6))
 def test_an_honest_environment_earns_its_passport_whoever_wrote_it(tmp_path: Path, name: str) -> None:
     assert [check for check in examined(tmp_path, honest(name), tools_of(name), 20) if not check.passed] == []
+
+
+def test_variety_that_few_tasks_do_not_show_is_found_in_further_ones(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        [check] = [
+            one for one in examined(tmp_path, honest("payroll"), tools_of("payroll"), 8, seed) if one.name == MANY
+        ]
+        assert check.passed
 
 
 def test_an_examination_can_be_repeated_and_another_seed_draws_other_probes(tmp_path: Path) -> None:

@@ -264,3 +264,48 @@ def test_a_file_without_a_dialogue_is_refused_by_its_path_with_the_likely_field(
             len(read_logs([path], choices=Choices("is_solved" if "is_solved" in row else "ok", messages=hint)).rollouts)
             == 2
         )
+
+
+def test_events_in_a_file_each_are_one_dialogue_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    folder = tmp_path / "sessions" / "abc" / "events"
+    folder.mkdir(parents=True)
+    asked = {"id": 2, "source": "user", "action": "message", "args": {"content": "Count files"}}
+    ran = {"id": 9, "source": "agent", "action": "run", "args": {"command": "ls"}}
+    seen = {"id": 10, "source": "agent", "observation": "run", "content": "a.py"}
+    for event in (asked, ran, seen):
+        (folder / f"{event['id']}.json").write_text(json.dumps(event))
+    scores = tmp_path / "scores.csv"
+    scores.write_text("task_id,reward\nabc,0\n")
+    [rollout] = read_logs([tmp_path / "sessions"], scores).rollouts
+    assert [message["role"] for message in rollout.messages] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [
+            {"role": "user", "parts": [{"text": "Weather?"}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "weather", "args": {"city": "Rome"}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"name": "weather", "response": {"t": 20}}}]},
+            {"role": "model", "parts": [{"text": "20"}]},
+        ],
+        [
+            {"role": "user", "parts": [{"type": "text", "text": "Weather?"}]},
+            {
+                "role": "assistant",
+                "parts": [
+                    {"type": "tool-weather", "toolCallId": "c", "input": {"city": "Rome"}, "output": {"t": 20}},
+                    {"type": "text", "text": "20"},
+                ],
+            },
+        ],
+    ],
+    ids=["Gemini", "Vercel"],
+)
+def test_messages_of_parts_keep_words_calls_and_results(tmp_path: Path, messages: list[object]) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": messages, "reward": 1}) + "\n")
+    [rollout] = read_logs([path]).rollouts
+    assert [message["role"] for message in rollout.messages] == ["user", "assistant", "tool", "assistant"]
+    assert [*calls_of(rollout.messages[1])] == [("weather", {"city": "Rome"})]
+    assert [rollout.messages[place]["content"] for place in (0, 2, 3)] == ["Weather?", '{"t": 20}', "20"]

@@ -14,7 +14,7 @@ from support.warm import EXECUTABLE
 from captrain.projects import init_project
 from captrain.records import publish_text
 
-STAGES = ("compose", "base", "evaluation")
+STAGES = ("compose", "base", "comparison")
 BASE = """
 import json
 from pathlib import Path
@@ -54,16 +54,16 @@ def project(tmp_path: Path) -> Path:
     outs: dict[str, list[object]] = {"outs": ["artifacts/base"], "metrics": [{"results/base.json": {"cache": False}}]}
     base = {"cmd": "captrain run base", "params": [{"results/spec.yaml": ["benchmark"]}], **outs}
     evaluation = {
-        "cmd": "captrain run evaluation",
+        "cmd": "captrain run comparison",
         "params": [{"results/spec.yaml": ["selection"]}],
         "deps": ["artifacts/base", "components"],
         "plots": [{f"results/{name}": {"cache": False}} for name in ("evaluation", "capabilities")],
     }
-    pipeline = {"stages": {"compose": compose, "base": base, "evaluation": evaluation}}
+    pipeline = {"stages": {"compose": compose, "base": base, "comparison": evaluation}}
     publish_text(folder / "dvc.yaml", yaml.safe_dump(pipeline, sort_keys=False))
     publish_text(folder / "stages/base.py", BASE)
     selection = account([{"id": "DESK", "selected": True}])
-    publish_text(folder / "stages/evaluation.py", EVALUATION.replace("ACCOUNT", repr(selection)))
+    publish_text(folder / "stages/comparison.py", EVALUATION.replace("ACCOUNT", repr(selection)))
     return folder
 
 

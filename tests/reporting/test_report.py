@@ -172,10 +172,10 @@ def made(root: Path) -> Path:
     }
     for name, text in tables.items():
         publish_text(results / name, text)
-    stage = {"cmd": "python stages/evaluation.py", "desc": "Every method"}
-    publish_json(root / "dvc.yaml", {"stages": {"evaluation": stage, "labels": stage}})
+    stage = {"cmd": "python stages/comparison.py", "desc": "Every method"}
+    publish_json(root / "dvc.yaml", {"stages": {"comparison": stage, "labels": stage}})
     out = {"path": "results/evaluation", "md5": "ab95.dir", "size": 14701}
-    publish_json(root / "dvc.lock", {"stages": {"evaluation": {"cmd": "x", "deps": [], "outs": [out]}}})
+    publish_json(root / "dvc.lock", {"stages": {"comparison": {"cmd": "x", "deps": [], "outs": [out]}}})
     return root
 
 
@@ -239,7 +239,7 @@ def test_the_overview_shows_intervals_and_the_reading_of_each_difference(report:
     assert len(marked) == 4
     marked = [tag for tag, given in view(report, "capabilities").tags if tag == "svg" and given.get("role") == "img"]
     assert len(marked) == len(CANDIDATES) + 2  # and one each for claimed and repaired
-    assert "Totals differ: 3,200, 640. TRACE, solutions is taught the environments' own solutions," in text
+    assert "Totals differ: 640, 3,200. TRACE, solutions is taught the environments' own solutions," in text
 
 
 def test_a_capability_shows_its_failing_messages_environment_and_training(report: Path) -> None:
@@ -266,7 +266,7 @@ def test_the_page_has_no_inline_script_and_loads_nothing_from_outside(report: Pa
         file, _, place = target.partition("#")
         assert not file or file == "data:," or (report / file).exists(), target
         # Links may name stages that this project's dvc.yaml does not have.
-        assert not place or place in ids or place.startswith(("rollout/", "stage-")), target
+        assert not place or place in ids or place.startswith(("rollout/", "rollouts?", "stage-")), target
     assert "http" not in "".join(path.read_text() for path in report.rglob("*.js"))
 
 
@@ -469,12 +469,12 @@ CORRUPT = {
     "adapters/history.csv": "adapters",
     "gepa/index.json": "gepa",
     "routes/routes.csv": "routes",
-    "evaluation/metrics.json": "evaluation",
-    "evaluation/main.csv": "evaluation",
-    "evaluation/differences.csv": "evaluation",
-    "evaluation/kinds.csv": "evaluation",
-    "evaluation/spent.csv": "evaluation",
-    "evaluation/ledger.csv": "evaluation",
+    "evaluation/metrics.json": "comparison",
+    "evaluation/main.csv": "comparison",
+    "evaluation/differences.csv": "comparison",
+    "evaluation/kinds.csv": "comparison",
+    "evaluation/spent.csv": "comparison",
+    "evaluation/ledger.csv": "comparison",
     "causality/capabilities.csv": "causality",
     "causality/effects.csv": "causality",
     "spec.yaml": "compose",
@@ -482,7 +482,7 @@ CORRUPT = {
     "sweeps/rollouts.csv": "captrain-sweep",
     "../artifacts/rollouts/discovery.jsonl": "rollouts",
     "../artifacts/labels/labels.jsonl": "labels",
-    "../artifacts/evaluation/rollouts.jsonl": "evaluation",
+    "../artifacts/evaluation/rollouts.jsonl": "comparison",
 }
 
 
@@ -552,7 +552,7 @@ def test_the_report_of_a_project_that_never_ran_says_how_to_run_it(tmp_path: Pat
 def test_the_report_of_an_empty_project_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     build(tmp_path / "empty", tmp_path / "report")
-    for name, stage in {"overview": "evaluation", "thresholds": "capabilities", "ledger": "evaluation"}.items():
+    for name, stage in {"overview": "comparison", "thresholds": "capabilities", "ledger": "comparison"}.items():
         assert f"dvc repro {stage}" in view(tmp_path / "report", name).text
     assert "dvc.yaml is missing" in view(tmp_path / "report", "provenance").text
 
@@ -571,9 +571,9 @@ def test_a_run_without_candidates_still_has_all_views(project: Path, tmp_path: P
 
 def test_provenance_names_stage_command_and_hash(report: Path) -> None:
     text = view(report, "provenance").text
-    assert "dvc repro evaluation" in text and "ab95.dir" in text and "it has not run" in text
+    assert "dvc repro comparison" in text and "ab95.dir" in text and "it has not run" in text
     targets = {given.get("id") for _, given in view(report, "provenance").tags}
-    assert "stage-evaluation" in targets
+    assert "stage-comparison" in targets
 
 
 def test_a_folder_that_is_not_a_report_is_not_replaced(project: Path, report: Path, tmp_path: Path) -> None:
@@ -631,6 +631,39 @@ def test_the_table_filters_and_opens_by_keyboard_with_two_arms_side_by_side(brow
     assert heads == ["base: failed", "check_first: passed"]
     browser.key("Escape")
     assert browser.run("document.getElementById('panel').hidden && document.activeElement.id") == "grid"
+    assert browser.faults() == []
+
+
+def test_the_first_screen_says_what_is_lacking_which_row_is_best_and_what_limits_it(report: Path) -> None:
+    text = " ".join(view(report, "overview").text.split())
+    assert "The agent lacks Check first (50% of failures), Seldom" in text
+    assert re.search(r"Best row \S.* passes 0\.\d+ of the test tasks", text) and "Caveat one seed and" in text
+    page = (report / "index.html").read_text()
+    rows = page.partition('aria-label="Main table"')[2].partition("</table>")[0]
+    rates = [float(rate) for rate in re.findall(r'<td class="n">(0\.\d{3})</td>', rows)][:1] and [
+        float(re.findall(r'<td class="n">([\d.]+)</td>', row)[0]) for row in rows.split("<tr")[2:]
+    ]
+    assert rates == sorted(rates, reverse=True) and len(rates) > 1
+    assert "further rows: routers, merged adapters, controls and bounds" in page and "@media print" in page
+
+
+@pytest.mark.needs("browser")
+def test_a_capability_links_to_all_its_failures_and_the_address_holds_the_filters(
+    browser: Browser, report: Path
+) -> None:
+    browser.events.clear()
+    browser.screen(1280, 900)
+    browser.open((report / "index.html").as_uri() + "#capability-check_first")
+    browser.follow("#capability-check_first a[href='#rollouts?lacks=check_first']")
+    browser.wait("document.body.dataset.ready")
+    count = int(browser.run("document.getElementById('count').textContent").split()[0])
+    assert 0 < count < 54 and browser.run("document.getElementById('lacks').value") == "check_first"
+    browser.run(
+        "document.getElementById('outcome').value = 'p';"
+        "document.getElementById('outcome').dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    assert browser.run("location.hash") == "#rollouts?outcome=p&lacks=check_first"
+    assert browser.run("document.getElementById('count').textContent").startswith("0 of")
     assert browser.faults() == []
 
 

@@ -186,7 +186,7 @@ def test_published_curves_have_panels_of_their_own(tmp_path: Path) -> None:
         figure = figure_of(name, results)
         panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
         theirs = {title: axes for title, axes in panels.items() if title.startswith("as published")}
-        assert len(theirs) == len(curves) and read_published().paper in " ".join(written(figure))
+        assert len(theirs) == len(curves) and read_published().paper in " ".join(" ".join(written(figure)).split())
         drawn = {
             title: [np.asarray(line.get_ydata()).tolist() for line in axes.lines] for title, axes in panels.items()
         }

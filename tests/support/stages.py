@@ -10,8 +10,11 @@ ROOT = Path(__file__).parents[2]
 
 def command_of(name: str, root: Path = Path()) -> list[str]:
     """Return the script and arguments of a stage, below a folder that contains `stages/`."""
-    script = Path("stages") / f"{name}.py"
-    return [str(root / script)] if (ROOT / script).exists() else [str(root / "stages/row.py"), name]
+    group, _, row = name.partition("@")
+    script = Path("stages") / f"{group}.py"
+    if not (ROOT / script).exists():
+        return [str(root / "stages/row.py"), name]
+    return [str(root / script), *filter(None, [row])]
 
 
 def run_here(name: str, root: Path = Path()) -> None:

@@ -30,8 +30,12 @@ def tensorboard_run() -> Values:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     [folder] = Path(".cache/trackers/tensorboard").iterdir()
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    # Files are read by name: time in seconds, then process. Those of one second may be out of order.
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
+    in_order = {
+        name: sorted(events.Scalars(name), key=lambda event: event.wall_time) for name in events.Tags()["scalars"]
+    }
+    return {name: [event.value for event in scalars] for name, scalars in in_order.items()}
 
 
 def trackio_run() -> Values:

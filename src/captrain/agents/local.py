@@ -33,7 +33,7 @@ from captrain.run import prepare_torch
 if TYPE_CHECKING:
     from captrain.agents.engine import Decoder, EngineRow, State
 
-    Kind = TypeVar("Kind", bound=EngineRow)
+    Row = TypeVar("Row", bound=EngineRow)
 
 LONGEST = 8192
 """Tokens of the longest dialogue, even if the model takes more."""
@@ -190,7 +190,7 @@ class LocalPolicy:
         """Say why a dialogue was cut off, "" if it was not."""
         return outgrown(self.max_length) if row.truncated else ""
 
-    def row(self, play: RunningEpisode, kind: "type[Kind]") -> "Kind | None":
+    def row(self, play: RunningEpisode, kind: "type[Row]") -> "Row | None":
         """Return the play's row for the engine; None if its prompt is too long."""
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)

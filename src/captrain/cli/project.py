@@ -12,6 +12,9 @@ from captrain.cli.console import print_all, project_root
 from captrain.errors import UserError
 from captrain.records import parse_yaml
 
+FIRST_ROWS = ("evaluation@base", "evaluation@trace")
+"""Stages that `captrain run` runs first."""
+
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")] = Path("."),
@@ -22,7 +25,7 @@ def init(
     """Create a project: a DVC repository with captrain's stages and a conf/ folder for your settings."""
     names = projects.init_project(folder, benchmark)
     entry = "" if folder.resolve() == Path.cwd() else f"`cd {folder}`, then "
-    print_all(*map(str, names), "", f"project created: {entry}`captrain plan` and `dvc repro`")
+    print_all(*map(str, names), "", f"project created: {entry}`captrain plan` and `captrain run`")
 
 
 def run(
@@ -30,7 +33,10 @@ def run(
         str | None, typer.Argument(help="Run this one stage, even if it is up to date. `dvc repro` calls it so.")
     ] = None,
 ) -> None:
-    """Run the pipeline as `dvc repro` does: print the forecast, a line for each finished stage, and the results."""
+    """Run the pipeline as `dvc repro` does: print the forecast, a line for each finished stage, and the results.
+
+    The base and TRACE are evaluated first, and their table is printed before the baselines run.
+    """
     root = project_root()
     os.chdir(root)
     if stage is not None:
@@ -40,6 +46,10 @@ def run(
 
     if stages := planning.stale_stages(root):
         print_all(planning.forecast_run(root, stages))
+        if {*FIRST_ROWS} & {*stages}:
+            projects.run_pipeline(root, FIRST_ROWS)
+            if "comparison" in planning.stale_stages(root):
+                print_all("", tables.first_table(root), "", "The baselines follow.", "")
         projects.run_pipeline(root)
     print_all(tables.results(root))
 

@@ -29,7 +29,12 @@ from .differences import differences_over_seeds as differences_over_seeds
 from .differences import grouped as grouped
 from .differences import rates_over_seeds as rates_over_seeds
 from .differences import versus as versus
-from .evaluation import evaluate_project as evaluate_project
+from .evaluation import PLAYED as PLAYED
+from .evaluation import compare_rows as compare_rows
+from .evaluation import evaluation_rows as evaluation_rows
+from .evaluation import joined_rollouts as joined_rollouts
+from .evaluation import play_row as play_row
+from .evaluation import publish_row as publish_row
 from .points import WORKSPACES as WORKSPACES
 from .points import SweepPoint as SweepPoint
 from .points import TableRow as TableRow

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pandas as pd
 
-from captrain.agents import LIBRARIES, check_ranks, collect, floor_scores, load_policy
+from captrain.agents import LIBRARIES, SHARDS, check_ranks, collect, floor_scores, load_policy
 from captrain.benchmarks import evaluation_tasks, load_benchmark
-from captrain.comparison.baselines.registry import acting_stages
-from captrain.comparison.rows import BASE, IDLE, partial_stages
+from captrain.comparison.baselines.baseline import SOLUTIONS_ADAPTER
+from captrain.comparison.rows import ADAPTERS, BASE, IDLE, TRACE, partial_stages
 from captrain.contract import CheckedEnvironment, Policy
-from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, compose, parse_composition, require_trained
-from captrain.records import Rollout, read_index, read_json, read_table
+from captrain.records import Record, Rollout, read_index, read_json, read_table
 from captrain.run import Component, Spec, launch, takes
 
 COMPOSITIONS = Path(".cache/compositions")
 COMPOSITION_BATCHES = 4
 """Compositions are many and act on few tasks each, so they are played in this many batches."""
-OUTCOME_COLUMNS = ["task", "kind", "arm", "stage", "trial", "outcome", "reward"]
+COMPOSED, CONTROLS = "compositions", "controls"
+"""The stage of an arm that composes adapters, and the stage of TRACE with other capabilities."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,33 @@ class Arm:
         return digest, self.guidance, sorted(self.tasks or ())
 
 
+class Outcome(Record):
+    """Outcome of one rollout of the evaluation; `reward` is None if it was not scored."""
+
+    task: str
+    kind: str
+    arm: str
+    stage: str
+    trial: int
+    outcome: str
+    reward: float | None
+
+
 @dataclass(frozen=True)
 class ArmBatch:
-    """Arms that one process plays."""
+    """Arms that one process plays, on part `number` of `parts` of their tasks."""
 
     arms: tuple[Arm, ...]
     base: Path
     spec: Spec
+    number: int = 0
+    parts: int = 1
 
     @property
     def name(self) -> str:
         """Name in `captrain jobs`."""
-        return self.arms[0].name if len(self.arms) == 1 else f"{len(self.arms)} compositions"
+        arms = self.arms[0].name if len(self.arms) == 1 else f"{len(self.arms)} compositions"
+        return arms if self.parts == 1 else f"{arms} {self.number + 1} of {self.parts}"
 
     def identity(self) -> tuple[object, ...]:
         """Return the fields that decide its rollouts."""
@@ -78,45 +93,110 @@ class ArmBatch:
             settings.splits,
             settings.trials,
             spec.rollouts.retries,
+            self.number,
+            self.parts,
         )
 
 
-def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.DataFrame, list[LedgerEntry]]:
-    """Play all arms on the test split.
-
-    Returns:
-        All rollouts; a table of `OUTCOME_COLUMNS` with one row per rollout and rows of the arm "idle", which does
-        nothing and costs no rollouts; ledger entries.
+def row_arms(spec: Spec, results: Path, row: str) -> list[Arm]:
+    """List the arms that a row of the evaluation plays, compositions last (see `evaluation_rows`).
 
     Raises:
-        UserError: an adapter is missing or differs from its index, or the servers take no adapter of its rank.
+        UserError: an adapter is missing or differs from its index.
     """
-    routes = all_routes(results, spec.evaluation.alternatives)
-    stage_arms = [arm for stage in acting_stages() for arm in _stage_arms(results, stage)]
-    limited = [_limited_to_routes(arm, routes, spec.evaluation.alternatives) for arm in stage_arms]
-    whole = [Arm(BASE), *limited]
-    compositions = list(composition_arms(results, {arm.name: arm for arm in stage_arms}, routes))
-    parts = [tuple(compositions[offset::COMPOSITION_BATCHES]) for offset in range(COMPOSITION_BATCHES)]
+    if row == BASE:
+        return [Arm(BASE)]
+    alternatives = spec.evaluation.alternatives
+    if row == TRACE:
+        return _trace_arms(results, alternatives)
+    arms, path = [*_stage_arms(results, row)], results / row / "routes.csv"
+    if row == CONTROLS and not path.exists():
+        return []
+    routes = _routes(path) if path.exists() else pd.DataFrame(columns=["task", "kind"])
+    if row != CONTROLS:
+        return [_limited_to_routes(arm, routes, alternatives) for arm in arms]
+    # Controls also route to TRACE's adapters. What TRACE plays is not played again.
+    arms += _stage_arms(results, ADAPTERS)
+    arms += composition_arms(results / row, {arm.name: arm for arm in arms}, routes)
+    played, further = {arm.name: arm.tasks for arm in _trace_arms(results, alternatives)}, list[Arm]()
+    for arm in arms:
+        tasks, before = routed_tasks(arm.name, routes), played.get(arm.name, frozenset())
+        further.append(replace(arm, tasks=frozenset() if before is None else tasks - before))
+    return [arm for arm in further if arm.tasks]
+
+
+def _trace_arms(results: Path, alternatives: bool) -> list[Arm]:
+    """List TRACE's adapters, and the compositions of its routers."""
+    arms, routes = [*_stage_arms(results, ADAPTERS)], all_routes(results, alternatives, ())
+    limited = [_limited_to_routes(arm, routes, alternatives) for arm in arms]
+    return [*limited, *composition_arms(results / "routes", {arm.name: arm for arm in arms}, routes)]
+
+
+def play_arms(spec: Spec, base: Path, arms: Sequence[Arm]) -> list[tuple[Arm, list[Rollout]]]:
+    """Play arms on their tasks; leave out arms without tasks.
+
+    Raises:
+        UserError: the servers take no adapter of an arm's rank.
+    """
     if takes(spec.policy, "machine"):
-        acting = [Path(arm.adapter.folder) for arm in (*whole, *compositions) if arm.adapter is not None]
-        check_ranks(acting, spec.machine.vllm)
-    batches = [ArmBatch(arms, base, spec) for arms in [*((arm,) for arm in whole), *filter(None, parts)]]
-    played = launch.run(play_batch, batches, spec.machine, "evaluation", LIBRARIES)
-    arm_rollouts = [pair for pairs in played for pair in pairs]
-    rows = _floor(arm_rollouts[0][1], load_benchmark(spec.benchmark, spec.machine)) + [
-        (*_place(play), arm.name, arm.stage, play.trial, play.outcome, play.score.reward if play.score else None)
-        for arm, rollouts in arm_rollouts
-        for play in rollouts
-    ]
-    ledger = [
-        ledger_entry(rollouts, stage="evaluation", method="evaluation", item=arm.name) for arm, rollouts in arm_rollouts
-    ]
-    rollouts = [rollout for _, part in arm_rollouts for rollout in part]
-    return rollouts, pd.DataFrame(rows, columns=OUTCOME_COLUMNS), ledger
+        check_ranks([Path(arm.adapter.folder) for arm in arms if arm.adapter is not None], spec.machine.vllm)
+    whole = [arm for arm in arms if arm.stage != COMPOSED]
+    compositions = [arm for arm in arms if arm.stage == COMPOSED]
+    batches = [batch for arm in whole for batch in split_batch(ArmBatch((arm,), base, spec), len(whole))]
+    parts = [tuple(compositions[offset::COMPOSITION_BATCHES]) for offset in range(COMPOSITION_BATCHES)]
+    batches += [ArmBatch(part, base, spec) for part in parts if part]
+    played: dict[str, tuple[Arm, list[Rollout]]] = {}
+    for pairs in launch.run(play_batch, batches, spec.machine, "evaluation", LIBRARIES):
+        for arm, rollouts in pairs:
+            played.setdefault(arm.name, (arm, []))[1].extend(rollouts)
+    return [*played.values()]
 
 
-def all_routes(results: Path, alternatives: bool = True) -> pd.DataFrame:
-    """Join the routes of all stages.
+def split_batch(batch: ArmBatch, beside: int) -> list[ArmBatch]:
+    """Split a batch by tasks if there are fewer batches (`beside`) than this machine plays at once."""
+    machine = batch.spec.machine
+    at_once = SHARDS if machine.launcher == "slurm" else 1 if machine.vllm.python else launch.cores(machine)
+    parts = -(-at_once // max(1, beside))
+    return [replace(batch, number=number, parts=parts) for number in range(parts)]
+
+
+def outcomes_of(arm: Arm, rollouts: Sequence[Rollout]) -> list[Outcome]:
+    """Return the outcome of each rollout of an arm."""
+    return [
+        Outcome(
+            task=rollout.task.id,
+            kind=_kind(rollout),
+            arm=arm.name,
+            stage=arm.stage,
+            trial=rollout.trial,
+            outcome=rollout.outcome,
+            reward=rollout.score.reward if rollout.score else None,
+        )
+        for rollout in rollouts
+    ]
+
+
+def idle_outcomes(rollouts: Sequence[Rollout], target: CheckedEnvironment) -> list[Outcome]:
+    """Return the outcomes of doing nothing on the tasks and trials of these rollouts. They cost no rollout."""
+    scores = floor_scores(target, [*{r.task.id: r.task for r in rollouts}.values()])
+    outcomes = []
+    for rollout in rollouts:
+        score = scores[rollout.task.id]
+        outcome = "error" if score is None else "passed" if score.success else "failed"
+        place = {"task": rollout.task.id, "kind": _kind(rollout), "trial": rollout.trial}
+        reward = None if score is None else score.reward
+        outcomes.append(Outcome(**place, arm=IDLE, stage="", outcome=outcome, reward=reward))
+    return outcomes
+
+
+def _kind(rollout: Rollout) -> str:
+    return str(rollout.task.data.get("kind", ""))
+
+
+def all_routes(
+    results: Path, alternatives: bool = True, stages: Sequence[str] = (SOLUTIONS_ADAPTER, CONTROLS)
+) -> pd.DataFrame:
+    """Join the routes of TRACE and of further stages.
 
     Returns:
         task, kind, and one column of arms per router, per control and for the row `solutions`. Without alternatives,
@@ -125,8 +205,7 @@ def all_routes(results: Path, alternatives: bool = True) -> pd.DataFrame:
     routes = _routes(results / "routes/routes.csv")
     if not alternatives:
         routes = routes.filter(regex="^(task|kind|chosen|control:.*)$")
-    for stage in ("solutions", "controls"):
-        path = results / stage / "routes.csv"
+    for path in (results / stage / "routes.csv" for stage in stages):
         if path.exists():
             further = _routes(path)
             routes = routes.merge(further, on="task") if len(further.columns) > 1 else routes
@@ -156,7 +235,7 @@ def _limited_to_routes(arm: Arm, routes: pd.DataFrame, alternatives: bool) -> Ar
 
 def routed_tasks(name: str, routes: pd.DataFrame) -> frozenset[str]:
     """Collect the tasks that any router routes to an arm."""
-    is_routed = routes.drop(columns=["task", "kind"]).eq(name).any(axis=1)
+    is_routed = routes.drop(columns=["task", "kind"], errors="ignore").eq(name).any(axis=1)
     return frozenset(routes["task"][is_routed])
 
 
@@ -175,41 +254,25 @@ def adapter_of_route(root: Path, route: str) -> Path | None:
     return Path(compose(members, weights, root / COMPOSITIONS).folder)
 
 
-def composition_arms(results: Path, arms_by_name: Mapping[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
-    """Yield every composition that a task is routed to, as one adapter."""
-    compositions: dict[str, dict[str, float]] = {}
-    for path in (results / stage / "compositions.json" for stage in ("routes", "controls")):
-        if path.exists():
-            compositions |= read_json(path, dict[str, dict[str, float]])
+def composition_arms(folder: Path, arms_by_name: Mapping[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
+    """Yield the compositions in the results of a stage, each as one adapter, with the tasks that are routed to it."""
+    path = folder / "compositions.json"
+    compositions = read_json(path, dict[str, dict[str, float]]) if path.exists() else {}
     for name, weights in compositions.items():
         members = {member: adapter for member in weights if (adapter := arms_by_name[member].adapter) is not None}
-        composed = compose(members, weights, COMPOSITIONS)
-        yield Arm(name, "compositions", composed, tasks=routed_tasks(name, routes))
-
-
-def _place(rollout: Rollout) -> tuple[str, str]:
-    return rollout.task.id, str(rollout.task.data.get("kind", ""))
-
-
-def _floor(rollouts: Sequence[Rollout], target: CheckedEnvironment) -> list[tuple[object, ...]]:
-    """Return rows of doing nothing, on the tasks and trials of these rollouts."""
-    scores = floor_scores(target, [*{r.task.id: r.task for r in rollouts}.values()])
-    rows = []
-    for rollout in rollouts:
-        score = scores[rollout.task.id]
-        outcome = "error" if score is None else "passed" if score.success else "failed"
-        rows.append((*_place(rollout), IDLE, "", rollout.trial, outcome, None if score is None else score.reward))
-    return rows
+        yield Arm(name, COMPOSED, compose(members, weights, COMPOSITIONS), tasks=routed_tasks(name, routes))
 
 
 def play_batch(batch: ArmBatch) -> list[tuple[Arm, list[Rollout]]]:
-    """Play all trials of each arm on its tasks; arms without tasks are left out."""
+    """Play all trials of each arm on its part of its tasks; leave out arms without tasks."""
     spec = batch.spec
     target = load_benchmark(spec.benchmark, spec.machine)
     tasks = evaluation_tasks(target, spec.evaluation)
     arm_rollouts, policies = [], dict[tuple[str, ...], Policy]()
     for arm in batch.arms:
         arm_tasks = [task for task in tasks if arm.tasks is None or task.id in arm.tasks]
+        size = -(-len(arm_tasks) // batch.parts)
+        arm_tasks = arm_tasks[batch.number * size : (batch.number + 1) * size]
         if not arm_tasks:
             continue
         if arm.guidance not in policies:

@@ -1,4 +1,7 @@
-"""The evaluation of a project: plays all arms and compares the methods. Also plays the curves of the trainings.
+"""The evaluation of a project: plays the arms of each row and the curves of trainings, and compares the methods.
+
+Each row is played alone (`play_row`, stage `evaluation@ROW`), so a changed baseline plays its own arms again and no
+others. `compare_rows` (stage `comparison`) reads the outcomes of all rows.
 
 A curve is the pass rate of one training's checkpoints on the test split. A training passes through all smaller budgets,
 so its checkpoints give pass rate over rollouts. (The paper's figure 4 trains anew at every budget.) Each point uses the
@@ -9,8 +12,8 @@ TRACE and GRPO on the target have a curve. Its rollouts include diagnosis, calib
 The last point is the evaluation's own row. Nothing is chosen by a curve.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,121 +21,216 @@ import pandas as pd
 
 from captrain.agents import LIBRARIES
 from captrain.benchmarks import load_benchmark, overlapping_tasks
-from captrain.comparison.arms import Arm, ArmBatch, all_routes, composition_arms, play_arms, play_batch, routed_tasks
-from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS
-from captrain.comparison.baselines.registry import spending_stages
-from captrain.comparison.rows import ADAPTERS, BASE, GRPO, TRACE, controls_of, label
+from captrain.comparison.arms import (
+    COMPOSED,
+    CONTROLS,
+    Arm,
+    ArmBatch,
+    Outcome,
+    all_routes,
+    composition_arms,
+    idle_outcomes,
+    outcomes_of,
+    play_arms,
+    play_batch,
+    routed_tasks,
+    row_arms,
+    split_batch,
+)
+from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS, SOLUTIONS_ADAPTER, TRACE_STAGES
+from captrain.comparison.baselines.registry import acting_stages, spending_stages
+from captrain.comparison.differences import ComparisonRow
+from captrain.comparison.rows import ADAPTERS, BASE, GRPO, IDLE, TRACE, controls_of, label
 from captrain.comparison.tables import OUTCOMES, EvaluationTables, evaluate, mark_overlap
 from captrain.environments import read_passports
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
-from captrain.records import Capability, IndexEntry, Rollout, load, read_index
+from captrain.records import Capability, IndexEntry, Record, Rollout, load, publish, read_index, scan
 from captrain.run import Spec, launch
 from captrain.statistics import Bootstrap, mean, summarise
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
 ROUTE = "chosen"
 """Column of TRACE's routes."""
+PLAYED = Path("artifacts/played")
+"""Folder of what each row of the evaluation played."""
 
 
-def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout], EvaluationTables]:
-    """Play the test split with all arms, and compare the methods.
+class CurveOutcomes(Record):
+    """Outcomes at a point of a method's curve: its number from 1 on, and the rollouts of training by then."""
+
+    method: str
+    number: int
+    rollouts: int
+    outcomes: list[Outcome]
+
+
+@dataclass(frozen=True)
+class PlayedRow:
+    """Everything that one row of the evaluation plays."""
+
+    rollouts: list[Rollout]
+    outcomes: list[Outcome]
+    ledger: list[LedgerEntry]
+    curve: list[CurveOutcomes]
+
+
+def evaluation_rows() -> tuple[str, ...]:
+    """List the rows that are evaluated one by one: the base, TRACE, and the other stages that train arms."""
+    return (BASE, TRACE, *(stage for stage in acting_stages() if stage != ADAPTERS))
+
+
+def play_row(spec: Spec, row: str, project: Path = Path()) -> PlayedRow:
+    """Play the test split with the arms of a row and with the checkpoints on its curve.
+
+    Raises:
+        UserError: a file is missing or corrupt, or an adapter differs from its index.
+    """
+    base, results = project / "artifacts/base", project / "results"
+    arms = row_arms(spec, results, row)
+    played = play_arms(spec, base, arms) if arms else []
+    outcomes = [outcome for arm, rollouts in played for outcome in outcomes_of(arm, rollouts)]
+    if row == BASE:
+        outcomes = idle_outcomes(played[0][1], load_benchmark(spec.benchmark, spec.machine)) + outcomes
+    ledger = [
+        ledger_entry(rollouts, stage="evaluation", method="evaluation", item=arm.name) for arm, rollouts in played
+    ]
+    curve, curve_ledger = _play_curve(spec, row, project)
+    return PlayedRow([rollout for _, part in played for rollout in part], outcomes, ledger + curve_ledger, curve)
+
+
+def publish_row(played: PlayedRow, folder: Path) -> None:
+    """Write what a row played."""
+    publish(folder / "rollouts.jsonl", played.rollouts)
+    publish(folder / "outcomes.jsonl", played.outcomes)
+    publish(folder / "ledger.jsonl", played.ledger)
+    publish(folder / "curve.jsonl", played.curve)
+
+
+def joined_rollouts(project: Path = Path()) -> Iterator[Rollout]:
+    """Yield the rollouts of all rows in the order of the rows, those of compositions last."""
+    for of_compositions in (False, True):
+        for folder in (project / PLAYED / row for row in evaluation_rows()):
+            acting = (outcome for outcome in load(folder / "outcomes.jsonl", Outcome) if outcome.arm != IDLE)
+            for outcome, (_, rollout) in zip(acting, scan(folder / "rollouts.jsonl", Rollout), strict=True):
+                if (outcome.stage == COMPOSED) == of_compositions:
+                    yield rollout
+
+
+def compare_rows(spec: Spec, project: Path = Path(), rows: Sequence[str] | None = None) -> EvaluationTables:
+    """Compare the methods whose rows were played.
 
     Args:
         spec: the whole specification.
         project: folder of artifacts/ and results/.
-
-    Returns:
-        Every rollout of the test split, and the tables.
+        rows: some of `evaluation_rows`, with the base and TRACE; None for all.
 
     Raises:
         UserError: a file is missing or corrupt, or the totals of rollouts differ.
     """
-    results = project / "results"
-    rollouts, outcomes, entries = play_arms(spec, project / "artifacts/base", results)
-    curve, curve_entries = play_curve(spec, project)
-    ledgers = [results / stage / "ledger.jsonl" for stage in spending_stages()]
+    rows = evaluation_rows() if rows is None else rows
+    results, folders = project / "results", [project / PLAYED / row for row in rows]
+    outcomes = _frame(outcome for folder in folders for outcome in load(folder / "outcomes.jsonl", Outcome))
+    stages = [stage for stage in spending_stages() if stage in (*TRACE_STAGES, *rows)]
+    ledgers = [
+        *(results / stage / "ledger.jsonl" for stage in stages),
+        *(folder / "ledger.jsonl" for folder in folders),
+    ]
+    ledger = [entry for path in ledgers for entry in load(path, LedgerEntry)]
     passports = read_passports(results / "environments")
     selected = load(results / "capabilities/capabilities.jsonl", Capability)
+    routed = [row for row in (SOLUTIONS_ADAPTER, CONTROLS) if row in rows]
     evaluation = evaluate(
         outcomes,
-        all_routes(results, spec.evaluation.alternatives),
-        [entry for path in ledgers for entry in load(path, LedgerEntry)] + entries + curve_entries,
+        all_routes(results, spec.evaluation.alternatives, routed),
+        ledger,
         ranked=[capability.id for capability in selected if capability.id in passports],
-        controls=controls_of(results / "controls"),
+        controls=controls_of(results / CONTROLS) if CONTROLS in rows else {},
         resamples=spec.evaluation.resamples,
         confidence=spec.evaluation.confidence,
         seed=spec.seed,
         alternatives=spec.evaluation.alternatives,
     )
-    if len(curve):
+    before = sum(entry.rollouts for entry in ledger if entry.stage in (DIAGNOSIS, CALIBRATION))
+    curve = [
+        _curve_row(spec, point, before if point.method == TRACE else 0)
+        for folder in folders
+        for point in load(folder / "curve.jsonl", CurveOutcomes)
+    ]
+    if curve:
         # Each curve ends with the evaluation's own row.
-        last = evaluation.main[evaluation.main["method"].isin(curve["method"].tolist())].assign(point=spec.curve.points)
-        points = [*curve.to_dict("records"), *last.filter(COLUMNS).to_dict("records")]
+        last = evaluation.main[evaluation.main["method"].isin([row["method"] for row in curve])]
+        points = [*curve, *last.assign(point=spec.curve.points).filter(COLUMNS).to_dict("records")]
         points.sort(key=lambda row: (row["method"] != TRACE, row["point"]))
         evaluation = replace(evaluation, curve=pd.DataFrame(points, columns=COLUMNS))
     if spec.evaluation.splits == "all":
         overlap = {task.id for task in overlapping_tasks(load_benchmark(spec.benchmark, spec.machine))}
         evaluation = mark_overlap(evaluation, len(overlap), len(set(outcomes["task"])))
-    return rollouts, evaluation
+    return evaluation
+
+
+def _frame(outcomes: Iterable[Outcome]) -> pd.DataFrame:
+    """Tabulate outcomes, a column for each field."""
+    return pd.DataFrame([dict(outcome) for outcome in outcomes], columns=[*Outcome.model_fields])
 
 
 class CurvePoint(NamedTuple):
-    """A point of a method's curve: its number from 1 on, the rollouts spent by then, and the arms that act."""
+    """A point of a row's curve: its number from 1 on, the rollouts of training by then, and the arms that act."""
 
-    method: str
     number: int
     rollouts: int
     arms: tuple[Arm, ...]
 
 
-def play_curve(spec: Spec, project: Path = Path()) -> tuple[pd.DataFrame, list[LedgerEntry]]:
+def _play_curve(spec: Spec, row: str, project: Path) -> tuple[list[CurveOutcomes], list[LedgerEntry]]:
     """Play the test split with the checkpoints at each point before the end (`curve.points` counts the end).
-
-    Returns:
-        A table of `COLUMNS` with one row per method and point, and ledger entries.
 
     Raises:
         UserError: a file is missing or corrupt, or an adapter differs from its index.
     """
-    points = [*_points(spec, project)] if spec.curve.points > 1 else []
-    batches = [ArmBatch(point.arms, project / "artifacts/base", spec) for point in points]
-    rows, ledger, settings = [], list[LedgerEntry](), spec.evaluation
-    for point, pairs in zip(points, launch.run(play_batch, batches, spec.machine, "curve", LIBRARIES), strict=True):
-        rollouts = [rollout for _, part in pairs for rollout in part]
-        outcomes = [(rollout.task.id, rollout.trial, OUTCOMES[rollout.outcome]) for rollout in rollouts]
-        frame = pd.DataFrame(outcomes, columns=["task", "trial", "passed"])
-        passes = summarise(frame.pivot(index="task", columns="trial", values="passed").to_numpy(dtype=float))
-        intervals = Bootstrap(len(passes.rates), settings.resamples, settings.confidence, spec.seed)
-        numbers = (point.rollouts, mean(passes.rates), *intervals.interval(passes.rates))
-        rows.append((point.method, label(point.method), point.number, *numbers, len(passes.rates), passes.errors))
-        item = f"{point.method} {point.number}"
+    points = [*_points(spec, row, project)]
+    batches = [split_batch(ArmBatch(point.arms, project / "artifacts/base", spec), len(points)) for point in points]
+    flat = [batch for parts in batches for batch in parts]
+    played = iter(launch.run(play_batch, flat, spec.machine, "curve", LIBRARIES) if flat else [])
+    curve, ledger = list[CurveOutcomes](), list[LedgerEntry]()
+    for point, parts in zip(points, batches, strict=True):
+        pairs = [pair for _ in parts for pair in next(played)]
+        outcomes = [outcome for arm, rollouts in pairs for outcome in outcomes_of(arm, rollouts)]
+        curve.append(CurveOutcomes(method=row, number=point.number, rollouts=point.rollouts, outcomes=outcomes))
+        rollouts, item = [rollout for _, part in pairs for rollout in part], f"{row} {point.number}"
         ledger.append(ledger_entry(rollouts, stage="curve", method="evaluation", item=item))
-    return pd.DataFrame(rows, columns=COLUMNS), ledger
+    return curve, ledger
 
 
-def _points(spec: Spec, project: Path) -> Iterator[CurvePoint]:
-    """Yield the points before the end of each method that has an adapter."""
-    results = project / "results"
-    routes = all_routes(results).filter(["task", "kind", ROUTE])
-    paths = [results / stage / "ledger.jsonl" for stage in (DIAGNOSIS, CALIBRATION)]
-    before = sum(entry.rollouts for path in paths for entry in load(path, LedgerEntry))
-    trained = {stage: read_index(results / stage / "index.json") for stage in (ADAPTERS, GRPO)}
+def _curve_row(spec: Spec, point: CurveOutcomes, before: int) -> ComparisonRow:
+    """Return a point as a row of `COLUMNS`; `before` rollouts were spent before the training."""
+    frame, settings = _frame(point.outcomes), spec.evaluation
+    scored = frame.assign(passed=[OUTCOMES[outcome] for outcome in frame["outcome"]])
+    passes = summarise(scored.pivot(index="task", columns="trial", values="passed").to_numpy(dtype=float))
+    intervals = Bootstrap(len(passes.rates), settings.resamples, settings.confidence, spec.seed)
+    numbers = (before + point.rollouts, mean(passes.rates), *intervals.interval(passes.rates))
+    row = (point.method, label(point.method), point.number, *numbers, len(passes.rates), passes.errors)
+    return dict(zip(COLUMNS, row, strict=True))
+
+
+def _points(spec: Spec, row: str, project: Path) -> Iterator[CurvePoint]:
+    """Yield the points before the end of a row that has a curve and an adapter."""
+    results, stage = project / "results", {TRACE: ADAPTERS, GRPO: GRPO}.get(row)
+    if stage is None or spec.curve.points < 2:
+        return
+    trained = read_index(results / stage / "index.json")
     for number in range(1, spec.curve.points):
-        if trained[ADAPTERS]:
-            adapters = {
-                name: _checkpoint(row, ADAPTERS, number, spec.curve.points, project)
-                for name, row in trained[ADAPTERS].items()
-            }
-            arms = [Arm(name, ADAPTERS, adapter) for name, (_, adapter) in adapters.items()]
-            compositions = composition_arms(results, {arm.name: arm for arm in arms}, routes)
-            acting = [replace(arm, tasks=routed_tasks(arm.name, routes)) for arm in (Arm(BASE), *arms)]
-            yield CurvePoint(
-                TRACE, number, before + sum(count for count, _ in adapters.values()), (*acting, *compositions)
-            )
-        for row in trained[GRPO].values():
-            count, adapter = _checkpoint(row, GRPO, number, spec.curve.points, project)
-            yield CurvePoint(GRPO, number, count, (Arm(GRPO, GRPO, adapter),))
+        checkpoints = {
+            name: _checkpoint(entry, stage, number, spec.curve.points, project) for name, entry in trained.items()
+        }
+        arms = [Arm(name, stage, adapter) for name, (_, adapter) in checkpoints.items()]
+        spent = sum(count for count, _ in checkpoints.values())
+        if row == TRACE and arms:
+            routes = all_routes(results, stages=()).filter(["task", "kind", ROUTE])
+            arms += composition_arms(results / "routes", {arm.name: arm for arm in arms}, routes)
+            arms = [replace(arm, tasks=routed_tasks(arm.name, routes)) for arm in (Arm(BASE), *arms)]
+        if arms:
+            yield CurvePoint(number, spent, tuple(arms))
 
 
 def _checkpoint(row: IndexEntry, stage: str, number: int, points: int, project: Path) -> tuple[int, Adapter]:

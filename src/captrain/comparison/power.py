@@ -58,7 +58,7 @@ def read_difficulty(folder: Path) -> Difficulty:
     pairs = evaluation_table(folder, "differences", DIFFERENCES).to_dict("records")
     differences = [row for row in pairs if (row["first"], row["second"]) == (TRACE, BASE)]
     if not {TRACE, BASE} <= {*main} or not differences:
-        remedy = "give --base, --tasks, --trials, --icc and --shared, or run `dvc repro evaluation`"
+        remedy = "give --base, --tasks, --trials, --icc and --shared, or run `dvc repro comparison`"
         raise UserError(f"{folder} does not compare TRACE with the base", remedy)
     tasks = int(main[BASE]["tasks"])
     trials = round(main[BASE]["trials"] / tasks)

@@ -53,7 +53,7 @@ from captrain.statistics import (
 )
 
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
-EVALUATION_REMEDY = "run `dvc repro evaluation` to make it"
+EVALUATION_REMEDY = "run `dvc repro comparison` to make it"
 WORDS = {"method", "label", "kind", "first", "second", "purpose", "stages", "distinguishable"}
 """Columns of words."""
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
@@ -197,10 +197,10 @@ def _by_arm(
         row = outcomes[outcomes.duplicated(["task", "arm", "trial"])].iloc[0]
         raise UserError(
             f"task {row['task']}, arm {row['arm']}, trial {row['trial']} was evaluated twice",
-            "give one outcome per task, arm and trial: run `dvc repro -f evaluation`",
+            "give one outcome per task, arm and trial: run `dvc repro -f evaluation comparison`",
         )
     if missing := [arm for arm in (IDLE, BASE) if arm not in stages]:
-        raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation`")
+        raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation comparison`")
     scored = outcomes.assign(passed=[OUTCOMES[outcome] for outcome in outcomes["outcome"]])
     tasks, trials = sorted(outcomes["task"].unique()), sorted(outcomes["trial"].unique())
     frames: dict[str, pd.DataFrame] = {}
@@ -211,7 +211,7 @@ def _by_arm(
         if len(rows) != expected * len(trials):
             raise UserError(
                 f"arm {arm} has {len(rows)} outcomes where {expected} tasks x {len(trials)} trials were played",
-                "play every arm on the same tasks and trials: run `dvc repro -f evaluation`",
+                "play every arm on the same tasks and trials: run `dvc repro -f evaluation comparison`",
             )
         frames[arm] = rows[column].astype(float).unstack("trial").loc[:, trials].reindex(tasks)
     return frames
@@ -223,14 +223,14 @@ def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mappin
     absent = set(tasks) - set(routes["task"])
     if absent or routes["task"].duplicated().any():
         problem = f"{len(absent)} evaluated tasks have no route" if absent else "a task is routed twice"
-        raise UserError(f"routes and outcomes do not match: {problem}", "run `dvc repro routes evaluation`")
+        raise UserError(f"routes and outcomes do not match: {problem}", "run `dvc repro comparison`")
     arm_of_task = routes.set_index("task").loc[tasks].drop(columns="kind", errors="ignore")
     pairs = set(zip(outcomes["task"], outcomes["arm"], strict=True))
     for router in arm_of_task.columns:
         if unknown := sorted({arm for task, arm in arm_of_task[router].items() if (task, arm) not in pairs}):
             raise UserError(
                 f"router {router} leads to {', '.join(unknown)}, which was not evaluated",
-                "run `dvc repro routes evaluation`",
+                "run `dvc repro comparison`",
             )
     return arm_of_task
 

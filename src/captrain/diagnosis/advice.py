@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from captrain.capabilities import KINDS, CandidateAccount, prompt_line
+from captrain.capabilities import CAUSES, CandidateAccount, prompt_line
 from captrain.diagnosis.diagnosis import Account, Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.rollouts import Standing
@@ -62,13 +62,13 @@ class _Remedies:
         """Actions and command against a cause: a line for the prompt if there is one, then training if selected."""
         is_new = cause not in self.named
         self.named.add(cause)
-        line = next((line for line in (*lines, KINDS[cause].line if cause else "") if line), "")
+        line = next((line for line in (*lines, CAUSES[cause].line if cause else "") if line), "")
         actions = [f'add to the prompt: "{line}"'] if line else []
         if cause not in self.training or not is_new:
             return actions, ""
         how, command = self.training[cause]
         start = "if that is not enough, train" if line else "train"
-        return [*actions, f"{start} {cause} ({KINDS[cause].name}){how}"], command
+        return [*actions, f"{start} {cause} ({CAUSES[cause].name}){how}"], command
 
 
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
@@ -84,7 +84,9 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     writers = possible_writers(diagnosis) if selected else {}
     remedies = _Remedies({name: _training(name, writers.get(name), folder) for name in selected})
     fixes = [_about_fix(fix, account.failures, remedies) for fix in diagnosis.findings.fixes]
-    others = [_about_cause(account, entry, remedies) for entry in candidates if entry["id"] not in remedies.named]
+    # What no failure has as a cause stays a row of the ranking.
+    graded = [entry for entry in candidates if entry["id"] in account.causes or entry["selected"]]
+    others = [_about_cause(account, entry, remedies) for entry in graded if entry["id"] not in remedies.named]
     return [*fixes, *_about_faults(account), *others, *_about_unexplained(account)]
 
 
@@ -119,7 +121,7 @@ def _about_unexplained(account: Account) -> list[Advice]:
 def deed_of(fix: Fix) -> str:
     """Say what the agent does: the step to repair, and the other steps of the very same failures."""
     keys = [fix.key, *fix.halves]
-    deeds = [KINDS[key[1]].deed if key[0] == "cause" else DEEDS[key[0]].format(*key[1:]) for key in keys]
+    deeds = [CAUSES[key[1]].deed if key[0] == "cause" else DEEDS[key[0]].format(*key[1:]) for key in keys]
     return ", and ".join(deeds[:2]) + (f", and {len(deeds) - 2} more" if len(deeds) > 2 else "")
 
 
@@ -138,7 +140,7 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
         counts,
         f"the only fault in {fix.counts['alone']}" if fix.counts["alone"] else "",
         f"proven by replay in {fix.counts['proven']}" if fix.counts["proven"] else "not proven by replay",
-        f"cause: {cause} ({KINDS[cause].name})" if cause and cause not in fix.key else "",
+        f"cause: {cause} ({CAUSES[cause].name})" if cause and cause not in fix.key else "",
         f"more frequent in tasks with {kinds}" if kinds else "",
     ]
     example = fix.example
@@ -149,11 +151,11 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
 
 def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies) -> Advice:
     name, gap, passed = entry["id"], entry["gap"], entry["er_passed"]
-    subject, tally = f"{KINDS[name].deed} ({name})", account.causes.get(name)
+    subject, tally = f"{CAUSES[name].deed} ({name})", account.causes.get(name)
     facts = f"{tally.primary} of {account.failures} failures, also in {tally.secondary}" if tally else ""
     if entry["selected"]:
         return Advice(subject, *remedies.of(name, []), facts)
-    return Advice(subject, _open_question(account, gap, passed, KINDS[name].line), facts=facts)
+    return Advice(subject, _open_question(account, gap, passed, CAUSES[name].line), facts=facts)
 
 
 def _open_question(account: Account, gap: float | None, passed: float | None, line: str) -> list[str]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from captrain.benchmarks import Kind, Worlds
+from captrain.benchmarks import ToolKind, Worlds
 from captrain.capabilities import (
+    CAUSES,
     EXAMPLES,
-    KINDS,
     SUSPECT,
     Clauses,
     SelectionAccount,
@@ -100,7 +100,7 @@ def label_causes(
     """
     failures = (row for row in rows if row.outcome == "failed" and row.standing != "spoilt")
     failures_kinds = {cause.cause for row in failures for cause in row.lacking}
-    kinds = [kind for kind, entry in KINDS.items() if entry.of_agent and kind in failures_kinds]
+    kinds = [kind for kind, entry in CAUSES.items() if entry.of_agent and kind in failures_kinds]
     examples: dict[str, list[Rollout]] = {kind: [] for kind in kinds}
     tools: dict[str, set[str]] = {kind: set() for kind in kinds}
     # Only a byte for each candidate and rollout stays in memory.
@@ -135,8 +135,8 @@ def label_causes(
     candidates = [
         Capability(
             id=kind,
-            name=KINDS[kind].name,
-            description=KINDS[kind].description,
+            name=CAUSES[kind].name,
+            description=CAUSES[kind].description,
             details={"tools": sorted(tools[kind]), **unnamed},
             examples=[rollout.id for rollout in examples[kind]],
         )
@@ -292,7 +292,7 @@ def diagnose(
     count: int,
     seed: int,
     worlds: Worlds | None = None,
-    kinds: Mapping[str, Kind] | None = None,
+    kinds: Mapping[str, ToolKind] | None = None,
     clauses: Sequence[Clauses] = (),
 ) -> Diagnosis:
     """Explain the failed rollouts of logs, and rank the causes by comparison with passed rollouts.

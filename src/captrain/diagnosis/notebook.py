@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from captrain.capabilities import KINDS
+from captrain.capabilities import CAUSES
 from captrain.diagnosis import diagnosis as rules
 from captrain.diagnosis.advice import advise
 from captrain.diagnosis.report import publish_diagnosis
@@ -58,7 +58,7 @@ class NotebookDiagnosis:
         `secondary` (failures with it as another cause), `passed` rollouts with it, and whether it is `of_agent`."""
         failures = self.diagnosis.account.failures or math.nan
         rows = [
-            (kind, tally.primary, tally.primary / failures, tally.secondary, tally.passed, KINDS[kind].of_agent)
+            (kind, tally.primary, tally.primary / failures, tally.secondary, tally.passed, CAUSES[kind].of_agent)
             for kind, tally in self.diagnosis.account.shares
         ]
         columns = ["cause", "failures", "share", "secondary", "passed", "of_agent"]

@@ -19,8 +19,8 @@ import jinja2
 from markupsafe import Markup
 from rich.table import Table
 
-from captrain.benchmarks import Kind
-from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association
+from captrain.benchmarks import ToolKind
+from captrain.capabilities import CAUSES, LACKING, LEVEL, PRESENT, Association
 from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
@@ -76,7 +76,7 @@ def verdict_of(diagnosis: Diagnosis) -> str:
 def title_of(name: str) -> str:
     """The words of an observation, or of a cause that is not sure."""
     titles = {entry.name: entry.title for entry in (*OBSERVATIONS, *DOUBTS)}
-    return titles.get(name) or f"Perhaps {name} ({KINDS[name].name})"
+    return titles.get(name) or f"Perhaps {name} ({CAUSES[name].name})"
 
 
 def kinds_of_tools(diagnosis: Diagnosis) -> str:
@@ -84,7 +84,7 @@ def kinds_of_tools(diagnosis: Diagnosis) -> str:
     toolbox, names = diagnosis.diagnosed.toolbox, dict[str, list[str]]()
     for tool in sorted(toolbox.schemas):
         names.setdefault(toolbox.kind(tool), []).append(tool)
-    kinds = [f"{kind}: {', '.join(names[kind])}" for kind in get_args(Kind) if kind in names]
+    kinds = [f"{kind}: {', '.join(names[kind])}" for kind in get_args(ToolKind) if kind in names]
     remedy = "correct them by --tools-as FILE, a line a tool, such as `get_order: read`"
     return f"Tools are taken as {'; '.join(kinds)}; {remedy}" if kinds else ""
 
@@ -167,7 +167,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
     groups: dict[str, list[FailureCard]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
     for failure in failures[:LIST_LENGTH]:
         groups[counted_cause(failure.row) or UNEXPLAINED].append(failure)
-    names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in KINDS.items()}
+    names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in CAUSES.items()}
     content = {
         "account": account,
         "logs": logs,
@@ -241,7 +241,7 @@ def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> Fail
     """Collect what the reports show of a failed rollout: its messages and those of its reference."""
     reasons: dict[int, list[str]] = {}
     for cause in row.causes:
-        reasons.setdefault(cause.message, []).append(f"{KINDS[cause.cause].name}: {cause.evidence}")
+        reasons.setdefault(cause.message, []).append(f"{CAUSES[cause.cause].name}: {cause.evidence}")
     messages, caller = list[ShownMessage](), ""
     for index, message in enumerate(rollout.messages):
         role = message["role"]
@@ -317,7 +317,7 @@ def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
         share = f"{tally.primary / account.failures:.2f}" if account.failures else "-"
         example = tally.example.place if tally.example else ""
         message = f", message {tally.example.primary.message}" if tally.example and tally.example.primary else ""
-        name = kind if KINDS[kind].of_agent else f"({kind})"
+        name = kind if CAUSES[kind].of_agent else f"({kind})"
         rows.append((name, str(tally.primary), share, str(tally.secondary), str(tally.passed), example + message))
         links.append(f"cause-{kind}" if tally.primary else "")
     if account.unexplained and rows:

@@ -287,9 +287,17 @@ def structure(messages: Sequence[Message]) -> str:
 
 
 def structures(evidence: Evidence) -> CheckResult:
-    """Check the variety of tasks, up to that of the target's own tasks with the same tools."""
-    plays = [evidence.solved(task) for task in evidence.tasks]
-    found, bound = {digest(structure(play)) for play in plays}, evidence.bounds.structures
+    """Check the variety of tasks, up to that of the target's own tasks with the same tools.
+
+    A few tasks may show less variety than there is, so up to `ADVISED` tasks are played until there is enough.
+    """
+    plays, bound = [evidence.solved(task) for task in evidence.tasks], evidence.bounds.structures
+    found, played = {digest(structure(play)) for play in plays}, {task.id for task in evidence.tasks}
+    others = [task for task in evidence.target.tasks("training", evidence.reach) if task.id not in played]
+    for task in others[: max(0, ADVISED - len(plays))]:
+        if len(found) < bound:
+            plays.append(evidence.solved(task))
+            found.add(digest(structure(plays[-1])))
     target = evidence.against.target
     if len(found) < bound and target is not None:
         tool_sets = [{tool for tool, _ in made_calls(play)} for play in plays]

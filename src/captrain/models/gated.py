@@ -142,7 +142,7 @@ class Mixture(nn.Module):
                 self._kept[index] = self._shares(index, states[:, -1])
             self.opened.shares = self._kept[index][:, None]
 
-    def _open_all(self, body: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _open_all(self, body: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         """Open the one gate for all blocks, from the last states of the base alone."""
         if self._fixed is not None:
             self.opened.shares = self._fixed[:, 0, None]

@@ -60,8 +60,10 @@ from captrain.planning.assumptions import (
     FRAME_TOKENS,
     LABEL_TOKENS,
     LOCAL,
+    PASSPORT,
     REFLECTION_TOKENS,
     REQUEST_RATE,
+    ROUTING,
     SERVED,
     SERVER_START,
     SHARED_TRAINING,
@@ -110,12 +112,28 @@ def sum_if_known(values: Sequence[float | None]) -> float | None:
     return None if None in values else sum(value for value in values if value is not None)
 
 
+def _summed(name: str, costs: Sequence[StageCost]) -> StageCost:
+    """Add up costs of stages that run one after another."""
+    return StageCost(
+        name,
+        jobs=sum(cost.jobs for cost in costs),
+        rollouts=sum(cost.rollouts for cost in costs),
+        use=ModelUse(*map(sum, zip(*(cost.use for cost in costs), strict=True))),
+        gpus=max(cost.gpus for cost in costs),
+        memory=max([cost.memory for cost in costs if cost.memory], default=None),
+        seconds=sum_if_known([cost.seconds for cost in costs]),
+        money=sum_if_known([cost.money for cost in costs]),
+        parts=tuple(costs),
+    )
+
+
 @dataclass(frozen=True)
 class Node:
     """The GPUs to plan with, and what the user states about the model.
 
     gpus, memory: how many, and GiB of each. throughput: tokens a second of one GPU, read and written. parameters: of a
     model whose size is unknown, in billions. price: of a million tokens at the agent's own endpoint, read and written.
+    speed: of a CPU core, in times of the machine that the rates of local models were measured on.
     """
 
     gpus: int = 8
@@ -123,6 +141,7 @@ class Node:
     throughput: tuple[float, float] | None = None
     parameters: float | None = None
     price: tuple[float, float] | None = None
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         parameters = 1 if self.parameters is None else self.parameters
@@ -151,7 +170,8 @@ class RunEstimate:
         self.local, self.vllm = spec.policy.target == LOCAL, spec.policy.target == VLLM
         self.served = self.vllm or spec.policy.target == SERVED
         self.trainable = self.local or self.vllm
-        self.policy, self.trainer, self.rates = spec.policy.settings(), spec.trainer.settings(), local_rates(spec)
+        self.policy, self.trainer = spec.policy.settings(), spec.trainer.settings()
+        self.rates = local_rates(spec, node.speed)
         self.rank, self.experts = self.trainer.get("rank", 16), bool(self.trainer.get("experts", False))
         self.model = str(spec.base.model if self.vllm else self.policy.get("name")).partition("@")[0]
         self.size = dense_size(node.parameters * 1e9) if node.parameters else SIZES.get(self.model)
@@ -188,49 +208,67 @@ class RunEstimate:
 
     def costs(self) -> list[StageCost]:
         """Estimate the stages that cost anything, and last their total."""
-        spec, evaluation, workers = self.spec, self.spec.evaluation, self.spec.machine.workers
-        # Arms of the evaluation: the base, TRACE's adapters, rows, merged adapters, controls and points of curves.
-        # Without alternatives the adapters of a kind share the tasks and count as one arm.
-        arms = 1 + self.count + sum(row.arms(self.count) for row in baselines().values() if row.section(spec).run)
-        arms += len(spec.merging.methods) + self.further + 2 * max(0, spec.curve.points - 1)
-        if not evaluation.alternatives:
-            arms -= (1 + spec.baselines.solutions.run) * max(0, self.count - 1)
-        further = split_sizes(spec.benchmark) if evaluation.splits == "all" else {}
-        tasks = evaluation.tasks + further.get("discovery", 0) + further.get("training", 0)
-        rollouts = (arms + self.composed) * tasks * evaluation.trials
+        spec, workers = self.spec, self.spec.machine.workers
         # Questions label every rollout of the diagnosis in every run, and at most every test rollout of the base.
         labelling = self._labelling(spec.labels.runs * self.diagnosis, CANDIDATES, spec.labels.runs)
-        causal = evaluation.tasks * evaluation.trials if spec.causality.run and evaluation.trials > 1 else 0
+        tests = spec.evaluation.tasks * spec.evaluation.trials
+        causal = tests if spec.causality.run and spec.evaluation.trials > 1 else 0
         concurrency, distilled = spec.machine.asking.concurrency, "distillation" in spec.merging.methods
         calibration = self._playing("environments", self.calibration, self.count * self.shards)
         stages = [
             StageCost("base", 1, seconds=spec.base.steps * spec.base.batch / self.demonstration_rate),
             self._playing("rollouts", self.diagnosis, self.shards, user=True),
             self._asking(StageCost("labels", 1), spec.analyst, labelling, concurrency),
-            self._asking(calibration, spec.synthesizer, self._synthesis(self.count)),
-            self._asking(StageCost("pairs", 1), spec.synthesizer, self._synthesis(spec.pairs.count)),
+            self._asking(self._examined(calibration, self.count), spec.synthesizer, self._synthesis(self.count)),
+            self._asking(
+                self._examined(StageCost("pairs", 1), spec.pairs.count),
+                spec.synthesizer,
+                self._synthesis(spec.pairs.count),
+            ),
             self._playing("adapters", self.training, self.count, workers, training=True),
             *(self._baseline(row) for row in baselines().values()),
             self._playing("merging", distilled * spec.merging.rollouts, training=True),
             self._playing("controls", self.controls, max(1, math.ceil(self.further)), workers, training=True),
-            self._playing("evaluation", rollouts, math.ceil(arms), workers, user=True),
+            StageCost("routes", 1, seconds=ROUTING.value / self.node.speed if self.local and self.count else 0),
+            _summed("evaluation", self.evaluation_costs()),
             self._asking(StageCost("causality", 1), spec.analyst, self._labelling(causal, self.count), concurrency),
         ]
         stages = [stage for stage in stages if self.trainable or stage.stage in UNTRAINED]
-        costing = [stage for stage in stages if stage.rollouts or stage.use.calls or stage.use.new_input]
-        costing = costing if spec.base.model else [stages[0], *costing]
-        total = StageCost(
-            "total",
-            jobs=sum(stage.jobs for stage in costing),
-            rollouts=sum(stage.rollouts for stage in costing),
-            use=ModelUse(*map(sum, zip(*(stage.use for stage in costing), strict=True))),
-            gpus=max(stage.gpus for stage in costing),
-            memory=max([stage.memory for stage in costing if stage.memory], default=None),
-            seconds=sum_if_known([stage.seconds for stage in costing]),
-            money=sum_if_known([stage.money for stage in costing]),
-            parts=tuple(costing),
-        )
-        return [*costing, total]
+        stages = stages[1:] if spec.base.model else stages
+        costing = [stage for stage in stages if any((stage.rollouts, *stage.use, self.local and stage.seconds))]
+        return [*costing, _summed("total", costing)]
+
+    def _examined(self, cost: StageCost, count: int) -> StageCost:
+        """Add the examination of `count` environments to a stage of a local model."""
+        if not self.local or cost.seconds is None:
+            return cost
+        return replace(cost, seconds=cost.seconds + count * PASSPORT.value / self.node.speed)
+
+    def evaluation_costs(self) -> list[StageCost]:
+        """Estimate the rows of the evaluation that play anything, each by its stage `evaluation@ROW`."""
+        spec, evaluation, workers = self.spec, self.spec.evaluation, self.spec.machine.workers
+        # Without alternatives the adapters of a kind share the tasks and count as one arm.
+        count = self.count if evaluation.alternatives else min(1, self.count)
+        points = max(0, spec.curve.points - 1)
+        arms = {"base": 1, "trace": count + self.composed + points}
+        arms |= {name: row.arms(spec, count) for name, row in baselines().items() if row.section(spec).run}
+        arms |= {"merging": len(spec.merging.methods), "controls": self.further}
+        if "grpo_target" in arms:
+            arms["grpo_target"] += points
+        further = split_sizes(spec.benchmark) if evaluation.splits == "all" else {}
+        tasks = evaluation.tasks + further.get("discovery", 0) + further.get("training", 0)
+        parts = self.shards if self.on_slurm else workers
+        return [
+            self._playing(
+                f"evaluation@{row}",
+                number * tasks * evaluation.trials,
+                max(math.ceil(number), parts),
+                workers,
+                user=True,
+            )
+            for row, number in arms.items()
+            if number
+        ]
 
     def baseline_rollouts(self, row: Baseline) -> float:
         """Estimate the rollouts that a row's stage plays."""

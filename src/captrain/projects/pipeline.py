@@ -9,7 +9,7 @@ import logging
 import runpy
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from captrain.records import (
     read_text,
     read_yaml,
 )
-from captrain.run import alternatives, code_closure, files_below, read_stages, row_of, shipped
+from captrain.run import alternatives, code_closure, expand_stages, files_below, read_stages, row_of, shipped
 
 VERSIONS = "captrain.yaml"
 COMPONENTS = "components"
@@ -56,26 +56,42 @@ def shipped_stages() -> dict[str, JsonObject]:
 
 def project_pipeline(root: Path) -> str:
     """Return a project's dvc.yaml: captrain's stages, with digests in place of code files."""
-    stages = {}
-    for name, stage in shipped_stages().items():
-        keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
-        script = f"stages/{name}.py"
-        deps = [script] if (root / script).is_file() else []
-        deps += [COMPONENTS] if SELECTABLE & {key.partition(".")[0] for key in keys} else []
-        deps += [path for path in stage.get("deps", []) if not path.startswith(("src/", "stages/"))]
-        params = [*stage.get("params", []), {VERSIONS: [f"stages.{name}"]}]
-        whole = {"desc": "", "cmd": "", "params": [], "deps": [], **stage}
-        whole |= {"cmd": f"captrain run {name}", "params": params, "deps": deps}
-        stages[name] = {key: value for key, value in whole.items() if value}
-    pipeline = {**read_yaml(shipped("dvc.yaml"), JsonObject), "stages": stages}
+    pipeline, rows, stages = read_yaml(shipped("dvc.yaml"), JsonObject), shipped_stages(), dict[str, JsonObject]()
+    for name, stage in pipeline["stages"].items():
+        if name == "row":
+            stages |= {row: _project_stage(root, row, rows[row], row) for row in stage["foreach"]}
+        elif "foreach" in stage:
+            do = _project_stage(root, name, stage["do"], f"{name}@${{key}}")
+            stages[name] = {"foreach": stage["foreach"], "do": do}
+        else:
+            stages[name] = _project_stage(root, name, stage, name)
+    pipeline["stages"] = stages
     return HEAD + yaml.safe_dump(pipeline, sort_keys=False, width=118, default_flow_style=None)
+
+
+def _project_stage(root: Path, name: str, stage: JsonObject, argument: str) -> JsonObject:
+    """Return a stage of a project: one of captrain's with a digest in place of code files, run with an argument."""
+    keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
+    script = f"stages/{name}.py"
+    deps = [script] if (root / script).is_file() else []
+    deps += [COMPONENTS] if SELECTABLE & {key.partition(".")[0] for key in keys} else []
+    deps += [path for path in stage.get("deps", []) if not path.startswith(("src/", "stages/"))]
+    params = [*stage.get("params", []), {VERSIONS: [f"stages.{name}"]}]
+    whole = {"desc": "", "cmd": "", "params": [], "deps": [], **stage}
+    whole |= {"cmd": f"captrain run {argument}", "params": params, "deps": deps}
+    return {key: value for key, value in whole.items() if value}
+
+
+def digested(name: str) -> str:
+    """Return the name in captrain.yaml of a stage's code, which all rows of the evaluation share."""
+    return name.partition("@")[0]
 
 
 def stage_code(name: str) -> list[Path]:
     """List the code files of a stage, its script first; rows share one script and have a file each."""
     from captrain.comparison import row_file
 
-    script = shipped(f"stages/{name}.py")
+    script = shipped(f"stages/{digested(name)}.py")
     starts = [script] if script.is_file() else [shipped("stages/row.py"), row_file(name)]
     code = sorted({path for start in starts for path in code_closure(start)})
     return [starts[0], *(path for path in code if path != starts[0])]
@@ -89,7 +105,7 @@ def stage_digest(name: str) -> str:
 
 def stage_digests() -> dict[str, str]:
     """Hash the installed code of each stage."""
-    return {name: stage_digest(name) for name in shipped_stages()}
+    return {name: stage_digest(name) for name in dict.fromkeys(map(digested, shipped_stages()))}
 
 
 def versions_text(pipeline: str, stages: Mapping[str, str]) -> str:
@@ -158,15 +174,16 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
     added, removed = [name for name in after if name not in before], [name for name in before if name not in after]
     # Stages that read outputs of these, directly or not, in the order in which they run.
     behind, products = list[str](), list[str]()
-    for name, stage in yaml.safe_load(text)["stages"].items():
+    for name, stage in expand_stages(yaml.safe_load(text)["stages"]).items():
         files = [path for entry in stage["params"] if isinstance(entry, dict) for path in entry]
         inputs = [*stage.get("deps", []), *files]
         is_behind = any(path == out or path.startswith(f"{out}/") for path in inputs for out in products)
-        is_made_anew = name in changed or name in added
-        behind += [name] * (is_behind and not is_made_anew)
+        is_made_anew = digested(name) in (*changed, *added)
+        behind += [digested(name)] * (is_behind and not is_made_anew)
         if is_behind or is_made_anew:
             for out in (out for kind in ("outs", "plots", "metrics") for out in stage.get(kind, [])):
                 products += [out] if isinstance(out, str) else out
+    behind = [*dict.fromkeys(behind)]
     upgrade = Upgrade(recorded.captrain, __version__, changed, behind, added, removed, present != text)
     if upgrade.is_needed and not dry:
         publish_text(root / "dvc.yaml", text)
@@ -214,8 +231,10 @@ def remove_cut_off(root: Path) -> list[str]:
     return removed
 
 
-def run_pipeline(root: Path) -> None:
-    """Run `dvc repro` without its own output. An interrupt ends the running stage (see `launch.end_with_pipeline`).
+def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
+    """Run `dvc repro TARGETS` without its own output.
+
+    An interrupt ends the running stage (see `launch.end_with_pipeline`).
 
     Raises:
         UserError: a stage failed, or DVC cannot run.
@@ -225,18 +244,18 @@ def run_pipeline(root: Path) -> None:
         print(f"removed {name}, which a kill had cut off: DVC restores finished stages from its cache", flush=True)
     # DVC ignores interrupts while a stage runs, but only in the main thread.
     outcome = Future[None]()
-    Thread(target=_reproduce, args=(root, outcome), daemon=True).start()
+    Thread(target=_reproduce, args=(root, targets, outcome), daemon=True).start()
     outcome.result()
 
 
-def _reproduce(root: Path, outcome: "Future[None]") -> None:
+def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]") -> None:
     """Run `dvc repro` and store its end in the future."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     try:
         with Repo(str(root)) as repo:
-            repo.reproduce()  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
+            repo.reproduce(targets=[*targets])  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
     except DvcException as error:
         cause = error
         while isinstance(cause.__cause__, DvcException):
@@ -256,13 +275,13 @@ def run_stage(root: Path, name: str) -> None:
     Raises:
         UserError: there is no such stage, or its code differs from the recorded digest.
     """
-    local = root / f"stages/{name}.py"
+    local = root / f"stages/{digested(name)}.py"
     if not local.is_file() and name not in shipped_stages():
         names = {*shipped_stages(), *(path.stem for path in local.parent.glob("*.py"))} - {"row"}
         raise UserError(f"there is no stage {name!r}", alternatives(name, sorted(names)))
     script = local if local.is_file() else stage_code(name)[0]
     recorded = recorded_versions(root)
-    if recorded is not None and script != local and recorded.stages.get(name) != stage_digest(name):
+    if recorded is not None and script != local and recorded.stages.get(digested(name)) != stage_digest(name):
         raise UserError(
             f"stage {name} of this project was recorded with captrain {recorded.captrain}; another is installed",
             "run `captrain upgrade`, which names the stale stages; or install the version in captrain.yaml",

@@ -49,7 +49,8 @@ def causality(results: Path, width: float = WIDTH) -> Figure:
         (2.0 + 0.55 * len(rows), 1.6 + 0.3 * len(rows)) if wide else (4.0 + 1.1 * len(rows), 2.2 + 0.3 * len(rows))
     )
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
-    part, below = figure.subfigures(2, 1, height_ratios=heights)
+    areas = figure.add_gridspec(2, 1, height_ratios=heights)
+    part, below = figure.add_subfigure(areas[0]), figure.add_subfigure(areas[1])
     shares, changes = part.subplots(*((1, 2) if wide else (2, 1)))
     for name, place, colour in (("claimed", -0.18, GREY), ("repaired", 0.18, PROJECT)):
         heights = [index + place for index in range(len(rows))]
@@ -107,8 +108,9 @@ def _draw_cells(axes: Axes, rows: Sequence[ComparisonRow], effects: pd.DataFrame
     arms = [*names, *(arm for arm in dict.fromkeys(lacking["arm"]) if arm not in names)]
     cells = lacking.pivot(index="capability", columns="arm", values="change").loc[names, arms].to_numpy(dtype=float)
     image = axes.imshow(cells, cmap=DIVERGING, vmin=-1, vmax=1, aspect="auto")
-    for (y, x), change in np.ndenumerate(cells):
-        if numbers and not np.isnan(change):
+    if numbers:
+        for y, x in np.argwhere(~np.isnan(cells)).tolist():
+            change = float(cells[y, x])
             colour = ink(*colormaps[DIVERGING]((change + 1) / 2)[:3])
             axes.text(x, y, f"{change:+.2f}", ha="center", va="center", fontsize=SMALL, color=colour)
     labels = [arm_label(arm).replace(":", ": ") for arm in arms]

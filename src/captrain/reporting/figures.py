@@ -17,6 +17,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import HashableList
 
 from captrain.capabilities import read_selection, replay
 from captrain.comparison import (
@@ -54,6 +55,7 @@ from captrain.reporting.style import (
     Line,
     arm_label,
     best,
+    body,
     compare,
     draw_rates,
     finish,
@@ -215,8 +217,9 @@ def stability(results: Path, width: float = WIDTH) -> Figure:
     candidates = sorted(selection["candidates"], key=lambda row: -row["runs_retained"])
     publication = read_published()
     times = publication.selection.times
-    panels = ["kept", "coverage", "gap"]
-    mosaic: Any = [[*panels, "paper"]] if width >= NARROW else [panels, ["paper"] * 3]
+    beside: list[HashableList[str]] = [["kept", "coverage", "gap", "paper"]]
+    below: list[HashableList[str]] = [["kept", "coverage", "gap"], ["paper"] * 3]
+    mosaic = beside if width >= NARROW else below
     heights = [1.9 + 0.2 * max(len(candidates), len(times))] * len(mosaic)
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     axes_of = figure.subplot_mosaic(mosaic)
@@ -318,11 +321,8 @@ def training(results: Path, width: float = WIDTH) -> Figure:
                 look = look_of(GRPO)._asdict() if name == GRPO else {"color": shade, "linestyle": dash}
                 look["marker"] = MARKERS[place % len(MARKERS)]
                 smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
-                every = max(len(line) // 6, 1)
-                axes.plot(
-                    line["rollouts"], smooth, label=arm_label(str(name)), linewidth=1.3, markersize=3.5,
-                    markevery=every, **look,
-                )  # fmt: skip
+                look |= {"linewidth": 1.3, "markersize": 3.5, "markevery": max(len(line) // 6, 1)}
+                axes.plot(line["rollouts"], smooth, label=arm_label(str(name)), **look)
             axes.set(title=title, ylim=(-0.02, 1.02))
         for axes in grid if wide else grid[-1:]:
             axes.set_xlabel("rollouts spent")
@@ -334,7 +334,7 @@ def training(results: Path, width: float = WIDTH) -> Figure:
 
 def _training_finding(own: Sequence[tuple[object, pd.DataFrame]], grpo: Sequence[tuple[object, pd.DataFrame]]) -> str:
     """Say how far the success rates rose from the first updates to the last."""
-    ends = [(line["success"].head(SMOOTH).mean(), line["success"].tail(SMOOTH).mean()) for _, line in own + grpo]
+    ends = [(line["success"].head(SMOOTH).mean(), line["success"].tail(SMOOTH).mean()) for _, line in (*own, *grpo)]
     if not own or not ends:
         return "No adapter was trained"
     risen = sum(last > first for first, last in ends[: len(own)])
@@ -353,11 +353,11 @@ def kinds(results: Path, width: float = WIDTH) -> Figure:
     rates = table.pivot(index="kind", columns="method", values="pass_rate")
     names = list(rates.sort_values([TRACE, BASE], ascending=False).index) if len(rates) else []
     figure = Figure(figsize=(width, 1.4 + 0.48 * len(names)), layout="constrained")
-    part = figure.subfigures()  # with its legend above the note
+    part = body(figure)
     axes = part.subplots()
     for index, method in enumerate(methods):
         look = look_of(method)
-        rows = table[table["method"] == method].to_dict("records")
+        rows = [row for row in table.to_dict("records") if row["method"] == method]
         places = [names.index(row["kind"]) + 0.2 * (index - (len(methods) - 1) / 2) for row in rows]
         axes.hlines(places, [row["low"] for row in rows], [row["high"] for row in rows], look.color, linewidth=1.5)
         points = [row["pass_rate"] for row in rows]
@@ -365,8 +365,8 @@ def kinds(results: Path, width: float = WIDTH) -> Figure:
     axes.set_yticks(range(len(names)), names)
     axes.set(xlim=(-0.02, 1.02), ylim=(len(names) - 0.5, -0.5), xlabel="pass rate on the test split")
     part.legend(loc="outside lower center", ncols=len(methods) if width >= NARROW else 2)
-    over = [f"the base in {int((rates[TRACE] > rates[BASE]).sum())}"] if {TRACE, BASE} <= {*methods} else []
-    over += [f"{label(GRPO)} in {int((rates[TRACE] > rates[GRPO]).sum())}"] if {TRACE, GRPO} <= {*methods} else []
+    over = [f"the base in {np.sum(rates[TRACE] > rates[BASE])}"] if {TRACE, BASE} <= {*methods} else []
+    over += [f"{label(GRPO)} in {np.sum(rates[TRACE] > rates[GRPO])}"] if {TRACE, GRPO} <= {*methods} else []
     finding = (
         f"Of {len(names)} kinds of task, {label(TRACE)} passes more than {' and '.join(over) or 'no other row in 0'}"
     )
@@ -385,7 +385,7 @@ def curve(results: Path, width: float = WIDTH) -> Figure:
     """Draw pass rate over rollouts spent at the checkpoints of one training, for TRACE and GRPO on the target."""
     by_method = grouped(curve_rows(results), "method")
     figure = Figure(figsize=(width, 3.6), layout="constrained")
-    part = figure.subfigures()
+    part = body(figure)
     axes = part.subplots()
     ends = []
     for method in ordered(by_method, HEADLINE):

@@ -43,7 +43,7 @@ def rediscovery(results: Path, width: float | None = None) -> "Figure":
     """Draw the share of rollouts that lack each capability, and its gap with interval, for each diagnosis."""
     from matplotlib.figure import Figure  # not needed to print the table
 
-    from captrain.reporting.style import COLOURS, MARKERS, NARROW, WIDTH, finish
+    from captrain.reporting.style import COLOURS, MARKERS, NARROW, WIDTH, body, finish
 
     width = width or WIDTH
     by_round = grouped(rediscovered(results), "round")
@@ -51,7 +51,7 @@ def rediscovery(results: Path, width: float | None = None) -> "Figure":
     names = {row["capability"] for rows in by_round.values() for row in rows}
     order = sorted(names, key=lambda name: (-shares_of_base.get(name, 0.0), name))
     figure = Figure(figsize=(width, 1.5 + 0.36 * len(order)), layout="constrained")
-    part = figure.subfigures()  # with its legend above the note
+    part = body(figure)
     shares, gaps = part.subplots(1, 2, sharey=True)
     for place, rows in enumerate(by_round.values()):
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]

@@ -18,7 +18,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from captrain.comparison import (
     BASE,
@@ -141,6 +141,11 @@ def finish(figure: Figure, finding: str, note: str = "", *, left: bool = True) -
     return figure
 
 
+def body(figure: Figure) -> SubFigure:
+    """Return the part of a figure for its panels and their legend, which then lies above the note."""
+    return figure.add_subfigure(figure.add_gridspec(1, 1)[0])
+
+
 def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
     """Select the names that `order` lists by name or prefix, in its order; all if it is None."""
     if order is None:
@@ -243,8 +248,7 @@ def compare(
     row = ROW * (1.5 if width < NARROW else 1.0)  # labels may take two lines
     height = 1.1 + sum(row * count + (0.25 if name else 0.05) for count, name in zip(counts, groups, strict=True))
     figure = Figure(figsize=(width, height), layout="constrained")
-    shape = {"width_ratios": (3, 2), "height_ratios": counts}
-    grid = figure.subplots(len(groups), 2, sharex="col", squeeze=False, **shape)  # type: ignore[arg-type]
+    grid = figure.subplots(len(groups), 2, sharex="col", squeeze=False, width_ratios=(3, 2), height_ratios=counts)
     for (name, rows), (rates, differences) in zip(groups.items(), grid, strict=True):
         ranked = sorted(rows, key=lambda row: (row.method in BOUNDS, -row.rate))
         _compare(rates, differences, ranked, narrow=width < NARROW)

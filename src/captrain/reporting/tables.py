@@ -20,6 +20,7 @@ from captrain.comparison import (
     SUMS,
     TRACE,
     ComparisonRow,
+    compare_rows,
     evaluation_metrics,
     evaluation_table,
     headline_methods,
@@ -31,6 +32,7 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, read_json, read_table
 from captrain.reporting.rediscovery import rediscovery_table
 from captrain.reporting.verdicts import verdict
+from captrain.run import load_spec
 
 MORE = {
     "captrain results --all": "all rows, differences and tests",
@@ -87,7 +89,7 @@ def table(folder: Path) -> Table:
     if absent := [method for method in metrics.pass_rate if method not in {*main["method"]}]:
         raise UserError(
             f"{folder / 'main.csv'} is not a whole table: {', '.join(absent)} of metrics.json is not in it",
-            "run `dvc repro evaluation` to make it",
+            "run `dvc repro comparison` to make it",
         )
     scored = main.dropna(subset=["mean_reward"])
     # If only success is rewarded, the mean reward equals the pass rate and is left out.
@@ -175,7 +177,7 @@ def results(root: Path, *, complete: bool = False) -> RenderableType:
     folder = root / "results/evaluation"
     discovery = _discovery(root)
     if discovery and not folder.exists():
-        return Group(discovery, Text("the test split has not been played: `dvc repro evaluation`"))
+        return Group(discovery, Text("the test split has not been played: `dvc repro comparison`"))
     if not complete:
         return _summary(root)
     kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
@@ -188,31 +190,12 @@ def _summary(root: Path) -> RenderableType:
     """Render the first screen: at most 40 lines of 80 columns for the default pipeline."""
     folder = root / "results/evaluation"
     main, metrics = evaluation_table(folder, "main", COLUMNS), evaluation_metrics(folder)
-    rows = [row for row in main.to_dict("records") if row["method"] in (IDLE, *headline_methods())]
-    rows.sort(key=lambda row: row["pass_rate"] if row["pass_rate"] == row["pass_rate"] else -1, reverse=True)
-    headings = ("row", "pass rate", f"{metrics.confidence:.0%} interval", "rollouts", "learns from")
-    columns = [Column(name, justify="right" if 0 < number < 4 else LEFT) for number, name in enumerate(headings)]
-    rates = Table(*columns, title=f"Test split: {main['tasks'].max()} tasks", title_justify=LEFT, box=None)
-    for row in rows:
-        cells = [row["label"], _number(row["pass_rate"]), _interval(row["low"], row["high"])]
-        cells += [f"{row['rollouts_spent']:,}", supervision(row["method"]) or ""]
-        rates.add_row(*cells, style="bold" if row["method"] in (TRACE, rows[0]["method"]) else "")
-    best = rows[0]["method"]
+    rows = _ranked(main, (IDLE, *headline_methods()))
+    rates = _rates(rows, metrics.confidence)
     rewarded = [row["method"] for row in rows if supervision(row["method"]) == "rewards" and row["method"] != TRACE]
     others = [BASE, TRACE, *rewarded[:1]]
-    differences = evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records")
-    compared = Table.grid(padding=(0, 2))
-    for first in dict.fromkeys((TRACE, best)):
-        compared.add_row(f"Difference of {label(first)}", style="bold")
-        for row in differences:
-            if row["first"] == first and row["second"] in others:
-                interval = f"{row['low']:+.3f} to {row['high']:+.3f}"
-                compared.add_row(
-                    f"  to {label(row['second'])}",
-                    f"{row['difference']:+.3f}",
-                    interval,
-                    verdict(row, 1 - metrics.confidence),
-                )
+    differences = evaluation_table(folder, "differences", DIFFERENCES)
+    compared = _compared(differences, (TRACE, rows[0]["method"]), others, 1 - metrics.confidence)
     lacking, commands = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
     for candidate in read_selection(root / "results")["candidates"]:
         if candidate["selected"]:
@@ -224,6 +207,50 @@ def _summary(root: Path) -> RenderableType:
     if errors or excluded:
         parts.append(f"Left out of the rates: {errors} errors of infrastructure, and {excluded} tasks because of them.")
     return Group(*parts, commands)
+
+
+def first_table(root: Path) -> RenderableType:
+    """Render the rows of the base and of TRACE, which are evaluated before all others.
+
+    Raises:
+        UserError: a file is missing or corrupt.
+    """
+    spec = load_spec(root / "results/spec.yaml")
+    tables = compare_rows(spec, root, (BASE, TRACE))
+    rates = _rates(_ranked(tables.main, (BASE, TRACE)), spec.evaluation.confidence)
+    compared = _compared(tables.differences, (TRACE,), [BASE], 1 - spec.evaluation.confidence)
+    return Group(rates, Text(), compared)
+
+
+def _ranked(main: pd.DataFrame, methods: Sequence[str]) -> list[ComparisonRow]:
+    """List the rows of these methods, best first."""
+    rows = [row for row in main.to_dict("records") if row["method"] in methods]
+    return sorted(rows, key=lambda row: row["pass_rate"] if row["pass_rate"] == row["pass_rate"] else -1, reverse=True)
+
+
+def _rates(rows: Sequence[ComparisonRow], confidence: float) -> Table:
+    """Tabulate the rates of methods, of which the first is the best."""
+    headings = ("row", "pass rate", f"{confidence:.0%} interval", "rollouts", "learns from")
+    columns = [Column(name, justify="right" if 0 < number < 4 else LEFT) for number, name in enumerate(headings)]
+    tasks = max(row["tasks"] for row in rows)
+    rates = Table(*columns, title=f"Test split: {tasks} tasks", title_justify=LEFT, box=None)
+    for row in rows:
+        cells = [row["label"], _number(row["pass_rate"]), _interval(row["low"], row["high"])]
+        cells += [f"{row['rollouts_spent']:,}", supervision(row["method"]) or ""]
+        rates.add_row(*cells, style="bold" if row["method"] in (TRACE, rows[0]["method"]) else "")
+    return rates
+
+
+def _compared(differences: pd.DataFrame, firsts: Sequence[str], others: Sequence[str], level: float) -> Table:
+    """Tabulate the differences of the methods `firsts` to others."""
+    compared = Table.grid(padding=(0, 2))
+    for first in dict.fromkeys(firsts):
+        compared.add_row(f"Difference of {label(first)}", style="bold")
+        for row in differences.dropna(subset=["difference"]).to_dict("records"):
+            if row["first"] == first and row["second"] in others:
+                cells = [f"  to {label(row['second'])}", f"{row['difference']:+.3f}"]
+                compared.add_row(*cells, f"{row['low']:+.3f} to {row['high']:+.3f}", verdict(row, level))
+    return compared
 
 
 def _paired(folder: Path) -> Table:

@@ -47,6 +47,7 @@ from .rows import SolutionSource as SolutionSource
 from .rows import SolutionsSettings as SolutionsSettings
 from .rows import row_names as row_names
 from .shipped import conf_layers as conf_layers
+from .shipped import expand_stages as expand_stages
 from .shipped import find_project as find_project
 from .shipped import read_stages as read_stages
 from .shipped import repro as repro

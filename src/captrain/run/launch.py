@@ -12,14 +12,13 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -155,8 +154,9 @@ def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, o
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[number * width :][:width])
 
 
+@cache
 def end_with_pipeline() -> None:
-    """End this process when the one that runs the pipeline ends.
+    """End this process when the one that runs the pipeline ends. Further calls change nothing.
 
     That is the nearest Python process above this one, if there is any. It need not be the parent: DVC starts a stage
     through a shell, and some shells (dash) wait for the stage and outlive the pipeline.
@@ -172,7 +172,7 @@ def _end_after(process: psutil.Process) -> None:
     """Wait until a process ends, and end this one. A zombie has ended, though nobody has asked for its status."""
     with suppress(psutil.NoSuchProcess):
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.2)
+            Event().wait(0.2)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

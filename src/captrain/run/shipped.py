@@ -37,7 +37,7 @@ def find_project(folder: Path) -> Path | None:
 
 
 def read_stages(path: Path, remedy: str) -> dict[str, JsonObject]:
-    """Read the stages of a dvc.yaml by DVC's names; a stage with `foreach` becomes several, named row@NAME.
+    """Read the stages of a dvc.yaml by DVC's names; a stage with `foreach` becomes several, such as row@NAME.
 
     Args:
         path: of the dvc.yaml.
@@ -46,8 +46,13 @@ def read_stages(path: Path, remedy: str) -> dict[str, JsonObject]:
     Raises:
         UserError: it is not a pipeline.
     """
+    return expand_stages(read_yaml(path, JsonObject, remedy).get("stages", {}))
+
+
+def expand_stages(pipeline: JsonObject) -> dict[str, JsonObject]:
+    """Expand the section `stages` of a dvc.yaml, see `read_stages`."""
     stages = dict[str, JsonObject]()
-    for name, stage in read_yaml(path, JsonObject, remedy).get("stages", {}).items():
+    for name, stage in pipeline.items():
         if "foreach" not in stage:
             stages[name] = stage
             continue
@@ -59,8 +64,8 @@ def read_stages(path: Path, remedy: str) -> dict[str, JsonObject]:
 
 
 def row_of(stage: str) -> str:
-    """Return the short name of a stage: grpo_target for row@grpo_target."""
-    return stage.rpartition("@")[2]
+    """Return the short name of a stage: grpo_target for row@grpo_target; other names stay."""
+    return stage.removeprefix("row@")
 
 
 def repro(stage: str, root: Path = Path()) -> str:

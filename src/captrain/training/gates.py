@@ -4,7 +4,7 @@ Imported only where training happens: it needs torch and TRL.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,16 @@ from captrain.training.grpo import PolicyTrainer
 from captrain.training.jobs import GateJob, Job, StepResult
 from captrain.training.trl_trainer import Columns
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class GateTrainer(PolicyTrainer):
     """The trainer with gates in the place of an adapter."""
 
     mixture: Mixture
 
-    def adapt(self, base: Any) -> None:
+    def adapt(self, base: "PreTrainedModel") -> None:
         """Put adapters and gates on the base.
 
         Raises:

@@ -94,7 +94,7 @@ class Baseline:
         """Estimate the rollouts of its further diagnoses, if each environment takes so many attempts."""
         return 0
 
-    def arms(self, capabilities: int) -> int:
+    def arms(self, spec: Spec, capabilities: int) -> int:
         """Count its arms in the evaluation, if TRACE trains so many capabilities."""
         return 1
 

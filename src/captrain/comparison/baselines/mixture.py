@@ -78,9 +78,9 @@ class MixtureBaseline(Baseline):
         section = self.section(spec)
         return section.share if isinstance(section, MixtureSettings) else 1.0
 
-    def arms(self, capabilities: int) -> int:
-        """See `Baseline.arms`: at most one for each variant, and the row's own."""
-        return 1 + len(self.variants)
+    def arms(self, spec: Spec, capabilities: int) -> int:
+        """See `Baseline.arms`: the row's own, and one for each control."""
+        return 1 + len(self.variants) * self.section(spec).controls
 
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
@@ -187,10 +187,10 @@ class MixtureBaseline(Baseline):
         return (), tuple(rollout for rollout in rollouts if rollout.outcome == "passed")
 
     def gate_rows(self, spec: Spec, project: Path, mixture: Trained) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of gates.csv: training tasks of each environment, single and pair, and of each kind of the
+        """Yield the rows of gates.csv: training tasks of the environments that teach, and of each kind of the
         target."""
         places = dict[str, Prompts]()
-        for folder in ("environments", "pairs"):
+        for folder in ("environments", "pairs") if self.from_solutions else ("environments",):
             for environment in training_environments(project / "results" / folder):
                 target = environment.target(spec.machine)
                 tasks = target.tasks("training", environment.skip + PROMPTS, fewer=True)[environment.skip :]

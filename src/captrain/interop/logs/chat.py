@@ -12,7 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from captrain.interop.logs.beside import completed
-from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt, of_item, of_langchain, of_sharegpt
+from captrain.interop.logs.messages import (
+    is_item,
+    is_langchain,
+    is_sharegpt,
+    of_item,
+    of_langchain,
+    of_parts,
+    of_sharegpt,
+)
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import (
     MALFORMED,
@@ -176,9 +184,9 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         "injections": row.injections,
         "limit": row.limit,
         "grading": fact(row.grading),
-        "submission": fact(row.submission),
         "expected": {name: fact(value) for name, value in row.expected.items() if value not in (None, "", [], {})},
     }
+    submission = {} if row.submission is None else {"submission": fact(row.submission)}  # an empty one tells much
     return Entry(
         number,
         "chat",
@@ -187,7 +195,7 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         dialogue,
         row.reward,
         str(row.model),
-        data={"kind": "chat", **{name: value for name, value in facts.items() if value}},
+        data={"kind": "chat", **{name: value for name, value in facts.items() if value}, **submission},
         trial=row.trial if type(row.trial) is int and 0 <= row.trial < 1 << 31 else None,
         reference=solution,
         fault=row.fault,
@@ -218,7 +226,7 @@ def dialogue_of(items: Iterable[object]) -> list[Message]:
         elif is_item(item):
             parts = of_item(item)
         elif isinstance(item, Mapping):
-            parts = _of_blocks(item)
+            parts = of_parts(item) if isinstance(item.get("parts"), list) else _of_blocks(item)
         messages = [*map(chat_message, parts)]
         if is_item(item) and messages and dialogue and messages[0]["role"] == dialogue[-1]["role"] == "assistant":
             calls = dialogue[-1].get("tool_calls", []) + messages.pop(0)["tool_calls"]

@@ -2,7 +2,7 @@
 
 LangChain's and LangGraph's are as `messages_to_dict`, `dumpd` or `model_dump` give them. ShareGPT's have `from` and
 `value`; calls are turns of their own or, as in Hermes, stand between tags. Items of Responses are messages, calls and
-their outputs; reasoning is left out.
+their outputs; reasoning is left out. Messages of Gemini and of Vercel's chats have `parts`.
 """
 
 import json
@@ -108,3 +108,27 @@ def of_item(item: Mapping[str, object]) -> list[Message]:
     arguments = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), {})
     call = calling([call_entry(item.get("name") or kind.removesuffix("_call"), arguments, name)])
     return [call, result] if output is not None else [call]
+
+
+def of_parts(item: Mapping[str, object]) -> list[Message]:
+    """Convert a message of parts: a call joins the words or calls before it, and a result is a message of a tool."""
+    messages: list[Message] = []
+    parts = item["parts"] if isinstance(item["parts"], list) else []
+    for part in [part for part in parts if isinstance(part, Mapping)]:
+        kind, call, answer = str(part.get("type") or ""), part.get("functionCall"), part.get("functionResponse")
+        if kind.startswith("tool-") or kind == "dynamic-tool":
+            name, is_done = part.get("toolName") or kind.removeprefix("tool-"), "output" in part or "errorText" in part
+            call = {"name": name, "args": part.get("input"), "id": part.get("toolCallId")}
+            answer = {"response": part.get("output", part.get("errorText"))} if is_done else None
+        if isinstance(call, Mapping):
+            entry = call_entry(call.get("name"), call.get("args"), call.get("id"))
+            last = messages.pop() if messages and messages[-1]["role"] == "assistant" else calling([])
+            messages.append({**last, "tool_calls": [*last.get("tool_calls", []), entry]})
+        if isinstance(answer, Mapping):
+            seen = answer.get("response")
+            text = json.dumps(seen) if isinstance(seen, Mapping) else text_of(seen)
+            messages.append({"role": "tool", "content": text, "error": "errorText" in part})
+        if isinstance(part.get("text"), str) and kind in ("", "text"):
+            role = "assistant" if item.get("role") == "model" else item.get("role")
+            messages.append({"role": role, "content": part["text"]})
+    return messages

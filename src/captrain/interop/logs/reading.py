@@ -70,7 +70,7 @@ from captrain.interop.logs.records import (
     rows_in,
     rows_of,
 )
-from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, reason_of, schemas_by_name
+from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, json_of, reason_of, schemas_by_name
 from captrain.interop.logs.traces import NO_MESSAGES, Rows, TraceFormat, read_traces
 from captrain.interop.logs.written import executed
 from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular, tracked
@@ -85,6 +85,8 @@ NO_DIALOGUE = "it holds no dialogue"
 NO_FORMAT = "it is of no known format"
 OPTION = re.compile(r"add (--\w+ \S+)$")
 """An option that a reason ends with."""
+EVENT_FILE = re.compile(r"(?:event-)?\d+(?:-[\w-]+)?\.json")
+"""A file of OpenHands with one event."""
 FEW_ENTRIES = 9
 """A larger file is refused if most of its entries cannot be read: its format was probably misjudged."""
 TRACES = (
@@ -464,7 +466,11 @@ def _files(paths: Sequence[Path], folders: ExitStack) -> Iterator[_File]:
         if not path.exists():
             raise UserError(f"{path} does not exist", "name a file or folder that does")
         if path.is_dir():
-            yield from (_File(file, path, str(file), True) for file in _found(path))
+            found = [*_found(path)]
+            joined = [*_joined_events(found, folders)]
+            parts = {part for _, pieces in joined for part in pieces}
+            yield from (_File(file, path, str(file), True) for file in found if file not in parts)
+            yield from (_File(file, path, str(pieces[0].parent), True) for file, pieces in joined)
             continue
         require_regular(path, "name a file that can be read")
         if not is_packed(path):
@@ -487,6 +493,26 @@ def _found(folder: Path) -> Iterator[Path]:
         files = {file for file in folder.rglob("*") if file.is_file() and _may_hold_dialogues(file)}
         absolute = {file.absolute() for file in files}  # score files are read with their results
         yield from sorted(file for file in files if bfcl.results_of(file) not in absolute)
+
+
+def _joined_events(files: Iterable[Path], folders: ExitStack) -> Iterator[tuple[Path, list[Path]]]:
+    """Join the files of OpenHands' folders, which hold one event each; yield each new file with its parts."""
+    groups: dict[Path, list[Path]] = {}
+    for file in files:
+        if EVENT_FILE.fullmatch(file.name):
+            groups.setdefault(file.parent, []).append(file)
+    for folder, parts in groups.items():
+        parts.sort(key=lambda part: int(re.findall(r"\d+", part.name)[0]))
+        try:
+            is_event = _holds(openhands.EVENTS.recognizes, [json_of(parts[0])])
+            events = [json_of(part) for part in parts] if is_event else []
+        except MALFORMED:
+            continue  # each file is then reported by itself
+        if events:
+            name = folder.parent.name if folder.name == "events" else folder.name
+            joined = Path(folders.enter_context(tempfile.TemporaryDirectory()), f"{name}.jsonl")
+            joined.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+            yield joined, parts
 
 
 def _may_hold_dialogues(file: Path) -> bool:

@@ -18,8 +18,8 @@ from captrain.records import read_json, read_table
 from captrain.run import repro
 
 T = TypeVar("T")
-COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep"}
-"""Commands that make the files that no stage makes."""
+COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep", "evaluation": "dvc repro comparison"}
+"""Commands that make the folders of results/ that are not named after a stage."""
 
 
 @dataclass(frozen=True)

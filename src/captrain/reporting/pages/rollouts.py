@@ -51,11 +51,12 @@ CREATE INDEX examples ON lack (capability, rollout);
 CREATE TABLE route (task TEXT PRIMARY KEY, arm TEXT);
 CREATE TABLE heading (task TEXT);
 CREATE TABLE line (
-    id TEXT, task INTEGER, arm INTEGER, trial INTEGER, outcome TEXT, reward REAL, mark INTEGER, shard INTEGER
+    id TEXT, task INTEGER, arm INTEGER, trial INTEGER, outcome TEXT, reward REAL, mark INTEGER, shard INTEGER,
+    lacks TEXT
 );
 """
 """Places of rollouts and labels in their files; `heading` and `line` are the tasks and rows of the page's table."""
-COLUMNS = ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard")
+COLUMNS = ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard", "lacks")
 COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 """One encoder: `json.dumps` with settings makes a new one for each value."""
 CONTROL = re.compile(r"\\(?:\\|[bfr]|u(?:00(?:[01]|7f|[89]\w)|061c|200[b-f]|202[89a-e]|206|feff|fff[9ab])\w?)")
@@ -218,9 +219,10 @@ class Archive(ExitStack):
                 marks = marks_of(rollout, lacking, selected)
                 mark = marks[0]["at"] if marks and marks[0]["selected"] else -1
                 reward = rollout.score.reward if rollout.score else None
+                lacks = " ".join(sorted(lack.capability for lack in lacking))
                 place = arms.setdefault(arm, len(arms))
-                row = (rollout.id, tasks - 1, place, rollout.trial, rollout.outcome[0], reward, mark, number)
-                self._database.execute("INSERT INTO line VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                row = (rollout.id, tasks - 1, place, rollout.trial, rollout.outcome[0], reward, mark, number, lacks)
+                self._database.execute("INSERT INTO line VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
                 shard.add(rollout, marks)
         if shard.rollouts:
             yield f"data/shard-{number:03d}.js", shard.script(number)

@@ -10,6 +10,7 @@ escapes all text, the script sets only text, and the page's policy allows no scr
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,7 @@ from captrain.reporting.pages.files import Missing
 from captrain.reporting.pages.rollouts import Archive, MajorityLack, compact, message_on_page
 from captrain.reporting.rediscovery import of_selected
 from captrain.reporting.verdicts import verdict
-from captrain.run import read_stages, row_of
+from captrain.run import read_stages, repro, row_of
 
 FOLDER = Path(__file__).parent
 GENERATOR = '<meta name="generator" content="captrain report">'
@@ -177,7 +178,14 @@ def _content(root: Path, archive: Archive) -> dict[str, object]:
     paths = [path.with_stem(name) for path in summaries for name in ("summary", "differences", "points")]
     paths += sorted(root.glob("results/sweeps/*.csv"))
     gatherings = [path.relative_to(root).as_posix() for path in paths if path.exists()]
+    main = tables["main"]
+    if not isinstance(main, Missing):
+        # The best row first; rows without a rate come last.
+        main.sort(key=lambda row: -1.0 if row["pass_rate"] is None else row["pass_rate"], reverse=True)
     return {
+        "identity": _identity(root),
+        "sentences": _sentences(main, tables["differences"], selection),
+        "best": "" if isinstance(main, Missing) else next(iter(_compared(main)), {"method": ""})["method"],
         "confidence": confidence,
         **tables,
         "causality": files.table_of(root, "results/causality/capabilities.csv"),
@@ -192,6 +200,69 @@ def _content(root: Path, archive: Archive) -> dict[str, object]:
         "known": published.read_published(),
         "ours": {(row["what"], row["method"], row["at"]): row for row in rows},
     }
+
+
+def _identity(root: Path) -> list[tuple[str, str]]:
+    """List what was run: benchmark, model, experiment, seed, and the commit that last changed the results.
+
+    The commit and its date come from git, so equal results give equal bytes. Parts that are unknown are left out.
+    """
+    facts = list[tuple[str, str]]()
+    if (root / "results/spec.yaml").exists():
+        spec = read_yaml(root / "results/spec.yaml", JsonObject, f"run `{repro('compose', root)}` to derive it again")
+        benchmark, base = spec.get("benchmark", {}), spec.get("base", {})
+        facts.append(("benchmark", str(benchmark.get("_target_", "")).rpartition(".")[2]))
+        facts.append(("model", base.get("model") or "the embedded tiny base"))
+        facts.append(("seed", str(spec.get("seed", ""))))
+    if (root / "params.yaml").exists():
+        params = read_yaml(root / "params.yaml", JsonObject, "restore it: `git checkout -- params.yaml`")
+        facts.insert(min(2, len(facts)), ("experiment", str(params.get("experiment", ""))))
+    command = ["git", "-C", str(root), "log", "-1", "--format=%h %cs", "--", "results/evaluation"]
+    if shutil.which("git"):
+        logged = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+        commit, _, date = logged.stdout.strip().partition(" ")
+        facts += [("results of commit", commit), ("date", date)] if date else []
+    return [(name, value) for name, value in facts if value]
+
+
+def _compared(main: list[ComparisonRow]) -> list[ComparisonRow]:
+    """Return the methods that are compared, without routers, merged adapters, controls and bounds."""
+    return [row for row in main if row["method"] in headline_methods() and row["pass_rate"] is not None]
+
+
+def _sentences(
+    main: list[ComparisonRow] | Missing,
+    differences: list[ComparisonRow] | Missing,
+    selection: SelectionAccount | Missing,
+) -> list[tuple[str, str]]:
+    """Say what the agent lacks, which row is best, and what limits both; each with a heading."""
+    said = list[tuple[str, str]]()
+    if not isinstance(selection, Missing):
+        lacks = [
+            f"{one['name']} ({one['coverage'] or 0:.0%} of failures)"
+            for one in selection["candidates"]
+            if one["selected"]
+        ]
+        said.append(
+            ("The agent lacks", f"{', '.join(lacks)}." if lacks else "nothing that the selection finds reliable.")
+        )
+    rows = [] if isinstance(main, Missing) else _compared(main)
+    if not rows:
+        return said
+    best, pairs = rows[0], [] if isinstance(differences, Missing) else differences
+    words = f"{best['label']} passes {best['pass_rate']:.3f} of the test tasks"
+    for row in pairs:
+        if best["method"] != "trace" and {row["first"], row["second"]} == {best["method"], "trace"}:
+            sign = 1 if row["first"] == best["method"] else -1
+            words += (
+                "" if row["difference"] is None else f", {sign * row['difference']:+.3f} to TRACE ({row['reading']})"
+            )
+    said.append(("Best row", f"{words}."))
+    caveat = f"one seed and {best['tasks']} test tasks."
+    if "demonstrations" in (supervision(best["method"]) or ""):
+        caveat += " The best row learns from demonstrations, which rows that learn from rewards alone do not see."
+    said.append(("Caveat", caveat))
+    return said
 
 
 class CandidatePage(CandidateAccount):

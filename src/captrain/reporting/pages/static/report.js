@@ -1,7 +1,7 @@
 "use strict";
 /* The script of the report: the selection rule, its sliders, the table of rollouts, and the navigation. */
 
-/* The rule of captrain.capabilities.rule, applied to the per-run numbers of a selection. An undefined gap or coverage
+/* The rule of captrain.capabilities.selection_rule, applied to the per-run numbers of a selection. An undefined gap or coverage
    is null. Returns the candidates in rank order: id, retained runs, needed runs, shortfall, selected, and proof: true
    if only a proof selects it. */
 function captrainSelect(report, limits) {
@@ -204,7 +204,7 @@ function captrainRows(data) {
 
   function filter() {
     const asked = at("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const outcome = at("outcome").value, kind = at("kind").value, arm = at("arm").value, split = at("split").value;
+    const outcome = at("outcome").value, kind = at("kind").value, arm = at("arm").value, split = at("split").value, lacks = at("lacks").value;
     const wanted = arm === "" ? -1 : arms.indexOf(arm);
     found = [];
     for (let row = 0; row < total; row++) {
@@ -212,6 +212,7 @@ function captrainRows(data) {
       if (outcome && columns.outcome[row] !== outcome) continue;
       if (kind && task[1] !== kind) continue;
       if (split && task[2] !== split) continue;
+      if (lacks && !columns.lacks[row].split(" ").includes(lacks)) continue;
       if (wanted >= 0 && columns.arm[row] !== wanted) continue;
       if (!asked.every((word) => words[row].includes(word))) continue;
       found.push(row);
@@ -275,15 +276,30 @@ function captrainRows(data) {
     return made;
   }
 
+  // The address holds the filters, so that you can share them.
+  const FILTERS = ["search", "outcome", "split", "kind", "arm", "lacks"];
+
+  function chosen() {
+    const given = FILTERS.filter((name) => at(name).value).map((name) => `${name}=${encodeURIComponent(at(name).value)}`);
+    return "#rollouts" + (given.length ? `?${given.join("&")}` : "");
+  }
+
+  function restore() {
+    const asked = new URLSearchParams(location.hash.split("?")[1]);
+    for (const name of FILTERS) at(name).value = asked.get(name) ?? "";
+    filter();
+  }
+
   function close() {
     panel.hidden = true;
     opened = "";
-    history.replaceState(null, "", "#rollouts");
+    history.replaceState(null, "", chosen());
     grid.focus();
   }
 
   async function open() {
     const id = location.hash.startsWith("#rollout/") ? decodeURIComponent(location.hash.slice(9)) : "";
+    if (!id && location.hash.split("?")[0] === "#rollouts" && location.hash !== chosen()) restore();
     draw();
     if (id === opened) return;
     opened = id;
@@ -345,7 +361,10 @@ function captrainRows(data) {
   options("kind", tasks.map((task) => task[1]));
   options("split", tasks.map((task) => task[2]));
   options("arm", arms);
-  at("filters").addEventListener("input", filter);
+  at("filters").addEventListener("input", () => {
+    filter();
+    if (!opened) history.replaceState(null, "", chosen());
+  });
   at("filters").addEventListener("submit", (event) => event.preventDefault());
   body.addEventListener("scroll", draw, { passive: true });
   addEventListener("resize", draw);
