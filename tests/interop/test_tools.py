@@ -152,11 +152,12 @@ def openclaw(folder: Path) -> Path:
 
 def terminal_bench(folder: Path) -> Path:
     trial = folder / "fix/fix.1-of-1.run"
-    saved(folder / "results.json", {"results": [{"task_id": "fix", "is_resolved": False}], "accuracy": 0.0})
-    saved(trial / "results.json", {
+    result = {
         "task_id": "fix", "trial_name": "fix.1-of-1.run", "is_resolved": False, "failure_mode": "agent_timeout",
         "parser_results": {"test_a": "failed", "test_b": "passed"},
-    })  # fmt: skip
+    }  # fmt: skip
+    saved(trial / "results.json", result)
+    saved(folder / "results.json", {"results": [result], "accuracy": 0.0})
     shown = ["Fix it.", "1 failed"]
     answers: list[Row] = [{"commands": [{"keystrokes": "pytest\n"}]}, {"commands": []}]
     for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True)):
@@ -215,6 +216,33 @@ def test_coding_agents_are_read_with_outcome_limit_and_what_the_grader_said(
     assert said == DIALOGUE
     if task == "r__r-1":
         assert (facts.submission, facts.grading) == ("a patch", "failing tests: test_a")
+
+
+@pytest.mark.parametrize("named", ["", "results.json", "fix/fix.1-of-1.run", "fix/fix.1-of-1.run/results.json"])
+def test_the_summary_of_a_terminal_bench_run_stands_for_its_trials(named: str, tmp_path: Path) -> None:
+    logs = read_logs([terminal_bench(tmp_path) / named])
+    assert (only(logs).task.id, only(logs).outcome, logs.unread, logs.skipped) == ("chat/fix", "failed", 0, [])
+
+
+@pytest.mark.parametrize(
+    ("results", "outcomes"),
+    [
+        ([("t", 0.0), ("t", 1.0)], ["failed", "passed"]),
+        ([("t", 1.0), ("t", 1.0)], ["passed", "passed"]),  # the results name two trials
+        ([("t", 0.0), ("u", 0.0)], ["failed", "failed"]),
+    ],
+)
+def test_equal_dialogues_with_results_of_their_own_are_rollouts_of_their_own(
+    results: list[tuple[str, float]], outcomes: list[str], tmp_path: Path
+) -> None:
+    for number, (task, reward) in enumerate(results):
+        trial = tmp_path / f"run/{task}__{number}"
+        codex(trial / "agent/sessions")
+        result = {"verifier_result": {"rewards": {"reward": reward}}, "exception_info": None}
+        saved(trial / "result.json", {"task_name": task, "trial_name": trial.name, **result})
+    logs = read_logs([tmp_path / "run", tmp_path / "run"])
+    assert [rollout.outcome for rollout in logs.rollouts] == outcomes
+    assert len({rollout.id for rollout in logs.rollouts}) == len({(r.task.id, r.trial) for r in logs.rollouts}) == 2
 
 
 def test_multi_agent_logs_keep_every_message_in_its_place(tmp_path: Path) -> None:
