@@ -270,6 +270,29 @@ def test_multi_agent_logs_keep_every_message_in_its_place(tmp_path: Path) -> Non
     assert spoken(bare) == spoken(only(logs))
 
 
+def test_messages_of_autogen_s_teams_are_read_as_a_result_or_as_a_file_each(tmp_path: Path) -> None:
+    def event(kind: str, content: object, source: str = "fixer") -> Row:
+        return {"source": source, "models_usage": None, "metadata": {}, "content": content, "type": kind}
+
+    call = {"id": "c", "name": "bash", "arguments": json.dumps(COMMAND)}
+    events = [
+        event("TextMessage", "Fix it.", "user"),
+        event("ThoughtEvent", "I run it."),
+        event("ToolCallRequestEvent", [call]),
+        event("ToolCallExecutionEvent", [{"call_id": "c", "name": "bash", "content": "1 failed", "is_error": True}]),
+        event("MultiModalMessage", ["Done.", {"data": "x"}]),
+    ]
+    result = {"messages": events, "stop_reason": "Maximum number of turns 1 reached.", "reward": 0, "task_id": "t"}
+    rollout = only(read_logs([saved(tmp_path / "a.jsonl", result)]))
+    assert (spoken(rollout), rollout.task.facts.limit) == (DIALOGUE, result["stop_reason"])
+    assert (rollout.messages[1]["name"], rollout.messages[2]["error"]) == ("fixer", True)
+    (tmp_path / "scores.csv").write_text("file,reward\nb.json,0\nc.jsonl,1\n", encoding="utf-8")
+    files = [saved(tmp_path / "b.json", events), saved(tmp_path / "c.jsonl", *events)]
+    failed, passed = read_logs(files, tmp_path / "scores.csv").rollouts
+    assert (failed.outcome, passed.outcome) == ("failed", "passed")
+    assert spoken(failed) == spoken(passed) == DIALOGUE
+
+
 @pytest.mark.parametrize(
     ("prediction", "truth", "outcome"),
     [

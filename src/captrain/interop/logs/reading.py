@@ -112,6 +112,7 @@ ROWS = (
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
+    chat.AUTOGEN,
     chat.ITEMS,
     chat.CHAT,
     steps.STEPS,
