@@ -73,7 +73,7 @@ from captrain.interop.logs.records import (
 from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, json_of, reason_of, schemas_by_name
 from captrain.interop.logs.traces import NO_MESSAGES, Rows, TraceFormat, read_traces
 from captrain.interop.logs.written import executed
-from captrain.records import JsonObject, Rollout, Spool, censored, digest, plain, require_regular, tracked
+from captrain.records import JsonObject, Rollout, Spool, censored, counted, digest, plain, require_regular, tracked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -370,7 +370,8 @@ class _Reader:
         """Return the logs, with the name of its agent and the number of its trial in every rollout."""
         notes = [*self.judge.notes(), *settle(self.origins)]
         if self.passed_over:
-            notes.append(f"{len(self.passed_over)} files hold no dialogue, such as {plain(self.passed_over[0])}")
+            count = counted(len(self.passed_over), "file")
+            notes.append(f"passed over: {count} without a dialogue, such as {plain(self.passed_over[0])}")
         rollouts = self.rollouts
         if any(origin.is_changed for origin in self.origins):
             rollouts, self.calls = Spool(Rollout), _CallShapes()
