@@ -69,7 +69,7 @@ def test_nothing_is_printed_as_a_cause_of_the_agent_where_nothing_is_sure(name: 
 def test_a_limit_of_the_harness_is_counted_on_the_first_line_and_not_contrasted(tmp_path: Path) -> None:
     [row], printed = diagnosed(tmp_path, REPRO / "max_steps_blamed_on_agent.json")
     assert (row["standing"], causes(row)) == ("limit", ["harness_limit"])
-    assert "1 ended by a limit of the harness" in printed.splitlines()[0]
+    assert "1 rollout: 0 passed, 1 failed, 1 stopped at a limit of steps, time or tokens" in printed.splitlines()[0]
 
 
 @pytest.mark.needs("shared")

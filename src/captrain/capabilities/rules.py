@@ -93,7 +93,11 @@ CAUSES = {
     SIMULATOR: Cause(
         "Simulated user", "The simulated user left its script, or stopped before its time.", of_agent=False
     ),
-    LIMIT: Cause("Limit", "A limit of the harness ended the rollout before the agent could.", of_agent=False),
+    LIMIT: Cause(
+        "Limit of steps, time or tokens",
+        "The rollout was stopped at a limit before the agent was done.",
+        of_agent=False,
+    ),
     "missing_lookup": Cause(
         "Missing look-up",
         "Makes the look-ups that a decision needs, and decides by what they show.",

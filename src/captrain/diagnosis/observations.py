@@ -141,7 +141,7 @@ def left_as_text(view: RolloutView) -> Noted:
 
 def limited(view: RolloutView) -> Noted:
     """A limit of the harness ended the rollout."""
-    return (view.last, f"the limit {view.facts.limit} ended the rollout") if view.facts.limit else None
+    return (view.last, f"stopped at a limit: {view.facts.limit}") if view.facts.limit else None
 
 
 def answer_of(view: RolloutView) -> tuple[int, str]:
@@ -244,7 +244,7 @@ def nothing_to_do(view: RolloutView) -> Noted:
 
 OBSERVATIONS = (
     Observation("truth", "The log's own truth beside the answer", truth_beside_answer),
-    Observation("limit", "Ended by a limit", limited),
+    Observation("limit", "Stopped at a limit of steps, time or tokens", limited),
     Observation("no_submission", "Nothing was handed in", no_submission),
     Observation("call_as_text", "A call was left as text", left_as_text),
     Observation("last_check_failed", "The last command failed, and it finished all the same", last_check_failed),

@@ -410,7 +410,7 @@ def _explained(
     if failed and causes and causes[0].cause == SIMULATOR and standing == "contrasted":
         standing = "spoilt"  # a failure that begins with the simulated user says nothing about the agent
     elif failed and view.facts.limit and not of_agent and standing == "contrasted":
-        standing, limit = "limit", f"the limit {view.facts.limit} ended the rollout"
+        standing, limit = "limit", f"stopped at a limit: {view.facts.limit}"
         causes = [RolloutCause(cause=LIMIT, message=view.last, evidence=limit, grade=Grade.RECORDED)]
     return row.model_copy(
         update={
