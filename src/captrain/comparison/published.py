@@ -21,8 +21,8 @@ COLUMNS = ["what", "method", "at", "published", "tasks", "ours", "our_tasks"]
 
 
 class PublishedRates(Record):
-    """One published table: `values` is method -> column -> number, over `tasks` of each column. `version` is the paper's
-    that prints them.
+    """One published table: `values` is method -> column -> number, over `tasks` of each column. `version` of the paper
+    prints them.
 
     `unit` is the percentage of tasks passed, their count, or the mean of a score in [0, 1]. `benchmark` holds the
     settings of the same benchmark in our configuration; empty where we do not have it.
