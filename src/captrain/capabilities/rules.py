@@ -58,7 +58,8 @@ class Cause:
         LACKING if one went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
         step: see `GoalPattern`; None if no reference call shows the cause. line: a line for the prompt against
         the cause, "" if words do not help. of_agent: whether the agent is to blame. by_values: the functions need the
-        values that references tell users. deed: what an agent does that has the cause.
+        values that references tell users. deed: what an agent does that has the cause. is_unaided: the occasions look
+        at no reference, so that alone they show a lapse and no cause.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Cause:
     by_values: bool = False
     chances: Sequence[Occasions] = ()
     deed: str = ""
+    is_unaided: bool = False
 
     def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
         """All occasions of a rollout."""
@@ -91,7 +93,11 @@ CAUSES = {
     SIMULATOR: Cause(
         "Simulated user", "The simulated user left its script, or stopped before its time.", of_agent=False
     ),
-    LIMIT: Cause("Limit", "A limit of the harness ended the rollout before the agent could.", of_agent=False),
+    LIMIT: Cause(
+        "Limit of steps, time or tokens",
+        "The rollout was stopped at a limit before the agent was done.",
+        of_agent=False,
+    ),
     "missing_lookup": Cause(
         "Missing look-up",
         "Makes the look-ups that a decision needs, and decides by what they show.",
@@ -185,6 +191,7 @@ CAUSES = {
         (occasions.invalid_calls,),
         GoalPattern("argument"),
         deed="makes a call that is refused or never executed, and does not repair it",
+        is_unaided=True,
     ),
     "partial_refusal": Cause(
         "Undue refusal",
@@ -241,6 +248,7 @@ CAUSES = {
         "it ends with a hand-over",
         (occasions.last_words,),
         deed="stops before all is done",
+        is_unaided=True,
     ),
     "reply_wording": Cause(
         "Reply wording",

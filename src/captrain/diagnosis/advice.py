@@ -16,6 +16,7 @@ from captrain.diagnosis.diagnosis import Account, Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.rollouts import Standing
 from captrain.diagnosis.synthesis import Writer, possible_writers
+from captrain.records import counted
 from captrain.statistics import Design, tasks_needed
 
 MARGIN = 0.02
@@ -84,23 +85,23 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     writers = possible_writers(diagnosis) if selected else {}
     remedies = _Remedies({name: _training(name, writers.get(name), folder) for name in selected})
     fixes = [_about_fix(fix, account.failures, remedies) for fix in diagnosis.findings.fixes]
-    others = [_about_cause(account, entry, remedies) for entry in candidates if entry["id"] not in remedies.named]
+    # What no failure has as a cause stays a row of the ranking.
+    graded = [entry for entry in candidates if entry["id"] in account.causes or entry["selected"]]
+    others = [_about_cause(account, entry, remedies) for entry in graded if entry["id"] not in remedies.named]
     return [*fixes, *_about_faults(account), *others, *_about_unexplained(account)]
 
 
 def _about_faults(account: Account) -> list[Advice]:
     """Advice on failures that the benchmark, the simulated user, the harness or the infrastructure caused."""
+    numbers, failures = account.standings, counted(account.failures, "failure")
+    suspects, errors = counted(numbers["suspect"], "reference"), counted(numbers["error"], "rollout")
     actions: dict[str, tuple[Standing, str]] = {
-        "benchmark": ("suspect", "check {} references in suspects.jsonl before you train anything: they may be wrong"),
-        "simulator": ("spoilt", "repair the simulated user: it caused {} of {} failures"),
-        "limit": ("limit", "raise the limit of the harness: it ended {} of {} failures"),
-        "infrastructure": ("error", "repair the infrastructure: {} rollouts have no verdict"),
+        "benchmark": ("suspect", f"check {suspects} in suspects.jsonl before you train anything: they may be wrong"),
+        "simulator": ("spoilt", f"repair the simulated user: it caused {numbers['spoilt']} of {failures}"),
+        "limit of steps, time or tokens": ("limit", f"raise it: it stopped {numbers['limit']} of {failures}"),
+        "infrastructure": ("error", f"repair the infrastructure: {errors} without a verdict"),
     }
-    return [
-        Advice(subject, [action.format(account.standings[standing], account.failures)])
-        for subject, (standing, action) in actions.items()
-        if account.standings[standing]
-    ]
+    return [Advice(subject, [action]) for subject, (standing, action) in actions.items() if numbers[standing]]
 
 
 def _about_unexplained(account: Account) -> list[Advice]:
@@ -109,10 +110,10 @@ def _about_unexplained(account: Account) -> list[Advice]:
             "bring the solutions of the tasks as `reference`, or let a language model read the dialogues with "
             "`--analyst openai`: without either, captrain can only say what correlates with failure"
         )
-        return [Advice(f"{account.unreferenced} rollouts without a reference", [action])]
+        return [Advice(f"{counted(account.unreferenced, 'rollout')} without a reference", [action])]
     if account.unexplained:
         action = "let a language model read the dialogues with `--analyst openai`"
-        return [Advice(f"{account.unexplained} unexplained failures", [action])]
+        return [Advice(counted(account.unexplained, "unexplained failure"), [action])]
     return []
 
 
@@ -133,7 +134,8 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
     else:
         actions, command = remedies.of(cause, lines)
     kinds = " or ".join(f"{kind} ({number})" for kind, number in fix.kinds)
-    counts = f"{fix.counts['failures']} of {failures} failures, {fix.counts['passed']} passed rollouts"
+    passed = counted(fix.counts["passed"], "passed rollout")
+    counts = f"{fix.counts['failures']} of {counted(failures, 'failure')}, {passed}"
     facts = [
         counts,
         f"the only fault in {fix.counts['alone']}" if fix.counts["alone"] else "",
@@ -150,7 +152,7 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
 def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies) -> Advice:
     name, gap, passed = entry["id"], entry["gap"], entry["er_passed"]
     subject, tally = f"{CAUSES[name].deed} ({name})", account.causes.get(name)
-    facts = f"{tally.primary} of {account.failures} failures, also in {tally.secondary}" if tally else ""
+    facts = f"{tally.primary} of {counted(account.failures, 'failure')}, also in {tally.secondary}" if tally else ""
     if entry["selected"]:
         return Advice(subject, *remedies.of(name, []), facts)
     return Advice(subject, _open_question(account, gap, passed, CAUSES[name].line), facts=facts)

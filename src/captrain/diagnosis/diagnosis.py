@@ -30,7 +30,7 @@ from captrain.capabilities import (
 from captrain.diagnosis.findings import Collection, Findings
 from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Remark, Standing, diagnose_rollouts, refer
 from captrain.interop import Logs
-from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool
+from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool, counted
 from captrain.run import SelectionSettings
 
 FEW = 10
@@ -212,7 +212,8 @@ class Account:
         if self.unplayed is None:
             return ""
         reason = f"{self.unplayed.place}: {self.unplayed.unproven}"
-        return f"{self.unproven} rollouts could not be replayed, so their causes are not proven; the first is {reason}"
+        count = counted(self.unproven, "rollout")
+        return f"{count} could not be replayed, so causes are not proven there; the first is {reason}"
 
     @property
     def shares(self) -> list[tuple[str, CauseTally]]:
@@ -251,7 +252,7 @@ class Account:
 
     def shortage(self, agents: int) -> str:
         """Say why these rollouts of so many agents conclude nothing; "" if they are enough."""
-        counts = f"{self.passed} passed and {self.failed} failed rollouts"
+        counts = f"{self.passed} passed and {counted(self.failed, 'failed rollout')}"
         if not self.passed or not self.failed:
             return f"{counts}: nothing to contrast"
         if agents > 1:
@@ -260,7 +261,7 @@ class Account:
             return f"{counts}; at least {FEW} of each are needed to conclude anything"
         if len(self.tasks) < FEW:
             reason = "trials of the same task are too much alike"
-            return f"{len(self.tasks)} tasks; at least {FEW} are needed to conclude anything: {reason}"
+            return f"{counted(len(self.tasks), 'task')}; at least {FEW} are needed to conclude anything: {reason}"
         return ""
 
 

@@ -20,7 +20,7 @@ from captrain.diagnosis.advice import advise
 from captrain.diagnosis.report import publish_diagnosis
 from captrain.diagnosis.rollouts import DiagnosedRollout
 from captrain.interop import Choices, Logs, logs_of_rollouts, logs_of_rows, read_logs
-from captrain.records import Rollout
+from captrain.records import Rollout, counted
 from captrain.run import SelectionSettings
 
 RUNS = 10
@@ -43,7 +43,7 @@ class NotebookDiagnosis:
 
     def _summary(self) -> str:
         account, shortage = self.diagnosis.account, self.diagnosis.shortage
-        counts = f"{len(self.diagnosis.logs.rollouts)} rollouts, {account.failures} failed"
+        counts = f"{counted(len(self.diagnosis.logs.rollouts), 'rollout')}, {account.failures} failed"
         summary = f"{counts}, unexplained: {account.unexplained} of {account.failures}"
         return f"{summary}; nothing can be concluded: {shortage}" if shortage else summary
 

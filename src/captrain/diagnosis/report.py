@@ -26,7 +26,7 @@ from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
 from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS
 from captrain.diagnosis.rollouts import DiagnosedRollout, Standing
-from captrain.records import Message, Record, Rollout, as_markdown, plain, publish, publish_json, publish_text
+from captrain.records import Message, Record, Rollout, as_markdown, counted, plain, publish, publish_json, publish_text
 from captrain.run import user_outputs
 from captrain.statistics import wilson
 
@@ -60,17 +60,16 @@ def verdict_of(diagnosis: Diagnosis) -> str:
     account, logs = diagnosis.account, diagnosis.logs
     outcomes = Counter(row.outcome for row in diagnosis.diagnosed.rollouts)
     parts = {
-        "passed": outcomes["passed"],
-        "failed": outcomes["failed"],
         "without a verdict (error)": account.standings["error"],
-        "ended by a limit of the harness": account.standings["limit"],
+        "stopped at a limit of steps, time or tokens": account.standings["limit"],
         "with a fault of the simulated user": account.standings["spoilt"],
         "with a suspect reference": account.standings["suspect"],
-        "failures unexplained": account.unexplained,
-        "entries unreadable": logs.unread,
     }
-    counts = [f"{number} {words}" for words, number in parts.items() if number or words in ("passed", "failed")]
-    return f"{len(logs.rollouts)} rollouts: {', '.join(counts)}"
+    counts = [f"{outcomes['passed']} passed", f"{outcomes['failed']} failed"]
+    counts += [f"{number} {words}" for words, number in parts.items() if number]
+    counts += [f"{counted(account.unexplained, 'failure')} unexplained"] if account.unexplained else []
+    counts += [f"{counted(logs.unread, 'entry')} unreadable"] if logs.unread else []
+    return f"{counted(len(logs.rollouts), 'rollout')}: {', '.join(counts)}"
 
 
 def title_of(name: str) -> str:
@@ -115,8 +114,8 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         for name, entry in sorted(seen.items(), key=lambda item: -item[1].failed - item[1].passed):
             lines.append(f"- {title_of(name)}: {entry.failed} failed, {entry.passed} passed; {entry.quotes[0]}")
     if account.unreferenced and account.failures:
-        note = "for them captrain only says what correlates with failure, which proves nothing"
-        lines.append(f"{account.unreferenced} rollouts have no reference: {note}")
+        note = "captrain only says what correlates with failure, which proves nothing"
+        lines.append(f"{counted(account.unreferenced, 'rollout')} without a reference: {note}")
     lines += [kinds_of_tools(diagnosis), account.unproven_note]
     return [line for line in lines if line != ""]
 
@@ -195,6 +194,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "more": max(0, count - LIST_LENGTH),
         "reported": reported,
         "limit": LIST_LENGTH,
+        "counted": counted,
         "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text(encoding="utf-8")),
         "version": version("captrain"),
     }
@@ -385,14 +385,15 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
     columns = ("observed", "failed", "passed", "p", "p, Holm")
     yield ReportTable("Observations beside outcomes", columns, rows, notes=("an observation is no cause",))
     rows = [(*calls, str(count)) for calls, count in findings.partings[:ROWS]]
-    note = f"{findings.mixed} tasks have passed and failed trials; "
-    note += "each failed trial is compared with the passed trial that it follows longest"
     columns = ("the passed trial calls", "the failed trial calls", "tasks")
     yield ReportTable(
         "Where trials of one task part",
         columns,
         rows,
-        notes=(f"{findings.mixed} tasks have passed and failed trials; {note}",),
+        notes=(
+            f"{counted(findings.mixed, 'task')} with passed and failed trials; each failed trial is compared with the "
+            "passed trial that it follows longest",
+        ),
     )
 
 
@@ -422,6 +423,8 @@ def _outcomes(diagnosis: Diagnosis) -> ReportTable:
     for first, second in combinations(agents, 2):
         if difference := tally.difference(first, second):
             tasks, mean, low, high = difference
-            notes.append(f"{first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {tasks} tasks of both")
+            notes.append(
+                f"{first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {counted(tasks, 'task')} of both"
+            )
     columns = ("environment", *(["agent"] if is_plural else []), "rollouts", "tasks", "passed", "pass rate")
     return ReportTable("Outcomes", (*columns, "95% interval over tasks", "mean reward"), rows, notes=tuple(notes))

@@ -410,7 +410,7 @@ def _explained(
     if failed and causes and causes[0].cause == SIMULATOR and standing == "contrasted":
         standing = "spoilt"  # a failure that begins with the simulated user says nothing about the agent
     elif failed and view.facts.limit and not of_agent and standing == "contrasted":
-        standing, limit = "limit", f"the limit {view.facts.limit} ended the rollout"
+        standing, limit = "limit", f"stopped at a limit: {view.facts.limit}"
         causes = [RolloutCause(cause=LIMIT, message=view.last, evidence=limit, grade=Grade.RECORDED)]
     return row.model_copy(
         update={
@@ -460,12 +460,16 @@ def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
 
 
 def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
-    """What a rollout lacks where no replay proves it: as the pipeline's programmatic analyst labels it."""
+    """What a rollout lacks where no replay proves it: as the pipeline's programmatic analyst labels it.
+
+    What the analyst finds without a reference is no cause: a rule decides on it, or the contrast with passed rollouts.
+    """
     for slug, kind in CAUSES.items():
-        lapse = kind.lapse(view, Vocabulary(()))
-        # A rule alone decides on a cause that no occasion shows, and so does the contrast without a reference.
+        is_compared = bool(kind.occasions) and not kind.is_unaided
+        lapse = kind.lapse(view, Vocabulary(())) if is_compared else None
+        # A rule alone decides on a cause that no reference shows, and so does the contrast without a reference.
         causes = [cause for cause in of_agent if cause.cause == slug]
-        causes = [cause for cause in causes if not kind.occasions or cause.grade is Grade.CONTRAST]
+        causes = [cause for cause in causes if not is_compared or cause.grade is Grade.CONTRAST]
         if lapse is not None:
             yield RolloutCause(cause=slug, message=lapse.message, evidence=lapse.evidence, grade=Grade.TRACED)
         else:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from captrain.agents import RANKS
 from captrain.benchmarks import TOOLS, Verifiers, absences, in_workers, load_benchmark
+from captrain.capabilities import CAUSES
 from captrain.comparison import baselines, trained_baselines
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
@@ -19,7 +20,7 @@ from captrain.run import GrpoSettings, Spec, build, component_class
 from captrain.training import Demonstrations
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
-UNAIDED = ("invalid_call", "premature_stop")
+UNAIDED = [name for name, cause in CAUSES.items() if cause.is_unaided]
 """Causes that the programmatic analyst finds without a reference solution."""
 TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
 EXAMPLES = 20
