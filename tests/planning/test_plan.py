@@ -180,6 +180,7 @@ def test_a_node_without_throughput_is_refused() -> None:
         ((*SMALL, "evaluation.tasks=61"), "evaluation.tasks = 61, and split test has 60", ("evaluation.tasks=60",)),
         (("+trainer.experts=true",), "is not a mixture of experts", ("+trainer.experts=false",)),
         ((*NODE8, "+trainer.experts=true", "machine.vllm.gpus=0"), "need a GPU", ("machine.vllm.gpus=2",)),
+        ((*NODE8, "baselines.mixture.run=true"), "neither mix adapters per layer", ("baselines.mixture.run=false",)),
         ((*NODE8, "machine.vllm.max_lora_rank=8"), "max_lora_rank = 8", ("machine.vllm.max_lora_rank=16",)),
         ((*NODE8, "trainer.groups_per_step=7"), "set trainer.groups_per_step=8", ("trainer.groups_per_step=8",)),
         (

@@ -251,7 +251,7 @@ class RunEstimate:
         count = self.count if evaluation.alternatives else min(1, self.count)
         points = max(0, spec.curve.points - 1)
         arms = {"base": 1, "trace": count + self.composed + points}
-        arms |= {name: row.arms(count) for name, row in baselines().items() if row.section(spec).run}
+        arms |= {name: row.arms(spec, count) for name, row in baselines().items() if row.section(spec).run}
         arms |= {"merging": len(spec.merging.methods), "controls": self.further}
         if "grpo_target" in arms:
             arms["grpo_target"] += points

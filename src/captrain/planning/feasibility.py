@@ -153,6 +153,15 @@ def _model(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
                 "set trainer.experts=false",
             ),
         ),
+        (
+            own and (spec.baselines.mixture.run or spec.baselines.solutions_mixture.run),
+            Refusal(
+                "baselines.mixture.run",
+                "vLLM serves one adapter per request: it can neither mix adapters per layer nor train their gates",
+                "set policy=local, or baselines.mixture.run=false, baselines.solutions_mixture.run=false and "
+                "router=gate, which serves one composed adapter per task",
+            ),
+        ),
         (own and is_mixture and not is_embedded and not servers.gpus, mixture_without_gpus(estimate.model)),
         (
             own and rank > servers.max_lora_rank,

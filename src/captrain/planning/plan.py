@@ -218,8 +218,11 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         wall, money = _range(low.seconds, high.seconds, _time), _range(low.money, high.money, rounded)
         costs.add_row(low.stage, *gpus, wall, money, style=style)
     if plan.held:
-        ends = (plan.low[-1].seconds, plan.high[-1].seconds)
-        hours = _range(*(None if end is None else plan.held * end / 3600 for end in ends), rounded)
+        low_hours, high_hours = (
+            None if total.seconds is None else plan.held * total.seconds / 3600
+            for total in (plan.low[-1], plan.high[-1])
+        )
+        hours = _range(low_hours, high_hours, rounded)
         costs.add_row("node, held throughout", str(plan.held), "", hours, "", "", style="bold")
     memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
     for group, parts in plan.memory.items():
