@@ -17,6 +17,9 @@ export NO_MKDOCS_2_WARNING := 1
 # Keep compiled code on disk, so that processes do not compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# The packages of .venv: requirements-gpu.lock where a GPU trains.
+LOCK ?= requirements.lock
+
 # Of `make faults`.
 FAULTS ?= 20
 # Seconds of `make soak`, each half.
@@ -43,14 +46,14 @@ STUDIES ?= rollouts capabilities thresholds faults
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## make the environment in .venv, if requirements.lock or pyproject.toml changed
+venv: $(STAMP) ## make the environment in .venv, if LOCK or pyproject.toml changed
 
-$(STAMP): requirements.lock pyproject.toml
-	@echo "making .venv from requirements.lock: minutes the first time, seconds afterwards"
+$(STAMP): $(LOCK) pyproject.toml
+	@echo "making .venv from $(LOCK): minutes the first time, seconds afterwards"
 	@test -x .venv/bin/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11, 5) <= sys.version_info < (3, 12))' \
 	  || { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), captrain needs Python 3.11.5 or a later 3.11: make PYTHON=..."; exit 2; }
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	@pip install --no-deps --require-hashes -r requirements.lock | awk -v total="$$(grep -c '==' requirements.lock)" \
+	@pip install --no-deps --require-hashes -r $(LOCK) | awk -v total="$$(grep -c '==' $(LOCK))" \
 	  '/^(Collecting|Processing|Requirement already satisfied)/ {n += n < total; printf "\r  %d of %d packages", n, total; fflush()} \
 	   /^Installing/ {printf "\n  installing\n"; fflush()} END {if (n) print ""}'
 	@pip install --quiet --no-deps --no-build-isolation -e .

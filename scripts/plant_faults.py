@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from planting import CLASSES, CLOSING, REFUSABLE, TOKEN, Case, Played, Step, Tools, is_id, leaves, request_of
+from planting import CLASSES, CLOSING, REFUSABLE, TOKEN, Case, PlantedStep, Played, Tools, is_id, leaves, request_of
 
 from captrain.benchmarks import (
     Replay,
@@ -60,13 +60,13 @@ class Spoken:
         self.target, self._task, self.world, self.owed = target, task, world, world.owed
         self.task = task.id.removeprefix(f"{target.name}/") if target.name in BARE else task.id
         self.solution = reference
-        solution: list[Step] = []
+        solution: list[PlantedStep] = []
         for message in self.solution:
             calls = calls_of(message)
             solution += [ReplayCall(*call) for call in calls] or [str(message["content"])]
         self.steps = tuple(solution)
 
-    def play(self, steps: Sequence[Step]) -> Played:
+    def play(self, steps: Sequence[PlantedStep]) -> Played:
         """Play steps from the start of the task."""
         actions: list[Message] = [
             tool_call(step.tool, step.arguments)
@@ -97,7 +97,7 @@ class Tau2:
         self.words = "\n".join(str(parts[name]) for name in ("reason_for_call", "known_info") if parts.get(name))
         self.steps = self._careful(lookups)
 
-    def _careful(self, lookups: dict[str, str]) -> tuple[Step, ...]:
+    def _careful(self, lookups: dict[str, str]) -> tuple[PlantedStep, ...]:
         """Return the reference, with look-ups that show the ids used by its changes."""
         history: list[ReplayCall] = []
         view = self.words
@@ -130,13 +130,13 @@ class Tau2:
                     look(ids_of_call, lacking)
             history.append(call)
             view += "\n" + self.world.play([Replay(tuple(history))])[0].results[-1]
-        steps: list[Step] = []
+        steps: list[PlantedStep] = []
         for call in dict.fromkeys((call.tool, json.dumps(call.arguments), call.by) for call in history):
             call = ReplayCall(call[0], json.loads(call[1]), call[2])
             steps += [step for step in (request_of(call), call) if step]
         return (*steps, f"{CLOSING} {', '.join(self.owed)}".strip())
 
-    def play(self, steps: Sequence[Step]) -> Played:
+    def play(self, steps: Sequence[PlantedStep]) -> Played:
         """Play steps from the start of the task."""
         calls = tuple(step for step in steps if isinstance(step, ReplayCall))
         texts = tuple(step for step in steps if isinstance(step, str))

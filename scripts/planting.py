@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from captrain.benchmarks import ReplayCall
 from captrain.records import JsonObject
 
-Step = ReplayCall | str
+PlantedStep = ReplayCall | str
 TOKEN = re.compile(r"[#\w][\w\-.@/:]*\w")
 CLOSING = "That is everything."
 
@@ -73,7 +73,7 @@ class Planted:
     `accepted` lists causes that are right beside those of its class.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlantedStep, ...]
     call: int | None
     accepted: tuple[str, ...] = ()
 
@@ -82,7 +82,7 @@ class Planted:
 class Case:
     """Input of a class: the solution, how it was played, what the user said, and the tools."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlantedStep, ...]
     performance: Played
     words: str
     tools: Tools
@@ -140,7 +140,7 @@ def siblings(value: str, view: str) -> list[str]:
     return sorted(alike)
 
 
-def put(steps: Sequence[Step], place: int, *new: Step) -> tuple[Step, ...]:
+def put(steps: Sequence[PlantedStep], place: int, *new: PlantedStep) -> tuple[PlantedStep, ...]:
     """Replace one step by others."""
     return (*steps[:place], *new, *steps[place + 1 :])
 
@@ -228,7 +228,7 @@ def left_out(case: Case) -> Iterator[Planted]:
         yield Planted((*case.steps[:before], *case.steps[place + 1 :]), None)
 
 
-def request_of(step: Step) -> str | None:
+def request_of(step: PlantedStep) -> str | None:
     """Return the sentence in which the agent asks the user to use one of the user's tools."""
     return f"Please do this: {step.tool}." if isinstance(step, ReplayCall) and step.by == "user" else None
 
@@ -287,7 +287,7 @@ def unsaid(case: Case) -> Iterator[Planted]:
         yield Planted(put(case.steps, last, CLOSING), None)
 
 
-def number_of(steps: Sequence[Step], place: int) -> int:
+def number_of(steps: Sequence[PlantedStep], place: int) -> int:
     """Return the number of the call at a place."""
     return sum(isinstance(step, ReplayCall) for step in steps[:place])
 

@@ -23,7 +23,7 @@ from captrain.cli import app
 from captrain.run import Component, Spec, component_class
 
 GROUPS = ("benchmark", "policy", "analyst", "synthesizer", "trainer", "router", "machine")
-KINDS = {".png": "a figure", ".pdf": "a figure", ".py": "an environment", ".md": "a page", ".yaml": "settings"}
+CAUSES = {".png": "a figure", ".pdf": "a figure", ".py": "an environment", ".md": "a page", ".yaml": "settings"}
 MOST_KEYS = 12
 PACKAGES = re.compile(r"\b[a-z_]\w*(?:\.\w+)*\.")
 """What stands before the name of a type."""
@@ -186,7 +186,7 @@ def _holds(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
         content = json.loads((text.splitlines() or ["{}"])[0] if path.suffix == ".jsonl" else text)
         return ", ".join(list(content)[:MOST_KEYS]) if isinstance(content, dict) else "a list"
-    return KINDS.get(path.suffix, "")
+    return CAUSES.get(path.suffix, "")
 
 
 PARTS = {part.__name__: part for part in (commands, targets, settings, python, files)}

@@ -42,6 +42,7 @@ WRITERS = {
     "interop/logs/packed.py": "into a temporary folder",
     "serving/folders.py": "into a temporary folder, too",
     "models/lora.py": "into its callers' folder, which is written aside",
+    "models/gated.py": "into its callers' folder, which is in a workspace or aside",
     "agents/servers.py": "logs of servers, and copies of adapters, which are read only when complete",
     "projects/hub.py": "into its callers' folder, which is written aside, too",
     "agents/collection.py": "appends lines to a journal; a cut-off line is played again",

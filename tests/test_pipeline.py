@@ -30,7 +30,9 @@ TRAINING = [
     "awm_sft",
     "single",
     "mixed",
+    "mixture",
     "solutions_grpo",
+    "solutions_mixture",
     "merging",
     "controls",
 ]

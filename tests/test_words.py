@@ -6,7 +6,7 @@ import statistics
 import pytest
 from support.pages import PAGES, ROOT, sentences_of
 
-from captrain.capabilities.rules import KINDS
+from captrain.capabilities.rules import CAUSES
 
 WORDS = {
     "index": 250, "diagnose": 800, "your-logs": 400, "no-references": 400, "analyst": 400, "clauses": 400,
@@ -43,7 +43,7 @@ def test_at_most_a_third_of_the_sentences_of_docs_negate() -> None:
 
 def test_the_glossary_has_every_capability_with_its_title() -> None:
     listed = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (ROOT / "docs/concepts.md").read_text("utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted((name, kind.name) for name, kind in KINDS.items())
+    assert sorted(listed) == sorted((name, kind.name) for name, kind in CAUSES.items())
 
 
 def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:

@@ -12,7 +12,7 @@ from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.faults import fault_of
 from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.capabilities.rules import KINDS
+from captrain.capabilities.rules import CAUSES
 from captrain.capabilities.text import same
 from captrain.capabilities.toolbox import Toolbox, kind_of
 from captrain.contract import tool_call
@@ -21,7 +21,7 @@ from captrain.records import Capability, Label, Message, Rollout, Score, Task
 SHARED = Path(__file__).parents[3] / "shared/data/tau2"
 CANDIDATES = [
     Capability(id=slug, name=cause.name, description=cause.description)
-    for slug, cause in KINDS.items()
+    for slug, cause in CAUSES.items()
     if cause.occasions
 ]
 OK = '{"ok": true}'

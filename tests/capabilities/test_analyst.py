@@ -31,8 +31,8 @@ from captrain.capabilities.compaction import LEAST, compact, fenced, rendered
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.openai import OpenAIAnalyst
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.capabilities.rule import stability_table
 from captrain.capabilities.selection import select
+from captrain.capabilities.selection_rule import stability_table
 from captrain.contract import CheckedEnvironment, calls_of, tool_call
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish

@@ -20,9 +20,9 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.capabilities.rule import CandidateAccount, SelectionAccount, replay
-from captrain.capabilities.rules import KINDS
+from captrain.capabilities.rules import CAUSES
 from captrain.capabilities.selection import SelectionResult, select
+from captrain.capabilities.selection_rule import CandidateAccount, SelectionAccount, replay
 from captrain.capabilities.toolbox import kind_of
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import UserError
@@ -55,7 +55,7 @@ PLANTED = {*CAUSE_OF.values()}
 THRESHOLDS = spec.SelectionSettings(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=1000)
 CANDIDATES = [
     Capability(id=slug, name=cause.name, description=cause.description)
-    for slug, cause in KINDS.items()
+    for slug, cause in CAUSES.items()
     if cause.occasions
 ]
 CANDIDATES = [one.model_copy(update={"details": {"values": ["delivered", "pending", "shipped"]}}) for one in CANDIDATES]

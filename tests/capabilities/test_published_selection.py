@@ -9,8 +9,8 @@ import pytest
 from support.published_labels import CANDIDATES, COUNTS, FAILED, PASSED, published_labels
 
 from captrain.capabilities.labelling import label_runs
-from captrain.capabilities.rule import CandidateAccount, mean_gap, replay
 from captrain.capabilities.selection import select
+from captrain.capabilities.selection_rule import CandidateAccount, mean_gap, replay
 from captrain.records import Capability, Label, Message, Rollout, Score, Task
 from captrain.run import SelectionSettings
 

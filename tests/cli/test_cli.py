@@ -131,7 +131,7 @@ def test_results_show_floor_and_versions_of_a_benchmark_before_the_evaluation(
     assert status == 0 and "`dvc repro comparison`" in out
     assert re.search(r"oak +│ 5 +│ 0.500 +│ 0.625 +│ 0.250 +│ 0.300", out)
     assert 'version: "7"' in out and '"temperature": 0.0' in out
-    assert "1 rollouts ended in errors of infrastructure; 1 tasks are not runnable here" in out
+    assert "1 rollout ended in errors of infrastructure; 1 task not runnable here" in out
 
 
 def test_a_broken_pipeline_file_is_one_message(pipeline: Path, captrain: Captrain) -> None:

@@ -69,9 +69,11 @@ def test_a_disabled_start_row_is_rejected_before_anything_runs() -> None:
 
 def test_rows_say_whether_they_learn_from_rewards_or_demonstrations() -> None:
     assert {name: supervision(name) for name in (*baselines(), "base", "trace", "router:sets", "bound:oracle")} == {
-        **dict.fromkeys(("grpo_target", "grpo_untuned", "rejection_sft", "awm", "single", "mixed"), "rewards"),
+        **dict.fromkeys(
+            ("grpo_target", "grpo_untuned", "rejection_sft", "awm", "single", "mixed", "mixture"), "rewards"
+        ),
         **dict.fromkeys(("adp", "awm_sft", "solutions", "failures_sft"), "demonstrations"),
-        **dict.fromkeys(("warm_grpo", "solutions_grpo"), "demonstrations and rewards"),
+        **dict.fromkeys(("warm_grpo", "solutions_grpo", "solutions_mixture"), "demonstrations and rewards"),
         **dict.fromkeys(("trace", "router:sets", "bound:oracle"), "rewards"),
         "gepa": "reflection",
         "base": None,

@@ -129,7 +129,7 @@ def test_what_could_not_be_read_stands_in_the_report(tmp_path: Path) -> None:
     path.write_text(json.dumps(data))
     diagnose(path, "--out", tmp_path / "out")
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "1 entries could not be read" in report and "a.json, simulation 1" in report
+    assert "1 entry could not be read" in report and "a.json, simulation 1" in report
     assert "no outcome found" in report
 
 

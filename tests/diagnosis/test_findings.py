@@ -398,7 +398,7 @@ def test_a_world_that_fails_leaves_causes_unproven_and_says_why_once(
     assert "no argument_1" in refused and "died" in dead and "no such scenario" in unopened
     assert "unproven" not in rows[3]
     report = (tmp_path / "out/report.md").read_text()
-    note = "3 rollouts could not be replayed, so their causes are not proven; the first is chat/multi\\_turn\\_base\\_0"
+    note = "3 rollouts could not be replayed, so causes are not proven there; the first is chat/multi\\_turn\\_base\\_0"
     assert report.count("could not be replayed") == 1 and note.replace("\\", "") in report.replace("\\", "")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from captrain.capabilities import KINDS
+from captrain.capabilities import CAUSES
 from captrain.diagnosis.rollouts import DiagnosedRollout, diagnose_rollouts
 from captrain.interop import read_logs
 from captrain.records import JsonObject
@@ -31,7 +31,7 @@ def explained() -> list[tuple[JsonObject, DiagnosedRollout]]:
 def causes(row: DiagnosedRollout) -> set[str]:
     """The causes of the agent, and whatever spoilt the rollout."""
     spoilt = {row.primary.cause} if row.standing == "spoilt" and row.primary else set[str]()
-    return {cause.cause for cause in row.causes if KINDS[cause.cause].of_agent} | spoilt
+    return {cause.cause for cause in row.causes if CAUSES[cause.cause].of_agent} | spoilt
 
 
 def test_most_primary_causes_that_people_read_are_told_and_few_are_told_that_nobody_read() -> None:

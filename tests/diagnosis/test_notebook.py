@@ -51,7 +51,7 @@ def test_a_notebook_shows_a_diagnosis_as_its_table_of_causes(tmp_path: Path) -> 
     passed = tmp_path / "log.jsonl"
     passed.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}], "reward": 1}))
     nothing = captrain.diagnose(passed)
-    assert repr(nothing).startswith("1 rollouts, 0 failed") and "nothing can be concluded: " in repr(nothing)
+    assert repr(nothing).startswith("1 rollout, 0 failed") and "nothing can be concluded: " in repr(nothing)
 
 
 def test_dicts_and_a_frame_are_diagnosed_as_the_file_that_they_were_in() -> None:

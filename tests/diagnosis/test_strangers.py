@@ -69,7 +69,7 @@ def test_nothing_is_printed_as_a_cause_of_the_agent_where_nothing_is_sure(name: 
 def test_a_limit_of_the_harness_is_counted_on_the_first_line_and_not_contrasted(tmp_path: Path) -> None:
     [row], printed = diagnosed(tmp_path, REPRO / "max_steps_blamed_on_agent.json")
     assert (row["standing"], causes(row)) == ("limit", ["harness_limit"])
-    assert "1 ended by a limit of the harness" in printed.splitlines()[0]
+    assert "1 rollout: 0 passed, 1 failed, 1 stopped at a limit of steps, time or tokens" in printed.splitlines()[0]
 
 
 @pytest.mark.needs("shared")
@@ -224,3 +224,66 @@ def test_no_cause_rests_on_a_tool_of_which_nobody_knows_what_it_does(tmp_path: P
     assert "unknown: frobnicate" in printed and "--tools-as FILE" in printed
     kinds.write_text("frobnicate: write\n")
     assert causes(diagnosed(tmp_path, log, "--tools-as", kinds)[0][0]) == ["missing_write"]
+
+
+BROKEN = turn("bash", "bash: pytset: command not found", command="pytset tests")
+SEARCH = turn("search_web", "Error: no such page", query="x")
+CLOSED = turn("get_order", "Error: invalid order_id", order_id="7")
+
+
+@pytest.mark.parametrize("bad", [BROKEN, SEARCH, CLOSED, [call("bash", command="ls")]])
+@pytest.mark.parametrize("reference", [[], [call("get_order", order_id="#7")]])
+def test_what_no_reference_replay_or_contrast_shows_is_no_advice(
+    bad: list[Row], reference: list[Row], tmp_path: Path
+) -> None:
+    # Every second rollout fails. It ends in a call that fails, and one passed rollout in two fails and goes on.
+    failed = {"messages": [ask("Do it."), *ORDER, *bad], "reward": 0, "reference": reference}
+    passed = {"messages": [ask("Do it."), *ORDER, *bad, say("Done.")], "reward": 1, "reference": reference}
+    log = written(tmp_path, *(failed if number % 2 else passed for number in range(24)))
+    rows, printed = diagnosed(tmp_path, log)
+    assert not any(row.get("lacking") for row in rows) or reference
+    advice = json.loads((tmp_path / "out/advice.json").read_text())
+    for text in (
+        printed,
+        json.dumps(advice),
+        *((tmp_path / "out" / name).read_text() for name in ("report.md", "report.html")),
+    ):
+        assert "invalid_call" not in text and "premature_stop" not in text
+
+
+def asked(*messages: Row, **data: object) -> Row:
+    """A failed rollout of captrain's own format, with facts of its task."""
+    return {
+        "id": "r", "environment": "chat", "trial": 0, "purpose": "diagnosis", "policy": "a", "outcome": "failed",
+        "task": {"id": "chat/1", "split": "test", "data": data}, "messages": [ask("Do it."), *messages],
+        "score": {"reward": 0, "success": False},
+    }  # fmt: skip
+
+
+PAGE = turn("web_search", "Rome is old.", query="Which city?")
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        (asked(call("get_area", base=1)), set()),  # a single turn: the call is the answer
+        (asked(call("get_area", base=1), grading="wrong base"), {"truth"}),
+        (asked(*turn("set_alarm", "ok", at="7")), set()),  # what it changed is what it hands in
+        (asked(*turn("terminal", "$", keystrokes="make\n")), set()),
+        (asked(*ORDER), {"no_submission"}),
+        (asked(*PAGE, expected={"answer": "Rome"}), {"no_submission", "truth"}),
+        (asked(*PAGE, say("Lima"), submission="Lima", expected={"answer": "Rome"}), {"answer_from_nowhere", "truth"}),
+        (asked(*PASSES, say("Done."), submission="patched"), set()),  # a patch stands in no output
+        (asked(*PASSES, say("Done."), submission="x = 1", expected={"patch": "diff a b\n+x = 2\n+y = 3"}), {"truth"}),
+        (asked(*PASSES, *turn("finish", "ok", message="All done.")), set()),
+        (asked(*PASSES, say("Done."), submission=""), {"no_submission"}),
+        # Of a team, the last one closes the dialogue.
+        (asked(say("Lima") | {"name": "a"}, say("TERMINATE") | {"name": "b"}, expected={"answer": "Rome"}), {"truth"}),
+        (asked(say("Lima") | {"name": "a"}, say("") | {"name": "b"}, expected={"answer": "Rome"}), {"truth"}),
+    ],
+)
+def test_an_answer_is_missed_only_where_one_is_due(row: Row, names: set[str], tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    [found], _ = diagnosed(tmp_path, tmp_path / "log.jsonl")
+    assert {remark["name"] for remark in found.get("observations", [])} == names
+    assert ("answer is missing" in json.dumps(found)) <= ("no_submission" in names)

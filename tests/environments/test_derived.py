@@ -10,7 +10,7 @@ from support.rooms import Rooms
 
 from captrain.agents.scripted import ScriptedPolicy
 from captrain.benchmarks import load_benchmark
-from captrain.capabilities import KINDS
+from captrain.capabilities import CAUSES
 from captrain.contract import load_file, tool_call
 from captrain.environments.checks import demands_words
 from captrain.environments.evidence import make_standard
@@ -44,7 +44,7 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", further(sorted(name for name, kind in KINDS.items() if kind.step and name != "missing_lookup"), 3)
+    "name", further(sorted(name for name, kind in CAUSES.items() if kind.step and name != "missing_lookup"), 3)
 )
 def test_what_is_derived_for_a_family_passes_every_check_that_needs_no_model(tmp_path: Path, name: str) -> None:
     """`missing_lookup` does not occur in this benchmark."""

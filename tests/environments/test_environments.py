@@ -581,4 +581,4 @@ def test_spread_is_measured_within_groups() -> None:
 
 def test_an_error_among_calibration_rollouts_is_no_low_reward() -> None:
     [check] = calibrate([rollout(0.5), rollout(None)], 2, STRICT)
-    assert not check.passed and check.detail == "1 rollouts ended in an infrastructure error"
+    assert not check.passed and check.detail == "1 rollout ended in an infrastructure error"

@@ -105,7 +105,7 @@ def test_messages_may_be_text_and_a_row_with_an_error_needs_no_outcome(tmp_path:
             "fpp",
             "2 of 3 rewards lie strictly between fail and pass (0.02 to 0.97): 1 of them pass",
         ),
-        ([-1, 1, -1], None, "fpf", "2 rewards of -1 count as failed"),
+        ([-1, 1, -1], None, "fpf", "counted as failed: 2 rewards of -1"),
         ([-3.5, 20, 80], 50, "ffp", ""),
     ],
 )
@@ -145,7 +145,8 @@ def test_a_repeated_task_and_trial_is_told_and_the_more_complete_one_counts(tmp_
     logs = read_logs([path])
     assert outcomes(logs) == ["passed", "failed"]
     assert any(
-        "1 rollouts repeat a task and trial of their agent, such as chat/t, trial 0" in line for line in logs.notes
+        "1 rollout of a task and trial that stands twice for its agent, such as chat/t, trial 0" in line
+        for line in logs.notes
     )
 
 

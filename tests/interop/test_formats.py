@@ -383,7 +383,7 @@ def test_bfcl_results_with_missing_or_wrong_scores_are_refused(tmp_path: Path) -
     with pytest.raises(UserError, match="it has 2 results, and its scores are of 3"):
         read_logs([alone])
     beside.write_text("".join(scores.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(UserError, match="lists 1 failures, and its first line counts others"):
+    with pytest.raises(UserError, match="lists 1 failure, and its first line counts others"):
         read_logs([alone])
 
 

@@ -152,11 +152,12 @@ def openclaw(folder: Path) -> Path:
 
 def terminal_bench(folder: Path) -> Path:
     trial = folder / "fix/fix.1-of-1.run"
-    saved(folder / "results.json", {"results": [{"task_id": "fix", "is_resolved": False}], "accuracy": 0.0})
-    saved(trial / "results.json", {
+    result = {
         "task_id": "fix", "trial_name": "fix.1-of-1.run", "is_resolved": False, "failure_mode": "agent_timeout",
         "parser_results": {"test_a": "failed", "test_b": "passed"},
-    })  # fmt: skip
+    }  # fmt: skip
+    saved(trial / "results.json", result)
+    saved(folder / "results.json", {"results": [result], "accuracy": 0.0})
     shown = ["Fix it.", "1 failed"]
     answers: list[Row] = [{"commands": [{"keystrokes": "pytest\n"}]}, {"commands": []}]
     for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True)):
@@ -217,6 +218,33 @@ def test_coding_agents_are_read_with_outcome_limit_and_what_the_grader_said(
         assert (facts.submission, facts.grading) == ("a patch", "failing tests: test_a")
 
 
+@pytest.mark.parametrize("named", ["", "results.json", "fix/fix.1-of-1.run", "fix/fix.1-of-1.run/results.json"])
+def test_the_summary_of_a_terminal_bench_run_stands_for_its_trials(named: str, tmp_path: Path) -> None:
+    logs = read_logs([terminal_bench(tmp_path) / named])
+    assert (only(logs).task.id, only(logs).outcome, logs.unread, logs.skipped) == ("chat/fix", "failed", 0, [])
+
+
+@pytest.mark.parametrize(
+    ("results", "outcomes"),
+    [
+        ([("t", 0.0), ("t", 1.0)], ["failed", "passed"]),
+        ([("t", 1.0), ("t", 1.0)], ["passed", "passed"]),  # the results name two trials
+        ([("t", 0.0), ("u", 0.0)], ["failed", "failed"]),
+    ],
+)
+def test_equal_dialogues_with_results_of_their_own_are_rollouts_of_their_own(
+    results: list[tuple[str, float]], outcomes: list[str], tmp_path: Path
+) -> None:
+    for number, (task, reward) in enumerate(results):
+        trial = tmp_path / f"run/{task}__{number}"
+        codex(trial / "agent/sessions")
+        result = {"verifier_result": {"rewards": {"reward": reward}}, "exception_info": None}
+        saved(trial / "result.json", {"task_name": task, "trial_name": trial.name, **result})
+    logs = read_logs([tmp_path / "run", tmp_path / "run"])
+    assert [rollout.outcome for rollout in logs.rollouts] == outcomes
+    assert len({rollout.id for rollout in logs.rollouts}) == len({(r.task.id, r.trial) for r in logs.rollouts}) == 2
+
+
 def test_multi_agent_logs_keep_every_message_in_its_place(tmp_path: Path) -> None:
     history = [
         {"role": "human", "content": "How many?"},
@@ -240,6 +268,29 @@ def test_multi_agent_logs_keep_every_message_in_its_place(tmp_path: Path) -> Non
     (tmp_path / "scores.csv").write_text("file,reward\n2.json,0\n", encoding="utf-8")
     bare = only(read_logs([saved(tmp_path / "2.json", history)], tmp_path / "scores.csv"))
     assert spoken(bare) == spoken(only(logs))
+
+
+def test_messages_of_autogen_s_teams_are_read_as_a_result_or_as_a_file_each(tmp_path: Path) -> None:
+    def event(kind: str, content: object, source: str = "fixer") -> Row:
+        return {"source": source, "models_usage": None, "metadata": {}, "content": content, "type": kind}
+
+    call = {"id": "c", "name": "bash", "arguments": json.dumps(COMMAND)}
+    events = [
+        event("TextMessage", "Fix it.", "user"),
+        event("ThoughtEvent", "I run it."),
+        event("ToolCallRequestEvent", [call]),
+        event("ToolCallExecutionEvent", [{"call_id": "c", "name": "bash", "content": "1 failed", "is_error": True}]),
+        event("MultiModalMessage", ["Done.", {"data": "x"}]),
+    ]
+    result = {"messages": events, "stop_reason": "Maximum number of turns 1 reached.", "reward": 0, "task_id": "t"}
+    rollout = only(read_logs([saved(tmp_path / "a.jsonl", result)]))
+    assert (spoken(rollout), rollout.task.facts.limit) == (DIALOGUE, result["stop_reason"])
+    assert (rollout.messages[1]["name"], rollout.messages[2]["error"]) == ("fixer", True)
+    (tmp_path / "scores.csv").write_text("file,reward\nb.json,0\nc.jsonl,1\n", encoding="utf-8")
+    files = [saved(tmp_path / "b.json", events), saved(tmp_path / "c.jsonl", *events)]
+    failed, passed = read_logs(files, tmp_path / "scores.csv").rollouts
+    assert (failed.outcome, passed.outcome) == ("failed", "passed")
+    assert spoken(failed) == spoken(passed) == DIALOGUE
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from captrain.planning import Node, forecast_run, make_plan, stale_stages
+from captrain.planning import Node, forecast_run, machine_speed, make_plan, stale_stages
 from captrain.planning.assumptions import STAGE_START
 from captrain.run import compose_configuration
 
@@ -17,6 +18,12 @@ stages:
   second: {cmd: cp first second, deps: [first], outs: [second]}
   third: {cmd: cp other third, deps: [other], outs: [third]}
 """
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has the speed of the reference."""
+    monkeypatch.setattr("captrain.planning.plan.machine_speed", lambda: 1.0)
 
 
 def forecast(stages: list[str]) -> float:
@@ -36,6 +43,18 @@ def test_the_forecast_adds_up_the_seconds_of_the_plan(stages: list[str]) -> None
     seconds = {cost.stage: cost.seconds or 0 for whole in planned for cost in whole.parts or [whole]}
     expected = sum(seconds.get(stage, 0) + STAGE_START.value for stage in stages)
     assert forecast(stages) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_machine_of_half_the_speed_takes_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = ["base", "environments", "adapters", "routes", "evaluation@base"]
+    before = forecast(stages)
+    monkeypatch.setattr("captrain.planning.plan.machine_speed", lambda: 0.5)
+    assert forecast(stages) == pytest.approx(2 * before, rel=0.05)
+
+
+def test_the_speed_of_this_machine_is_a_number_that_is_measured_at_once() -> None:
+    start = time.perf_counter()
+    assert 0.02 < machine_speed() < 50 and time.perf_counter() - start < 5
 
 
 def test_fewer_stages_take_less_time() -> None:

@@ -99,7 +99,8 @@ def test_every_method_spends_as_many_rollouts_as_trace(spec: Compose) -> None:
 def test_a_method_that_does_not_run_costs_nothing(spec: Compose) -> None:
     nothing = [f"baselines.{name}.run=false" for name in baselines()]
     works = stages(planned(spec(*nothing)).low)
-    assert list(works) == ["base", "rollouts", "environments", "adapters", "evaluation", "total"]
+    own = ["rollouts", "environments", "pairs", "adapters", "routes", "evaluation"]
+    assert list(works) == ["base", *own, "total"]
     assert works["evaluation"].rollouts == 5 * 400 * 2
     assert "gepa" in stages(planned(spec(*nothing, "baselines.gepa.run=true")).low)
 
@@ -179,6 +180,7 @@ def test_a_node_without_throughput_is_refused() -> None:
         ((*SMALL, "evaluation.tasks=61"), "evaluation.tasks = 61, and split test has 60", ("evaluation.tasks=60",)),
         (("+trainer.experts=true",), "is not a mixture of experts", ("+trainer.experts=false",)),
         ((*NODE8, "+trainer.experts=true", "machine.vllm.gpus=0"), "need a GPU", ("machine.vllm.gpus=2",)),
+        ((*NODE8, "baselines.mixture.run=true"), "neither mix adapters per layer", ("baselines.mixture.run=false",)),
         ((*NODE8, "machine.vllm.max_lora_rank=8"), "max_lora_rank = 8", ("machine.vllm.max_lora_rank=16",)),
         ((*NODE8, "trainer.groups_per_step=7"), "set trainer.groups_per_step=8", ("trainer.groups_per_step=8",)),
         (
@@ -479,3 +481,11 @@ def test_a_job_on_two_nodes_needs_gpus_for_its_share_and_the_servers(spec: Compo
     made = planned(spec(*job, *fsdp, "machine.slurm.gpus=4"))
     made.refuse_impossible()
     assert "2 of its servers, and 4 to train on 2 nodes" in " ".join(printed(made).split())
+
+
+def test_the_plan_counts_the_whole_node_and_sets_stages_apart_that_the_paper_does_not_have(spec: Compose) -> None:
+    made = planned(spec(*NODE8))
+    assert made.held == 8 and "node, held throughout" in printed(made)
+    assert "own: rejection_sft, solutions, causality, 25 GPU-hours" in " ".join(printed(made).split())
+    alone = [f"{name}.run=false" for name in ("baselines.rejection_sft", "baselines.solutions", "causality")]
+    assert "not in the paper" not in printed(planned(spec(*NODE8, *alone)))

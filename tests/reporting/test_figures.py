@@ -23,8 +23,8 @@ from support.figures import digests, written
 from support.results import causal_tables, make_results
 from support.waiting import PATIENCE
 
-from captrain.capabilities.rule import replay
 from captrain.capabilities.selection import select
+from captrain.capabilities.selection_rule import replay
 from captrain.comparison.published import read_published
 from captrain.errors import UserError
 from captrain.records import Capability, Label, RolloutLabels, publish_json, publish_text

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from captrain.capabilities.rule import Contrast, Limits, RunRates, decide
+from captrain.capabilities.selection_rule import Contrast, Limits, RunRates, decide
 from captrain.reporting import pages
 from captrain.run import Ranking
 

@@ -266,7 +266,7 @@ def test_a_mistake_ends_in_one_message_with_a_remedy(
 
 
 def test_a_row_trained_by_grpo_needs_no_schema_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = "      first_two: {from: rollouts, code: grpo, also: trainer, desc: Two environments}\n"
+    row = "      first_two: {from: rollouts, with: rollouts, code: grpo, also: trainer, desc: Two environments}\n"
     text = (ROOT / "dvc.yaml").read_text()
     (tmp_path / "dvc.yaml").write_text(text.replace("      single:", f"{row}      single:", 1))
     monkeypatch.setattr(rows, "shipped", tmp_path.joinpath)

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from captrain.models import Mixture, begins_decision
+
 State = dict[str, torch.Tensor]
 BLOCK = 64
 """Positions by which the KV cache grows."""
@@ -30,6 +32,14 @@ COMPACT = 0.8
 
 class Decoder(Protocol):
     """A causal LM with a KV cache over a batch of rows at equal positions."""
+
+    looks_ahead: bool
+    """Whether rows share a branch only if all tokens known to follow are equal, because `decide` reads them."""
+
+    def decide(self, row: int, ids: Sequence[int], written: Sequence[int], position: int) -> None:
+        """Prepare a row of the cache, which holds `position` tokens, for all ids of a dialogue so far; called before
+        each forward pass, if the decoder looks ahead. `written` is 1 where the model wrote."""
+        ...
 
     def reset(self) -> None:
         """Reset the cache to one row and no position."""
@@ -47,6 +57,8 @@ class Decoder(Protocol):
 
 class HuggingFaceDecoder:
     """Decoder of any `AutoModelForCausalLM` with its own forward and cache."""
+
+    looks_ahead = False
 
     def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
         self.model = model.to(dtype).eval()
@@ -66,6 +78,54 @@ class HuggingFaceDecoder:
         """See `Decoder`."""
         self.cache.batch_select_indices(torch.tensor(rows))
 
+    def decide(self, row: int, ids: Sequence[int], written: Sequence[int], position: int) -> None:
+        """See `Decoder`."""
+
+
+class MixtureDecoder(HuggingFaceDecoder):
+    """Decoder of a base with a mixture of adapters (`captrain.models.Mixture`).
+
+    Where gates decide for a prompt or a turn, a row's decision is taken once its tokens up to the next sampled one are
+    known, before the first of them is computed, and is kept until the next decision.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(model, dtype)
+        self.mixture: Mixture = model.mixture
+        self.looks_ahead = self.mixture.parts.decide != "token"
+
+    def reset(self) -> None:
+        """See `Decoder`."""
+        super().reset()
+        self.decisions = torch.zeros(1, len(self.mixture.gates), self.mixture.slots).to(self.model.dtype)
+
+    def decide(self, row: int, ids: Sequence[int], written: Sequence[int], position: int) -> None:
+        """See `Decoder`."""
+        parts, cache = self.mixture.parts, None
+        if not begins_decision(written, position, parts.decide):
+            return
+        # One gate for all blocks reads the base's states, of which the cache holds nothing.
+        start = 0 if parts.scope == "global" else position
+        if start:
+            cache = type(self.cache)(config=self.model.config)
+            for index, layer in enumerate(self.cache.layers):
+                cache.update(layer.keys[[row]], layer.values[[row]], index)
+        tokens = torch.tensor([ids[start:]])
+        self.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=cache is not None)
+        self.decisions[row] = self.mixture.decisions[0]
+
+    def forward(self, ids: torch.Tensor, due: Sequence[int]) -> torch.Tensor:
+        """See `Decoder`."""
+        if not self.looks_ahead:
+            return super().forward(ids, due)
+        with self.mixture.fixed(self.decisions):
+            return super().forward(ids, due)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See `Decoder`."""
+        super().keep(rows)
+        self.decisions = self.decisions[list(rows)]
+
 
 class DenseDecoder:
     """Decoder of dense Qwen3 or Llama with fused projections, several times faster than the module on a CPU. Only Qwen3
@@ -77,6 +137,8 @@ class DenseDecoder:
         max_length: longest dialogue in tokens.
         dtype: of the arithmetic; with bfloat16 only of weights and their products, the rest is in float32.
     """
+
+    looks_ahead = False
 
     def __init__(self, config: Any, state: State, max_length: int, dtype: torch.dtype = torch.float64) -> None:
         self.config, self.max_length = config, max_length
@@ -147,6 +209,9 @@ class DenseDecoder:
                 self.cache = torch.cat([self.cache, torch.empty_like(self.cache)], 2)
             self.cache[:, :, places, :, : self.position] = copies
         self.rows = len(rows)
+
+    def decide(self, row: int, ids: Sequence[int], written: Sequence[int], position: int) -> None:
+        """See `Decoder`."""
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -262,7 +327,11 @@ def sample_rows(
     branches, position = [[row for row in rows if row.live]], 0
     while any(branches):
         reach = min(len(row.ids) for branch in branches for row in branch)
-        branches = _forked(decoder, branches, position, reach)
+        branches = _forked(decoder, branches, position, None if decoder.looks_ahead else reach)
+        if decoder.looks_ahead:
+            for index, branch in enumerate(branches):
+                if branch:
+                    decoder.decide(index, branch[0].ids, branch[0].mask, position)
         # A finished branch is fed zeros until enough are finished to compact the cache.
         idle = [0] * (reach - position)
         fed = [branch[0].ids[position:reach] if branch else idle for branch in branches]
@@ -281,9 +350,11 @@ def sample_rows(
             decoder.keep(alive)
 
 
-def _forked(decoder: Decoder, branches: list[list[EngineRow]], position: int, reach: int) -> list[list[EngineRow]]:
-    """Fork each branch whose rows differ between two positions; new branches take the places of finished ones, or are
-    appended."""
+def _forked(
+    decoder: Decoder, branches: list[list[EngineRow]], position: int, reach: int | None
+) -> list[list[EngineRow]]:
+    """Fork each branch whose rows differ between two positions, of which the second may be their end; new branches take
+    the places of finished ones, or are appended."""
     forked: list[list[EngineRow]] = [[] for _ in branches]
     places = iter([index for index, branch in enumerate(branches) if not branch])
     origins = list(range(len(branches)))

@@ -1,7 +1,7 @@
 """Policy of a model in this process: the embedded base, or any Hugging Face causal LM, with LoRA adapters.
 
 Plays are grouped by adapter; each group runs on weights with its adapter merged in (exact for one adapter, and as
-fast as the base).
+fast as the base). A mixture of adapters is computed by the modules of the model, with its gates.
 """
 
 import copy
@@ -21,6 +21,7 @@ from captrain.models import (
     Chat,
     adapts_experts,
     guide,
+    is_mixture,
     merge_experts,
     read_plain_lora,
     require_recorded,
@@ -32,7 +33,7 @@ from captrain.run import prepare_torch
 if TYPE_CHECKING:
     from captrain.agents.engine import Decoder, EngineRow, State
 
-    Kind = TypeVar("Kind", bound=EngineRow)
+    Row = TypeVar("Row", bound=EngineRow)
 
 LONGEST = 8192
 """Tokens of the longest dialogue, even if the model takes more."""
@@ -76,7 +77,13 @@ class LocalPolicy:
         chat_template_kwargs: JsonObject | None = None,
     ) -> None:
         prepare_torch()
-        self.batch, self.temperature, self.max_turns, self.max_tokens = batch, temperature, max_turns, max_tokens
+        self.folder, self.batch, self.temperature, self.max_turns, self.max_tokens = (
+            model,
+            batch,
+            temperature,
+            max_turns,
+            max_tokens,
+        )
         self.guidance, self.precision = list(guidance), precision
         self.top_p, self.top_k = top_p, top_k
         weights = sorted(model.glob("*.safetensors"))
@@ -125,11 +132,17 @@ class LocalPolicy:
         """Return the fastest decoder of this architecture, with an adapter merged in ("" for the base)."""
         import torch
 
-        from captrain.agents.engine import DenseDecoder, HuggingFaceDecoder
+        from captrain.agents.engine import DenseDecoder, HuggingFaceDecoder, MixtureDecoder
 
         if self._decoder is None or adapter != self._adapter:
             dtype = getattr(torch, self.precision)
-            if self.module is None:
+            if adapter and is_mixture(Path(adapter)):
+                from captrain.models import load_mixture, load_module  # torch
+
+                base = load_module(self.folder, self.precision)
+                load_mixture(base, Path(adapter))
+                self._decoder = MixtureDecoder(base, dtype)
+            elif self.module is None:
                 state = with_adapter(self.state, adapter)
                 self._decoder = DenseDecoder(self.config, state, self.max_length, dtype)
             elif adapter and adapts_experts(Path(adapter)):
@@ -177,7 +190,7 @@ class LocalPolicy:
         """Say why a dialogue was cut off, "" if it was not."""
         return outgrown(self.max_length) if row.truncated else ""
 
-    def row(self, play: RunningEpisode, kind: "type[Kind]") -> "Kind | None":
+    def row(self, play: RunningEpisode, kind: "type[Row]") -> "Row | None":
         """Return the play's row for the engine; None if its prompt is too long."""
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)

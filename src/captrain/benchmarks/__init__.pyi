@@ -6,10 +6,10 @@ from .loading import in_workers as in_workers
 from .loading import load_benchmark as load_benchmark
 from .loading import overlapping_tasks as overlapping_tasks
 from .pool import Pool as Pool
-from .replay import Kind as Kind
 from .replay import Replay as Replay
 from .replay import ReplayCall as ReplayCall
 from .replay import Replayed as Replayed
+from .replay import ToolKind as ToolKind
 from .replay import World as World
 from .replay import logged_replay as logged_replay
 from .servicedesk import ARGUMENTS as ARGUMENTS

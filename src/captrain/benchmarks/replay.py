@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, Rollout
 
-Kind = Literal["read", "write", "handover", "think", "environment", "unknown"]
+ToolKind = Literal["read", "write", "handover", "think", "environment", "unknown"]
 """What a tool does. An `environment` is a shell, an interpreter, an editor, a browser or a search engine: the agent
 writes its arguments itself. No cause rests on an `unknown` tool."""
 
@@ -74,7 +74,7 @@ class World(Protocol):
     @property
     def owed(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
-    def kinds(self) -> Mapping[str, Kind]: ...  # noqa: D102
+    def kinds(self) -> Mapping[str, ToolKind]: ...  # noqa: D102
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
         """Play each replay in a fresh world of the task. A search sends tens at once.

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import get_args
 
 from captrain.benchmarks.pool import Pool
-from captrain.benchmarks.replay import Dialogue, Kind, Replay, ReplayCall, Replayed, key_of
+from captrain.benchmarks.replay import Dialogue, Replay, ReplayCall, Replayed, ToolKind, key_of
 from captrain.contract import CheckedEnvironment, calls_of, closing_episodes
 from captrain.records import JsonObject, Message, Task
 
@@ -38,7 +38,7 @@ class DialogueWorld:
         kinds: the tool kinds that the benchmark declares.
     """
 
-    def __init__(self, logged: Sequence[Message], solution: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, logged: Sequence[Message], solution: Sequence[Message], kinds: Mapping[str, ToolKind]) -> None:
         self.solution, self.kinds = solution, kinds
         self._dialogue = Dialogue(logged, solution)
         self.reference = tuple(ReplayCall(*call) for message in solution for call in calls_of(message))
@@ -129,7 +129,7 @@ class ContractWorld(DialogueWorld):
     """
 
     def __init__(
-        self, target: CheckedEnvironment, task: Task, logged: Sequence[Message], kinds: Mapping[str, Kind]
+        self, target: CheckedEnvironment, task: Task, logged: Sequence[Message], kinds: Mapping[str, ToolKind]
     ) -> None:
         super().__init__(logged, target.reference(task), {**annotated(target.declared_tools), **kinds})
         self._target, self._task = target, task
@@ -173,7 +173,7 @@ class WorkerDialogueWorld(DialogueWorld):
         location: Mapping[str, object],
         logged: Sequence[Message],
         solution: Sequence[Message],
-        kinds: Mapping[str, Kind] | None = None,
+        kinds: Mapping[str, ToolKind] | None = None,
     ) -> None:
         super().__init__(logged, solution, kinds or {})
         self._pool, self._location = pool, location
@@ -242,11 +242,11 @@ def is_refusal(result: Message) -> bool:
     return isinstance(answer, dict) and bool(answer.get("error"))
 
 
-def annotated(tools: Sequence[JsonObject]) -> dict[str, Kind]:
+def annotated(tools: Sequence[JsonObject]) -> dict[str, ToolKind]:
     """Kinds of tools by their schemas' annotations: a benchmark's `kind`, or MCP's `readOnlyHint`."""
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, ToolKind] = {}
     for tool in tools:
         hints = {**tool.get("annotations", {}), **tool["function"].get("annotations", {})}
-        if hints.get("kind") in get_args(Kind) or isinstance(hints.get("readOnlyHint"), bool):
+        if hints.get("kind") in get_args(ToolKind) or isinstance(hints.get("readOnlyHint"), bool):
             kinds[tool["function"]["name"]] = hints.get("kind") or ("read" if hints["readOnlyHint"] else "write")
     return kinds

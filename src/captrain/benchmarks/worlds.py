@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import cache
 
 from captrain.benchmarks.pool import Pool
-from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
+from captrain.benchmarks.replay import Replay, ReplayCall, Replayed, ToolKind, World
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
 from captrain.benchmarks.simulation import pool_of
 from captrain.benchmarks.spoken import ContractWorld, DialogueWorld, MilestoneWorld, WorkerDialogueWorld
@@ -25,7 +25,7 @@ BY_HAND = {"toolsandbox": "machine.benchmarks.toolsandbox.python=INTERPRETER in 
 DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
 BFCL = re.compile(r"multi_turn_(base|miss_func|miss_param|long_context)_\d+")
 DESK = re.compile(rf"(?:.*/)?servicedesk-({'|'.join(MIXES)})/\w+/\d+")
-DESK_KINDS: dict[str, Kind] = {
+DESK_KINDS: dict[str, ToolKind] = {
     tool: "write" if tool in WRITES else "handover" if tool.startswith("transfer") else "read" for tool in ARGUMENTS
 }
 SPLITS: tuple[Split, ...] = ("discovery", "training", "test")
@@ -160,7 +160,7 @@ class Worlds(ExitStack):
             raise UserError("its results differ here: it was played at another instant", "set the clock to it")
         return world
 
-    def _contract(self, target: CheckedEnvironment, rollout: Rollout, kinds: Mapping[str, Kind]) -> World:
+    def _contract(self, target: CheckedEnvironment, rollout: Rollout, kinds: Mapping[str, ToolKind]) -> World:
         if getattr(target.environment, "user", None) is not None:
             raise _NoWorld  # a model plays the user
         if rollout.environment == target.name:
@@ -202,7 +202,7 @@ class CallWorld:
         about = _ask(pool, "world", location)
         self.reference = tuple(ReplayCall(**call) for call in about["reference"])
         self.owed: tuple[str, ...] = tuple(about["owed"])
-        self.kinds: dict[str, Kind] = about["kinds"]
+        self.kinds: dict[str, ToolKind] = about["kinds"]
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
         """See `captrain.benchmarks.World.play`."""

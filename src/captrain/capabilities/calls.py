@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from captrain.benchmarks import Kind
+from captrain.benchmarks import ToolKind
 from captrain.capabilities.association import EVERY, Traits
 from captrain.capabilities.text import (
     are_plain,
@@ -55,7 +55,7 @@ class Call:
     by: str = "assistant"
     message: int = 0
     place: int = 0
-    kind: Kind = "write"
+    kind: ToolKind = "write"
     failed: bool = False
     changed: bool = True
     result: object = None

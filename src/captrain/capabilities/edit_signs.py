@@ -405,9 +405,9 @@ def never_made(view: RolloutView, edit: Edit) -> Sign:
 
 
 def limited(view: RolloutView, edit: Edit) -> Sign:
-    """A limit of the harness ended the rollout."""
+    """The harness stopped the rollout at a limit."""
     limit = view.facts.limit
-    return (view.last, f"the limit {limit} ended the rollout") if limit else None
+    return (view.last, f"stopped at a limit: {limit}") if limit else None
 
 
 def cut_off(view: RolloutView, edit: Edit) -> Sign:

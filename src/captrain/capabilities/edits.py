@@ -171,7 +171,7 @@ def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, read
         call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in targets)
     ]
     attempts = [call for call in calls if (reads or call.kind in EFFECTS) and call not in refusals]
-    pairs = _aligned(targets, attempts)
+    pairs = _matched(targets, attempts)
     edits: list[Edit] = []
     for number, goal in enumerate(targets):
         if number not in pairs:
@@ -194,7 +194,7 @@ def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, read
     return edits if replay.ended else [*edits, Edit("end")]
 
 
-def _aligned(goals: Sequence[Call], calls: Sequence[Call]) -> dict[int, Call]:
+def _matched(goals: Sequence[Call], calls: Sequence[Call]) -> dict[int, Call]:
     """The calls that stand for goals, by the goals' numbers: the most alike first."""
     ranked = []
     for number, goal in enumerate(goals):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import product
 
-from captrain.benchmarks import Kind, Replay, Worlds
+from captrain.benchmarks import Replay, ToolKind, Worlds
 from captrain.capabilities.calls import Call, calls_in
 from captrain.capabilities.text import text_of
 from captrain.capabilities.toolbox import CHANGES, Toolbox, kind_of
@@ -41,7 +41,7 @@ def learn_toolbox(
     rollouts: Iterable[Rollout],
     tools: Sequence[JsonObject],
     worlds: Worlds | None = None,
-    kinds: Mapping[str, Kind] | None = None,
+    kinds: Mapping[str, ToolKind] | None = None,
 ) -> Toolbox:
     """Learn what tools do and which arguments name records.
 
@@ -52,19 +52,19 @@ def learn_toolbox(
         kinds: what tools do, as a user says.
     """
     world = next((worlds.of(rollout) for rollout in rollouts), None) if worlds is not None else None
-    declared: dict[str, Kind] = {**(world.kinds if world else {}), **(kinds or {})}
+    declared: dict[str, ToolKind] = {**(world.kinds if world else {}), **(kinds or {})}
     toolbox, observed = Toolbox(tools, declared), _Observed()
     for rollout in rollouts:
         observed.add(rollout, toolbox)
     tool_kinds = observed.kinds
-    deciding: dict[str, Kind] = dict.fromkeys(observed.deciding, "read")
+    deciding: dict[str, ToolKind] = dict.fromkeys(observed.deciding, "read")
     if worlds is not None and world is not None:
         replayed = _kinds_by_replay(rollouts, worlds, toolbox.schemas.keys() - toolbox.declared.keys())
         # A look-up may leave a trace that a check asks for, but a change tells little.
         tool_kinds |= {tool: kind for tool, kind in replayed.items() if kind == "read" or tool not in observed.telling}
         deciding = {tool: kind for tool, kind in deciding.items() if replayed.get(tool) != "write"}
-    known: dict[str, Kind] = {**deciding, **tool_kinds}
-    learnt: dict[str, Kind] = {name: kind for name, kind in known.items() if kind_of(name) != "handover"}
+    known: dict[str, ToolKind] = {**deciding, **tool_kinds}
+    learnt: dict[str, ToolKind] = {name: kind for name, kind in known.items() if kind_of(name) != "handover"}
     learnt |= toolbox.declared
     return Toolbox(tools, learnt, _keys(rollouts, Toolbox(tools, learnt, {}, observed.fields)), observed.fields)
 
@@ -126,9 +126,9 @@ class _Observed:
                     self.misled[tool, later, name] += 1
 
     @property
-    def kinds(self) -> dict[str, Kind]:
+    def kinds(self) -> dict[str, ToolKind]:
         """The kinds that effects show. Nobody passes without a change, and a change only confirms."""
-        kinds: dict[str, Kind] = {}
+        kinds: dict[str, ToolKind] = {}
         for tool, called in self.called.items():
             if kind_of(tool) == "environment":
                 continue
@@ -185,14 +185,14 @@ def _tools(messages: Iterable[Message]) -> set[str]:
     return {tool for message in messages if message["role"] == "assistant" for tool, _ in calls_of(message)}
 
 
-def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[str]) -> dict[str, Kind]:
+def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[str]) -> dict[str, ToolKind]:
     """Kinds of tools that replays of references show.
 
     Without a change the check fails. A tool that leaves the world as it is and is not missed is a look-up. A world may
     also record look-ups, such as pages that were read: such a tool stays unknown.
     """
     idle, tries, tasks = Counter[str](), Counter[str](), set[str]()
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, ToolKind] = {}
     for rollout in rollouts:
         open_tools = _tools(rollout.reference) & unknown - kinds.keys()
         pending = sorted(tool for tool in open_tools if tries[tool] < MOST_PLAYS)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
 from captrain.capabilities.calls import calls_in, order_traits, place_of, sourced_calls
 from captrain.capabilities.occasions import Occasion
-from captrain.capabilities.rules import EXCESSES, FEATURES, KINDS
+from captrain.capabilities.rules import CAUSES, EXCESSES, FEATURES
 from captrain.capabilities.text import says, text_of
 from captrain.capabilities.toolbox import CHANGES, Toolbox
 from captrain.records import Rollout, leaves
@@ -166,7 +166,7 @@ class Needs:
         kinds = {lack.need.kind for lack in lacks.values()}
         # What was not looked up had to be invented.
         sound = [c for c in lacks.values() if not (c.need.kind == "fabricated_fact" and "missing_lookup" in kinds)]
-        return sorted(sound, key=lambda lack: [*KINDS].index(lack.need.kind)), occasions
+        return sorted(sound, key=lambda lack: [*CAUSES].index(lack.need.kind)), occasions
 
     def found(self, rollout: Rollout) -> dict[str, Occasion]:
         """The surest occasion of each cause that a rollout without a reference could show, roots first."""

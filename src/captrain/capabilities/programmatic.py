@@ -13,7 +13,7 @@ from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.learnt_needs import learn_needs
 from captrain.capabilities.occasions import Occasion, Vocabulary
-from captrain.capabilities.rules import KINDS
+from captrain.capabilities.rules import CAUSES
 from captrain.capabilities.text import reports_error, result_of
 from captrain.capabilities.view import RolloutView, bare_view
 from captrain.records import Capability, JsonObject, Label, Rollout, leaves
@@ -40,7 +40,7 @@ class _Reader:
     def occasions(self, name: str, slug: str, vocabulary: Vocabulary) -> list[Occasion]:
         """The occasions on which a rollout could show a cause."""
         by_contrast = self._by_contrast(name)
-        return KINDS[slug].find(self.views[name], vocabulary) + ([by_contrast[slug]] if slug in by_contrast else [])
+        return CAUSES[slug].find(self.views[name], vocabulary) + ([by_contrast[slug]] if slug in by_contrast else [])
 
 
 class ProgrammaticAnalyst:
@@ -70,7 +70,7 @@ class ProgrammaticAnalyst:
         for sample in samples:
             names, candidates = dict.fromkeys(rollout.id for rollout in sample), list[Capability]()
             distinct = tuple(sorted({value for name in names for value in informed[name]}))
-            for slug, kind in KINDS.items():
+            for slug, kind in CAUSES.items():
                 vocabulary = vocabulary_of(distinct if kind.by_values else ())
                 occasions = [occasion for name in names for occasion in occasions_of(name, slug, vocabulary)]
                 if any(occasion.lacking for occasion in occasions):
@@ -97,7 +97,7 @@ class ProgrammaticAnalyst:
             row = dict[str, Label]()
             for slug, vocabulary in values[id(request.capabilities)].items():
                 occasions = reader.occasions(request.rollout.id, slug, vocabulary)
-                row[slug] = Label(verdict="NA", evidence=KINDS[slug].absent)
+                row[slug] = Label(verdict="NA", evidence=CAUSES[slug].absent)
                 if occasions:
                     first = min(occasions, key=lambda occasion: not occasion.lacking)
                     verdict = "LACKING" if first.lacking else "PRESENT"

@@ -12,7 +12,7 @@ from it. Without either, features of passed rollouts take their place (`FEATURES
 `captrain.capabilities.learnt_needs`).
 
 To add a cause:
-1. Write its entry in `KINDS`. Its id is used in labels, reports, environments, adapters, tables and figures.
+1. Write its entry in `CAUSES`. Its id is used in labels, reports, environments, adapters, tables and figures.
 2. Write a sign in `edit_signs.py` or `log_signs.py`, and a `Rule` in `RULES` with a free rank at its place.
 3. Add a case to `tests/diagnosis/test_causes.py` and the id with its title to `docs/concepts.md`.
 4. To train it, add a template (see `docs/environments.md`), or set `step` so that an environment can be derived.
@@ -38,7 +38,7 @@ Occasions = Callable[[RolloutView, Vocabulary], Iterator[Occasion]]
 STAGE = 100
 
 
-class Step(NamedTuple):
+class GoalPattern(NamedTuple):
     """Reference calls that a cause is about; environments for the cause are derived from them.
 
     `by_user` restricts it to arguments that the user states (True) or does not state (False).
@@ -49,28 +49,30 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kind:
+class Cause:
     """A cause of failure.
 
     Attributes:
         name: for a reader. description: one sentence on what an agent must do instead. absent: text shown as evidence
         if the label is NA. occasions: functions that find the occasions in a rollout. They also decide its label:
         LACKING if one went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
-        step: see `Step`; None if no reference call shows the cause. line: a line for the prompt against the cause, ""
-        if words do not help. of_agent: whether the agent is to blame. by_values: the functions need the values that
-        references tell users. deed: what an agent does that has the cause.
+        step: see `GoalPattern`; None if no reference call shows the cause. line: a line for the prompt against
+        the cause, "" if words do not help. of_agent: whether the agent is to blame. by_values: the functions need the
+        values that references tell users. deed: what an agent does that has the cause. is_unaided: the occasions look
+        at no reference, so that alone they show a lapse and no cause.
     """
 
     name: str
     description: str
     absent: str = "no program finds it beside a reference"
     occasions: Sequence[Occasions] = ()
-    step: Step | None = None
+    step: GoalPattern | None = None
     line: str = ""
     of_agent: bool = True
     by_values: bool = False
     chances: Sequence[Occasions] = ()
     deed: str = ""
+    is_unaided: bool = False
 
     def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
         """All occasions of a rollout."""
@@ -85,37 +87,41 @@ class Kind:
         return any(True for find in (*self.occasions, *self.chances) for _ in find(view, Vocabulary(())))
 
 
-KINDS = {
-    INFRASTRUCTURE: Kind("Infrastructure", "What the agent runs on failed.", of_agent=False),
-    SUSPECT: Kind("Suspect reference", "The reference contradicts policy, records or itself.", of_agent=False),
-    SIMULATOR: Kind(
+CAUSES = {
+    INFRASTRUCTURE: Cause("Infrastructure", "What the agent runs on failed.", of_agent=False),
+    SUSPECT: Cause("Suspect reference", "The reference contradicts policy, records or itself.", of_agent=False),
+    SIMULATOR: Cause(
         "Simulated user", "The simulated user left its script, or stopped before its time.", of_agent=False
     ),
-    LIMIT: Kind("Limit", "A limit of the harness ended the rollout before the agent could.", of_agent=False),
-    "missing_lookup": Kind(
+    LIMIT: Cause(
+        "Limit of steps, time or tokens",
+        "The rollout was stopped at a limit before the agent was done.",
+        of_agent=False,
+    ),
+    "missing_lookup": Cause(
         "Missing look-up",
         "Makes the look-ups that a decision needs, and decides by what they show.",
         "no write on a record that the reference reads first",
         (occasions.missing_lookups, occasions.milestone_reads),
-        Step("order"),
+        GoalPattern("order"),
         "Before you say that something cannot be looked up, or act on it, try every tool that might show it.",
         deed="acts before it looks up what decides",
     ),
-    "incomplete_search": Kind(
+    "incomplete_search": Cause(
         "Incomplete search",
         "Looks at all records that a request may mean, not only at the first.",
         line="When a request may concern any of several records, open all of them before you answer.",
         chances=(occasions.reads_due,),
         deed="looks at some records, and not at the one that counts",
     ),
-    "unverified_claim": Kind(
+    "unverified_claim": Cause(
         "Unverified claim",
         "Checks what the user says against the records before acting on it.",
         line="Never act on what the user says of a record: read it first, and correct the user where it differs.",
         chances=(occasions.missing_lookups,),
         deed="acts on what the user says without checking it",
     ),
-    "missing_confirmation": Kind(
+    "missing_confirmation": Cause(
         "Missing confirmation",
         "Asks the user for what is missing, and for consent, before acting.",
         "the reference asks nothing first",
@@ -123,15 +129,15 @@ KINDS = {
         line="Before any change, list it with all its details and wait for the user's yes.",
         deed="acts without asking the user first",
     ),
-    "wrong_record": Kind(
+    "wrong_record": Cause(
         "Wrong record",
         "Acts on the record that the request means.",
         "no write on a record",
         (occasions.records,),
-        Step("argument"),
+        GoalPattern("argument"),
         deed="acts on another record than the one that is meant",
     ),
-    "undue_compliance": Kind(
+    "undue_compliance": Cause(
         "Undue compliance",
         "Declines what the policy forbids, even when the user asks for it.",
         "nothing to decline is known",
@@ -139,71 +145,72 @@ KINDS = {
         line="Before any change, name the rule that allows it and the record that meets it; if there is none, decline.",
         deed="does what the policy forbids",
     ),
-    "wrong_operation": Kind(
+    "wrong_operation": Cause(
         "Wrong operation",
         "Chooses the operation that the request and the record call for.",
         "no write on the right record that the reference does not read first",
         (occasions.operations,),
-        Step("write"),
+        GoalPattern("write"),
         deed="chooses another operation than the record calls for",
     ),
-    "wrong_computation": Kind(
+    "wrong_computation": Cause(
         "Wrong computation",
         "Works out sums, counts and choices rightly.",
         chances=(occasions.values_of_writes,),
-        step=Step("argument", by_user=False),
+        step=GoalPattern("argument", by_user=False),
         deed="works out a value wrongly",
     ),
-    "wrong_argument": Kind(
+    "wrong_argument": Cause(
         "Wrong argument",
         "Gives a call the values that the request, the records and the policy ask for.",
         "no write by the right tool, and no call that a milestone asks for",
         (occasions.values_of_writes, occasions.milestone_arguments),
-        Step("argument"),
+        GoalPattern("argument"),
         deed="gives a call the wrong value",
     ),
-    "fabricated_fact": Kind(
+    "fabricated_fact": Cause(
         "Fabricated fact",
         "Names only what the user or a tool has said.",
         line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
         chances=(occasions.calls,),
         deed="uses a value that nobody has said",
     ),
-    "extra_write": Kind(
+    "extra_write": Cause(
         "Unneeded operation",
         "Changes nothing beyond what was asked for, and nothing twice.",
         "nothing was written",
         (occasions.extra_writes,),
-        Step("write"),
+        GoalPattern("write"),
         "Make each change once, and only those that the user asked for.",
         deed="changes something that was not asked for",
     ),
-    "invalid_call": Kind(
+    "invalid_call": Cause(
         "Invalid call",
         "Calls tools in a form that they accept, and repairs a call that was refused.",
         "no call was made",
         (occasions.invalid_calls,),
-        Step("argument"),
+        GoalPattern("argument"),
         deed="makes a call that is refused or never executed, and does not repair it",
+        is_unaided=True,
     ),
-    "partial_refusal": Kind(
+    "partial_refusal": Cause(
         "Undue refusal",
         "Does what is asked for and allowed, and does not refuse it.",
-        step=Step("write"),
+        step=GoalPattern("write"),
         line="Before you refuse a request, name the rule that forbids it; if there is none, carry the request out.",
         chances=(occasions.writes_due,),
         deed="refuses what it should do",
     ),
-    "missing_write": Kind(
+    "missing_write": Cause(
         "Omitted operation",
         "Carries out every operation of a request before closing.",
         "the reference changes nothing",
         (occasions.missing_writes, occasions.milestone_writes, occasions.milestone_states),
-        Step("several"),
+        GoalPattern("several"),
         "List the operations of a request, and do not close before each is done.",
         deed="leaves out an operation",
     ),
-    "missing_information": Kind(
+    "missing_information": Cause(
         "Missing information",
         "Tells the user what was asked for, as the tools return it.",
         "the reference tells no value that tools return",
@@ -212,14 +219,14 @@ KINDS = {
         by_values=True,
         deed="does not tell what was asked for",
     ),
-    "loop": Kind(
+    "loop": Cause(
         "Loop",
         "Goes on when a call has done its work, instead of repeating it.",
         line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
         chances=(occasions.calls,),
         deed="repeats itself until it is cut off",
     ),
-    "over_escalation": Kind(
+    "over_escalation": Cause(
         "Undue hand-over",
         "Handles what it can handle itself, and says no where the answer is no, instead of handing over.",
         "nothing is handed over, or that is due",
@@ -227,7 +234,7 @@ KINDS = {
         line="Hand over only what no tool of yours can do; where the policy says no, say no yourself.",
         deed="hands over what it can do itself",
     ),
-    "missing_escalation": Kind(
+    "missing_escalation": Cause(
         "Missing hand-over",
         "Hands over what it cannot handle.",
         "the reference hands nothing over",
@@ -235,14 +242,15 @@ KINDS = {
         line="Hand over when the policy says so, by the tool that does it.",
         deed="does not hand over what it should",
     ),
-    "premature_stop": Kind(
+    "premature_stop": Cause(
         "Premature stop",
         "Ends the conversation when all is done, with a message to the user.",
         "it ends with a hand-over",
         (occasions.last_words,),
         deed="stops before all is done",
+        is_unaided=True,
     ),
-    "reply_wording": Kind(
+    "reply_wording": Cause(
         "Reply wording",
         "Words the last message as the reference does, courtesy included.",
         "no last message, or one that lacks the information asked for",
@@ -293,7 +301,7 @@ class Verdict:
     @property
     def of_agent(self) -> bool:
         """The agent is to blame."""
-        return KINDS[self.cause].of_agent
+        return CAUSES[self.cause].of_agent
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Source: TRACE, capability selection. Per run, ER-(c) = LACKING / (LACKING + PRESENT) among failed rollouts, ER+(c) the
 same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed. We add two things. A rate without
 a denominator is undefined, never 0. A bootstrap over tasks gives the interval of the gap, because a gap of few rollouts
-may be chance, and trials of one task are much alike. `captrain.capabilities.rule` decides on these numbers. All of it
+may be chance, and trials of one task are much alike. `selection_rule.py` decides on these numbers. All of it
 is arithmetic on labels: thresholds can be replayed in seconds.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from captrain.capabilities.rule import (
+from captrain.capabilities.selection_rule import (
     CandidateAccount,
     Contrast,
     Decision,
@@ -104,7 +104,7 @@ def select(
     seed: int,
     needs: Mapping[str, Collection[str]] | None = None,
 ) -> SelectionResult:
-    """Select at most `count` candidates by the rule in `captrain.capabilities.rule`; the report lists all, in rank
+    """Select at most `count` candidates by the rule in `selection_rule.py`; the report lists all, in rank
     order.
 
     Args:

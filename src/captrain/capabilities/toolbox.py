@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 
-from captrain.benchmarks import Kind, annotated
+from captrain.benchmarks import ToolKind, annotated
 from captrain.records import JsonObject
 
 READS = re.compile(
@@ -47,7 +47,7 @@ EFFECTS = (*CHANGES, "handover")
 
 
 @cache
-def kind_of(tool: str) -> Kind:
+def kind_of(tool: str) -> ToolKind:
     """Guess from its whole name what a tool does; "unknown" where the name does not say."""
     words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", tool).lower())
     first, others = "".join(words[:1]), words[1:]
@@ -60,8 +60,8 @@ def kind_of(tool: str) -> Kind:
     is_compound = bool({*others[:1]} & {"in", "off", "out"} or {*others} & {"and", "or"})
     if is_compound or (WRITES.fullmatch(first) and any(map(INFORMATION.fullmatch, others[-1:]))):
         return "unknown"
-    kinds: dict[Kind, re.Pattern[str]] = {"think": THINKS, "read": READS, "write": WRITES}
-    named: list[Kind] = [kind for kind, verbs in kinds.items() if verbs.fullmatch(first)]
+    kinds: dict[ToolKind, re.Pattern[str]] = {"think": THINKS, "read": READS, "write": WRITES}
+    named: list[ToolKind] = [kind for kind, verbs in kinds.items() if verbs.fullmatch(first)]
     return named[0] if named else "unknown"
 
 
@@ -79,12 +79,12 @@ class Toolbox:
     def __init__(
         self,
         tools: Iterable[JsonObject],
-        kinds: Mapping[str, Kind] | None = None,
+        kinds: Mapping[str, ToolKind] | None = None,
         keys: Mapping[str, str] | None = None,
         fields: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         tools = [*tools]
-        self.declared: dict[str, Kind] = {**annotated(tools), **(kinds or {})}
+        self.declared: dict[str, ToolKind] = {**annotated(tools), **(kinds or {})}
         self.schemas: dict[str, JsonObject] = {
             tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
         }
@@ -92,13 +92,13 @@ class Toolbox:
         self.keys = {**(self.shared_names((), (), ()) if keys is None else keys)}
 
     @property
-    def unnamed(self) -> dict[str, Kind]:
+    def unnamed(self) -> dict[str, ToolKind]:
         """Kinds of the tools whose names suggest another kind. A tool whose name says nothing may change something."""
         kinds = {name: (self.kind(name), kind_of(name)) for name in self.schemas}
         differing = [name for name, pair in kinds.items() if pair[0] != pair[1] and {*pair} - {*CHANGES}]
         return {name: self.kind(name) for name in differing}
 
-    def kind(self, tool: str) -> Kind:
+    def kind(self, tool: str) -> ToolKind:
         """Tell what a call of the tool does."""
         return self.declared.get(tool) or kind_of(tool)
 

@@ -19,6 +19,7 @@ from captrain.cli.console import (
     project_root,
 )
 from captrain.errors import UserError
+from captrain.records import counted
 from captrain.run import require_folder, user_outputs
 
 Sandbox = Annotated[
@@ -119,7 +120,7 @@ def export_environment(
     """Export an environment as a package for training with OpenEnv, verifiers or TRL."""
     require_folder(out)
     files = projects.export_environment(name, project_root(), to, out)
-    print_all(f"{out}: {len(files)} files; {out / 'README.md'} says how it is used")
+    print_all(f"{out}: {counted(len(files), 'file')}; {out / 'README.md'} says how it is used")
 
 
 def push(
@@ -146,8 +147,8 @@ def push(
     if dry_run is not None:
         with user_outputs(dry_run) as aside:
             files = projects.write_shipment(kind, root, aside, stage)
-        print_all(f"{dry_run}: {len(files)} files; nothing was sent")
+        print_all(f"{dry_run}: {counted(len(files), 'file')}; nothing was sent")
         return
     with TemporaryDirectory() as folder:
         files = projects.write_shipment(kind, root, Path(folder), stage)
-        print_all(f"{projects.send(kind, Path(folder), repository, not public)}: {len(files)} files")
+        print_all(f"{projects.send(kind, Path(folder), repository, not public)}: {counted(len(files), 'file')}")

@@ -37,7 +37,7 @@ def plan(
     The exit status is 2 if the run is impossible.
     """
     spec, title = compose_configuration(settings or [], project_root())
-    node = planning.Node(gpus, gpu_memory, throughput, parameters, price)
+    node = planning.Node(gpus, gpu_memory, throughput, parameters, price, planning.machine_speed())
     work_plan = planning.make_plan(spec, node, title)
     print_all(*planning.plan_tables(work_plan))
     work_plan.refuse_impossible()

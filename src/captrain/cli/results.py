@@ -9,7 +9,7 @@ from rich.text import Text
 
 from captrain import comparison, interop, projects, reporting
 from captrain.cli.console import print_all, project_root
-from captrain.records import plain
+from captrain.records import counted, plain
 from captrain.run import find_project, job_log, jobs_table, require_folder
 
 STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
@@ -68,7 +68,7 @@ def report(
     require_folder(out)
     root = project_root()
     pages = build(root, out)
-    print_all(f"{out / 'index.html'} ({len(pages)} files)")
+    print_all(f"{out / 'index.html'} ({counted(len(pages), 'file')})")
     if not (root / "dvc.lock").exists():
         print_all("no stage was run here yet, so the page only says how to make its parts: `captrain run`")
 

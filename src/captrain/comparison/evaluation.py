@@ -205,7 +205,7 @@ def _play_curve(spec: Spec, row: str, project: Path) -> tuple[list[CurveOutcomes
 def _curve_row(spec: Spec, point: CurveOutcomes, before: int) -> ComparisonRow:
     """Return a point as a row of `COLUMNS`; `before` rollouts were spent before the training."""
     frame, settings = _frame(point.outcomes), spec.evaluation
-    scored = frame.assign(passed=frame["outcome"].map(OUTCOMES))
+    scored = frame.assign(passed=[OUTCOMES[outcome] for outcome in frame["outcome"]])
     passes = summarise(scored.pivot(index="task", columns="trial", values="passed").to_numpy(dtype=float))
     intervals = Bootstrap(len(passes.rates), settings.resamples, settings.confidence, spec.seed)
     numbers = (before + point.rollouts, mean(passes.rates), *intervals.interval(passes.rates))

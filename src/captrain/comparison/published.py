@@ -21,7 +21,8 @@ COLUMNS = ["what", "method", "at", "published", "tasks", "ours", "our_tasks"]
 
 
 class PublishedRates(Record):
-    """One published table: `values` is method -> column -> number, over `tasks` of each column.
+    """One published table: `values` is method -> column -> number, over `tasks` of each column. `version` of the paper
+    prints them.
 
     `unit` is the percentage of tasks passed, their count, or the mean of a score in [0, 1]. `benchmark` holds the
     settings of the same benchmark in our configuration; empty where we do not have it.
@@ -29,6 +30,7 @@ class PublishedRates(Record):
 
     title: str
     source: str
+    version: str
     benchmark: dict[str, str] = {}
     unit: Literal["percent", "count", "mean"]
     decimals: int
@@ -141,12 +143,12 @@ def _same(results: Path, rates: PublishedRates) -> bool:
 def published_tables(root: Path) -> list[Table]:
     """Return two tables to print: the numbers of the published tables beside ours, and the contradictions."""
     known = read_published()
-    numbers = Table("table", "method", "tasks", "published", "ours", title=f"As published: {known.paper}")
+    numbers = Table("table", "version", "method", "tasks", "published", "ours", title=f"As published: {known.paper}")
     for row in table(root).astype(object).to_dict("records"):
         if rates := known.tables.get(row["what"]):
             ours = NOT_RUN if pd.isna(row["ours"]) else f"{row['ours']:.{rates.decimals}f} ({row['our_tasks']} tasks)"
             tasks, published = f"{row['at']}, {row['tasks']}", f"{row['published']:.{rates.decimals}f}"
-            numbers.add_row(rates.title, label(row["method"]), tasks, published, ours)
+            numbers.add_row(rates.title, rates.version, label(row["method"]), tasks, published, ours)
     disagreements = Table("where", "printed", "by computation", title="Printed numbers that contradict each other")
     for disagreement in known.disagreements:
         disagreements.add_row(disagreement.place, disagreement.value, disagreement.computed)

@@ -19,6 +19,7 @@ from captrain.comparison.baselines.baseline import (
     ROUTED,
     SOLUTIONS_ADAPTER,
     TRACE_STAGES,
+    Baseline,
     Supervision,
 )
 from captrain.comparison.baselines.registry import acting_stages, baselines
@@ -49,6 +50,8 @@ UNEQUAL = {
     "control:": "may need other environments, calibrated more or less often",
 }
 """Methods beside the baselines whose total may differ from TRACE's, by the beginning of their names, and why."""
+VARIANT = "is the row with another training of its gates"
+"""Why the total of a row's variant may differ from TRACE's."""
 LABELS = {
     IDLE: "doing nothing",
     BASE: "base",
@@ -82,7 +85,7 @@ def supervision(name: str) -> Supervision | None:
     """Return the supervision of a method; None for a method that learns nothing."""
     if name in (IDLE, BASE):
         return None
-    baseline = baselines().get(_supervised(name))
+    baseline = baselines().get(_row_of(name))
     return baseline.learns_from if baseline else "rewards"
 
 
@@ -123,6 +126,7 @@ def methods(
     """
     single = [Method(name, arm=name) for name in (IDLE, BASE)]
     single += [Method(arm, arm=arm) for stage in baselines() for arm in arms if arms[arm] == arm == stage]
+    single += [Method(name, arm=name) for row in baselines().values() for name in _variants(row) if name in arms]
     if alternatives and SINGLE in arms.values() and arms.get(next(iter(ranked), "")) == "adapters":
         single.append(Method(SINGLE_SHARE, arm=ranked[0]))
     routers = [name for name in routes if name not in ("chosen", ROUTED) and not name.startswith("control:")]
@@ -148,8 +152,10 @@ def charged(entry: LedgerEntry, name: str, ranked: Sequence[str], controls: Mapp
     """
     if name in (IDLE, BASE):
         return False
-    if baseline := baselines().get(_supervised(name)):
-        return baseline.charged(entry, ranked)
+    if baseline := baselines().get(_row_of(name)):
+        own = (baseline.name, *_variants(baseline))
+        is_others = bool(baseline.variants) and entry.stage == baseline.name and entry.item in own
+        return baseline.charged(entry, ranked) and not (is_others and entry.item != name)
     if entry.stage == DIAGNOSIS:
         return True
     if name == SINGLE_SHARE:
@@ -160,9 +166,14 @@ def charged(entry: LedgerEntry, name: str, ranked: Sequence[str], controls: Mapp
     return entry.stage in TRACE_STAGES or (merged != name and entry.stage == "merging" and entry.item == merged)
 
 
-def _supervised(name: str) -> str:
+def _row_of(name: str) -> str:
     """Return the row whose adapters a method uses, or the method itself."""
-    return SOLUTIONS_ADAPTER if name == ROUTED else name
+    return SOLUTIONS_ADAPTER if name == ROUTED else name.partition(":")[0]
+
+
+def _variants(row: Baseline) -> list[str]:
+    """List the names of a row's variants."""
+    return [f"{row.name}:{variant}" for variant in row.variants]
 
 
 def spending(
@@ -189,8 +200,8 @@ def spending(
 
 def unequal_total(name: str) -> str:
     """Return why a method's total may differ from TRACE's; "" if it may not."""
-    if baseline := baselines().get(_supervised(name)):
-        return baseline.unequal
+    if baseline := baselines().get(_row_of(name)):
+        return VARIANT if name in _variants(baseline) else baseline.unequal
     return next((reason for beginning, reason in UNEQUAL.items() if name.startswith(beginning)), "")
 
 
@@ -200,7 +211,7 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     - TRACE and each baseline with the base, and TRACE with each baseline.
     - Routers, merged adapters, bounds and controls with TRACE.
     - The routed solutions with the base, TRACE and each baseline.
-    - Each baseline with its `compared_with`, and the router of sets with GRPO on the target.
+    - Each baseline with its `compared_with` and its variants, and the router of sets with GRPO on the target.
     """
     rows = [row for name, row in baselines().items() if name in names]
     pairs = [(TRACE, BASE), *((row.name, BASE) for row in rows), *((TRACE, row.name) for row in rows)]
@@ -210,6 +221,7 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
         pairs += [(ROUTED, name) for name in (BASE, TRACE, *(row.name for row in rows))]
     pairs += [(TRACE, name) for name in names if name == SINGLE_SHARE]
     further = [("router:sets", GRPO)] + [(row.name, name) for row in rows for name in row.compared_with]
+    further += [(row.name, name) for row in rows for name in _variants(row)]
     pairs += [pair for pair in further if {*pair} <= {*names}]
     return pairs + [(TRACE, name) for name in names if name.startswith("control:")]
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from captrain.capabilities import KINDS, CandidateAccount, prompt_line
+from captrain.capabilities import CAUSES, CandidateAccount, prompt_line
 from captrain.diagnosis.diagnosis import Account, Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.rollouts import Standing
 from captrain.diagnosis.synthesis import Writer, possible_writers
+from captrain.records import counted
 from captrain.statistics import Design, tasks_needed
 
 MARGIN = 0.02
@@ -62,13 +63,13 @@ class _Remedies:
         """Actions and command against a cause: a line for the prompt if there is one, then training if selected."""
         is_new = cause not in self.named
         self.named.add(cause)
-        line = next((line for line in (*lines, KINDS[cause].line if cause else "") if line), "")
+        line = next((line for line in (*lines, CAUSES[cause].line if cause else "") if line), "")
         actions = [f'add to the prompt: "{line}"'] if line else []
         if cause not in self.training or not is_new:
             return actions, ""
         how, command = self.training[cause]
         start = "if that is not enough, train" if line else "train"
-        return [*actions, f"{start} {cause} ({KINDS[cause].name}){how}"], command
+        return [*actions, f"{start} {cause} ({CAUSES[cause].name}){how}"], command
 
 
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
@@ -84,23 +85,23 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     writers = possible_writers(diagnosis) if selected else {}
     remedies = _Remedies({name: _training(name, writers.get(name), folder) for name in selected})
     fixes = [_about_fix(fix, account.failures, remedies) for fix in diagnosis.findings.fixes]
-    others = [_about_cause(account, entry, remedies) for entry in candidates if entry["id"] not in remedies.named]
+    # What no failure has as a cause stays a row of the ranking.
+    graded = [entry for entry in candidates if entry["id"] in account.causes or entry["selected"]]
+    others = [_about_cause(account, entry, remedies) for entry in graded if entry["id"] not in remedies.named]
     return [*fixes, *_about_faults(account), *others, *_about_unexplained(account)]
 
 
 def _about_faults(account: Account) -> list[Advice]:
     """Advice on failures that the benchmark, the simulated user, the harness or the infrastructure caused."""
+    numbers, failures = account.standings, counted(account.failures, "failure")
+    suspects, errors = counted(numbers["suspect"], "reference"), counted(numbers["error"], "rollout")
     actions: dict[str, tuple[Standing, str]] = {
-        "benchmark": ("suspect", "check {} references in suspects.jsonl before you train anything: they may be wrong"),
-        "simulator": ("spoilt", "repair the simulated user: it caused {} of {} failures"),
-        "limit": ("limit", "raise the limit of the harness: it ended {} of {} failures"),
-        "infrastructure": ("error", "repair the infrastructure: {} rollouts have no verdict"),
+        "benchmark": ("suspect", f"check {suspects} in suspects.jsonl before you train anything: they may be wrong"),
+        "simulator": ("spoilt", f"repair the simulated user: it caused {numbers['spoilt']} of {failures}"),
+        "limit of steps, time or tokens": ("limit", f"raise it: it stopped {numbers['limit']} of {failures}"),
+        "infrastructure": ("error", f"repair the infrastructure: {errors} without a verdict"),
     }
-    return [
-        Advice(subject, [action.format(account.standings[standing], account.failures)])
-        for subject, (standing, action) in actions.items()
-        if account.standings[standing]
-    ]
+    return [Advice(subject, [action]) for subject, (standing, action) in actions.items() if numbers[standing]]
 
 
 def _about_unexplained(account: Account) -> list[Advice]:
@@ -109,17 +110,17 @@ def _about_unexplained(account: Account) -> list[Advice]:
             "bring the solutions of the tasks as `reference`, or let a language model read the dialogues with "
             "`--analyst openai`: without either, captrain can only say what correlates with failure"
         )
-        return [Advice(f"{account.unreferenced} rollouts without a reference", [action])]
+        return [Advice(f"{counted(account.unreferenced, 'rollout')} without a reference", [action])]
     if account.unexplained:
         action = "let a language model read the dialogues with `--analyst openai`"
-        return [Advice(f"{account.unexplained} unexplained failures", [action])]
+        return [Advice(counted(account.unexplained, "unexplained failure"), [action])]
     return []
 
 
 def deed_of(fix: Fix) -> str:
     """Say what the agent does: the step to repair, and the other steps of the very same failures."""
     keys = [fix.key, *fix.halves]
-    deeds = [KINDS[key[1]].deed if key[0] == "cause" else DEEDS[key[0]].format(*key[1:]) for key in keys]
+    deeds = [CAUSES[key[1]].deed if key[0] == "cause" else DEEDS[key[0]].format(*key[1:]) for key in keys]
     return ", and ".join(deeds[:2]) + (f", and {len(deeds) - 2} more" if len(deeds) > 2 else "")
 
 
@@ -133,12 +134,13 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
     else:
         actions, command = remedies.of(cause, lines)
     kinds = " or ".join(f"{kind} ({number})" for kind, number in fix.kinds)
-    counts = f"{fix.counts['failures']} of {failures} failures, {fix.counts['passed']} passed rollouts"
+    passed = counted(fix.counts["passed"], "passed rollout")
+    counts = f"{fix.counts['failures']} of {counted(failures, 'failure')}, {passed}"
     facts = [
         counts,
         f"the only fault in {fix.counts['alone']}" if fix.counts["alone"] else "",
         f"proven by replay in {fix.counts['proven']}" if fix.counts["proven"] else "not proven by replay",
-        f"cause: {cause} ({KINDS[cause].name})" if cause and cause not in fix.key else "",
+        f"cause: {cause} ({CAUSES[cause].name})" if cause and cause not in fix.key else "",
         f"more frequent in tasks with {kinds}" if kinds else "",
     ]
     example = fix.example
@@ -149,11 +151,11 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
 
 def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies) -> Advice:
     name, gap, passed = entry["id"], entry["gap"], entry["er_passed"]
-    subject, tally = f"{KINDS[name].deed} ({name})", account.causes.get(name)
-    facts = f"{tally.primary} of {account.failures} failures, also in {tally.secondary}" if tally else ""
+    subject, tally = f"{CAUSES[name].deed} ({name})", account.causes.get(name)
+    facts = f"{tally.primary} of {counted(account.failures, 'failure')}, also in {tally.secondary}" if tally else ""
     if entry["selected"]:
         return Advice(subject, *remedies.of(name, []), facts)
-    return Advice(subject, _open_question(account, gap, passed, KINDS[name].line), facts=facts)
+    return Advice(subject, _open_question(account, gap, passed, CAUSES[name].line), facts=facts)
 
 
 def _open_question(account: Account, gap: float | None, passed: float | None, line: str) -> list[str]:

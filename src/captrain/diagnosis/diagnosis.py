@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from captrain.benchmarks import Kind, Worlds
+from captrain.benchmarks import ToolKind, Worlds
 from captrain.capabilities import (
+    CAUSES,
     EXAMPLES,
-    KINDS,
     SUSPECT,
     Clauses,
     SelectionAccount,
@@ -30,7 +30,7 @@ from captrain.capabilities import (
 from captrain.diagnosis.findings import Collection, Findings
 from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Remark, Standing, diagnose_rollouts, refer
 from captrain.interop import Logs
-from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool
+from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool, counted
 from captrain.run import SelectionSettings
 
 FEW = 10
@@ -100,7 +100,7 @@ def label_causes(
     """
     failures = (row for row in rows if row.outcome == "failed" and row.standing != "spoilt")
     failures_kinds = {cause.cause for row in failures for cause in row.lacking}
-    kinds = [kind for kind, entry in KINDS.items() if entry.of_agent and kind in failures_kinds]
+    kinds = [kind for kind, entry in CAUSES.items() if entry.of_agent and kind in failures_kinds]
     examples: dict[str, list[Rollout]] = {kind: [] for kind in kinds}
     tools: dict[str, set[str]] = {kind: set() for kind in kinds}
     # Only a byte for each candidate and rollout stays in memory.
@@ -135,8 +135,8 @@ def label_causes(
     candidates = [
         Capability(
             id=kind,
-            name=KINDS[kind].name,
-            description=KINDS[kind].description,
+            name=CAUSES[kind].name,
+            description=CAUSES[kind].description,
             details={"tools": sorted(tools[kind]), **unnamed},
             examples=[rollout.id for rollout in examples[kind]],
         )
@@ -212,7 +212,8 @@ class Account:
         if self.unplayed is None:
             return ""
         reason = f"{self.unplayed.place}: {self.unplayed.unproven}"
-        return f"{self.unproven} rollouts could not be replayed, so their causes are not proven; the first is {reason}"
+        count = counted(self.unproven, "rollout")
+        return f"{count} could not be replayed, so causes are not proven there; the first is {reason}"
 
     @property
     def shares(self) -> list[tuple[str, CauseTally]]:
@@ -251,7 +252,7 @@ class Account:
 
     def shortage(self, agents: int) -> str:
         """Say why these rollouts of so many agents conclude nothing; "" if they are enough."""
-        counts = f"{self.passed} passed and {self.failed} failed rollouts"
+        counts = f"{self.passed} passed and {counted(self.failed, 'failed rollout')}"
         if not self.passed or not self.failed:
             return f"{counts}: nothing to contrast"
         if agents > 1:
@@ -260,7 +261,7 @@ class Account:
             return f"{counts}; at least {FEW} of each are needed to conclude anything"
         if len(self.tasks) < FEW:
             reason = "trials of the same task are too much alike"
-            return f"{len(self.tasks)} tasks; at least {FEW} are needed to conclude anything: {reason}"
+            return f"{counted(len(self.tasks), 'task')}; at least {FEW} are needed to conclude anything: {reason}"
         return ""
 
 
@@ -292,7 +293,7 @@ def diagnose(
     count: int,
     seed: int,
     worlds: Worlds | None = None,
-    kinds: Mapping[str, Kind] | None = None,
+    kinds: Mapping[str, ToolKind] | None = None,
     clauses: Sequence[Clauses] = (),
 ) -> Diagnosis:
     """Explain the failed rollouts of logs, and rank the causes by comparison with passed rollouts.

@@ -15,8 +15,8 @@ from itertools import groupby, takewhile
 from random import Random
 
 from captrain.capabilities import (
+    CAUSES,
     EVERY,
-    KINDS,
     LEVEL,
     OF_USER,
     Association,
@@ -316,14 +316,14 @@ def _faults_of(row: DiagnosedRollout) -> Iterator[Fault]:
         evidence = "; ".join(row.suspicions)
         yield Fault(key=REFERENCE, message=0, evidence=evidence, grade=Grade.RECORDED)
         return
-    repairs = [step for step in row.repairs if step.needed and step.cause and KINDS[step.cause].of_agent]
+    repairs = [step for step in row.repairs if step.needed and step.cause and CAUSES[step.cause].of_agent]
     reasons = {kind: {(r.message, r.evidence) for r in repairs if r.kind == kind} for kind in ("insert", "drop")}
     for step in repairs:
         is_swap = (step.message, step.evidence) in reasons["insert"] & reasons["drop"]
         if not (is_swap and step.kind == "drop"):
             grade = Grade.PROVEN if step.proven else Grade.TRACED
             yield Fault(key=_key_of(step, is_swap=is_swap), message=step.message, evidence=step.evidence, grade=grade)
-    causes = [cause for cause in row.causes if KINDS[cause.cause].of_agent and cause.grade is not Grade.CONTRAST]
+    causes = [cause for cause in row.causes if CAUSES[cause.cause].of_agent and cause.grade is not Grade.CONTRAST]
     if not repairs and causes:
         first = causes[0]
         yield Fault(key=("cause", first.cause), message=first.message, evidence=first.evidence, grade=first.grade)

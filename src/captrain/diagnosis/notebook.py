@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from captrain.capabilities import KINDS
+from captrain.capabilities import CAUSES
 from captrain.diagnosis import diagnosis as rules
 from captrain.diagnosis.advice import advise
 from captrain.diagnosis.report import publish_diagnosis
 from captrain.diagnosis.rollouts import DiagnosedRollout
 from captrain.interop import Choices, Logs, logs_of_rollouts, logs_of_rows, read_logs
-from captrain.records import Rollout
+from captrain.records import Rollout, counted
 from captrain.run import SelectionSettings
 
 RUNS = 10
@@ -43,7 +43,7 @@ class NotebookDiagnosis:
 
     def _summary(self) -> str:
         account, shortage = self.diagnosis.account, self.diagnosis.shortage
-        counts = f"{len(self.diagnosis.logs.rollouts)} rollouts, {account.failures} failed"
+        counts = f"{counted(len(self.diagnosis.logs.rollouts), 'rollout')}, {account.failures} failed"
         summary = f"{counts}, unexplained: {account.unexplained} of {account.failures}"
         return f"{summary}; nothing can be concluded: {shortage}" if shortage else summary
 
@@ -58,7 +58,7 @@ class NotebookDiagnosis:
         `secondary` (failures with it as another cause), `passed` rollouts with it, and whether it is `of_agent`."""
         failures = self.diagnosis.account.failures or math.nan
         rows = [
-            (kind, tally.primary, tally.primary / failures, tally.secondary, tally.passed, KINDS[kind].of_agent)
+            (kind, tally.primary, tally.primary / failures, tally.secondary, tally.passed, CAUSES[kind].of_agent)
             for kind, tally in self.diagnosis.account.shares
         ]
         columns = ["cause", "failures", "share", "secondary", "passed", "of_agent"]

@@ -43,6 +43,8 @@ FAILURE = re.compile(
     re.MULTILINE,
 )
 SUBMITS = re.compile(r"submit|finish|complete|final|answer|done|exit", re.IGNORECASE)
+SIGNAL = re.compile(r"[\s#<\[]*[A-Z_]*[\s#>\].!]*")
+"""A message that only ends a dialogue of agents, such as TERMINATE, or that is empty."""
 PATH = re.compile(r"[\w.~-]*/[\w./~-]+|[\w-]+\.[a-z]{2,5}(?=[\s\"'`;|)]|$)")
 ORACLE = re.compile(
     r"(?:reference_|sample_)?solutions?|oracle|grader|grading|answer_?keys?|(?:gold|golden|expected|reference)_?"
@@ -141,33 +143,55 @@ def left_as_text(view: RolloutView) -> Noted:
 
 def limited(view: RolloutView) -> Noted:
     """A limit of the harness ended the rollout."""
-    return (view.last, f"the limit {view.facts.limit} ended the rollout") if view.facts.limit else None
+    return (view.last, f"stopped at a limit: {view.facts.limit}") if view.facts.limit else None
 
 
 def answer_of(view: RolloutView) -> tuple[int, str]:
-    """What the agent handed in: its submission, the argument of a call that submits, or its last words."""
-    if view.facts.submission:
+    """What the agent handed in: its submission, the argument of a call that submits, its last words, or else the calls
+    of a log in which none was executed."""
+    if "submission" in view.rollout.task.data:
         return view.last, view.facts.submission
     for call in reversed(view.acts):
         if SUBMITS.search(call.tool):
             return call.message, _text(call)
-    return view.last, view.final or ""
+    if view.final or any(call.result is not None for call in view.acts):
+        return view.last, view.final or ""
+    return view.last, "; ".join(str(call) for call in view.acts if call.message == view.last)
 
 
 def no_submission(view: RolloutView) -> Noted:
-    """Nothing was handed in, and no last message was written."""
-    is_empty = "submission" in view.rollout.task.data and not view.facts.submission
-    if not is_empty and (view.handover or view.facts.limit or answer_of(view)[1].strip()):
+    """Nothing was handed in: the submission is empty, or an agent that only looked things up ends without a word.
+
+    What an agent changed is what it hands in: a record, a file, the state of a machine.
+    """
+    is_empty = "submission" in view.rollout.task.data and not view.facts.submission.strip()
+    is_owed = _is_asked(view) or all(call.kind in ("read", "think") for call in view.acts)
+    is_excused = view.handover or view.facts.limit or not is_owed or _is_closed_by_team(view)
+    if not is_empty and (is_excused or answer_of(view)[1].strip()):
         return None
     return view.last, "the submission is empty" if is_empty else "there is no answer and no last message"
 
 
+def _is_asked(view: RolloutView) -> bool:
+    """Tell whether the task is a question: the truth that the log holds is as short as an answer."""
+    return any(0 < len(entry.text.split()) <= WORDS for entry in view.facts.expected)
+
+
+def _is_closed_by_team(view: RolloutView) -> bool:
+    """Tell whether the last of several agents only ends the dialogue: the answer stands somewhere before."""
+    names = {message.get("name") for message in view.messages if message["role"] == "assistant"}
+    return len(names) > 1 and SIGNAL.fullmatch(answer_of(view)[1]) is not None
+
+
 def answer_from_nowhere(view: RolloutView) -> Noted:
-    """The answer is the agent's own word: no tool and nobody else has said it before."""
+    """The answer is the agent's own word: no tool and nobody else has said it before.
+
+    What is handed in where nothing was asked, such as a patch, is the agent's work, and stands in no output.
+    """
     place, answer = answer_of(view)
     is_handed_in = bool(view.facts.submission) or any(SUBMITS.search(call.tool) for call in view.acts)
     is_short = is_handed_in and len(answer.strip()) >= SHORTEST and len(answer.split()) <= WORDS
-    if not is_short or not any(call.result is not None for call in view.acts):
+    if not is_short or not _is_asked(view) or not any(call.result is not None for call in view.acts):
         return None
     for index, message in enumerate(view.messages):
         words = [view.text(index), *(_text(call) for call in view.acts if call.message == index)]
@@ -184,7 +208,9 @@ def truth_beside_answer(view: RolloutView) -> Noted:
     place, answer = answer_of(view)
     parts = [f"{entry.name} {quoted(entry.text)}" for entry in view.facts.expected]
     parts += [f"the grader says {quoted(view.facts.grading)}"] if view.facts.grading else []
-    return place, f"{'; '.join(parts)}; the agent's answer {quoted(answer) if answer else 'is missing'}"
+    if not _is_closed_by_team(view):
+        parts.append(f"the agent's answer {quoted(answer) if answer else 'is missing'}")
+    return place, "; ".join(parts)
 
 
 # What a pass should not do
@@ -229,7 +255,7 @@ def nothing_to_do(view: RolloutView) -> Noted:
 
 OBSERVATIONS = (
     Observation("truth", "The log's own truth beside the answer", truth_beside_answer),
-    Observation("limit", "Ended by a limit", limited),
+    Observation("limit", "Stopped at a limit of steps, time or tokens", limited),
     Observation("no_submission", "Nothing was handed in", no_submission),
     Observation("call_as_text", "A call was left as text", left_as_text),
     Observation("last_check_failed", "The last command failed, and it finished all the same", last_check_failed),

@@ -19,14 +19,14 @@ import jinja2
 from markupsafe import Markup
 from rich.table import Table
 
-from captrain.benchmarks import Kind
-from captrain.capabilities import KINDS, LACKING, LEVEL, PRESENT, Association
+from captrain.benchmarks import ToolKind
+from captrain.capabilities import CAUSES, LACKING, LEVEL, PRESENT, Association
 from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
 from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS
 from captrain.diagnosis.rollouts import DiagnosedRollout, Standing
-from captrain.records import Message, Record, Rollout, as_markdown, plain, publish, publish_json, publish_text
+from captrain.records import Message, Record, Rollout, as_markdown, counted, plain, publish, publish_json, publish_text
 from captrain.run import user_outputs
 from captrain.statistics import wilson
 
@@ -60,23 +60,22 @@ def verdict_of(diagnosis: Diagnosis) -> str:
     account, logs = diagnosis.account, diagnosis.logs
     outcomes = Counter(row.outcome for row in diagnosis.diagnosed.rollouts)
     parts = {
-        "passed": outcomes["passed"],
-        "failed": outcomes["failed"],
         "without a verdict (error)": account.standings["error"],
-        "ended by a limit of the harness": account.standings["limit"],
+        "stopped at a limit of steps, time or tokens": account.standings["limit"],
         "with a fault of the simulated user": account.standings["spoilt"],
         "with a suspect reference": account.standings["suspect"],
-        "failures unexplained": account.unexplained,
-        "entries unreadable": logs.unread,
     }
-    counts = [f"{number} {words}" for words, number in parts.items() if number or words in ("passed", "failed")]
-    return f"{len(logs.rollouts)} rollouts: {', '.join(counts)}"
+    counts = [f"{outcomes['passed']} passed", f"{outcomes['failed']} failed"]
+    counts += [f"{number} {words}" for words, number in parts.items() if number]
+    counts += [f"{counted(account.unexplained, 'failure')} unexplained"] if account.unexplained else []
+    counts += [f"{counted(logs.unread, 'entry')} unreadable"] if logs.unread else []
+    return f"{counted(len(logs.rollouts), 'rollout')}: {', '.join(counts)}"
 
 
 def title_of(name: str) -> str:
     """The words of an observation, or of a cause that is not sure."""
     titles = {entry.name: entry.title for entry in (*OBSERVATIONS, *DOUBTS)}
-    return titles.get(name) or f"Perhaps {name} ({KINDS[name].name})"
+    return titles.get(name) or f"Perhaps {name} ({CAUSES[name].name})"
 
 
 def kinds_of_tools(diagnosis: Diagnosis) -> str:
@@ -84,7 +83,7 @@ def kinds_of_tools(diagnosis: Diagnosis) -> str:
     toolbox, names = diagnosis.diagnosed.toolbox, dict[str, list[str]]()
     for tool in sorted(toolbox.schemas):
         names.setdefault(toolbox.kind(tool), []).append(tool)
-    kinds = [f"{kind}: {', '.join(names[kind])}" for kind in get_args(Kind) if kind in names]
+    kinds = [f"{kind}: {', '.join(names[kind])}" for kind in get_args(ToolKind) if kind in names]
     remedy = "correct them by --tools-as FILE, a line a tool, such as `get_order: read`"
     return f"Tools are taken as {'; '.join(kinds)}; {remedy}" if kinds else ""
 
@@ -115,8 +114,8 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         for name, entry in sorted(seen.items(), key=lambda item: -item[1].failed - item[1].passed):
             lines.append(f"- {title_of(name)}: {entry.failed} failed, {entry.passed} passed; {entry.quotes[0]}")
     if account.unreferenced and account.failures:
-        note = "for them captrain only says what correlates with failure, which proves nothing"
-        lines.append(f"{account.unreferenced} rollouts have no reference: {note}")
+        note = "captrain only says what correlates with failure, which proves nothing"
+        lines.append(f"{counted(account.unreferenced, 'rollout')} without a reference: {note}")
     lines += [kinds_of_tools(diagnosis), account.unproven_note]
     return [line for line in lines if line != ""]
 
@@ -167,7 +166,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
     groups: dict[str, list[FailureCard]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
     for failure in failures[:LIST_LENGTH]:
         groups[counted_cause(failure.row) or UNEXPLAINED].append(failure)
-    names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in KINDS.items()}
+    names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in CAUSES.items()}
     content = {
         "account": account,
         "logs": logs,
@@ -195,6 +194,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "more": max(0, count - LIST_LENGTH),
         "reported": reported,
         "limit": LIST_LENGTH,
+        "counted": counted,
         "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text(encoding="utf-8")),
         "version": version("captrain"),
     }
@@ -241,7 +241,7 @@ def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> Fail
     """Collect what the reports show of a failed rollout: its messages and those of its reference."""
     reasons: dict[int, list[str]] = {}
     for cause in row.causes:
-        reasons.setdefault(cause.message, []).append(f"{KINDS[cause.cause].name}: {cause.evidence}")
+        reasons.setdefault(cause.message, []).append(f"{CAUSES[cause.cause].name}: {cause.evidence}")
     messages, caller = list[ShownMessage](), ""
     for index, message in enumerate(rollout.messages):
         role = message["role"]
@@ -317,7 +317,7 @@ def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
         share = f"{tally.primary / account.failures:.2f}" if account.failures else "-"
         example = tally.example.place if tally.example else ""
         message = f", message {tally.example.primary.message}" if tally.example and tally.example.primary else ""
-        name = kind if KINDS[kind].of_agent else f"({kind})"
+        name = kind if CAUSES[kind].of_agent else f"({kind})"
         rows.append((name, str(tally.primary), share, str(tally.secondary), str(tally.passed), example + message))
         links.append(f"cause-{kind}" if tally.primary else "")
     if account.unexplained and rows:
@@ -385,14 +385,15 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
     columns = ("observed", "failed", "passed", "p", "p, Holm")
     yield ReportTable("Observations beside outcomes", columns, rows, notes=("an observation is no cause",))
     rows = [(*calls, str(count)) for calls, count in findings.partings[:ROWS]]
-    note = f"{findings.mixed} tasks have passed and failed trials; "
-    note += "each failed trial is compared with the passed trial that it follows longest"
     columns = ("the passed trial calls", "the failed trial calls", "tasks")
     yield ReportTable(
         "Where trials of one task part",
         columns,
         rows,
-        notes=(f"{findings.mixed} tasks have passed and failed trials; {note}",),
+        notes=(
+            f"{counted(findings.mixed, 'task')} with passed and failed trials; each failed trial is compared with the "
+            "passed trial that it follows longest",
+        ),
     )
 
 
@@ -422,6 +423,8 @@ def _outcomes(diagnosis: Diagnosis) -> ReportTable:
     for first, second in combinations(agents, 2):
         if difference := tally.difference(first, second):
             tasks, mean, low, high = difference
-            notes.append(f"{first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {tasks} tasks of both")
+            notes.append(
+                f"{first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {counted(tasks, 'task')} of both"
+            )
     columns = ("environment", *(["agent"] if is_plural else []), "rollouts", "tasks", "passed", "pass rate")
     return ReportTable("Outcomes", (*columns, "95% interval over tasks", "mean reward"), rows, notes=tuple(notes))

@@ -13,11 +13,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from captrain.benchmarks import Kind, Replay, World, Worlds, open_worlds
+from captrain.benchmarks import Replay, ToolKind, World, Worlds, open_worlds
 from captrain.capabilities import (
+    CAUSES,
     CLAUSES_PAGE,
     INFRASTRUCTURE,
-    KINDS,
     LIMIT,
     SIMULATOR,
     Clauses,
@@ -265,7 +265,7 @@ def refer(logs: Logs, worlds: Worlds) -> Logs:
 def diagnose_rollouts(
     logs: Logs,
     worlds: Worlds | None = None,
-    kinds: Mapping[str, Kind] | None = None,
+    kinds: Mapping[str, ToolKind] | None = None,
     clauses: Sequence[Clauses] = (),
 ) -> DiagnosedLogs:
     """Explain every rollout of the logs.
@@ -335,18 +335,18 @@ def needed_causes(
     for row in diagnosed.rollouts:
         if row.outcome == "failed" and row.standing == "contrasted":
             steps = {step.cause for step in row.repairs if step.needed and step.proven}
-            needs[row.rollout] = {c.cause for c in row.causes if c.cause in steps and KINDS[c.cause].of_agent}
+            needs[row.rollout] = {c.cause for c in row.causes if c.cause in steps and CAUSES[c.cause].of_agent}
     return needs
 
 
-def read_kinds(path: Path) -> dict[str, Kind]:
+def read_kinds(path: Path) -> dict[str, ToolKind]:
     """Read a file that says what each tool does.
 
     Raises:
         UserError: the file does not map names to kinds.
     """
-    remedy = f"write one line a tool, such as `get_order: read`, with {', '.join(get_args(Kind))}"
-    return read_yaml(path, dict[str, Kind], remedy)
+    remedy = f"write one line a tool, such as `get_order: read`, with {', '.join(get_args(ToolKind))}"
+    return read_yaml(path, dict[str, ToolKind], remedy)
 
 
 def _tools(messages: Iterable[Message]) -> set[str]:
@@ -401,16 +401,16 @@ def _explained(
     explanation = explain(view)
     found = needs.found(rollout) if needs else {}
     causes = _causes(explanation, found)
-    of_agent = [cause for cause in causes if KINDS[cause.cause].of_agent]
+    of_agent = [cause for cause in causes if CAUSES[cause.cause].of_agent]
     unsure = {verdict.cause for verdict in explanation.observations}
     lacking = of_agent if view.repair.proven else [c for c in _lapses(view, of_agent) if c.cause not in unsure]
-    could = {slug for slug, kind in KINDS.items() if kind.could_show(view)}
+    could = {slug for slug, kind in CAUSES.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
     standing: Standing = "suspect" if explanation.suspicions else "contrasted"
     if failed and causes and causes[0].cause == SIMULATOR and standing == "contrasted":
         standing = "spoilt"  # a failure that begins with the simulated user says nothing about the agent
     elif failed and view.facts.limit and not of_agent and standing == "contrasted":
-        standing, limit = "limit", f"the limit {view.facts.limit} ended the rollout"
+        standing, limit = "limit", f"stopped at a limit: {view.facts.limit}"
         causes = [RolloutCause(cause=LIMIT, message=view.last, evidence=limit, grade=Grade.RECORDED)]
     return row.model_copy(
         update={
@@ -460,12 +460,16 @@ def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
 
 
 def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
-    """What a rollout lacks where no replay proves it: as the pipeline's programmatic analyst labels it."""
-    for slug, kind in KINDS.items():
-        lapse = kind.lapse(view, Vocabulary(()))
-        # A rule alone decides on a cause that no occasion shows, and so does the contrast without a reference.
+    """What a rollout lacks where no replay proves it: as the pipeline's programmatic analyst labels it.
+
+    What the analyst finds without a reference is no cause: a rule decides on it, or the contrast with passed rollouts.
+    """
+    for slug, kind in CAUSES.items():
+        is_compared = bool(kind.occasions) and not kind.is_unaided
+        lapse = kind.lapse(view, Vocabulary(())) if is_compared else None
+        # A rule alone decides on a cause that no reference shows, and so does the contrast without a reference.
         causes = [cause for cause in of_agent if cause.cause == slug]
-        causes = [cause for cause in causes if not kind.occasions or cause.grade is Grade.CONTRAST]
+        causes = [cause for cause in causes if not is_compared or cause.grade is Grade.CONTRAST]
         if lapse is not None:
             yield RolloutCause(cause=slug, message=lapse.message, evidence=lapse.evidence, grade=Grade.TRACED)
         else:

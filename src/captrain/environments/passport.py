@@ -15,7 +15,7 @@ from captrain.environments.checks import CHECKS, IDLE, RANDOM, REFERENCE, is_sol
 from captrain.environments.evidence import Evidence, Standard, play_agent
 from captrain.environments.probes import act_randomly
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import CheckResult, Passport, Rollout, Score, Task, digest, plain
+from captrain.records import CheckResult, Passport, Rollout, Score, Task, counted, digest, plain
 from captrain.run import EnvironmentSettings, Machine
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
@@ -86,7 +86,7 @@ def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: EnvironmentS
     scores = [rollout.score for rollout in rollouts if rollout.score is not None]
     if len(scores) < len(rollouts):
         task = next(rollout.task.id for rollout in rollouts if rollout.score is None)
-        detail = f"{len(rollouts) - len(scores)} rollouts ended in an infrastructure error"
+        detail = f"{counted(len(rollouts) - len(scores), 'rollout')} ended in an infrastructure error"
         return [named("rollouts without error", result(False, len(scores), "all", detail, task))]
     starts = range(0, len(scores), group_size)
     groups = {rollouts[start].task.id: scores[start : start + group_size] for start in starts}

@@ -30,7 +30,7 @@ from itertools import combinations
 from pathlib import Path
 
 from captrain.benchmarks import absences
-from captrain.capabilities import CHANGES, KINDS, Step, Toolbox, calls_in, says, text_of
+from captrain.capabilities import CAUSES, CHANGES, GoalPattern, Toolbox, calls_in, says, text_of
 from captrain.environments.checks import TRANSFER, failed_tool, foreign_imports
 from captrain.environments.loading import DERIVED, IMPORTS, IN_WORKERS, MARK, WORLD
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
@@ -163,7 +163,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
         UserError: the benchmark needs more than its file.
     """
     capability = brief.capability
-    kind = KINDS.get(capability.id)
+    kind = CAUSES.get(capability.id)
     if kind is None or kind.step is None:
         raise NoTemplate(
             f"no environment can be derived for {capability.id}: it is not found in calls of a reference", REMEDY
@@ -219,7 +219,7 @@ def _source(benchmark: Component) -> tuple[str, str]:
         raise UserError(f"_target_ = {benchmark.target} cannot be read ({error})", "name a class in a module") from None
 
 
-def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
+def _shown(step: GoalPattern, brief: Brief, toolbox: Toolbox) -> GoalPattern:
     """Adapt a step to the references of the examples.
 
     - If most references make a single change, breaking the step may leave out that one.

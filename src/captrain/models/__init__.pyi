@@ -18,6 +18,11 @@ from .endpoint import ReplyMessage as ReplyMessage
 from .endpoint import TokenCompletion as TokenCompletion
 from .endpoint import TokenScores as TokenScores
 from .endpoint import TransientFault as TransientFault
+from .gated import Mixture as Mixture
+from .gated import load_gates as load_gates
+from .gated import load_mixture as load_mixture
+from .gated import padded_places as padded_places
+from .gated import save_mixture as save_mixture
 from .lora import ADAPTER_FILES as ADAPTER_FILES
 from .lora import CHECKPOINTS as CHECKPOINTS
 from .lora import Adapter as Adapter
@@ -29,6 +34,7 @@ from .lora import checkpoint_marks as checkpoint_marks
 from .lora import compose as compose
 from .lora import composition_name as composition_name
 from .lora import copy_adapter as copy_adapter
+from .lora import is_mixture as is_mixture
 from .lora import lora_config as lora_config
 from .lora import lora_factors as lora_factors
 from .lora import merge_experts as merge_experts
@@ -38,6 +44,13 @@ from .lora import read_plain_lora as read_plain_lora
 from .lora import require_trained as require_trained
 from .lora import save_adapter as save_adapter
 from .lora import save_lora_factors as save_lora_factors
+from .mixture import Decide as Decide
+from .mixture import MixtureParts as MixtureParts
+from .mixture import Scope as Scope
+from .mixture import begins_decision as begins_decision
+from .mixture import decision_places as decision_places
+from .mixture import mixture_parts as mixture_parts
+from .mixture import mixture_use as mixture_use
 from .passes import SharedPasses as SharedPasses
 from .passes import prepare_trainer as prepare_trainer
 from .weights import DENSE as DENSE

@@ -53,6 +53,8 @@ Factors: TypeAlias = "dict[str, tuple[Tensor, Tensor]]"
 TENTHS = 10
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Configuration and weights of an adapter."""
+MIXTURE_FILES = ("mixture.json", "gates.safetensors")
+"""Configuration and gates of a mixture of adapters (`captrain.models.mixture`), which acts in the place of one."""
 CHECKPOINTS = "checkpoints"
 """Folder below an adapter with its checkpoints, each named by the rollouts played; and the field of their hashes in an
 index."""
@@ -149,8 +151,14 @@ class Adapter:
     digest: str
 
 
+def is_mixture(folder: Path) -> bool:
+    """Tell whether a folder holds a mixture of adapters, not one adapter."""
+    return (folder / MIXTURE_FILES[0]).exists()
+
+
 def adapter_digest(folder: Path, stage: str = "adapters") -> str:
-    """Hash the configuration and the weights of an adapter.
+    """Hash the configuration and the weights of an adapter, or of a mixture of adapters, which names these by their
+    digests.
 
     Args:
         folder: of the adapter.
@@ -159,7 +167,7 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
     Raises:
         UserError: one of the two files is missing.
     """
-    paths = [folder / name for name in ADAPTER_FILES]
+    paths = [folder / name for name in (MIXTURE_FILES if is_mixture(folder) else ADAPTER_FILES)]
     for path in paths:
         require_regular(path, f"run `{repro(stage)}` to make it again")
     return file_digest(*paths)

@@ -12,7 +12,7 @@ import mmap
 import multiprocessing
 import types
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import reduce
 from itertools import accumulate, compress
 from multiprocessing.connection import Connection
@@ -25,6 +25,7 @@ from captrain.errors import UserError
 from captrain.models.barrier import draw_adapter
 from captrain.models.dense import Context, Scores, score_states, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
+from captrain.models.gated import padded_places
 from captrain.models.weights import DENSE, computes_on_cpu
 from captrain.run import Machine, launch
 
@@ -213,10 +214,11 @@ class _Pass(torch.autograd.Function):
 
 def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Machine) -> SharedPasses | None:
     """Replace TRL's head (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in place, if the model is dense and
-    computes on a CPU, where whole prompts of each row take most of the time. With FSDP the layers stay modules.
+    computes on a CPU, where whole prompts of each row take most of the time. With FSDP, and with a mixture of adapters,
+    the layers stay modules.
 
     Args:
-        model: the base of a PEFT model, before it trains.
+        model: the base of a PEFT model, or the base with a mixture, before it trains.
         temperature: logits are divided by it.
         machine: number of processes, and precision.
 
@@ -225,12 +227,16 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
     """
     accelerate = machine.accelerate
     dense = model.config.model_type in DENSE and computes_on_cpu(accelerate.precision)
-    sharded = accelerate.strategy == "fsdp"
-    if accelerate.precision != "float64" and (sharded or not dense):
+    sharded, mixture = accelerate.strategy == "fsdp", getattr(model, "mixture", None)
+    if mixture is None and accelerate.precision != "float64" and (sharded or not dense):
         return None
     from trl.trainer.utils import FusedCausalLMOutput
 
-    passes = None if sharded else SharedPasses(model, launch.cores(machine), room=launch.room(machine))
+    passes = (
+        None
+        if sharded or mixture is not None
+        else SharedPasses(model, launch.cores(machine), room=launch.room(machine))
+    )
 
     def forward(
         self: "PreTrainedModel",
@@ -242,11 +248,15 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
     ) -> FusedCausalLMOutput:
         mask = labels[:, 1:] != IGNORED
         if passes is None:
-            # FSDP: the modules compute, row by row.
+            # The modules compute, row by row.
             positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-            states = self.base_model(
-                input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
-            ).last_hidden_state
+            deciding: AbstractContextManager[None] = nullcontext()
+            if mixture is not None and not mixture.placed:
+                deciding = mixture.at(padded_places(labels != IGNORED, attention_mask, mixture.parts.decide))
+            with deciding:
+                states = self.base_model(
+                    input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+                ).last_hidden_state
             head = self.get_output_embeddings()
             assert head is not None
             scores = score_states(head(states[:, :-1][mask]), input_ids[:, 1:][mask], temperature)
@@ -274,8 +284,8 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
 
 
 def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, seed: int) -> None:
-    """Prepare one of TRL's trainers of an adapter: share the beginnings of rows (`share_beginnings`), and in float64
-    draw initial weights that are the same on every CPU.
+    """Prepare one of TRL's trainers of an adapter, or of a mixture's gates: share the beginnings of rows
+    (`share_beginnings`), and in float64 draw initial weights that are the same on every CPU.
 
     Args:
         trainer: before it trains.
@@ -286,9 +296,8 @@ def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, se
     from peft import PeftModel
     from transformers import PreTrainedModel, TrainerCallback
 
-    assert isinstance(trainer.model, PeftModel)
-    base = trainer.model.get_base_model()
-    assert isinstance(base, PreTrainedModel)
+    base = trainer.model.get_base_model() if isinstance(trainer.model, PeftModel) else trainer.model
+    assert isinstance(base, PreTrainedModel) and trainer.model is not None
     passes = share_beginnings(base, temperature, machine)
     if machine.accelerate.precision == "float64":
         draw_adapter(trainer.model, seed)

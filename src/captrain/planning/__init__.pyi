@@ -1,3 +1,4 @@
+from .assumptions import machine_speed as machine_speed
 from .doctor import GPU_COMMANDS as GPU_COMMANDS
 from .doctor import Requirement as Requirement
 from .doctor import examine_agent as examine_agent

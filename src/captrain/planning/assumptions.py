@@ -5,7 +5,10 @@ Each has its source, which the plan prints. Change a number here when it is meas
 """
 
 import math
+import time
 from typing import NamedTuple
+
+import numpy as np
 
 from captrain.benchmarks import divided
 from captrain.environments import EMBEDDED
@@ -65,12 +68,37 @@ SHARED_TRAINING = Assumption(1.45, "measured here: the base of `default`")
 """Speed-up if two processes train one model."""
 STAGE_START = Assumption(2.0, "measured here")
 """Seconds that a stage takes beside its work, for imports and for hashing its outputs."""
+PASSPORT = Assumption(4.0, "measured here: the environments of `default`")
+"""Seconds to examine a derived environment."""
+ROUTING = Assumption(15.0, "measured here: the routes of `default`")
+"""Seconds to fit the routers and route every task."""
+REFERENCE_SPEED = Assumption(46_600.0, "measured here: an AMD EPYC core, 37 GFLOP/s in float64")
+"""Products of a 96x64 and a 64x64 matrix a second in float64, on the machine that the rates above were measured on."""
 
 
-def local_rates(spec: Spec) -> BaseSpeed:
-    """Look up the speed of the embedded base or of a pretrained one."""
-    if spec.base.pretrained:
-        return PRETRAINED_RATES
+def machine_speed() -> float:
+    """Measure how many times as fast as the reference machine one core here multiplies small float64 matrices.
+
+    Takes .2 seconds. Other processes hardly matter: CPU time counts, in the best of twenty short windows.
+    """
+    left, right, best = np.ones((96, 64)), np.ones((64, 64)), 0.0
+    for _ in range(20):
+        count, start, elapsed = 0, time.process_time(), 0.0
+        while elapsed < 0.01:
+            for _ in range(20):
+                np.matmul(left, right)
+            count, elapsed = count + 20, time.process_time() - start
+        best = max(best, count / elapsed)
+    return best / REFERENCE_SPEED.value
+
+
+def local_rates(spec: Spec, speed: float) -> BaseSpeed:
+    """Look up the speed of the embedded base or of a pretrained one, on a machine `speed` times as fast as ours."""
+    rates = PRETRAINED_RATES if spec.base.pretrained else _embedded_rates(spec)
+    return BaseSpeed(*(rate._replace(value=rate.value * speed) for rate in rates))
+
+
+def _embedded_rates(spec: Spec) -> BaseSpeed:
     precision = spec.policy.settings().get("precision", "float64")
     rate = ROLLOUT_RATES.get(precision, ROLLOUT_RATES["float32"])
     return BaseSpeed(

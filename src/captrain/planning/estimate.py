@@ -60,8 +60,10 @@ from captrain.planning.assumptions import (
     FRAME_TOKENS,
     LABEL_TOKENS,
     LOCAL,
+    PASSPORT,
     REFLECTION_TOKENS,
     REQUEST_RATE,
+    ROUTING,
     SERVED,
     SERVER_START,
     SHARED_TRAINING,
@@ -131,6 +133,7 @@ class Node:
 
     gpus, memory: how many, and GiB of each. throughput: tokens a second of one GPU, read and written. parameters: of a
     model whose size is unknown, in billions. price: of a million tokens at the agent's own endpoint, read and written.
+    speed: of a CPU core, in times of the machine that the rates of local models were measured on.
     """
 
     gpus: int = 8
@@ -138,6 +141,7 @@ class Node:
     throughput: tuple[float, float] | None = None
     parameters: float | None = None
     price: tuple[float, float] | None = None
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         parameters = 1 if self.parameters is None else self.parameters
@@ -166,7 +170,8 @@ class RunEstimate:
         self.local, self.vllm = spec.policy.target == LOCAL, spec.policy.target == VLLM
         self.served = self.vllm or spec.policy.target == SERVED
         self.trainable = self.local or self.vllm
-        self.policy, self.trainer, self.rates = spec.policy.settings(), spec.trainer.settings(), local_rates(spec)
+        self.policy, self.trainer = spec.policy.settings(), spec.trainer.settings()
+        self.rates = local_rates(spec, node.speed)
         self.rank, self.experts = self.trainer.get("rank", 16), bool(self.trainer.get("experts", False))
         self.model = str(spec.base.model if self.vllm else self.policy.get("name")).partition("@")[0]
         self.size = dense_size(node.parameters * 1e9) if node.parameters else SIZES.get(self.model)
@@ -214,19 +219,30 @@ class RunEstimate:
             StageCost("base", 1, seconds=spec.base.steps * spec.base.batch / self.demonstration_rate),
             self._playing("rollouts", self.diagnosis, self.shards, user=True),
             self._asking(StageCost("labels", 1), spec.analyst, labelling, concurrency),
-            self._asking(calibration, spec.synthesizer, self._synthesis(self.count)),
-            self._asking(StageCost("pairs", 1), spec.synthesizer, self._synthesis(spec.pairs.count)),
+            self._asking(self._examined(calibration, self.count), spec.synthesizer, self._synthesis(self.count)),
+            self._asking(
+                self._examined(StageCost("pairs", 1), spec.pairs.count),
+                spec.synthesizer,
+                self._synthesis(spec.pairs.count),
+            ),
             self._playing("adapters", self.training, self.count, workers, training=True),
             *(self._baseline(row) for row in baselines().values()),
             self._playing("merging", distilled * spec.merging.rollouts, training=True),
             self._playing("controls", self.controls, max(1, math.ceil(self.further)), workers, training=True),
+            StageCost("routes", 1, seconds=ROUTING.value / self.node.speed if self.local and self.count else 0),
             _summed("evaluation", self.evaluation_costs()),
             self._asking(StageCost("causality", 1), spec.analyst, self._labelling(causal, self.count), concurrency),
         ]
         stages = [stage for stage in stages if self.trainable or stage.stage in UNTRAINED]
-        costing = [stage for stage in stages if stage.rollouts or stage.use.calls or stage.use.new_input]
-        costing = costing if spec.base.model else [stages[0], *costing]
+        stages = stages[1:] if spec.base.model else stages
+        costing = [stage for stage in stages if any((stage.rollouts, *stage.use, self.local and stage.seconds))]
         return [*costing, _summed("total", costing)]
+
+    def _examined(self, cost: StageCost, count: int) -> StageCost:
+        """Add the examination of `count` environments to a stage of a local model."""
+        if not self.local or cost.seconds is None:
+            return cost
+        return replace(cost, seconds=cost.seconds + count * PASSPORT.value / self.node.speed)
 
     def evaluation_costs(self) -> list[StageCost]:
         """Estimate the rows of the evaluation that play anything, each by its stage `evaluation@ROW`."""
@@ -235,7 +251,7 @@ class RunEstimate:
         count = self.count if evaluation.alternatives else min(1, self.count)
         points = max(0, spec.curve.points - 1)
         arms = {"base": 1, "trace": count + self.composed + points}
-        arms |= {name: row.arms(count) for name, row in baselines().items() if row.section(spec).run}
+        arms |= {name: row.arms(spec, count) for name, row in baselines().items() if row.section(spec).run}
         arms |= {"merging": len(spec.merging.methods), "controls": self.further}
         if "grpo_target" in arms:
             arms["grpo_target"] += points

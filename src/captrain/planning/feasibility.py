@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from captrain.agents import RANKS
 from captrain.benchmarks import TOOLS, Verifiers, absences, in_workers, load_benchmark
+from captrain.capabilities import CAUSES
 from captrain.comparison import baselines, trained_baselines
 from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
@@ -19,7 +20,7 @@ from captrain.run import GrpoSettings, Spec, build, component_class
 from captrain.training import Demonstrations
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
-UNAIDED = ("invalid_call", "premature_stop")
+UNAIDED = [name for name, cause in CAUSES.items() if cause.is_unaided]
 """Causes that the programmatic analyst finds without a reference solution."""
 TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
 EXAMPLES = 20
@@ -150,6 +151,15 @@ def _model(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
                 "trainer.experts",
                 "trainer.experts = true, and the embedded base is not a mixture of experts",
                 "set trainer.experts=false",
+            ),
+        ),
+        (
+            own and (spec.baselines.mixture.run or spec.baselines.solutions_mixture.run),
+            Refusal(
+                "baselines.mixture.run",
+                "vLLM serves one adapter per request: it can neither mix adapters per layer nor train their gates",
+                "set policy=local, or baselines.mixture.run=false, baselines.solutions_mixture.run=false and "
+                "router=gate, which serves one composed adapter per task",
             ),
         ),
         (own and is_mixture and not is_embedded and not servers.gpus, mixture_without_gpus(estimate.model)),

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from captrain.comparison import baselines
+from captrain.comparison import baselines, read_published
 from captrain.errors import UserError
 from captrain.planning.assumptions import (
     ANALYST,
@@ -26,8 +26,11 @@ from captrain.planning.assumptions import (
     FILE_TOKENS,
     FRAME_TOKENS,
     LABEL_TOKENS,
+    PASSPORT,
+    REFERENCE_SPEED,
     REFLECTION_TOKENS,
     REQUEST_RATE,
+    ROUTING,
     SERVER_START,
     SHARED_TRAINING,
     STAGE_START,
@@ -36,6 +39,7 @@ from captrain.planning.assumptions import (
     USABLE_MEMORY,
     EpisodeCost,
     ModelUse,
+    machine_speed,
 )
 from captrain.planning.estimate import Node, RunEstimate, StageCost
 from captrain.planning.feasibility import Refusal, refusals, rounded, warnings
@@ -48,11 +52,13 @@ BasisRow = tuple[str, str, str]
 class Plan(NamedTuple):
     """Cost and feasibility of a configuration.
 
+    held: GPUs of the node that the run holds for its whole wall time; 0 if none, or if Slurm lends them to each job.
     low, high: stages with the least and with the most of what is not known beforehand. basis: the assumptions. memory:
     GiB of one GPU in training, by group of GPUs and by what holds them.
     """
 
     title: str
+    held: int
     low: list[StageCost]
     high: list[StageCost]
     basis: list[BasisRow]
@@ -75,7 +81,8 @@ def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
     """Estimate a configuration. Starts, asks and writes nothing."""
     least, most = RunEstimate(spec, node, 1), RunEstimate(spec, node, spec.environments.rounds, 1.0)
     low, memory = least.costs(), least.memory_groups(training=True)
-    return Plan(title, low, most.costs(), _basis(least), memory, warnings(least, low[-1].money), refusals(least))
+    held = node.gpus if least.vllm and not least.on_slurm else 0
+    return Plan(title, held, low, most.costs(), _basis(least), memory, warnings(least, low[-1].money), refusals(least))
 
 
 def _basis(estimate: RunEstimate) -> list[BasisRow]:
@@ -124,12 +131,15 @@ def _local(estimate: RunEstimate) -> list[BasisRow]:
     source = "half of this machine's memory; what does not fit is computed again"
     pretrained = [("activations of a pass, at most", activations, source)] if estimate.spec.base.pretrained else []
     return [
-        ("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
-        ("in training", f"{rates.training.value:g}", rates.training.source),
-        ("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
+        ("rollouts a CPU second", f"{rates.rollouts.value:.3g}", rates.rollouts.source),
+        ("in training", f"{rates.training.value:.3g}", rates.training.source),
+        ("demonstrations a CPU second", f"{rates.demonstrations.value:.3g}", rates.demonstrations.source),
         ("processes", str(machine.workers), "spec: machine.workers"),
         ("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
-        ("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
+        ("examining an environment", f"{PASSPORT.value / estimate.node.speed:.2g} s", PASSPORT.source),
+        ("fitting the routers", f"{ROUTING.value / estimate.node.speed:.2g} s", ROUTING.source),
+        ("speed of this machine", f"{estimate.node.speed:.2f} times the reference", REFERENCE_SPEED.source),
+        ("imports, statistics", "not counted: seconds a stage", "assumed"),
         *pretrained,
     ]
 
@@ -207,6 +217,13 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         gpus = (str(low.gpus), memory, _range(low.gpu_hours, high.gpu_hours, rounded)) if low.gpus else ("", "", "")
         wall, money = _range(low.seconds, high.seconds, _time), _range(low.money, high.money, rounded)
         costs.add_row(low.stage, *gpus, wall, money, style=style)
+    if plan.held:
+        low_hours, high_hours = (
+            None if total.seconds is None else plan.held * total.seconds / 3600
+            for total in (plan.low[-1], plan.high[-1])
+        )
+        hours = _range(low_hours, high_hours, rounded)
+        costs.add_row("node, held throughout", str(plan.held), "", hours, "", "", style="bold")
     memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
     for group, parts in plan.memory.items():
         for name, value in {**parts, "total": sum(parts.values())}.items():
@@ -215,7 +232,18 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
     for row in plan.basis:
         basis.add_row(*row)
     notes = (Text(f"note: {text}", "yellow") for text in plan.warnings)
-    return [*(table for table in (counts, costs, memory_table, basis) if table.row_count), *notes]
+    tables = (table for table in (counts, costs, memory_table, basis) if table.row_count)
+    return [*tables, *([Text(own)] if (own := _own_share(plan)) else []), *notes]
+
+
+def _own_share(plan: Plan) -> str:
+    """Name the stages that the paper does not have, with their share of the GPU-hours."""
+    published = {method for table in read_published().tables.values() for method in table.values}
+    ours = {*(name for name in baselines() if name not in published), "controls", "causality"}
+    stages = {cost.stage: cost.gpu_hours for cost in plan.high if cost.stage in ours}
+    hours = sum(cost or 0.0 for cost in stages.values())
+    share = f", {rounded(hours)} GPU-hours at most" if hours else ""
+    return f"not in the paper, but captrain's own: {', '.join(stages)}{share}" if stages else ""
 
 
 def _table(title: str, *names: str, text_columns: int = 1) -> Table:
@@ -264,17 +292,18 @@ def stale_stages(root: Path) -> list[str]:
 
 
 def forecast_run(root: Path, stages: Collection[str]) -> str:
-    """Estimate in one line how long stages take, at the rates of the plan.
+    """Estimate in one line how long stages take on this machine.
 
     Raises:
         UserError: the configuration that params.yaml selects does not compose.
     """
     spec, _ = compose_configuration([], root)
-    *planned, _ = RunEstimate(spec, Node(), 1).costs()
+    speed = machine_speed()
+    *planned, _ = RunEstimate(spec, Node(speed=speed), 1).costs()
     parts = [part for cost in planned for part in cost.parts or [cost]]
     costs = {part.stage: part.seconds for part in parts if part.stage in stages}
     count = f"{len(stages)} stage{'s' if len(stages) != 1 else ''} to run"
     if unknown := [stage for stage, seconds in costs.items() if seconds is None]:
         return f"{count}; the time is not known ({', '.join(unknown)}: see `captrain plan`)"
-    seconds = sum(cost or 0.0 for cost in costs.values()) + STAGE_START.value * len(stages)
-    return f"{count}, about {_time(seconds)} at the rates of `captrain plan`"
+    seconds = sum(cost or 0.0 for cost in costs.values()) + STAGE_START.value / speed * len(stages)
+    return f"{count}, about {_time(seconds)} by the measured speed of this machine"

@@ -18,15 +18,15 @@ from captrain.models import Adapter, adapter_config, require_trained
 from captrain.records import file_digest, publish_json, publish_text, read_index, redacted
 from captrain.run import Machine, load_spec
 
-Kind = Literal["adapters", "environments"]
-REPOSITORIES: dict[Kind, str] = {"adapters": "model", "environments": "dataset"}
+ShippedKind = Literal["adapters", "environments"]
+REPOSITORIES: dict[ShippedKind, str] = {"adapters": "model", "environments": "dataset"}
 """Repository types on the hub."""
 ROUTES = ("routes.csv", "compositions.json")
 LISTING = "digests.json"
 """File with the digest of every other."""
 
 
-def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters") -> list[str]:
+def write_shipment(kind: ShippedKind, root: Path, folder: Path, stage: str = "adapters") -> list[str]:
     """Write the files to send.
 
     Args:
@@ -59,7 +59,7 @@ def write_shipment(kind: Kind, root: Path, folder: Path, stage: str = "adapters"
     return [*digests, LISTING]
 
 
-def send(kind: Kind, folder: Path, repository: str, private: bool) -> str:
+def send(kind: ShippedKind, folder: Path, repository: str, private: bool) -> str:
     """Send a folder to the hub, and return the address of the commit.
 
     Args:

@@ -255,7 +255,7 @@ def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]") -> N
 
     try:
         with Repo(str(root)) as repo:
-            repo.reproduce([*targets])  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
+            repo.reproduce(targets=[*targets])  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
     except DvcException as error:
         cause = error
         while isinstance(cause.__cause__, DvcException):

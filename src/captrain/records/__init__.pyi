@@ -47,6 +47,7 @@ from .record import UserCall as UserCall
 from .record import Verdict as Verdict
 from .text import as_markdown as as_markdown
 from .text import censored as censored
+from .text import counted as counted
 from .text import json_without_secrets as json_without_secrets
 from .text import leaves as leaves
 from .text import plain as plain

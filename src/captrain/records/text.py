@@ -274,6 +274,12 @@ def _forms_of_environment() -> tuple[str, ...]:
     return tuple(form for value in _secrets_of_environment() for form in _forms(value))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
 def without_secrets(text: str) -> str:
     """Remove the values of environment variables with names like a key's from a text, in any of their forms.
 

@@ -217,8 +217,9 @@ def stability(results: Path, width: float = WIDTH) -> Figure:
     candidates = sorted(selection["candidates"], key=lambda row: -row["runs_retained"])
     publication = read_published()
     times = publication.selection.times
-    panels = ["kept", "coverage", "gap"]
-    mosaic: list[HashableList[str]] = [[*panels, "paper"]] if width >= NARROW else [panels, ["paper"] * 3]
+    beside: list[HashableList[str]] = [["kept", "coverage", "gap", "paper"]]
+    below: list[HashableList[str]] = [["kept", "coverage", "gap"], ["paper"] * 3]
+    mosaic = beside if width >= NARROW else below
     heights = [1.9 + 0.2 * max(len(candidates), len(times))] * len(mosaic)
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     axes_of = figure.subplot_mosaic(mosaic)
@@ -356,7 +357,7 @@ def kinds(results: Path, width: float = WIDTH) -> Figure:
     axes = part.subplots()
     for index, method in enumerate(methods):
         look = look_of(method)
-        rows = table[table["method"] == method].to_dict("records")
+        rows = [row for row in table.to_dict("records") if row["method"] == method]
         places = [names.index(row["kind"]) + 0.2 * (index - (len(methods) - 1) / 2) for row in rows]
         axes.hlines(places, [row["low"] for row in rows], [row["high"] for row in rows], look.color, linewidth=1.5)
         points = [row["pass_rate"] for row in rows]
@@ -364,8 +365,8 @@ def kinds(results: Path, width: float = WIDTH) -> Figure:
     axes.set_yticks(range(len(names)), names)
     axes.set(xlim=(-0.02, 1.02), ylim=(len(names) - 0.5, -0.5), xlabel="pass rate on the test split")
     part.legend(loc="outside lower center", ncols=len(methods) if width >= NARROW else 2)
-    over = [f"the base in {int((rates[TRACE] > rates[BASE]).sum())}"] if {TRACE, BASE} <= {*methods} else []
-    over += [f"{label(GRPO)} in {int((rates[TRACE] > rates[GRPO]).sum())}"] if {TRACE, GRPO} <= {*methods} else []
+    over = [f"the base in {np.sum(rates[TRACE] > rates[BASE])}"] if {TRACE, BASE} <= {*methods} else []
+    over += [f"{label(GRPO)} in {np.sum(rates[TRACE] > rates[GRPO])}"] if {TRACE, GRPO} <= {*methods} else []
     finding = (
         f"Of {len(names)} kinds of task, {label(TRACE)} passes more than {' and '.join(over) or 'no other row in 0'}"
     )

@@ -29,7 +29,7 @@ from captrain.comparison import (
     unequal_total,
 )
 from captrain.errors import UserError
-from captrain.records import JsonObject, read_json, read_table
+from captrain.records import JsonObject, counted, read_json, read_table
 from captrain.reporting.rediscovery import rediscovery_table
 from captrain.reporting.verdicts import verdict
 from captrain.run import load_spec
@@ -343,5 +343,7 @@ def _discovery(root: Path) -> RenderableType | None:
     lines = [
         f"{name.replace('_', ' ')}: {json.dumps(value)}" for name, value in about.items() if name != "not_runnable"
     ]
-    lines.append(f"{errors} rollouts ended in errors of infrastructure; {closed} tasks are not runnable here")
+    lines.append(
+        f"{counted(errors, 'rollout')} ended in errors of infrastructure; {counted(closed, 'task')} not runnable here"
+    )
     return Group(table, Text("\n".join(lines)))

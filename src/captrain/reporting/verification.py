@@ -84,8 +84,8 @@ class _Pipeline(NamedTuple):
     status: dict[str, list[str | dict[str, dict[str, object]]]]
 
     def topic_of(self, path: str) -> Topic:
-        """Sort a file by its path."""
-        if path == LOCK or _is_below(path, self.outputs):
+        """Sort a file by its path; a folder of outputs is a result, too."""
+        if path == LOCK or _is_below(path, self.outputs) or any(_is_below(output, [path]) for output in self.outputs):
             return "results"
         if path.endswith(".py") or path.startswith(("src/", "stages/")) or path == "dvc.yaml":
             return "code"

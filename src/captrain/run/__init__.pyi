@@ -39,7 +39,10 @@ from .outputs import user_outputs as user_outputs
 from .rows import AwmSettings as AwmSettings
 from .rows import BaselineSettings as BaselineSettings
 from .rows import FaultSettings as FaultSettings
+from .rows import GateSettings as GateSettings
+from .rows import GateStartSettings as GateStartSettings
 from .rows import GrpoSettings as GrpoSettings
+from .rows import MixtureSettings as MixtureSettings
 from .rows import SolutionSource as SolutionSource
 from .rows import SolutionsSettings as SolutionsSettings
 from .rows import row_names as row_names

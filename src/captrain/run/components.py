@@ -29,7 +29,7 @@ LONGEST = 300
 """Most characters of the user's text in a message."""
 REMEDY = "correct it in params.yaml (overrides) or in conf/"
 
-Kind = TypeVar("Kind")
+Built = TypeVar("Built")
 
 
 def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
@@ -74,7 +74,7 @@ class Component(Section):
         return self.model_dump(mode="json", exclude={"target"})
 
 
-def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
+def build(component: Component, kind: type[Built], /, **runtime: object) -> Built:
     """Build a component; components among its settings are built first.
 
     Args:
@@ -95,7 +95,7 @@ def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
     return built
 
 
-def fulfils(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
+def fulfils(value: object, kind: type[Built]) -> TypeGuard[Built]:
     """Return whether a value is an instance of a class, or has all members of a protocol (types are not checked)."""
     return not _lacking(value, kind) if Protocol in kind.__bases__ else isinstance(value, kind)
 

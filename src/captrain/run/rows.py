@@ -34,6 +34,36 @@ class GrpoSettings(Switch):
         return self.model_dump(exclude={"run"}, exclude_none=True)
 
 
+class GateStartSettings(Section):
+    """The fine-tuning that gates start with; with 0 epochs they start at zero, which opens all alike."""
+
+    epochs: Annotated[int, Field(ge=0)]
+    demonstrations: Count
+    """Most demonstrations of each environment."""
+    learning_rate: Rate
+
+
+class GateSettings(GrpoSettings):
+    """A row of gates over adapters (`captrain.models.mixture`)."""
+
+    scope: Literal["layer", "global"]
+    decide: Literal["prompt", "turn", "token"]
+    start: GateStartSettings
+    controls: bool
+    """Also act with equal, with random and with partly trained gates."""
+
+    def differences(self) -> JsonObject:
+        """See `GrpoSettings.differences`."""
+        return self.model_dump(include={*GrpoSettings.model_fields} - {"run"}, exclude_none=True)
+
+
+class MixtureSettings(GateSettings):
+    """Gates over TRACE's adapters."""
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+    """Share of the rollouts of training that the gates get; the adapters get the rest."""
+
+
 class RejectionSftSettings(Switch):
     """Rejection fine-tuning on the target: rounds of rollouts, and fine-tuning on passed ones."""
 
@@ -141,8 +171,8 @@ class FailuresSftSettings(Switch):
     learning_rate: Rate
 
 
-CONTINUED = {"warm_grpo": "adp", "solutions_grpo": "solutions"}
-"""Rows that start from the adapter of another row."""
+CONTINUED = {"warm_grpo": "adp", "solutions_grpo": "solutions", "solutions_mixture": "solutions"}
+"""Rows that start from the adapters of another row."""
 
 
 def row_names() -> set[str]:
@@ -169,4 +199,6 @@ class BaselineSettings(Section):
     mixed: Switch
     solutions: SolutionsSettings
     solutions_grpo: GrpoSettings
+    mixture: MixtureSettings
+    solutions_mixture: GateSettings
     failures_sft: FailuresSftSettings

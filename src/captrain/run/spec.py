@@ -230,7 +230,7 @@ class Spec(Section):
             if groups and groups % processes
         ]
         broken += [
-            f"baselines.{name}.run needs baselines.{start}.run, because it starts from that adapter"
+            f"baselines.{name}.run needs baselines.{start}.run, because it starts from its adapters"
             for name, start in CONTINUED.items()
             if rows[name].run and not rows[start].run
         ]

@@ -10,9 +10,16 @@ from .base.training import pretrained_digest as pretrained_digest
 from .base.training import pretrained_folder as pretrained_folder
 from .base.training import train_base as train_base
 from .base.training import warm_start as warm_start
+from .gate_lessons import Decisions as Decisions
+from .gate_lessons import GateLesson as GateLesson
+from .gate_lessons import Prompts as Prompts
+from .gate_lessons import opened_gates as opened_gates
+from .gate_lessons import teach_gates as teach_gates
+from .gate_lessons import untrained_gates as untrained_gates
 from .jobs import LIBRARIES as LIBRARIES
 from .jobs import EnvironmentFile as EnvironmentFile
 from .jobs import FineTuned as FineTuned
+from .jobs import GateJob as GateJob
 from .jobs import Job as Job
 from .jobs import Learner as Learner
 from .jobs import Trained as Trained

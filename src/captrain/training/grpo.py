@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -55,6 +55,10 @@ from captrain.training.groups import Groups, PlannedRollout, ScoredPlay, group_a
 from captrain.training.jobs import Job, Learner, StepRecord, StepResult
 from captrain.training.recipe import GRPO
 from captrain.training.trl_trainer import Columns, Sampled, StepBatch, TrlTrainer, without_discarded
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from transformers import PreTrainedModel
 
 DIGITS = 9
 """Decimals of the differences between a server's log-probabilities and the trainer's."""
@@ -120,7 +124,7 @@ def fit(
 
     # 3. The adapter, with its model card and its checkpoints.
     adapter = workspace / "adapter"
-    collectives.save(trainer.model, adapter, job.base, policy.digest)
+    trainer.save_acting(adapter)
     points = sorted((workspace / POINTS).glob("*"), key=lambda path: int(path.name))
     digests = {path.name: adapter_digest(path) for path in points}
     result = StepResult(adapter_digest(adapter), trainer.history, digests)
@@ -168,22 +172,30 @@ class PolicyTrainer(TrlTrainer):
             args=config,
             train_dataset=Dataset.from_list([{"prompt": f"group {number}"} for number in numbers]),
             processing_class=policy.tokenizer,
-            peft_config=lora_config(base, recipe.shape),
+            peft_config=self.adapt(base),
             reward_funcs=[_environment_reward],
             rollout_func=lambda prompts, trainer: {**self.play(prompts)},
         )
         if job.machine.accelerate.precision == "float64":
             self.optimizer_cls_and_kwargs = exact_optimizer(config)
         self.prepare(job, policy.temperature)
-        if job.start is not None:
-            model: Any = self.model
-            copy_adapter(model, job.start)
         # Set after TRL's constructor, which would start a vLLM of its own. TRL then corrects for the sampler.
         self.use_vllm = recipe.importance_cap is not None
 
+    def adapt(self, base: "PreTrainedModel") -> "LoraConfig | None":
+        """Return PEFT's configuration of the adapter to train; None if the base is ready to train."""
+        return lora_config(base, self.recipe.shape)
+
     def prepare(self, job: Job, temperature: float) -> None:
-        """Set how a step is computed."""
+        """Set how a step is computed, and what is trained further."""
         prepare_trainer(self, temperature, job.machine, job.seed)
+        if job.start is not None:
+            model: Any = self.model
+            copy_adapter(model, job.start)
+
+    def save_acting(self, folder: Path) -> None:
+        """Save what a policy acts with; every process must call this."""
+        collectives.save(self.model, folder, self.job.base, self.policy.digest)
 
     def teaches(self, rewards: Sequence[float]) -> bool:
         """Tell whether a group of these rewards carries a signal: equal rewards have no advantage."""
@@ -282,7 +294,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         old = [path for path in self.sampling.glob("*") if path.name not in recent_names]
         collectives.once(lambda: [shutil.rmtree(path) for path in old])
         aside = self.sampling / "new"
-        collectives.save(self.model, aside, self.job.base, self.policy.digest)
+        self.save_acting(aside)
         start, end = [0, 0, *(past.rollouts for past in self.history)][-2:]
 
         def place() -> None:

@@ -11,7 +11,7 @@ from captrain.contract import CheckedEnvironment, Policy
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.models import CHECKPOINTS, Adapter, Chat, checkpoint_marks
+from captrain.models import CHECKPOINTS, Adapter, Chat, MixtureParts, checkpoint_marks
 from captrain.records import JsonObject, Passport
 from captrain.run import Component, Machine, fulfils
 
@@ -121,6 +121,18 @@ class Distillation(Job):
     def plan_identity(self) -> list[object]:
         """See `Job`."""
         return [*super().plan_identity(), [teacher.digest for teacher in self.teachers]]
+
+
+@dataclass(frozen=True)
+class GateJob(Job):
+    """Gates over frozen adapters to train, from `start`, which is a saved mixture of the same parts, or from zero."""
+
+    parts: MixtureParts = field(kw_only=True)
+    way_out: ClassVar[str] = "set baselines.mixture.run to false"
+
+    def plan_identity(self) -> list[object]:
+        """See `Job`."""
+        return [*super().plan_identity(), *self.parts.identity()]
 
 
 class Learner(Policy, Protocol):

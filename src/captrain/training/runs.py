@@ -1,7 +1,7 @@
 """One adapter from one job: cached in its workspace, or trained.
 
 A job learns from rewards by GRPO, or from specialists by distillation (`captrain.training.student`). Both are trained
-in the same way but for the loss.
+in the same way but for the loss. The gates of a mixture (`captrain.training.gates`) take the place of an adapter.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from captrain.contract import CheckedEnvironment
 from captrain.records import digest
 from captrain.run import Machine, build, code_digest
 from captrain.training import processes
-from captrain.training.jobs import Distillation, Job, Learner, StepResult, Trained, learner
+from captrain.training.jobs import Distillation, GateJob, Job, Learner, StepResult, Trained, learner
 from captrain.training.recipe import GRPO
 from captrain.training.workspace import train_once
 
@@ -50,9 +50,10 @@ def _loaded(job: Job) -> tuple[Learner, list[CheckedEnvironment], GRPO]:
 
 
 def _fit(job: Job, policy: Learner, targets: Sequence[CheckedEnvironment], recipe: GRPO, workspace: Path) -> StepResult:
-    from captrain.training import grpo, student  # torch and TRL
+    from captrain.training import gates, grpo, student  # torch and TRL
 
-    kind = student.Student if isinstance(job, Distillation) else grpo.PolicyTrainer
+    kinds = {Distillation: student.Student, GateJob: gates.GateTrainer}
+    kind = kinds.get(type(job), grpo.PolicyTrainer)
     return grpo.fit(kind, recipe, job, policy, targets, workspace)
 
 

@@ -39,10 +39,10 @@ SERVED_COLUMNS = ("mismatch", "mismatch_largest", "effective_tokens", "rerendere
 """Further columns of history.csv where a server samples (see `captrain.training.jobs.StepRecord`)."""
 
 
-Kind = TypeVar("Kind", bound=Result)
+ResultType = TypeVar("ResultType", bound=Result)
 
 
-def train_once(folder: Path, name: str, kind: type[Kind], train: Callable[[], Kind]) -> Kind:
+def train_once(folder: Path, name: str, kind: type[ResultType], train: Callable[[], ResultType]) -> ResultType:
     """Train once and cache the result in the workspace, by one process at a time.
 
     Args:

@@ -42,6 +42,8 @@ class Baseline:
         on_target: it plays its rollouts on the target itself, not in synthesized environments.
         learns_from: its supervision. With demonstrations alone it spends no rollouts.
         trains_by_grpo: its history is a history of GRPO.
+        variants: further arms "name:variant" of its stage, which are methods of the table. A ledger item of such a name
+            is charged to that method alone.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Baseline:
     on_target: bool = False
     learns_from: Supervision = "rewards"
     trains_by_grpo: bool = False
+    variants: tuple[str, ...] = ()
 
     def section(self, spec: Spec) -> Any:
         """Return the row's section of `baselines` in the configuration."""
@@ -91,7 +94,7 @@ class Baseline:
         """Estimate the rollouts of its further diagnoses, if each environment takes so many attempts."""
         return 0
 
-    def arms(self, capabilities: int) -> int:
+    def arms(self, spec: Spec, capabilities: int) -> int:
         """Count its arms in the evaluation, if TRACE trains so many capabilities."""
         return 1
 

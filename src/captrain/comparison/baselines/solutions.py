@@ -225,7 +225,7 @@ class SolutionsBaseline(Baseline):
             return rounds.tasks_before(2)
         return rounds.tasks + rounds.count * attempts * environments.groups * environments.group_size
 
-    def arms(self, capabilities: int) -> int:
+    def arms(self, spec: Spec, capabilities: int) -> int:
         """See `Baseline.arms`: the adapter over all environments, and each specialist."""
         return 1 + capabilities
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from captrain.records import Rollout, bytes_digest, plain
+from captrain.records import Rollout, bytes_digest, counted, plain
 
 FEW = 12
 """Most agents that paths or prompts of one model may tell apart."""
@@ -126,8 +126,8 @@ def _repetitions(origins: Sequence[Origin]) -> Iterator[str]:
                 origin.kept = origin is best
             dropped += [origin for origin in pair if not origin.kept]
     if dropped:
-        first = dropped[0]
+        first, count = dropped[0], counted(len(dropped), "rollout")
         yield (
-            f"{len(dropped)} rollouts repeat a task and trial of their agent, such as {plain(first.task)}, trial "
-            f"{first.number} in {plain(Path(first.paths['file']).name)}: the more complete one counts"
+            f"left out: {count} of a task and trial that stands twice for its agent, such as {plain(first.task)}, "
+            f"trial {first.number} in {plain(Path(first.paths['file']).name)}: the more complete one counts"
         )

@@ -19,7 +19,7 @@ from typing import cast
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.records import rows_of
 from captrain.interop.logs.source import Entry, Foreign, Read, Source, cleaned, entries_of, loaded, parsed, text_of
-from captrain.records import JsonObject, Message, file_digest
+from captrain.records import JsonObject, Message, counted, file_digest
 
 RESULT, SCORE = "result", "score"
 HEADER = {"accuracy", "correct_count", "total_count"}
@@ -117,7 +117,7 @@ def _read_scores(path: Path) -> _Scores:
             if node and len(names) > len(arguments.get(ast.unparse(node.func), [])):
                 arguments[ast.unparse(node.func)] = names
     if len(failures) != header["total_count"] - header["correct_count"]:
-        raise ValueError(f"{path.name} lists {len(failures)} failures, and its first line counts others")
+        raise ValueError(f"{path.name} lists {counted(len(failures), 'failure')}, and its first line counts others")
     return _Scores(header["total_count"], failures, arguments)
 
 

@@ -1,9 +1,9 @@
 """Chats with a reward: the rows that other formats are converted to.
 
-Messages may be in OpenAI's format, Anthropic's blocks, items of Responses, LangChain's or ShareGPT's: each message
-tells its own format. Columns go by several names. `tools` (schemas), `task_id`, `trial`, `model` and `reference`
-(assistant messages of a solution) are optional; everything else is ignored. A row without `task_id` (ShareGPT: without
-`id`) is a task of its own, named by its file and number.
+Messages may be in OpenAI's format, Anthropic's blocks, items of Responses, LangChain's, ShareGPT's or AutoGen's: each
+message tells its own format. Columns go by several names. `tools` (schemas), `task_id`, `trial`, `model` and
+`reference` (assistant messages of a solution) are optional; everything else is ignored. A row without `task_id`
+(ShareGPT: without `id`) is a task of its own, named by its file and number.
 """
 
 import json
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from captrain.interop.logs.autogen import LIMIT, is_autogen, of_autogen
 from captrain.interop.logs.beside import completed
 from captrain.interop.logs.messages import (
     is_item,
@@ -64,7 +65,7 @@ OTHER_ROLES = {
 def is_message(item: object) -> bool:
     """Return whether an object is a message of any of these formats."""
     is_chat = isinstance(item, Mapping) and isinstance(item.get("role"), str)
-    return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item)
+    return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item) or is_autogen(item)
 
 
 def messages_in(row: Foreign) -> list[object] | None:
@@ -108,6 +109,11 @@ def _sharegpt_row(row: Foreign, path: Path) -> ChatRow | str:
     return chat_row({"task_id": row.get("id"), **row})
 
 
+def _autogen_row(row: Foreign, path: Path) -> ChatRow | str:
+    chat, reason = chat_row(row), str(row.get("stop_reason") or "")
+    return chat if isinstance(chat, str) or not LIMIT.match(reason) else replace(chat, limit=reason)
+
+
 def _has(is_one: Callable[[object], bool]) -> Callable[[Foreign], bool]:
     """Return a test whether one of the first messages of a row is of a format."""
 
@@ -122,6 +128,7 @@ def _is_chat(row: Foreign) -> bool:
 
 
 LANGCHAIN = RowFormat("LangChain messages", _has(is_langchain), chat_row)
+AUTOGEN = RowFormat("AutoGen messages", _has(is_autogen), _autogen_row)
 SHAREGPT = RowFormat("ShareGPT conversations", _has(is_sharegpt), _sharegpt_row)
 ITEMS = RowFormat("OpenAI Responses items", _has(is_item), chat_row)
 CHAT = RowFormat("chat JSONL", _is_chat, chat_row)
@@ -184,9 +191,9 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         "injections": row.injections,
         "limit": row.limit,
         "grading": fact(row.grading),
-        "submission": fact(row.submission),
         "expected": {name: fact(value) for name, value in row.expected.items() if value not in (None, "", [], {})},
     }
+    submission = {} if row.submission is None else {"submission": fact(row.submission)}  # an empty one tells much
     return Entry(
         number,
         "chat",
@@ -195,7 +202,7 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         dialogue,
         row.reward,
         str(row.model),
-        data={"kind": "chat", **{name: value for name, value in facts.items() if value}},
+        data={"kind": "chat", **{name: value for name, value in facts.items() if value}, **submission},
         trial=row.trial if type(row.trial) is int and 0 <= row.trial < 1 << 31 else None,
         reference=solution,
         fault=row.fault,
@@ -225,6 +232,8 @@ def dialogue_of(items: Iterable[object]) -> list[Message]:
             parts = [of_sharegpt(item)]
         elif is_item(item):
             parts = of_item(item)
+        elif is_autogen(item):
+            parts = of_autogen(item)
         elif isinstance(item, Mapping):
             parts = of_parts(item) if isinstance(item.get("parts"), list) else _of_blocks(item)
         messages = [*map(chat_message, parts)]

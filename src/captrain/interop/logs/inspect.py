@@ -171,7 +171,7 @@ def _read(file: str, model: object, number: int, sample: Foreign) -> Read:
         fault=str(error.get("message", error) if isinstance(error, dict) else error) if error else "",
         limit=str(limit.get("type") or limit) if isinstance(limit, dict) else str(limit or ""),
         grading=attachments.fill(score.get("explanation")),
-        submission=score.get("answer"),
+        submission=score.get("answer") or None,
         expected={} if reference else {"target": sample.get("target")},
     )
     entry = chat_entry(file, number, row)

@@ -100,7 +100,7 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow:
         limit="max_iterations" if is_limit else "",
         fault="" if is_limit else error,
         grading=failing_tests(report),
-        submission=result.get("git_patch") or row.get("git_patch"),
+        submission=result.get("git_patch", row.get("git_patch")),
         agent=metadata.get("agent_class"),
     )
 

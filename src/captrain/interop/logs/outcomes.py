@@ -16,7 +16,7 @@ from pathlib import Path
 
 from captrain.errors import UserError
 from captrain.interop.logs.source import Entry, Foreign, rollout_of
-from captrain.records import Rollout, plain, read_text
+from captrain.records import Rollout, counted, plain, read_text
 
 PERFECT = 1 - 1e-6
 NO_REWARD = "no outcome found"
@@ -216,7 +216,7 @@ class Judge:
             spread = f"{least:g}" if least == most else f"{least:g} to {most:g}"
             yield f"{len(self.between)} of {self.judged} rewards lie strictly between fail and pass ({spread}): {rule}"
         if self.below:
-            yield f"{self.below} rewards of -1 count as failed"
+            yield f"counted as failed: {counted(self.below, 'reward')} of -1"
         if self.scores is not None and (unused := self.scores.unused()):
             yield f"{len(unused)} of {len(self.scores.lines)} scores match no rollout, such as {plain(unused[0])}"
 

@@ -73,7 +73,7 @@ from captrain.interop.logs.records import (
 from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, json_of, reason_of, schemas_by_name
 from captrain.interop.logs.traces import NO_MESSAGES, Rows, TraceFormat, read_traces
 from captrain.interop.logs.written import executed
-from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular, tracked
+from captrain.records import JsonObject, Rollout, Spool, censored, counted, digest, plain, require_regular, tracked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,6 +112,7 @@ ROWS = (
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
+    chat.AUTOGEN,
     chat.ITEMS,
     chat.CHAT,
     steps.STEPS,
@@ -246,7 +247,8 @@ class _Reader:
         self.sources: list[JsonObject] = []
         self.tools: dict[str, JsonObject] = {}
         self.policies: dict[str, str] = {}
-        self.digests: set[str] = set()
+        self.read: set[str] = set()
+        """Digests of files, and of rollouts with what stands beside them."""
         self.unscored: str | None = None
         """The first lines of a table of scores for what has no outcome."""
 
@@ -284,10 +286,10 @@ class _Reader:
                 first_places.setdefault(skipped.reason, skipped.place)
                 if len(self.skipped) < LIST_LENGTH:
                     self.skipped.append(skipped)
-            elif source.file not in self.digests:  # a file given twice counts once
-                self.add_rollout(record)
+            elif (rollout := self.unread(source.file, entry, record)) is not None:
+                self.add_rollout(rollout)
                 trial, agent = (entry.trial, entry.agent) if isinstance(entry, Entry) else (record.trial, "")
-                self.origins.append(origin_of(record, trial, agent, file.argument, file.path))
+                self.origins.append(origin_of(rollout, trial, agent, file.argument, file.path))
         unjudged = sum(number for reason, number in reasons.items() if reason.startswith(NO_REWARD))
         is_partly_judged = unjudged > counts["imported"] > 0
         if is_partly_judged or (counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES):
@@ -297,7 +299,7 @@ class _Reader:
                 f"cannot be read, {number} of them since {reason}, the first {first_places[reason]}",
                 self.remedy(source.about["format"], [reason]),
             )
-        self.digests.add(source.file)
+        self.read.add(source.file)
         self.sources.append({"file": file.name, **source.about, **counts})
         self.tools |= self.censor(source.tools)
         self.policies |= self.censor(source.policies)
@@ -311,6 +313,19 @@ class _Reader:
             return entry, self.censor(self.judge.rollout(digest, entry, row))
         except MALFORMED as error:
             return entry, reason_of(error) if type(error) is ValueError else f"it cannot be read: {reason_of(error)}"
+
+    def unread(self, file: str, entry: Read, record: Rollout) -> Rollout | None:
+        """Return a rollout with an id of its own; None if it was read before, as a file given twice counts once.
+
+        Files of equal bytes are two rollouts if what stands beside them differs: task, agent, trial or outcome.
+        """
+        names = (entry.agent, entry.keys) if isinstance(entry, Entry) else ()
+        beside = record.task.id, record.trial, record.policy, record.outcome, record.score, record.error, names
+        mark = digest(file, record.id, *beside)
+        if mark in self.read:
+            return None
+        self.read.add(mark)
+        return record.model_copy(update={"id": mark[:12]}) if file in self.read else record
 
     def add_rollout(self, rollout: Rollout) -> None:
         """Keep a rollout, and learn tools from its calls."""
@@ -355,7 +370,8 @@ class _Reader:
         """Return the logs, with the name of its agent and the number of its trial in every rollout."""
         notes = [*self.judge.notes(), *settle(self.origins)]
         if self.passed_over:
-            notes.append(f"{len(self.passed_over)} files hold no dialogue, such as {plain(self.passed_over[0])}")
+            count = counted(len(self.passed_over), "file")
+            notes.append(f"passed over: {count} without a dialogue, such as {plain(self.passed_over[0])}")
         rollouts = self.rollouts
         if any(origin.is_changed for origin in self.origins):
             rollouts, self.calls = Spool(Rollout), _CallShapes()
@@ -491,7 +507,9 @@ def _found(folder: Path) -> Iterator[Path]:
         yield folder / "results.json"
     else:
         files = {file for file in folder.rglob("*") if file.is_file() and _may_hold_dialogues(file)}
-        absolute = {file.absolute() for file in files}  # score files are read with their results
+        # Score files and summaries of a run are read with what they are about.
+        files -= {file for file in files if terminal_bench.is_summary(file)}
+        absolute = {file.absolute() for file in files}
         yield from sorted(file for file in files if bfcl.results_of(file) not in absolute)
 
 

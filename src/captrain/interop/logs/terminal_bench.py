@@ -1,12 +1,16 @@
-"""Trials of Terminal-Bench: `results.json` of a trial, and the episodes of its agent in `agent-logs/` beside it."""
+"""Trials of Terminal-Bench: `results.json` of a trial, and the episodes of its agent in `agent-logs/` beside it.
+
+The `results.json` of a run lists the results of its trials, whose folders are below it.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from captrain.interop.logs.beside import of_terminal_bench
+from captrain.interop.logs.beside import RESULTS, of_terminal_bench
 from captrain.interop.logs.records import ChatRow, RowFormat
-from captrain.interop.logs.source import Foreign, call_entry, calling, loaded
+from captrain.interop.logs.source import Foreign, call_entry, calling, json_of, loaded
 from captrain.records import Message, read_text
 
 NO_EPISODES = (
@@ -18,8 +22,21 @@ def _recognizes(row: Foreign) -> bool:
     return "is_resolved" in row and "trial_name" in row
 
 
+def is_summary(path: Path) -> bool:
+    """Return whether a file lists the results of trials, each of which has a file of its own below."""
+    return path.name == RESULTS and any(map(_is_trial, path.parent.glob(f"*/*/{RESULTS}")))
+
+
+def _is_trial(path: Path) -> bool:
+    with suppress(ValueError, RecursionError):
+        return _recognizes(json_of(path))
+    return False
+
+
 def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
-    episodes = sorted(path.parent.glob("agent-logs/episode-*"), key=lambda folder: int(folder.name[8:] or 0))
+    own = path.parent / Path(str(row.get("task_id"))).name / Path(row["trial_name"]).name
+    folder = own if own.is_dir() else path.parent
+    episodes = sorted(folder.glob("agent-logs/episode-*"), key=lambda folder: int(folder.name[8:] or 0))
     if not episodes:
         return NO_EPISODES
     messages = [message for number, folder in enumerate(episodes) for message in _episode(folder, number)]

@@ -1,7 +1,7 @@
 "use strict";
 /* The script of the report: the selection rule, its sliders, the table of rollouts, and the navigation. */
 
-/* The rule of captrain.capabilities.rule, applied to the per-run numbers of a selection. An undefined gap or coverage
+/* The rule of captrain.capabilities.selection_rule, applied to the per-run numbers of a selection. An undefined gap or coverage
    is null. Returns the candidates in rank order: id, retained runs, needed runs, shortfall, selected, and proof: true
    if only a proof selects it. */
 function captrainSelect(report, limits) {

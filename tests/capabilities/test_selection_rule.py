@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from captrain.capabilities.rule import Contrast, Limits, RunRates, SelectionAccount, decide, replay, stability_table
 from captrain.capabilities.selection import select, selection_table
+from captrain.capabilities.selection_rule import (
+    Contrast,
+    Limits,
+    RunRates,
+    SelectionAccount,
+    decide,
+    replay,
+    stability_table,
+)
 from captrain.records import Capability, Label, RolloutLabels
 from captrain.run import SelectionSettings
 

@@ -1,0 +1,226 @@
+"""Rows `mixture` and `solutions_mixture`: trained gates over the adapters of TRACE, in the place of a router.
+
+The paper's revised abstract ends in a mixture of experts over the capability adapters; version 1 ends in a router. The
+gates learn in two steps:
+
+1. By fine-tuning, each capability's environment beside the others: on the base's own passed rollouts in calibration and
+   diagnosis, which are paid already. `solutions_mixture` takes solutions of the environments.
+2. By GRPO on training tasks of the target.
+
+Both rows have TRACE's total. So the adapters of `mixture` are trained anew, with fewer rollouts: `share` of the
+rollouts of training is the gates'. `solutions_mixture` takes the specialists of the row `solutions`, and spends what
+that row has left. With `controls`, the same adapters also act with equal gates, with random ones, and with gates that
+had one of the two steps alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from captrain.benchmarks import load_benchmark
+from captrain.comparison.baselines.baseline import (
+    CALIBRATION,
+    DIAGNOSIS,
+    SOLUTIONS_ADAPTER,
+    TRACE_STAGES,
+    Baseline,
+    specialist_name,
+    trace_ledger,
+)
+from captrain.errors import UserError
+from captrain.ledger import LedgerEntry, budget
+from captrain.models import Adapter, MixtureParts
+from captrain.records import Rollout, load, publish_text, read_index
+from captrain.run import GateSettings, MixtureSettings, Spec, launch
+from captrain.training import (
+    LIBRARIES,
+    GateJob,
+    GateLesson,
+    Prompts,
+    Trained,
+    TrainingEnvironment,
+    capability_jobs,
+    derived_trainer,
+    opened_gates,
+    publish_adapters,
+    teach_gates,
+    train,
+    training_environments,
+    untrained_gates,
+)
+
+UNIFORM, RANDOM, SUPERVISED, GRPO = VARIANTS = ("uniform", "random", "supervised", "grpo")
+GATE_COLUMNS = ["mixture", "place", "prompts", "layer", "adapter", "share"]
+"""Columns of gates.csv: the mean share of an adapter, or of the base, in a layer over the prompts of a place."""
+PROMPTS = 50
+"""Training tasks of each environment whose decisions are looked at."""
+TARGET_PROMPTS = 400
+"""Training tasks of the target whose decisions are looked at, by kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureBaseline(Baseline):
+    """A row of gates over adapters.
+
+    Args:
+        from_solutions: over the specialists of the row `solutions`.
+    """
+
+    from_solutions: bool = False
+    on_target: bool = True
+    trains_by_grpo: bool = True
+    variants: tuple[str, ...] = VARIANTS
+
+    def target_share(self, spec: Spec) -> float:
+        """See `Baseline.target_share`."""
+        section = self.section(spec)
+        return section.share if isinstance(section, MixtureSettings) else 1.0
+
+    def arms(self, spec: Spec, capabilities: int) -> int:
+        """See `Baseline.arms`: the row's own, and one for each control."""
+        return 1 + len(self.variants) * self.section(spec).controls
+
+    def compute(self, spec: Spec) -> str:
+        """See `Baseline.compute`."""
+        project, section = Path(), self.section(spec)
+        self.publish_nothing()
+        adapters = self.specialists(project) if self.from_solutions else self.trained_adapters(spec, project)
+        if not adapters:
+            return "there are no adapters"
+        parts = MixtureParts(
+            {adapter.name: Adapter(str(adapter.folder), adapter.digest) for adapter in adapters},
+            section.scope,
+            section.decide,
+        )
+        entries = [entry for a in adapters if (entry := a.ledger(self.name, self.name)).rollouts]
+        rollouts = self.rollouts_left(project) - sum(entry.rollouts for entry in entries)
+        mixtures = self.train_gates(spec, project, parts, rollouts)
+        publish_adapters(mixtures, self.name, self.name, calibration=entries)
+        gates = [row for mixture in mixtures for row in self.gate_rows(spec, project, mixture)]
+        table = pd.DataFrame(gates, columns=GATE_COLUMNS)
+        publish_text(Path("results", self.name, "gates.csv"), table.to_csv(index=False, float_format="%.6f"))
+        return f"{len(adapters)} adapters, {rollouts} rollouts for the gates"
+
+    def publish_nothing(self) -> None:
+        """See `Baseline.publish_nothing`."""
+        publish_adapters([], self.name, self.name)
+        publish_text(Path("results", self.name, "gates.csv"), ",".join(GATE_COLUMNS) + "\n")
+
+    def trained_adapters(self, spec: Spec, project: Path) -> list[Trained]:
+        """Train TRACE's adapters with what the gates leave of their rollouts."""
+        rollouts = round(spec.adapters.rollouts * (1 - spec.baselines.mixture.share))
+        jobs = capability_jobs(spec, project / "artifacts/base", project / "results/environments")
+        return launch.run(
+            train, [replace(job, rollouts=rollouts, points=0) for job in jobs], spec.machine, self.name, LIBRARIES
+        )
+
+    def specialists(self, project: Path) -> list[Trained]:
+        """Return the specialists of the row `solutions`, which cost this row nothing more."""
+        index = read_index(project / f"results/{SOLUTIONS_ADAPTER}/index.json")
+        beginning = specialist_name("")
+        return [
+            Trained(name.removeprefix(beginning), entry.digest, project / entry.path)
+            for name, entry in index.items()
+            if name.startswith(beginning)
+        ]
+
+    def rollouts_left(self, project: Path) -> int:
+        """Return TRACE's total without what this row is charged for already."""
+        trace = trace_ledger(project / "results")
+        further = [stage for stage in self.rests_on if stage not in TRACE_STAGES]
+        entries = [e for stage in further for e in load(project / f"results/{stage}/ledger.jsonl", LedgerEntry)]
+        charges = [entry for entry in (*trace, *entries) if entry.stage in self.rests_on]
+        return budget(trace) - sum(entry.rollouts for entry in charges)
+
+    def train_gates(self, spec: Spec, project: Path, parts: MixtureParts, rollouts: int) -> list[Trained]:
+        """Train the row's gates and, with `controls`, those of its variants.
+
+        Raises:
+            UserError: no rollouts are left, or there is nothing to learn from.
+        """
+        section: GateSettings = self.section(spec)
+        if rollouts < 1:
+            raise UserError(
+                f"baselines.{self.name}: {rollouts} rollouts are left for the gates", "raise adapters.rollouts"
+            )
+        base = project / "artifacts/base"
+        job = GateJob(
+            name=self.name,
+            base=base,
+            policy=spec.exploring(),
+            trainer=derived_trainer(spec.trainer, **section.differences()),
+            environments=(TrainingEnvironment("target", spec.benchmark),),
+            rollouts=rollouts,
+            seed=spec.seed,
+            machine=spec.machine,
+            parts=parts,
+        )
+        taught = list[Trained]()
+        if section.start.epochs:
+            lesson = GateLesson(
+                f"{self.name}:{SUPERVISED}", self.name, spec, section.start, base, parts, *self.lessons(spec, project)
+            )
+            fine_tuned = launch.run(teach_gates, [lesson], spec.machine, self.name, LIBRARIES)
+            taught = [Trained(lesson.name, gates.digest, gates.folder) for gates in fine_tuned]
+        start = Adapter(str(taught[0].folder), taught[0].digest) if taught else None
+        jobs = [replace(job, start=start)]
+        if section.controls and start:
+            jobs.append(replace(job, name=f"{self.name}:{GRPO}"))
+        trained = launch.run(train, jobs, spec.machine, self.name, LIBRARIES)
+        if not section.controls:
+            return trained
+        blank = [untrained_gates(f"{self.name}:{UNIFORM}", base, spec, parts, None)]
+        blank.append(untrained_gates(f"{self.name}:{RANDOM}", base, spec, parts, spec.seed))
+        return [*trained, *taught, *blank]
+
+    def lessons(self, spec: Spec, project: Path) -> tuple[tuple[TrainingEnvironment, ...], tuple[Rollout, ...]]:
+        """Return the environments whose solutions the gates see first, and the rollouts whose tokens they see."""
+        environments = training_environments(project / "results/environments")
+        if self.from_solutions:
+            return (*environments, *training_environments(project / "results/pairs")), ()
+        names = {environment.target(spec.machine).name for environment in environments}
+        calibration = load(project / "artifacts/environments/calibration.jsonl", Rollout)
+        rollouts = [rollout for rollout in calibration if rollout.environment in names]
+        rollouts += load(project / "artifacts/rollouts/discovery.jsonl", Rollout)
+        return (), tuple(rollout for rollout in rollouts if rollout.outcome == "passed")
+
+    def gate_rows(self, spec: Spec, project: Path, mixture: Trained) -> Iterator[tuple[object, ...]]:
+        """Yield the rows of gates.csv: training tasks of the environments that teach, and of each kind of the
+        target."""
+        places = dict[str, Prompts]()
+        for folder in ("environments", "pairs") if self.from_solutions else ("environments",):
+            for environment in training_environments(project / "results" / folder):
+                target = environment.target(spec.machine)
+                tasks = target.tasks("training", environment.skip + PROMPTS, fewer=True)[environment.skip :]
+                places[environment.name] = Prompts(target, tasks)
+        benchmark = load_benchmark(spec.benchmark, spec.machine)
+        for task in benchmark.tasks("training", TARGET_PROMPTS, fewer=True):
+            kind = f"target: {task.data.get('kind', 'all')}"
+            places.setdefault(kind, Prompts(benchmark, [])).tasks.append(task)
+        base = project / "artifacts/base"
+        for place, decisions in opened_gates(spec, base, Path(mixture.folder), places).items():
+            for layer, shares in enumerate(decisions.shares):
+                for adapter, share in zip(decisions.adapters, shares, strict=True):
+                    yield mixture.name, place, decisions.prompts, layer, adapter, share
+
+
+MIXTURE = MixtureBaseline(
+    name="mixture",
+    label="TRACE, mixture",
+    order=7,
+    rests_on=(DIAGNOSIS, CALIBRATION),
+    compared_with=("grpo_target", "rejection_sft"),
+)
+"""Gates over adapters that learnt from rewards."""
+SOLUTIONS_MIXTURE = MixtureBaseline(
+    name="solutions_mixture",
+    label="TRACE, solutions, mixture",
+    order=8,
+    rests_on=(DIAGNOSIS, CALIBRATION, "solutions"),
+    compared_with=("grpo_target", "rejection_sft", "solutions", "mixture"),
+    learns_from="demonstrations and rewards",
+    from_solutions=True,
+)
+"""Gates over the specialists of the row `solutions`."""

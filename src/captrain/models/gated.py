@@ -1,0 +1,241 @@
+"""The modules of a mixture of adapters (`captrain.models.mixture`): gates and adapted layers on a base. Needs torch."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from captrain.errors import UserError
+from captrain.models.lora import MIXTURE_FILES, PlainLora, read_plain_lora, require_trained
+from captrain.models.mixture import MEMBERS, REMEDY, Decide, MixtureConfig, MixtureParts, decision_places, mixture_parts
+from captrain.records import publish_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PREFIX = "base_model.model."
+EPSILON = 1e-6
+
+
+class _Open:
+    """The shares that the adapted layers use now, (rows, tokens or 1, slots)."""
+
+    shares: Tensor
+
+
+class _MixedLinear(nn.Module):
+    """A linear layer with the pairs of its adapters side by side.
+
+    Args:
+        linear: of the base.
+        pairs: slot of each adapter, with its B (outputs, rank), scale included, and A (rank, inputs).
+        opened: the shares.
+    """
+
+    def __init__(self, linear: nn.Linear, pairs: Sequence[tuple[int, Tensor, Tensor]], opened: _Open) -> None:
+        super().__init__()
+        self.linear, self.opened = linear, opened
+        like = linear.weight
+        owners = [slot for slot, _, down in pairs for _ in range(len(down))]
+        self.owners = nn.Buffer(torch.tensor(owners, device=like.device), persistent=False)
+        self.down = nn.Buffer(torch.cat([down for _, _, down in pairs]).t().contiguous().to(like), persistent=False)
+        self.up = nn.Buffer(torch.cat([up for _, up, _ in pairs], 1).t().contiguous().to(like), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + ((x @ self.down) * self.opened.shares[..., self.owners]) @ self.up
+
+
+class Mixture(nn.Module):
+    """Gates over the adapters of a base, which is changed in place and runs as before.
+
+    By itself, the base decides at the last of several tokens that it reads at once, and keeps the decision for single
+    tokens. `at` and `fixed` say otherwise.
+
+    Args:
+        base: a causal LM of transformers.
+        parts: the adapters, where gates are, and when they decide.
+
+    Raises:
+        UserError: an adapter was altered, is not plain LoRA, or is of another base.
+    """
+
+    def __init__(self, base: "PreTrainedModel", parts: MixtureParts) -> None:
+        super().__init__()
+        self.parts, self.opened, self.slots = parts, _Open(), len(parts.adapters) + 1
+        body: Any = base.base_model
+        self.blocks = len(body.layers)
+        weight: Tensor = body.get_input_embeddings().weight
+        base.requires_grad_(False)
+        width: int = base.config.get_text_config().hidden_size
+        count = 1 if parts.scope == "global" else self.blocks
+        self.gates = nn.ModuleList(nn.Linear(width, self.slots).to(weight) for _ in range(count))
+        for gate in self.gates.parameters():
+            nn.init.zeros_(gate)
+        self._places: Tensor | None = None
+        self._fixed: Tensor | None = None
+        self._kept: list[Tensor] = [weight.new_empty(0)] * count
+        _wrap(base, {name: read_plain_lora(Path(a.folder)) for name, a in parts.adapters.items()}, self.opened)
+        if parts.scope == "global":
+            body.register_forward_pre_hook(self._open_all, with_kwargs=True)
+        else:
+            for index, block in enumerate(body.layers):
+                block.register_forward_pre_hook(lambda _, args, index=index: self._open(index, args[0]))
+        base.add_module("mixture", self)
+        assert {name for name, p in base.named_parameters() if p.requires_grad} == {
+            f"mixture.{name}" for name, _ in self.named_parameters()
+        }, "only gates are trained"
+
+    @contextmanager
+    def at(self, places: Tensor) -> Iterator[None]:
+        """Decide each token of whole dialogues at the token of its place; `places` is (rows, tokens)."""
+        self._places = places
+        try:
+            yield
+        finally:
+            self._places = None
+
+    @property
+    def placed(self) -> bool:
+        """Whether the places of decisions are set."""
+        return self._places is not None
+
+    @contextmanager
+    def fixed(self, decisions: Tensor) -> Iterator[None]:
+        """Use these decisions, (rows, gates, slots), for all tokens."""
+        self._fixed = decisions
+        try:
+            yield
+        finally:
+            self._fixed = None
+
+    @property
+    def decisions(self) -> Tensor:
+        """The last decisions that the base took by itself, (rows, gates, slots)."""
+        return torch.stack(self._kept, 1)
+
+    def _shares(self, index: int, states: Tensor) -> Tensor:
+        """Return the shares of a gate for states (..., hidden)."""
+        states = states.detach()
+        scale = (states.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
+        return self.gates[index](states * scale).softmax(-1)
+
+    def _placed(self, index: int, states: Tensor) -> Tensor:
+        """Return the shares of each token of whole dialogues."""
+        assert self._places is not None
+        shares = self._shares(index, states)
+        return shares.gather(1, self._places[..., None].expand(-1, -1, self.slots))
+
+    def _open(self, index: int, states: Tensor) -> None:
+        """Open a block's gate for the states that it reads."""
+        if self._fixed is not None:
+            self.opened.shares = self._fixed[:, index, None]
+        elif self._places is not None:
+            self.opened.shares = self._placed(index, states)
+        elif self.parts.decide == "token":
+            self.opened.shares = self._shares(index, states)
+        else:
+            if states.shape[1] > 1 or len(self._kept[index]) != len(states):
+                self._kept[index] = self._shares(index, states[:, -1])
+            self.opened.shares = self._kept[index][:, None]
+
+    def _open_all(self, body: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        """Open the one gate for all blocks, from the last states of the base alone."""
+        if self._fixed is not None:
+            self.opened.shares = self._fixed[:, 0, None]
+            return
+        ids = kwargs["input_ids"]
+        places = self._places
+        if places is None and ids.shape[1] == 1 and len(self._kept[0]) == len(ids):
+            self.opened.shares = self._kept[0][:, None]
+            return
+        named = {name: kwargs[name] for name in ("attention_mask", "position_ids") if kwargs.get(name) is not None}
+        alone = self.gates[0].weight.new_zeros((len(ids), 1, self.slots))
+        with torch.no_grad(), self.fixed(alone):
+            states = body(input_ids=ids, use_cache=False, **named).last_hidden_state
+        if places is None:
+            self._kept[0] = self._shares(0, states[:, -1])
+            self.opened.shares = self._kept[0][:, None]
+        else:
+            self.opened.shares = self._placed(0, states)
+
+
+def _wrap(base: nn.Module, adapters: Mapping[str, PlainLora], opened: _Open) -> None:
+    """Replace each adapted linear layer by one with all adapters."""
+    pairs: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
+    for slot, lora in enumerate(adapters.values()):
+        for name, (up, down) in lora.factors.items():
+            pairs.setdefault(name.removeprefix(PREFIX), []).append((slot, lora.scale * up.double(), down.double()))
+    linear = {name: part for name, part in base.named_modules() if isinstance(part, nn.Linear)}
+    for name, parts in pairs.items():
+        layer = linear.get(name)
+        shapes = {(len(up), down.shape[1]) for _, up, down in parts}
+        if layer is None or shapes != {(layer.out_features, layer.in_features)}:
+            raise UserError(f"an adapter of the mixture changes {name}, which the base lacks", "use it with its base")
+        parent, _, attribute = name.rpartition(".")
+        setattr(base.get_submodule(parent), attribute, _MixedLinear(layer, parts, opened))
+
+
+def padded_places(written: Tensor, attention: Tensor, decide: Decide) -> Tensor:
+    """Return `decision_places` of a batch, (rows, tokens), whose padding `attention` marks by 0."""
+    places = torch.zeros_like(attention, dtype=torch.long)
+    for row, (mine, real) in enumerate(zip(written, attention.bool(), strict=True)):
+        indices = real.nonzero()[:, 0]
+        places[row, indices] = indices[decision_places(mine[indices].int().tolist(), decide)]
+    return places
+
+
+def save_mixture(mixture: Mixture, folder: Path) -> None:
+    """Save gates and adapters; equal gates give equal files.
+
+    Args:
+        mixture: with its gates; float64 gates are on the barrier's grid, so that float32 holds them exactly.
+        folder: to make; replaced.
+    """
+    from safetensors.torch import save_file
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    parts = mixture.parts
+    digests = {name: adapter.digest for name, adapter in parts.adapters.items()}
+    config = MixtureConfig(adapters=digests, scope=parts.scope, decide=parts.decide)
+    publish_json(folder / MIXTURE_FILES[0], config.model_dump())
+    gates = {name: p.detach().float().cpu().contiguous() for name, p in mixture.gates.named_parameters()}
+    save_file(gates, folder / MIXTURE_FILES[1], metadata={"format": "pt"})
+    for adapter in parts.adapters.values():
+        if not (folder / MEMBERS / adapter.digest).exists():
+            shutil.copytree(adapter.folder, folder / MEMBERS / adapter.digest)
+
+
+def load_mixture(base: "PreTrainedModel", folder: Path | str) -> Mixture:
+    """Put the gates and adapters of a saved mixture on their base, in place.
+
+    Raises:
+        UserError: a file is missing, was altered, or is for another base.
+    """
+    parts = mixture_parts(Path(folder))
+    for adapter in parts.adapters.values():
+        require_trained(adapter, "mixture")
+    mixture = Mixture(base, parts)
+    load_gates(mixture, Path(folder))
+    return mixture
+
+
+def load_gates(mixture: Mixture, folder: Path) -> None:
+    """Read the gates of a saved mixture of the same adapters.
+
+    Raises:
+        UserError: they are missing, damaged or of another mixture.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / MIXTURE_FILES[1]
+    try:
+        gates = load_file(path)
+        mixture.gates.load_state_dict(gates)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path} does not hold the gates of this mixture ({error})", REMEDY) from error

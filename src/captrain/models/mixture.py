@@ -1,0 +1,119 @@
+"""A mixture of LoRA adapters: base and adapters stay frozen, and small trained gates weigh the adapters.
+
+A gate is a linear map from a hidden state to a softmax over the adapters and a slot for the base. An adapted linear
+layer then computes y = base(x) + sum_i g_i LoRA_i(x). A new gate is zero, so all shares are equal.
+
+- `scope: layer`: each transformer block has a gate, which reads the block's input. `global`: one gate for all blocks
+  reads the last hidden state of the base alone.
+- `decide` says which token's state a gate reads. `prompt`: the prompt's last token, for the whole rollout. `turn`: the
+  last token before each turn, for that turn and for what was read since the turn before. `token`: each token's own.
+
+All tokens from one decision to the next are computed with that decision, so what a KV cache holds stays valid. A state
+is detached and has a mean square of 1 before a gate reads it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from captrain.errors import UserError
+from captrain.models.lora import MIXTURE_FILES, Adapter
+from captrain.records import Record, read_json
+
+Scope = Literal["layer", "global"]
+Decide = Literal["prompt", "turn", "token"]
+MEMBERS = "adapters"
+"""Folder with the adapters of a saved mixture, each named by its digest."""
+REMEDY = "make the mixture again: `dvc repro -f mixture`"
+
+
+class MixtureConfig(Record):
+    """Content of mixture.json. `adapters` maps names to digests, in the order of the gates' slots; the base's slot is
+    the last."""
+
+    adapters: dict[str, str]
+    scope: Scope = "layer"
+    decide: Decide = "prompt"
+
+
+@dataclass(frozen=True)
+class MixtureParts:
+    """The frozen parts of a mixture: its adapters by name, where gates are, and when they decide.
+
+    Raises:
+        UserError: one decision for all blocks is to be taken at each token.
+    """
+
+    adapters: dict[str, Adapter]
+    scope: Scope = "layer"
+    decide: Decide = "prompt"
+
+    def __post_init__(self) -> None:
+        if self.scope == "global" and self.decide == "token":
+            raise UserError(
+                "a mixture of scope global would read the whole dialogue again for each token",
+                "set decide to prompt or turn, or scope to layer",
+            )
+
+    def identity(self) -> list[object]:
+        """Return what decides the mixture, beside its gates."""
+        return [{name: adapter.digest for name, adapter in self.adapters.items()}, self.scope, self.decide]
+
+
+def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
+    """Return for each token of a dialogue the token whose states decide about it.
+
+    Args:
+        written: 1 where the agent wrote.
+        decide: when.
+    """
+    size = len(written)
+    if decide == "token":
+        return list(range(size))
+    starts = [index for index in range(size - 1) if written[index + 1] and not written[index]] or [size - 1]
+    if decide == "prompt":
+        return [starts[0]] * size
+    places = [starts[0]] * size
+    for start in starts[1:]:
+        # The last token of the turn before is read together with what follows it.
+        first = max(index for index in range(start) if written[index])
+        places[first:] = [start] * (size - first)
+    return places
+
+
+def begins_decision(written: Sequence[int], position: int, decide: Decide) -> bool:
+    """Tell whether the tokens to read from a position on, up to the end of a dialogue so far, need a decision."""
+    if position == 0 or decide != "turn":
+        return position == 0 and decide != "token"
+    return bool(written[position]) and position + 1 < len(written) and not written[position + 1]
+
+
+def mixture_use(parts: MixtureParts) -> str:
+    """Say in a model card what a mixture consists of, and how to load it."""
+    rows = "".join(f"| {name} | {adapter.digest} |\n" for name, adapter in parts.adapters.items())
+    return f"""The gates weigh these adapters and the base (scope: {parts.scope}, decide: {parts.decide}):
+
+| adapter | content hash |
+|---|---|
+{rows}
+Use it with the base that the adapters were trained on only:
+
+```python
+from captrain.models import load_mixture
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("artifacts/base")
+load_mixture(model, "FOLDER")  # this folder; then model.generate decides at the prompt's last token
+```"""
+
+
+def mixture_parts(folder: Path) -> MixtureParts:
+    """Read the frozen parts of a saved mixture.
+
+    Raises:
+        UserError: mixture.json is damaged.
+    """
+    config = read_json(folder / MIXTURE_FILES[0], MixtureConfig, REMEDY)
+    adapters = {name: Adapter(str(folder / MEMBERS / content), content) for name, content in config.adapters.items()}
+    return MixtureParts(adapters, config.scope, config.decide)

@@ -1,0 +1,148 @@
+"""The training of a mixture's gates: what it changes, how it resumes, what it spends, and what it leaves."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from support.adapters import lora
+from support.stages import stage
+from support.training import inside, job, project
+from transformers import Trainer
+
+from captrain.agents.local import LocalPolicy
+from captrain.comparison.rows import TRACE, spending
+from captrain.contract import RunningEpisode, load_file
+from captrain.ledger import LedgerEntry
+from captrain.models import Adapter, MixtureParts, adapter_digest, load_mixture, load_module
+from captrain.records import load, publish
+from captrain.training.grpo import PolicyTrainer
+from captrain.training.jobs import GateJob, Job, Trained
+from captrain.training.runs import train
+
+pytestmark = pytest.mark.usefixtures("vouched")
+
+
+@pytest.fixture(scope="module")
+def members(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Adapter]:
+    """Two adapters."""
+    home = tmp_path_factory.mktemp("members")
+    return {name: lora(tiny, home / name, seed) for seed, name in enumerate("ab")}
+
+
+def gate_job(tiny: Path, environment: Path, members: dict[str, Adapter], **changes: Any) -> GateJob:
+    """Gates to train in three steps of two groups."""
+    plain = job(tiny, environment, name="mixture", **changes)
+    return GateJob(
+        **{field.name: getattr(plain, field.name) for field in fields(Job) if field.init}, parts=MixtureParts(members)
+    )
+
+
+def files(trained: Trained) -> dict[str, bytes]:
+    folder = Path(trained.folder)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_training_moves_gates_only_and_its_folder_acts_the_same_elsewhere(
+    tiny: Path,
+    letters: Callable[..., Path],
+    members: dict[str, Adapter],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, moved = Trainer.training_step, set[str]()
+
+    def watched(self: Any, *arguments: Any, **settings: Any) -> Any:
+        loss = step(self, *arguments, **settings)
+        moved.update(name for name, one in self.model.named_parameters() if one.grad is not None and one.grad.any())
+        return loss
+
+    monkeypatch.setattr(Trainer, "training_step", watched)
+    environment = letters()
+    with inside(tmp_path / "work"):
+        trained = train(gate_job(tiny, environment, members))
+        shutil.copytree(trained.folder, tmp_path / "elsewhere")
+    assert moved == {f"mixture.gates.{layer}.{part}" for layer in range(2) for part in ("weight", "bias")}
+    assert trained.digest == adapter_digest(tmp_path / "elsewhere") and trained.rollouts == 24
+    for adapter in members.values():
+        assert adapter_digest(tmp_path / "elsewhere/adapters" / adapter.digest) == adapter.digest
+    mixture = load_mixture(load_module(tiny, "float64"), tmp_path / "elsewhere")
+    assert all(gate.weight.abs().max() > 0 for gate in mixture.gates)
+    target = load_file(environment)
+    tasks = target.tasks("training", 2)
+
+    def played(folder: Path) -> list[list[int]]:
+        acting = LocalPolicy(tiny, 16, temperature=1.0, max_turns=3, max_tokens=8)
+        plays = [RunningEpisode(str(key), target.open(tasks[key % 2]), str(folder)) for key in range(4)]
+        return [play.token_ids for play in acting.play(plays)]
+
+    assert played(tmp_path / "work" / trained.folder) == played(tmp_path / "elsewhere")
+
+
+def test_killed_gates_resume_to_the_same_bytes(
+    tiny: Path,
+    letters: Callable[..., Path],
+    members: dict[str, Adapter],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gates, play, steps = gate_job(tiny, letters(), members), PolicyTrainer.play, list[int]()
+
+    def deadly(self: Any, prompts: list[str]) -> Any:
+        if len(self.history) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return play(self, prompts)
+
+    def counted(self: Any, prompts: list[str]) -> Any:
+        steps.append(len(self.history))
+        return play(self, prompts)
+
+    with inside(tmp_path / "killed"):
+        if not (child := os.fork()):
+            try:
+                monkeypatch.setattr(PolicyTrainer, "play", deadly)
+                train(gates)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        monkeypatch.setattr(PolicyTrainer, "play", counted)
+        resumed = train(gates)
+        assert steps == [2]
+        content = files(resumed)
+    with inside(tmp_path / "whole"):
+        whole = train(gates)
+        assert steps == [2, 0, 1, 2]
+        assert (resumed.digest, resumed.history, content) == (whole.digest, whole.history, files(whole))
+
+
+def test_the_rollouts_of_gates_come_out_of_the_total_of_trace(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PROMPTS", "TARGET_PROMPTS"):
+        monkeypatch.setattr(import_module("captrain.comparison.baselines.mixture"), name, 3)
+    more = ["baselines.mixture.run=true", "baselines.mixture.start.epochs=0", "baselines.mixture.group_size=4"]
+    more += ["baselines.mixture.groups_per_step=2", "baselines.mixture.share=0.5"]
+    folder = project(tmp_path / "project", tiny, "alpha", "beta", rollouts=32, more=more)
+    places: Any = {"rollouts": ("diagnosis", "", 8), "environments": ("calibration", "alpha", 5)}
+    places["adapters"] = ("training", "alpha", 64)
+    for name, (purpose, item, spent) in places.items():
+        entry = LedgerEntry(stage=name, purpose=purpose, method="trace", item=item, rollouts=spent)
+        publish(folder / f"results/{name}/ledger.jsonl", [entry])
+    assert stage(folder, "mixture") == 0
+    entries = {name: load(folder / f"results/{name}/ledger.jsonl", LedgerEntry) for name in (*places, "mixture")}
+    assert [entry.rollouts for entry in entries["mixture"]] == [16, 16, 32]
+    ledger = [entry for part in entries.values() for entry in part]
+    assert spending([TRACE, "mixture"], ledger, ["alpha", "beta"], {}) == {TRACE: 77, "mixture": 77}
+    index = json.loads((folder / "results/mixture/index.json").read_text())
+    assert list(index) == ["mixture"] and index["mixture"]["rollouts"] == 32
+    shares = pd.read_csv(folder / "results/mixture/gates.csv").groupby(["place", "layer"])["share"].sum()
+    assert {"alpha", "beta"} < {place for place, _ in shares.index} and shares.to_list() == pytest.approx(
+        [1] * len(shares), abs=2e-6
+    )
