@@ -12,14 +12,13 @@ Prints a row per file and per domain, the agent's own faults and all failures ap
     repaired  failures with a repair that replay has proven
 Below follow suspect references, rollouts for which nothing may be printed, and classes of planted faults.
 
-GOLD may also be AgentRx's file of root causes, with the folder of its diagnosis. The script then prints how many
-primary causes are at the root's message, or within two of it, for even and for odd trajectory ids. Odd ones are not
-read by us.
+GOLD may also be AgentRx's file of root causes, or a folder with Who&When's tasks, with the folder of its diagnosis. The
+script then prints how many primary causes are at the root's message, or within two of it, and how many failures have
+none. AgentRx's even and odd ids are apart: odd ones are not read by us.
 """
 
 import argparse
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -104,19 +103,30 @@ def count(truth: Row, row: Row) -> Counter[str]:
     return Counter({name: int(value) for name, value in counts.items()})
 
 
-def root_steps(gold: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for AgentRx's even and odd ids: distance of the primary cause from the root, whose steps count
-    from 1."""
-    failed = {int(row["task"].rpartition("/")[2]): row for row in rows if row["outcome"] == "failed"}
-    for name, parity in (("even", 0), ("odd", 1)):
-        entries = [entry for entry in gold if entry["trajectory_id"] in failed and entry["trajectory_id"] % 2 == parity]
-        distances: list[float] = []
-        for entry in entries:
-            root, primary = entry["root_cause"]["failure_id"], failed[entry["trajectory_id"]].get("primary")
-            step = next(failure["step_number"] for failure in entry["failures"] if failure["failure_id"] == root)
-            distances.append(abs(primary["message"] - step + 1) if primary else math.inf)
-        exact, near = (cell(sum(gap <= most for gap in distances), len(entries)) for most in (0, 2))
-        yield f"{name} ids: root step exact {exact}, within two messages {near}"
+def labelled_steps(gold: Path) -> dict[str, dict[str, int]]:
+    """Return the message at fault of each task, by group: of AgentRx's file, or of a folder with Who&When's tasks."""
+    if gold.is_dir():
+        tasks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(gold.glob("*.json"))]
+        return {
+            "Who&When": {task["question_ID"]: int(task["mistake_step"]) for task in tasks if "mistake_step" in task}
+        }
+    groups: dict[str, dict[str, int]] = {"even ids": {}, "odd ids": {}}
+    for entry in json.loads(gold.read_text(encoding="utf-8")):
+        steps = {failure["failure_id"]: failure["step_number"] for failure in entry["failures"]}
+        group = groups["odd ids" if entry["trajectory_id"] % 2 else "even ids"]
+        group[str(entry["trajectory_id"])] = steps[entry["root_cause"]["failure_id"]] - 1  # they count from 1
+    return groups
+
+
+def root_steps(groups: Mapping[str, Mapping[str, int]], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each group: the distance of the primary cause from the message at fault."""
+    failed = {row["task"].rpartition("/")[2]: row for row in rows if row["outcome"] == "failed"}
+    for name, steps in groups.items():
+        primaries = [(step, failed[task].get("primary")) for task, step in steps.items() if task in failed]
+        distances = [abs(primary["message"] - step) for step, primary in primaries if primary]
+        exact, near = (cell(sum(gap <= most for gap in distances), len(primaries)) for most in (0, 2))
+        silent = len(primaries) - len(distances)
+        yield f"{name}: root step exact {exact}, within two messages {near}, silent {silent}/{len(primaries)}"
 
 
 def cell(part: int, whole: int) -> str:
@@ -145,8 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("diagnoses", nargs="+", metavar="[FILE=]FOLDER")
     parser.add_argument("--misses", action="store_true", help="list the failures whose primary cause is another")
     options = parser.parse_args(arguments)
-    if options.gold.suffix == ".json":
-        steps = json.loads(options.gold.read_text(encoding="utf-8"))
+    if options.gold.is_dir() or options.gold.suffix == ".json":
+        steps = labelled_steps(options.gold)
         print(*root_steps(steps, rows_of(Path(options.diagnoses[0]) / "causes.jsonl")), sep="\n")
         return 0
     gold = rows_of(options.gold)

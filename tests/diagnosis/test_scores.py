@@ -141,4 +141,29 @@ def test_root_steps_of_agentrx_are_scored_apart_by_the_parity_of_their_ids(
     assert scorer.main([str(tmp_path / "gold.json"), str(tmp_path)]) == 0
     even, odd = capsys.readouterr().out.splitlines()
     assert "even ids: root step exact 1/2" in even and "within two messages 1/2" in even
-    assert "odd ids: root step exact 0/1" in odd and "within two messages 1/1" in odd
+    assert "odd ids: root step exact 0/1" in odd and "within two messages 1/1" in odd and "silent 0/1" in odd
+
+
+def test_root_steps_of_who_and_when_are_scored_from_the_folder_of_its_tasks(
+    scorer: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[JsonObject] = []
+    for number, message in enumerate([3, 5, None]):
+        task = {"question_ID": f"q{number}", "question": "?", "ground_truth": "8", "history": [], "mistake_step": "3"}
+        (tmp_path / f"{number}.json").write_text(json.dumps(task))
+        found.append({"task": f"chat/q{number}", "outcome": "failed", "primary": message and {"message": message}})
+    (tmp_path / "causes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    assert scorer.main([str(tmp_path), str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "Who&When: root step exact 1/3" in printed and "within two messages 2/3" in printed
+    assert "silent 1/3" in printed
+
+
+@pytest.mark.needs("shared")
+def test_the_tasks_of_who_and_when_are_scored(
+    scorer: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks, out = Path(__file__).parents[3] / "shared/data/strangers/whowhen", tmp_path / "found"
+    done = CliRunner().invoke(app, ["diagnose", str(tasks), "--out", str(out)])
+    assert done.exit_code == 0 and scorer.main([str(tasks), str(out)]) == 0
+    assert "/22" in capsys.readouterr().out

@@ -277,6 +277,9 @@ PAGE = turn("web_search", "Rome is old.", query="Which city?")
         (asked(*PASSES, say("Done."), submission="x = 1", expected={"patch": "diff a b\n+x = 2\n+y = 3"}), {"truth"}),
         (asked(*PASSES, *turn("finish", "ok", message="All done.")), set()),
         (asked(*PASSES, say("Done."), submission=""), {"no_submission"}),
+        # Of a team, the last one closes the dialogue.
+        (asked(say("Lima") | {"name": "a"}, say("TERMINATE") | {"name": "b"}, expected={"answer": "Rome"}), {"truth"}),
+        (asked(say("Lima") | {"name": "a"}, say("") | {"name": "b"}, expected={"answer": "Rome"}), {"truth"}),
     ],
 )
 def test_an_answer_is_missed_only_where_one_is_due(row: Row, names: set[str], tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ FAILURE = re.compile(
     re.MULTILINE,
 )
 SUBMITS = re.compile(r"submit|finish|complete|final|answer|done|exit", re.IGNORECASE)
+SIGNAL = re.compile(r"[\s#<\[]*[A-Z_]*[\s#>\].!]*")
+"""A message that only ends a dialogue of agents, such as TERMINATE, or that is empty."""
 PATH = re.compile(r"[\w.~-]*/[\w./~-]+|[\w-]+\.[a-z]{2,5}(?=[\s\"'`;|)]|$)")
 ORACLE = re.compile(
     r"(?:reference_|sample_)?solutions?|oracle|grader|grading|answer_?keys?|(?:gold|golden|expected|reference)_?"
@@ -164,7 +166,8 @@ def no_submission(view: RolloutView) -> Noted:
     """
     is_empty = "submission" in view.rollout.task.data and not view.facts.submission.strip()
     is_owed = _is_asked(view) or all(call.kind in ("read", "think") for call in view.acts)
-    if not is_empty and (view.handover or view.facts.limit or not is_owed or answer_of(view)[1].strip()):
+    is_excused = view.handover or view.facts.limit or not is_owed or _is_closed_by_team(view)
+    if not is_empty and (is_excused or answer_of(view)[1].strip()):
         return None
     return view.last, "the submission is empty" if is_empty else "there is no answer and no last message"
 
@@ -172,6 +175,12 @@ def no_submission(view: RolloutView) -> Noted:
 def _is_asked(view: RolloutView) -> bool:
     """Tell whether the task is a question: the truth that the log holds is as short as an answer."""
     return any(0 < len(entry.text.split()) <= WORDS for entry in view.facts.expected)
+
+
+def _is_closed_by_team(view: RolloutView) -> bool:
+    """Tell whether the last of several agents only ends the dialogue: the answer stands somewhere before."""
+    names = {message.get("name") for message in view.messages if message["role"] == "assistant"}
+    return len(names) > 1 and SIGNAL.fullmatch(answer_of(view)[1]) is not None
 
 
 def answer_from_nowhere(view: RolloutView) -> Noted:
@@ -199,7 +208,9 @@ def truth_beside_answer(view: RolloutView) -> Noted:
     place, answer = answer_of(view)
     parts = [f"{entry.name} {quoted(entry.text)}" for entry in view.facts.expected]
     parts += [f"the grader says {quoted(view.facts.grading)}"] if view.facts.grading else []
-    return place, f"{'; '.join(parts)}; the agent's answer {quoted(answer) if answer else 'is missing'}"
+    if not _is_closed_by_team(view):
+        parts.append(f"the agent's answer {quoted(answer) if answer else 'is missing'}")
+    return place, "; ".join(parts)
 
 
 # What a pass should not do
