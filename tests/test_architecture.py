@@ -34,7 +34,7 @@ READERS = {
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
-    "run/entry.py": "the null device, in place of closed output",
+    "run/streams.py": "logs of child processes, and the null device in place of closed output",
     "run/outputs.py": "links files into a folder that is aside",
     "run/locks.py": "empty lock files",
     "comparison/points.py": "workspaces of points, made anew from git before each run, and their logs",

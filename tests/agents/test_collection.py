@@ -338,7 +338,7 @@ def without_digest(lines: list[bytes]) -> list[bytes]:
 def of_another_journal(lines: list[bytes]) -> list[bytes]:
     """A line with the digest that it would have in a file of another name."""
     text = lines[8].rpartition(b',"digest":')[0] + b"}"
-    return [*lines[:8], sealed(Path("another.jsonl"), text), *lines[9:]]
+    return [*lines[:8], sealed(Path("another.jsonl"), text.decode()), *lines[9:]]
 
 
 def page_of_zeros(lines: list[bytes]) -> list[bytes]:

@@ -2,6 +2,9 @@
 
 import base64
 import json
+import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,14 +13,17 @@ from urllib.parse import quote
 
 import pytest
 import yaml
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from captrain.comparison import sweep
 from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.errors import UserError
 from captrain.interop import read_logs
+from captrain.models.lora import save_adapter
 from captrain.records import Label, Rollout, RolloutLabels, Score, Task, censored, publish, redacted, refuse_keys
 from captrain.reporting.pages.rollouts import Archive
-from captrain.run import SelectionSettings, compose_spec, load_choice
+from captrain.run import SelectionSettings, compose_spec, copy_clean, load_choice
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-abcdefghijklmnop1234567890"
@@ -211,3 +217,77 @@ def test_typed_keys_are_removed_and_other_words_stay() -> None:
         )
     words = "max_tokens = 4096; 640 tokens read; results/adapters/index.json is missing"
     assert redacted(words) == words
+
+
+LEAKING = '''
+import json
+import logging
+import os
+
+from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
+
+KEY = os.environ.get("PLANTED_TOKEN", "none")
+
+
+class Leaking(ServiceDesk):
+    """The desk of somebody whose tools echo their environment."""
+
+    def open(self, task):
+        class Episode(DeskEpisode):
+            def step(self, message):
+                answers, done = super().step(message)
+                for answer in answers:
+                    answer["content"] = f"{answer['content']} {KEY}"
+                print("printed", KEY)
+                logging.getLogger("desk").error("logged %s", KEY)
+                return answers, done
+
+        return Episode(task["data"])
+'''
+PLANTED = "very/secret+value=42"
+
+
+def test_no_file_of_a_run_and_no_output_holds_a_key_that_tools_print_and_log(tmp_path: Path) -> None:
+    (tmp_path / "leaking_desk.py").write_text(LEAKING, encoding="utf-8")
+    shutil.copytree(ROOT / "stages", tmp_path / "stages")
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n", encoding="utf-8")
+    settings = ["policy=scripted", "policy.skill=0.5", "rollouts.tasks=20", "benchmark._target_=leaking_desk.Leaking"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}", "PLANTED_TOKEN": PLANTED}
+
+    def call(*command: object) -> str:
+        done = subprocess.run(
+            [sys.executable, *map(str, command)],
+            cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    compose = (
+        "from pathlib import Path; from captrain.run import compose_spec, publish_spec; "
+        f"publish_spec(compose_spec('smoke', 0, {settings}, Path({str(ROOT / 'conf')!r})), Path('results/spec.yaml'))"
+    )
+    said = call("-c", compose)
+    said += call("stages/rollouts.py") + call("stages/labels.py") + call("stages/capabilities.py")
+    log = tmp_path / "artifacts/rollouts/discovery.jsonl"
+    captrain = (sys.executable, "-c", "from captrain.cli.app import main; main()")
+    for command in (["diagnose", log, "--out", "diagnosis"], ["export", log, "--to", "inspect", "--out", "exported"]):
+        said += call(*captrain[1:], *command)
+    forms = [spelling(PLANTED) for spelling in SPELLINGS]
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.parent.name == "rollouts" and ".cache" in path.parts for path in paths)
+    assert (tmp_path / ".cache/logs/rollouts.log").exists()
+    assert not [form for form in forms if form in said] and "printed [redacted]" in said
+    holding = {path.name for path in paths for form in forms if form.encode() in path.read_bytes()}
+    assert not holding
+
+
+def test_an_adapters_configuration_and_the_log_of_a_child_process_hold_no_key(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_TOKEN", PLANTED)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(target_modules=["q_proj"]))
+    save_adapter(model, tmp_path / "adapter", tiny, PLANTED)
+    copy_clean([f"api_key={PLANTED} \x1b[2J\n".encode()], tmp_path / "server.log")
+    kept = (tmp_path / "server.log").read_text(encoding="utf-8")
+    assert "[redacted]" in (tmp_path / "adapter/adapter_config.json").read_text(encoding="utf-8")
+    assert kept == "api_key=[redacted] \\x1b[2J\n"

@@ -183,7 +183,7 @@ def test_processes_end_with_their_parent_and_a_later_run_resumes(
         assert whole is not None and whole.history is not None
         first, *others = whole.history
         changed = whole.model_copy(update={"history": [replace(first, errors=7), *others]})
-        mark.write_bytes(sealed(mark, changed.model_dump_json().encode()))
+        mark.write_bytes(sealed(mark, changed.model_dump_json()))
     again = trained(job, tmp_path, two("fsdp"))
     assert again.history == [replace(shared.history[0], errors=7), *shared.history[1:]]
     assert again.digest == shared.digest

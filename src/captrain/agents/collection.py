@@ -327,7 +327,7 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], Callable[[Rollout], Non
 
 
 def _journal_line(path: Path, rollout: Rollout) -> bytes:
-    return sealed(path, rollout.model_dump_json(exclude_defaults=True).encode())
+    return sealed(path, rollout.model_dump_json(exclude_defaults=True))
 
 
 class ProgressBar:

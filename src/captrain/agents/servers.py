@@ -30,7 +30,7 @@ from typing import NamedTuple
 from captrain.errors import UserError
 from captrain.models import Endpoint, TransientFault, adapter_config
 from captrain.records import digest
-from captrain.run import VLLM
+from captrain.run import VLLM, copy_clean
 
 LOGS = Path(".cache/servers")
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -125,6 +125,7 @@ class VllmServer(Endpoint):
         self._deaths = Counter[str]()
         """Deaths of this server, by the request under way."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._writer = threading.Thread()  # of its log
         self._lock = threading.RLock()
 
     def _url(self) -> str:
@@ -200,15 +201,19 @@ class VllmServer(Endpoint):
             *self.machine.arguments,
         ]
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb" if self.starts == 1 else "ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=server_environment(self.machine, self.number),
-                start_new_session=True,
-            )
+        if self.starts == 1:
+            log.write_bytes(b"")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=server_environment(self.machine, self.number),
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._writer = threading.Thread(target=copy_clean, args=(self._process.stdout, log.absolute()), daemon=True)
+        self._writer.start()
         if problem := self._fault(self.machine.start_timeout):
             raise self._given_up(problem)
         try:
@@ -347,6 +352,7 @@ class VllmServer(Endpoint):
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
+            self._writer.join(1.0)  # the log is then complete
 
 
 def server_environment(machine: VLLM, number: int) -> dict[str, str]:

@@ -80,20 +80,30 @@ def synthesize(
 
 
 def validate(
-    file: Annotated[Path, typer.Argument(help="Environment file.")],
+    name: Annotated[
+        str, typer.Argument(metavar="FILE|TASKSET", help="Environment file (.py), or a taskset of verifiers.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the passport and its page; the file's folder by default.")
+        Path | None, typer.Option(help="Folder for the report and its page; the file's or this folder by default.")
     ] = None,
+    scale: Annotated[
+        tuple[float, float], typer.Option(help="Lowest and highest reward of an episode of the taskset.")
+    ] = (0.0, 1.0),
     sandbox: Sandbox = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Also play the project's base in it.")] = False,
 ) -> None:
-    """Check any environment file against the project's benchmark and write its passport.
+    """Check any environment file against the project's benchmark and write its passport, or probe a taskset.
 
     The exit status is 1 if a check fails.
     """
-    folder = out or file.parent
+    file = Path(name)
+    is_file = file.suffix == ".py" or file.exists()
+    folder = out or (file.parent if is_file else Path())
     require_folder(folder)
-    passport, report = environments.validate_file(file, project_root(), folder, sandbox, calibrate)
+    if is_file:
+        passport, report = environments.validate_file(file, project_root(), folder, sandbox, calibrate)
+    else:
+        passport, report = environments.validate_taskset(name, project_root(), folder, scale)
     print_all(*report)
     if not passport.passed:
         raise typer.Exit(1)

@@ -29,7 +29,7 @@ from captrain.comparison.rows import GRPO, supervision
 from captrain.comparison.tables import evaluation_table
 from captrain.errors import UserError
 from captrain.records import digest, publish_text, read_table
-from captrain.run import Choice, exclusive, launch, times
+from captrain.run import Choice, clean, exclusive, launch, times
 
 if TYPE_CHECKING:
     from dvc.stage import PipelineStage
@@ -125,7 +125,7 @@ def run(point: SweepPoint, root: Path) -> Path:
         ):
             assert child.stdout is not None
             for line in child.stdout:
-                file.write(line)
+                file.write(clean(line))
                 file.flush()
                 if STAGE_LINE.match(line):
                     print(f"{point.name}: {line.rstrip()}", flush=True)

@@ -20,6 +20,7 @@ from .publication import passport_page as passport_page
 from .publication import publish_environments as publish_environments
 from .publication import publish_pairs as publish_pairs
 from .publication import validate_file as validate_file
+from .publication import validate_taskset as validate_taskset
 from .synthesis import PairEnvironments as PairEnvironments
 from .synthesis import SynthesisResult as SynthesisResult
 from .synthesis import examine as examine

@@ -14,13 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.agents import load_policy
-from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import Verifiers, load_benchmark
 from captrain.contract import CheckedEnvironment
 from captrain.environments.evidence import make_standard
 from captrain.environments.loading import world_of
 from captrain.environments.passport import widening
 from captrain.environments.synthesis import PairEnvironments, SynthesisResult, examine, make_brief, make_passport
 from captrain.environments.synthesizer import Brief, render
+from captrain.environments.taskset import UNPROBED, probe_taskset
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import (
@@ -35,7 +36,7 @@ from captrain.records import (
     read_bytes,
     require_file_name,
 )
-from captrain.run import compose_spec, load_choice, load_spec, user_outputs
+from captrain.run import Component, Spec, compose_spec, load_choice, load_spec, user_outputs
 
 SOURCE = 1 << 20
 """Most bytes of an environment file."""
@@ -97,7 +98,11 @@ def publish_pairs(pairs: PairEnvironments, results: Path, artifacts: Path) -> No
 
 
 def passport_page(
-    passport: Passport, text: str, capability: Capability | None = None, earlier: Sequence[Passport] = ()
+    passport: Passport,
+    text: str,
+    capability: Capability | None = None,
+    earlier: Sequence[Passport] = (),
+    unprobed: Sequence[str] = (),
 ) -> str:
     """Write a passport as a page: what the environment trains, how difficult it is, and every check.
 
@@ -106,6 +111,7 @@ def passport_page(
         text: the text of the file.
         capability: the requested capability, if known.
         earlier: passports of other attempts.
+        unprobed: what could not be probed, for a taskset of verifiers.
     """
     failed = sum(not check.passed for check in passport.checks)
     docstring = None
@@ -121,6 +127,7 @@ def passport_page(
         rewards=[(AGENTS[one.name], one.measured, one.deviation) for one in passport.checks if one.name in AGENTS],
         exploits=[check for check in passport.checks if check.script],
         earlier=earlier,
+        unprobed=unprobed,
         cell=_cell,
         number=_number,
     )
@@ -176,11 +183,7 @@ def validate_file(
     if out.resolve().is_relative_to((root / "results").resolve()):
         # Nobody could tell this passport from one that the pipeline made.
         raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
-    if (derived := root / "results/spec.yaml").exists():
-        spec = load_spec(derived)
-    else:  # nothing has run yet
-        selection = load_choice(root / "params.yaml")
-        spec = compose_spec(selection.experiment, selection.seed, selection.overrides, root / "conf")
+    spec = _specification(root)
     machine = spec.machine.model_copy(update={"sandbox": least}) if least else spec.machine
     benchmark = load_benchmark(spec.benchmark, machine)
     standard = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
@@ -201,6 +204,55 @@ def validate_file(
     return passport, _report(passport, str(active_confinement()), examination.ledger)
 
 
+def validate_taskset(
+    name: str, root: Path, out: Path, scale: tuple[float, float]
+) -> tuple[Passport, list[RenderableType]]:
+    """Probe a taskset of verifiers, publish what was measured with its page, and return it with the lines to print.
+
+    Args:
+        name: id of the taskset, or the folder of its package, a slash and the id if it is not installed.
+        root: the project, whose bounds count. If its benchmark is this taskset, its settings count, too.
+        out: folder for the files.
+        scale: lowest and highest reward of an episode, unless the project's benchmark says so.
+
+    Raises:
+        UserError: verifiers or the taskset is not installed, or a reward is outside the scale.
+    """
+    spec = _specification(root)
+    folder, _, taskset = name.rpartition("/")
+    folder, taskset = (folder, taskset) if folder and Path(folder).is_dir() else ("", name)
+    if spec.benchmark.settings().get("taskset") == taskset:
+        target = load_benchmark(spec.benchmark, spec.machine)
+    else:
+        component = Component.model_validate(
+            {"_target_": f"{Verifiers.__module__}.Verifiers", "taskset": taskset, "folder": folder, "scale": [*scale]}
+        )
+        target = load_benchmark(component, spec.machine)
+    checks = probe_taskset(target, spec.environments, spec.seed)
+    passed = all(check.passed for check in checks)
+    passport = Passport(
+        capability=target.name,
+        environment=target.fingerprint,
+        attempt=0,
+        passed=passed,
+        trusted=False,
+        calibration_tasks=0,
+        checks=checks,
+    )
+    with user_outputs(out) as aside:
+        publish_json(aside / f"{target.name}.validation.json", passport)
+        publish_text(aside / f"{target.name}.validation.md", passport_page(passport, "", unprobed=UNPROBED))
+    notes = [Text(f"not probed: {subject}") for subject in UNPROBED]
+    return passport, [*_report(passport, "none: a taskset is code that you have installed", (), "probes"), *notes]
+
+
+def _specification(root: Path) -> Spec:
+    if (derived := root / "results/spec.yaml").exists():
+        return load_spec(derived)
+    selection = load_choice(root / "params.yaml")  # nothing has run yet
+    return compose_spec(selection.experiment, selection.seed, selection.overrides, root / "conf")
+
+
 def _brief(path: Path, root: Path, benchmark: CheckedEnvironment) -> Brief:
     """Make the brief of a capability of the file's name, with the project's rollouts if there are any."""
     selected, rollouts = root / "results/capabilities/capabilities.jsonl", root / "artifacts/rollouts/discovery.jsonl"
@@ -211,8 +263,10 @@ def _brief(path: Path, root: Path, benchmark: CheckedEnvironment) -> Brief:
     return Brief(Capability(id=path.stem, name=path.stem, description=""), benchmark.tools)
 
 
-def _report(passport: Passport, sandbox: str, ledger: Sequence[LedgerEntry]) -> list[RenderableType]:
-    table = Table("check", "", "measured", "bound", "detail", title=f"passport of {passport.capability}")
+def _report(
+    passport: Passport, sandbox: str, ledger: Sequence[LedgerEntry], title: str = "passport"
+) -> list[RenderableType]:
+    table = Table("check", "", "measured", "bound", "detail", title=f"{title} of {passport.capability}")
     table.add_column("task", overflow="fold")
     for check in passport.checks:
         measured = "" if check.measured is None else f"{check.measured:g}"

@@ -17,7 +17,7 @@ from typing import Literal
 from captrain import __version__
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import JsonObject, Message, Rollout, digest, load, place_aside, publish_text
+from captrain.records import JsonObject, Message, Rollout, digest, json_without_secrets, load, place_aside, publish_text
 from captrain.run import user_outputs
 
 Format = Literal["inspect", "openai"]
@@ -182,7 +182,7 @@ def _add(archive: zipfile.ZipFile, name: str, document: object) -> None:
 
 def _json(value: object) -> str:
     # ASCII, because some readers break lines at other characters.
-    return json.dumps(value, separators=(",", ":"))
+    return json_without_secrets(json.dumps(value, separators=(",", ":")))
 
 
 def _sample(rollout: Rollout, epoch: int, model: str) -> JsonObject:

@@ -352,7 +352,7 @@ class StructuredAnswers:
             model = completion.model or self.name
             stored = StoredAnswer(text=text, prompt_tokens=prompt, completion_tokens=reply, model=model)
             path = self._path(key)
-            publish_bytes(path, sealed(path, stored.model_dump_json().encode()))
+            publish_bytes(path, sealed(path, stored.model_dump_json()))
             self._use(key, stored)
         except RejectedAnswer as error:
             refusal = error

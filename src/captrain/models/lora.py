@@ -37,6 +37,7 @@ from captrain.records import (
     file_digest,
     place_aside,
     publish_folder,
+    publish_text,
     read_json,
     require_regular,
 )
@@ -303,7 +304,7 @@ def save_adapter(
     # PEFT has sets, whose order differs between processes.
     config["target_modules"] = sorted(config["target_modules"])
     config["target_parameters"] = sorted(config.get("target_parameters") or ()) or None
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    publish_text(folder / "adapter_config.json", json.dumps(config, indent=1, sort_keys=True) + "\n")
     (folder / "README.md").unlink(missing_ok=True)
 
 
@@ -460,4 +461,4 @@ def save_lora_factors(folder: Path, like: Adapter, factors: Factors) -> None:
     config |= {"r": rank, "lora_alpha": rank}
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    publish_text(folder / "adapter_config.json", json.dumps(config, indent=1, sort_keys=True) + "\n")

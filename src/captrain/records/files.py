@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from captrain.errors import UserError
 from captrain.records.digests import bytes_digest
 from captrain.records.record import IndexEntry
-from captrain.records.text import plain
+from captrain.records.text import json_without_secrets, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -284,15 +284,19 @@ def remains(path: Path, kind: type[T]) -> list[T | None]:
         for line in file:
             text = line.rpartition(SEAL)[0] + b"}"
             try:
-                values.append(_adapter(kind).validate_json(text) if line == sealed(path, text) else None)
+                values.append(_adapter(kind).validate_json(text) if line == _with_digest(path, text) else None)
             except ValidationError:
                 values.append(None)
     return values
 
 
-def sealed(path: Path, text: bytes) -> bytes:
-    """Return a line of a journal: a JSON object with its digest as a further member, and a newline. The digest covers
-    the names of file and folder, so a line of another journal does not count."""
+def sealed(path: Path, text: str) -> bytes:
+    """Return a line of a journal: a JSON object without keys of the environment, with its digest as a further member,
+    and a newline. The digest covers the names of file and folder, so a line of another journal does not count."""
+    return _with_digest(path, json_without_secrets(text).encode())
+
+
+def _with_digest(path: Path, text: bytes) -> bytes:
     place = "/".join(path.parts[-2:]).encode(errors="surrogateescape")
     return text[:-1] + SEAL + bytes_digest(place + text).encode() + b'"}\n'
 

@@ -66,3 +66,6 @@ from .spec import compose_spec as compose_spec
 from .spec import load_choice as load_choice
 from .spec import load_spec as load_spec
 from .spec import publish_spec as publish_spec
+from .streams import clean as clean
+from .streams import clean_output as clean_output
+from .streams import copy_clean as copy_clean

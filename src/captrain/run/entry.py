@@ -10,24 +10,23 @@ A resumed stage counts its last part. CPU seconds include finished worker proces
 
 import codecs
 import gc
-import io
 import locale
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TextIO, cast
 
 from captrain.errors import UserError
-from captrain.records import digest, file_digest, plain, publish_json, read_json, redacted, without_secrets
+from captrain.records import digest, file_digest, plain, publish_json, read_json, redacted
 from captrain.run import find_project, launch, load_spec
 from captrain.run.boundary import ending
+from captrain.run.streams import clean_output
 
 LOGS = Path(".cache/logs")
 """Folder of the stages' logs, which hold warnings of libraries."""
@@ -58,8 +57,7 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
         if project is not None and str(project) not in sys.path:
             sys.path.insert(0, str(project))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), os.environ.get("PYTHONPATH")]))
-        out, err = (cast(TextIO, _CleanStream(stream)) for stream in (sys.stdout, sys.stderr))
-        with redirect_stdout(out), redirect_stderr(err):
+        with clean_output():
             try:
                 if stage:
                     _run_stage(main, name)
@@ -77,33 +75,6 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
                 raise SystemExit(status) from None
 
     return run
-
-
-class _CleanStream:
-    """Standard output or error without keys of the environment, and in a file or pipe without control characters.
-
-    A terminal gets those of progress bars and colours. Text of others is escaped before it is laid out (`print_all`).
-    """
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (None if it is closed)
-        self._is_styled = self._stream.isatty() or "FORCE_COLOR" in os.environ
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-
-    def write(self, text: str) -> int:
-        """Write a text; see the class."""
-        clean = without_secrets(text)
-        self._stream.write(clean if self._is_styled else "\r".join(map(plain, clean.split("\r"))))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts one after another."""
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
 
 
 class _CleanFormatter(logging.Formatter):

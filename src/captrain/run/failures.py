@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.records import Record, publish_bytes, read_json
+from captrain.records import Record, json_without_secrets, publish_bytes, read_json
 
 
 class Failure(Record):
@@ -35,7 +35,7 @@ class Failure(Record):
 
     def write(self, path: Path) -> None:
         """Write to a file, atomically and through to the disk."""
-        content = self.model_dump_json(indent=1).encode(errors="backslashreplace")
+        content = json_without_secrets(self.model_dump_json(indent=1)).encode(errors="backslashreplace")
         publish_bytes(path, content, flush=True)
 
     def exception(self) -> Exception:

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from captrain.errors import UserError
 from captrain.run import Machine
+from captrain.run.streams import cleaned
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -144,6 +145,7 @@ def report_progress(count: int, total: int, detail: str = "") -> None:
 def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:
     """Make this process a worker with GPUs of its own."""
     become_worker(parent)
+    sys.stdout, sys.stderr = cleaned(sys.stdout), cleaned(sys.stderr)
     with counter.get_lock():
         number = counter.value
         counter.value += 1

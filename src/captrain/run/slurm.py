@@ -38,12 +38,13 @@ from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import digest, publish_bytes
+from captrain.records import digest, json_without_secrets, publish_bytes
 from captrain.run import Slurm
 from captrain.run.failures import Failure
 from captrain.run.fingerprint import fingerprint, identity_of
 from captrain.run.jobs import ALIVE, JOBS, RECORD, JobAttempt, Submission, states, submissions
 from captrain.run.locks import exclusive
+from captrain.run.streams import clean_output
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -97,7 +98,7 @@ class Work:
 
     def __call__(self) -> None:
         """Compute and store the result, or the exception, unless the result exists."""
-        with exclusive(JOBS / "results" / f"{self.key}.lock"), _told_of_the_end(self.requeues):
+        with clean_output(), exclusive(JOBS / "results" / f"{self.key}.lock"), _told_of_the_end(self.requeues):
             if stored_result(self.function, self.key) is not None:
                 print("the result exists already", flush=True)
                 return
@@ -110,7 +111,9 @@ class Work:
                     Failure.of(error).write(self.folder / f"{self.key}.failure")
                 # submitit would record another exception. With SystemExit Slurm sees a failed job.
                 raise SystemExit(1) from None
-            lines = f'"{digest(identity_of(result))}"\n'.encode() + _type_of(self.function).dump_json(result) + b"\n"
+            kind = _type_of(self.function)
+            text = json_without_secrets(kind.dump_json(result).decode())
+            lines = f'"{digest(identity_of(kind.validate_json(text)))}"\n{text}\n'.encode()
             publish_bytes(JOBS / "results" / f"{self.key}.jsonl", lines, flush=True)
 
     def checkpoint(self) -> "DelayedSubmission":
@@ -245,7 +248,7 @@ class Dispatch:
             at=datetime.now(UTC).isoformat(timespec="microseconds"),
         )
         folder = JOBS / submission.name
-        publish_bytes(folder / RECORD, submission.model_dump_json(indent=1).encode(), flush=True)
+        publish_bytes(folder / RECORD, json_without_secrets(submission.model_dump_json(indent=1)).encode(), flush=True)
         executor = SlurmExecutor(folder, max_num_timeout=self.slurm.requeues)
         executor.update_parameters(
             job_name=submission.name,

@@ -78,7 +78,7 @@ class Checkpoints(TrainerCallback):
                 points=points,
                 history=self.history(),
             )
-            publish_bytes(path, sealed(path, mark.model_dump_json().encode()))
+            publish_bytes(path, sealed(path, mark.model_dump_json()))
 
 
 def last_checkpoint(folder: Path) -> Path | None:

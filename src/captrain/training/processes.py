@@ -31,8 +31,8 @@ from pydantic import TypeAdapter
 from captrain.agents import stop_servers
 from captrain.errors import UserError
 from captrain.models import computes_on_cpu
-from captrain.records import publish_bytes, publish_text, read_json
-from captrain.run import Accelerate, Failure, Machine, launch
+from captrain.records import publish_json, publish_text, read_json
+from captrain.run import Accelerate, Failure, Machine, clean_output, launch
 from captrain.training import collectives
 
 KEEPER = Path(__file__).parents[1] / "agents" / "keeper.py"
@@ -228,7 +228,7 @@ def share(order: Path) -> None:
             distributed.init_process_group("gloo", timeout=timedelta(seconds=collectives.PATIENCE))
         result = train(machine, order.parent)
         if collectives.rank() == 0:
-            publish_bytes(order.parent / RESULT, TypeAdapter(type(result)).dump_json(result))
+            publish_json(order.parent / RESULT, TypeAdapter(type(result)).dump_python(result, mode="json"))
         distributed.destroy_process_group()
     except Exception as error:
         aside = order.with_name(f"failure-{collectives.rank()}.json")
@@ -242,4 +242,5 @@ def share(order: Path) -> None:
 
 if __name__ == "__main__":
     launch.become_worker(os.getppid())
-    share(Path(sys.argv[1]))
+    with clean_output():
+        share(Path(sys.argv[1]))

@@ -59,7 +59,7 @@ def train_once(folder: Path, name: str, kind: type[ResultType], train: Callable[
     with exclusive(folder / LOCK):
         path = folder / RESULT
         if not path.exists():
-            publish_bytes(path, sealed(path, TypeAdapter(kind).dump_json(train())))
+            publish_bytes(path, sealed(path, TypeAdapter(kind).dump_json(train()).decode()))
         _remove(path for pattern in SCRATCH for path in folder.glob(pattern))
         result, content = next(iter(remains(path, kind)), None), "not whole"
         with suppress(UserError):
