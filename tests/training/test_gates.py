@@ -74,7 +74,7 @@ def test_training_moves_gates_only_and_its_folder_acts_the_same_elsewhere(
     for adapter in members.values():
         assert adapter_digest(tmp_path / "elsewhere/adapters" / adapter.digest) == adapter.digest
     mixture = load_mixture(load_module(tiny, "float64"), tmp_path / "elsewhere")
-    assert all(gate.weight.abs().max() > 0 for gate in mixture.gates)
+    assert all(gate.weight.abs().max() > 0 for gate in mixture.linears)
     target = load_file(environment)
     tasks = target.tasks("training", 2)
 

@@ -101,6 +101,8 @@ class MixtureDecoder(HuggingFaceDecoder):
 
     def decide(self, row: int, ids: Sequence[int], written: Sequence[int], position: int) -> None:
         """See `Decoder`."""
+        from transformers.cache_utils import CacheLayerMixin
+
         parts, cache = self.mixture.parts, None
         if not begins_decision(written, position, parts.decide):
             return
@@ -109,6 +111,7 @@ class MixtureDecoder(HuggingFaceDecoder):
         if start:
             cache = type(self.cache)(config=self.model.config)
             for index, layer in enumerate(self.cache.layers):
+                assert isinstance(layer, CacheLayerMixin)
                 cache.update(layer.keys[[row]], layer.values[[row]], index)
         tokens = torch.tensor([ids[start:]])
         self.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=cache is not None)

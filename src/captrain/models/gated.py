@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captrain.errors import UserError
@@ -99,9 +100,9 @@ class Mixture(nn.Module):
             self._places = None
 
     @property
-    def placed(self) -> bool:
-        """Whether the places of decisions are set."""
-        return self._places is not None
+    def linears(self) -> list[nn.Linear]:
+        """The gates as linear maps."""
+        return [gate for gate in self.gates if isinstance(gate, nn.Linear)]
 
     @contextmanager
     def fixed(self, decisions: Tensor) -> Iterator[None]:
@@ -121,7 +122,7 @@ class Mixture(nn.Module):
         """Return the shares of a gate for states (..., hidden)."""
         states = states.detach()
         scale = (states.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
-        return self.gates[index](states * scale).softmax(-1)
+        return F.softmax(self.linears[index](states * scale), -1)
 
     def _placed(self, index: int, states: Tensor) -> Tensor:
         """Return the shares of each token of whole dialogues."""
@@ -153,7 +154,7 @@ class Mixture(nn.Module):
             self.opened.shares = self._kept[0][:, None]
             return
         named = {name: kwargs[name] for name in ("attention_mask", "position_ids") if kwargs.get(name) is not None}
-        alone = self.gates[0].weight.new_zeros((len(ids), 1, self.slots))
+        alone = self.linears[0].weight.new_zeros((len(ids), 1, self.slots))
         with torch.no_grad(), self.fixed(alone):
             states = body(input_ids=ids, use_cache=False, **named).last_hidden_state
         if places is None:

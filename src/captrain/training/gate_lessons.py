@@ -92,7 +92,7 @@ def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed
     mixture = Mixture(load_module(base, "float64"), parts)
     if seed is not None:
         random = np.random.Generator(np.random.PCG64(seed))
-        for gate in mixture.gates:
+        for gate in mixture.linears:
             draw_normal(gate.weight, 1 / math.sqrt(gate.weight.shape[1]), random)
     folder = Path(".cache") / name.partition(":")[0] / digest(name, spec.seed, *parts.identity())
     shutil.rmtree(folder, ignore_errors=True)
