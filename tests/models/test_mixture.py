@@ -16,6 +16,7 @@ from captrain.models import load_module
 from captrain.models.gated import Mixture, load_mixture, save_mixture
 from captrain.models.lora import Adapter, adapter_digest, merge_experts
 from captrain.models.mixture import MixtureParts, decision_places
+from captrain.serving.endpoint import ChatServer
 
 KINDS = [("layer", "prompt"), ("layer", "turn"), ("layer", "token"), ("global", "prompt"), ("global", "turn")]
 
@@ -141,6 +142,16 @@ def test_a_damaged_mixture_is_refused(
     damage(tmp_path / "mixture")
     with pytest.raises(UserError, match=complaint):
         load_mixture(load_module(tiny, "float64"), tmp_path / "mixture")
+
+
+def test_a_mixture_is_not_served(tiny: Path, members: dict[str, Adapter], tmp_path: Path) -> None:
+    save_mixture(mixed(tiny, members)[1], tmp_path / "mixture")
+    server = ChatServer(
+        LocalPolicy(tiny, 16, temperature=1.0, max_turns=1, max_tokens=8), "base", {"a": Path(members["a"].folder)}
+    )
+    with pytest.raises(UserError, match=r"is a mixture of adapters(.|\n)*--route"):
+        server.load("mixture", tmp_path / "mixture")
+    assert [*server.adapters] == ["a"]
 
 
 def test_one_decision_for_all_layers_at_each_token_is_refused(members: dict[str, Adapter]) -> None:

@@ -43,10 +43,20 @@ class DialogueWorld:
         self._dialogue = Dialogue(logged, solution)
         self.reference = tuple(ReplayCall(*call) for message in solution for call in calls_of(message))
         self._changes: dict[tuple[str, str], bool] = {}
+        self._played: dict[str, PlayedDialogue] = {}
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:
         """Play assistant messages, each dialogue in a fresh world."""
         raise NotImplementedError
+
+    def _outcomes(self, replays: Sequence[Replay]) -> list[PlayedDialogue]:
+        """Play replays, equal dialogues once: a search for a repair asks for many of them again."""
+        dialogues = [self._dialogue.messages(replay) for replay in replays]
+        keys = [json.dumps(messages) for messages in dialogues]
+        fresh = {key: messages for key, messages in zip(keys, dialogues, strict=True) if key not in self._played}
+        if fresh:
+            self._played.update(zip(fresh, self.run([*fresh.values()]), strict=True))
+        return [self._played[key] for key in keys]
 
     @property
     def owed(self) -> tuple[str, ...]:
@@ -83,13 +93,13 @@ class DialogueWorld:
         return tuple(phrases)
 
     def _passes(self, texts: tuple[str, ...]) -> bool:
-        return self.run([self._dialogue.messages(Replay(self.reference, texts))])[0].passed
+        return self._outcomes([Replay(self.reference, texts)])[0].passed
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
         """See `captrain.benchmarks.World.play`. Calls after the episode's end count as refused. So do calls of the
         user, who has no tools in these worlds."""
         replayed: list[Replayed] = []
-        runs = self.run([self._dialogue.messages(replay) for replay in replays])
+        runs = self._outcomes(replays)
         for replay, run in zip(replays, runs, strict=True):
             played = iter(run.calls)
             outcomes = [next(played, NOT_TAKEN) if call.by == "assistant" else NOT_TAKEN for call in replay.calls]
@@ -113,7 +123,7 @@ class DialogueWorld:
             remainder = tuple(entry for entry in self.reference if key_of(entry) != key)
             calls = remainder if len(remainder) < len(self.reference) else (*self.reference, call)
             closing = (str(self.solution[-1].get("content") or ""),)
-            runs = self.run([self._dialogue.messages(Replay(entry, closing)) for entry in (self.reference, calls)])
+            runs = self._outcomes([Replay(entry, closing) for entry in (self.reference, calls)])
             self._changes[key] = runs[0].passed and not runs[1].passed
         return self._changes[key]
 

@@ -46,6 +46,7 @@ from .record import TaskFacts as TaskFacts
 from .record import Usage as Usage
 from .record import UserCall as UserCall
 from .record import Verdict as Verdict
+from .text import FileName as FileName
 from .text import as_markdown as as_markdown
 from .text import censored as censored
 from .text import counted as counted

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from captrain.agents import EngineRow, LocalPolicy, with_adapter
 from captrain.errors import UserError
-from captrain.models import adapter_digest
+from captrain.models import adapter_digest, is_mixture
 from captrain.records import JsonObject, Message, digest
 from captrain.serving.folders import copy_adapter_below
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
@@ -111,8 +111,14 @@ class ChatServer:
         """Serve an adapter under a name.
 
         Raises:
-            UserError: the folder holds no adapter, or the name is in use.
+            UserError: the folder holds no adapter, or a mixture of adapters; or the name is in use.
         """
+        if is_mixture(folder):
+            raise UserError(
+                f"{folder} is a mixture of adapters: its gates decide once for a dialogue, and a request does not say "
+                "where its dialogue began",
+                "serve one of its adapters, or `captrain serve --route`; `captrain.play` plays the mixture",
+            )
         if name == self.name or name in self.adapters:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         content = adapter_digest(folder)
