@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -356,6 +357,29 @@ def faults(points: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figur
     return style.finish(figure, finding, f"{_over(points)}. Faulty solutions are kept.")
 
 
+def gates(rows: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figure:
+    """Draw the mean share of each adapter in each layer of a mixture, by environments and kinds of tasks (rows)."""
+    table = pd.DataFrame(rows)
+    table = table[table["mixture"] == table["mixture"].iloc[0]]
+    adapters, places = [*table["adapter"].unique()], [*table["place"].unique()]
+    means = table.pivot_table(index="place", columns="adapter", values="share")
+    own = [name for name in adapters if name in places]
+    opened = sum(means.loc[name].idxmax() == name for name in own)
+    layers = grouped(table.to_dict("records"), "layer")
+    figure = Figure(figsize=(width, 1.6 + style.ROW * len(places)), layout="constrained")
+    grid = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
+    for axes, (layer, cells) in zip(grid, layers.items(), strict=True):
+        shares = pd.DataFrame(cells).pivot(index="place", columns="adapter", values="share").loc[places, adapters]
+        image = axes.imshow(shares.to_numpy(dtype=float), cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        axes.set_xticks(range(len(adapters)), adapters, rotation=50, ha="right", rotation_mode="anchor")
+        axes.set_yticks(range(len(places)), places)
+        axes.set_title(f"block {int(layer) + 1}")
+        axes.grid(visible=False)
+    figure.colorbar(image, ax=[*grid], pad=0.01, fraction=0.04, label="mean share")
+    finding = f"Gates open an environment's own adapter most in {opened} of {len(own)} environments"
+    return style.finish(figure, finding, "Mean decisions at the prompt's last token, on training tasks.")
+
+
 METHODS = partial(over_experiments, order=headline_methods(), against=GRPO, subject=TRACE)
 ROUTING = partial(over_experiments, order=style.ROUTING, against=TRACE)
 MERGING = partial(over_experiments, order=style.MERGING, against=TRACE)
@@ -377,6 +401,7 @@ PROMPTS = partial(
     axis_label="prompts of GEPA at most",
     curves=("tau2_capabilities",),
 )
+GATES = "cp results/mixture/gates.csv results/sweeps/mixture_gates.csv"
 STUDIES: Mapping[str, Study] = {
     "headline": Study(HEADLINE_REPLICATES, "make replicate NAME=headline", headline),
     "smollm": Study(SMOLLM_REPLICATES, "make replicate NAME=smollm EXPERIMENTS=smollm", headline),
@@ -409,4 +434,5 @@ STUDIES: Mapping[str, Study] = {
         faults,
         ("baselines.solutions.faults.kind", "baselines.solutions.faults.rate"),
     ),
+    "mixture_gates": Study(("sweeps/mixture_gates.csv",), GATES, gates),
 }

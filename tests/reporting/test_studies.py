@@ -71,6 +71,14 @@ def make_tables(results: Path) -> Path:
         for row in points(RATES | {"solutions": 0.9 - rate}, [0], **{f"{section}.kind": kind, f"{section}.rate": rate})
     ]
     write_table(by_fault, results / "sweeps/faults.csv")
+    opened = [
+        {"mixture": name, "place": place, "prompts": 2, "layer": layer, "adapter": adapter, "share": share}
+        for name in ("mixture", "mixture:random")
+        for layer in (0, 1)
+        for place, shares in {"a": (0.9, 0.1, 0.0), "b": (0.7, 0.2, 0.1), "target: x": (0.2, 0.3, 0.5)}.items()
+        for adapter, share in zip(("a", "b", "base"), shares, strict=True)
+    ]
+    write_table(opened, results / "sweeps/mixture_gates.csv")
     by_count = [row for n in (1, 4) for row in points(RATES, range(3), **{"capabilities.count": n})]
     write_table(by_count, results / "sweeps/capabilities.csv")
     by_delta = [
@@ -122,6 +130,15 @@ def test_the_curve_of_faults_falls_and_grpo_on_the_target_is_constant(tmp_path: 
     assert any(
         "falls below GRPO on target with random faults at 40%" in " ".join(text.split()) for text in written(figure)
     )
+
+
+def test_the_figure_of_gates_counts_the_environments_whose_own_adapter_is_opened_most(tmp_path: Path) -> None:
+    figure = figure_of("mixture_gates", make_tables(tmp_path))
+    assert "Gates open an environment's own adapter most in 1 of 2 environments" in " ".join(written(figure)).replace(
+        "\n", " "
+    )
+    drawn = [np.asarray(axes.images[0].get_array()).tolist() for axes in figure.axes[:2]]
+    assert drawn == [[[0.9, 0.1, 0.0], [0.7, 0.2, 0.1], [0.2, 0.3, 0.5]]] * 2
 
 
 def test_the_rows_of_trace_have_the_projects_colour_and_the_best_row_comes_first(tmp_path: Path) -> None:
