@@ -17,6 +17,7 @@ from .files import remains as remains
 from .files import require_regular as require_regular
 from .files import scan as scan
 from .files import sealed as sealed
+from .progress import ProgressBar as ProgressBar
 from .progress import tracked as tracked
 from .publication import Spool as Spool
 from .publication import place_aside as place_aside
