@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from tqdm import tqdm
-
-from captrain.records import publish_json
+from captrain.records import ProgressBar, publish_json
 from captrain.run import entry_point, load_spec
 from captrain.training import make_base
 
@@ -18,7 +16,7 @@ def main() -> None:
         spec.seed,
         folder,
         spec.machine,
-        lambda batches: tqdm(batches, desc="base", unit="step", leave=False, disable=None),
+        lambda batches: ProgressBar(batches, what="base", unit="step"),
     )
     publish_json(Path("results/base.json"), summary)
 

@@ -455,8 +455,9 @@ def test_pauses_between_attempts_grow(server: Answering, folder: Path, monkeypat
 
 
 def test_the_progress_bar_shows_tokens_and_cost(
-    server: Answering, folder: Path, capfd: pytest.CaptureFixture[str]
+    server: Answering, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("captrain.records.progress.PAUSE", 0.0)
     server.answer = lambda body: says(json.dumps(verdict(body)), tokens=(1_000_000, 0))
     asker(folder, ModelAccess(input_price=2.0, output_price=8.0)).ask([question(1)], "labels")
     told = capfd.readouterr().err

@@ -109,14 +109,6 @@ if __name__ == "__main__":
 """
 
 
-def test_only_cluster_jobs_print_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    launch.report_progress(1, 3)
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    launch.report_progress(2, 3)
-    launch.report_progress(3, 3, "whole")
-    assert capsys.readouterr().out == "2 of 3\n3 of 3: whole\n"
-
-
 @pytest.mark.needs("proc")
 def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
     (tmp_path / "sleepers.py").write_text(SLEEPERS)

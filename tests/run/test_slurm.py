@@ -508,6 +508,31 @@ def test_jobs_on_disk_are_shown_without_slurm(here: Path, monkeypatch: pytest.Mo
     assert "Slurm does not answer" in shown()
 
 
+@pytest.mark.parametrize(
+    ("changes", "file", "said"),
+    [
+        ({}, "7_9", "chores a"),
+        ({}, "a_b", "chores a"),
+        ({"keys": [], "items": []}, "7_0", ""),
+        ({"items": ["a", "b"]}, "7_0", "it has 1 keys and 2 items"),
+        ({"name": "../../elsewhere"}, "7_0", "no slash"),
+    ],
+    ids=["further task", "no number", "no items", "differing counts", "path"],
+)
+def test_a_folder_of_jobs_that_was_altered_is_listed_or_refused_in_one_message(
+    changes: dict[str, Any], file: str, said: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    submission = {"name": "sub", "label": "chores", "keys": ["x"], "items": ["a"], "at": "2020-01-01T00:00:00"}
+    publish_json(JOBS / "sub" / jobs.RECORD, {**submission, **changes})
+    for name in ("7_0", file):
+        (JOBS / f"sub/{name}{jobs.SUBMITTED}").touch()
+    try:
+        assert said in shown()
+    except UserError as refusal:
+        assert said in refusal.problem and refusal.remedy
+
+
 def test_a_key_depends_on_content_not_on_machine_or_path(here: Path) -> None:
     from captrain.training.jobs import Job, TrainingEnvironment
     from captrain.training.runs import train

@@ -33,6 +33,7 @@ from captrain.ledger import guard_split
 from captrain.models import Adapter
 from captrain.records import (
     JsonObject,
+    ProgressBar,
     Purpose,
     Rollout,
     Score,
@@ -144,8 +145,8 @@ def collect(
     with journal(journals / f"{digest(code_digest(collect), *identity, names)}.jsonl") as (whole, append):
         rollouts = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
         missing = [(task, trial) for task, trial in samples if (task.id, trial) not in rollouts]
-        label = f"{target.name}{f' with {adapter.digest}' if adapter else ''}"
-        with ProgressBar(label, len(samples), len(rollouts), quiet) as progress:
+        label = f"{target.name}{' with an adapter' if adapter else ''}"
+        with RolloutBar(label, len(samples), len(rollouts), quiet) as progress:
             for rollout in _attempts(policy, target, missing, identity, adapter, retries):
                 rollouts[rollout.task.id, rollout.trial] = rollout
                 append(rollout)
@@ -315,7 +316,7 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], Callable[[Rollout], Non
         whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]
         if len(whole) < len(lines):
             again = len(lines) - len(whole)
-            print(f"{path}: {again} of {len(lines)} rollouts are damaged or errors, and are played again")
+            print(f"{again} of {len(lines)} rollouts of an earlier run are damaged or errors, and are played again")
             publish_bytes(path, b"".join(_journal_line(path, rollout) for rollout in whole))
         with open(path, "ab") as file:
 
@@ -330,19 +331,17 @@ def _journal_line(path: Path, rollout: Rollout) -> bytes:
     return sealed(path, rollout.model_dump_json(exclude_defaults=True))
 
 
-class ProgressBar:
-    """A progress bar over rollouts with rate, ETA, pass rate and errors; it also reports a long silence."""
+class RolloutBar:
+    """Progress over rollouts with pass rate and errors; it also reports a long silence."""
 
     def __init__(self, label: str, total: int, initial: int, quiet: bool) -> None:
-        from tqdm import tqdm
-
-        # In a job's log bars are always drawn; elsewhere only on a terminal.
-        hidden = False if dispatched() else quiet or None
-        self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=hidden, mininterval=1.0)
+        # A job's log always shows progress.
+        is_hidden = quiet and not dispatched()
+        self._bar = ProgressBar(what=label, total=total, initial=initial, unit="rollout", quiet=is_hidden)
         self._outcomes, self._truncated = Counter[str](), 0
         self._last, self._over = time.monotonic(), threading.Event()
 
-    def __enter__(self) -> "ProgressBar":
+    def __enter__(self) -> "RolloutBar":
         if not self._bar.disable:
             threading.Thread(target=self._watch, daemon=True).start()
         return self

@@ -199,7 +199,7 @@ class StructuredAnswers:
         self, missing: Mapping[str, Question[A]], answers: dict[str, A], label: str, access: ModelAccess
     ) -> None:
         """Request missing answers by daemon threads, for which Ctrl-C does not wait; add them to the answers."""
-        from tqdm import tqdm
+        from captrain.records import ProgressBar
 
         self._endpoint.client  # noqa: B018  (fail before the first request if a variable is not set)
         total, todo = len(missing) + len(answers), iter([*missing.items()])
@@ -220,7 +220,7 @@ class StructuredAnswers:
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(access.concurrency, len(missing)))]
         for thread in threads:
             thread.start()
-        bar = tqdm(total=total, initial=len(answers), desc=label, unit="answer", mininterval=1.0)
+        bar = ProgressBar(what=label, total=total, initial=len(answers), unit="answer")
         try:
             # Collect results until all threads have ended.
             working, last = len(threads), time.monotonic()

@@ -17,6 +17,7 @@ from .files import remains as remains
 from .files import require_regular as require_regular
 from .files import scan as scan
 from .files import sealed as sealed
+from .progress import ProgressBar as ProgressBar
 from .progress import tracked as tracked
 from .publication import Spool as Spool
 from .publication import place_aside as place_aside
@@ -45,6 +46,7 @@ from .record import TaskFacts as TaskFacts
 from .record import Usage as Usage
 from .record import UserCall as UserCall
 from .record import Verdict as Verdict
+from .text import FileName as FileName
 from .text import as_markdown as as_markdown
 from .text import censored as censored
 from .text import counted as counted

@@ -1,18 +1,67 @@
-"""A bar on the terminal for what takes long."""
+"""Progress of long work: a bar on a terminal; in a pipe, a file or a job's log a line about every minute."""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
+from multiprocessing import parent_process
 from typing import TypeVar
 
+from tqdm import tqdm
+
 T = TypeVar("T")
+PAUSE = 60.0
+"""Seconds before the first line, and between lines."""
+LINE = "{desc}: {n_fmt} of {total_fmt}, {remaining} left{postfix}"
+
+
+class ProgressBar(tqdm):
+    """Shows how many items are done, the time left and a remark (`set_postfix_str`).
+
+    A worker process writes lines on a terminal, too: the bar there is that of the process that started it.
+
+    Args:
+        items: to pass on; None: the caller calls `update`.
+        what: the work, in a word or two.
+        total: number of items; None: that of `items`.
+        initial: items that were finished before.
+        unit: one item, in a word.
+        quiet: show nothing.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[T] | None = None,
+        *,
+        what: str,
+        total: int | None = None,
+        initial: int = 0,
+        unit: str = "item",
+        quiet: bool = False,
+    ) -> None:
+        self.draws = sys.stderr.isatty() and parent_process() is None
+        self.shown = time.monotonic()
+        form = None if self.draws else LINE
+        super().__init__(
+            items, desc=what, total=total, initial=initial, unit=unit, leave=False, disable=quiet, bar_format=form
+        )
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Redraw the bar, or write a line if the last one is old."""
+        if self.draws:
+            return bool(super().display(msg, pos))
+        if msg is None and time.monotonic() - self.shown >= PAUSE:
+            self.shown = time.monotonic()
+            clear = "\r\033[K" if sys.stderr.isatty() else ""  # the bar of another process
+            print(f"{clear}{self}", file=sys.stderr, flush=True)
+        return False
+
+    def close(self) -> None:
+        """Remove the bar, or write a last line."""
+        if not (self.draws or self.disable):
+            self.display()
+        super().close()
 
 
 def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Pass items on. If standard error is a terminal, a bar there shows how many are done."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(items, what, total=total, console=Console(stderr=True), transient=True)
+    """Pass items on, and show how many are done."""
+    return iter(ProgressBar(items, what=what, total=total))

@@ -6,13 +6,14 @@ If Slurm does not answer, the information on disk is still shown.
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from pydantic import model_validator
 from rich.table import Table
 from rich.text import Text
 
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import Record, read_json
+from captrain.records import FileName, Record, read_json
 from captrain.run.failures import Failure
 
 JOBS = Path(".cache/jobs")
@@ -32,17 +33,27 @@ COLOURS = {"finished": "green", "running": "green", "pending": "yellow", "config
 class Submission(Record):
     """One call of sbatch: a single job, or an array with one task per key. `at` is the time in UTC."""
 
-    name: str
+    name: FileName
     label: str
     keys: list[str]
     items: list[str]
     at: str
 
+    @model_validator(mode="after")
+    def _names_each_key(self) -> Self:
+        if len(self.keys) != len(self.items):
+            raise ValueError(f"it has {len(self.keys)} keys and {len(self.items)} items")
+        return self
+
     def attempts(self, folder: Path = JOBS) -> list["JobAttempt"]:
-        """List one attempt for each key whose job Slurm accepted."""
+        """List one attempt for each key whose job Slurm accepted. Files of other names are passed over."""
         names = [path.name.removesuffix(SUBMITTED) for path in (folder / self.name).glob(f"*{SUBMITTED}")]
-        by_index = {int(job.partition("_")[2] or 0): job for job in names}
-        return [JobAttempt(folder / self.name, by_index[index], self.keys[index]) for index in sorted(by_index)]
+        by_index = {job.partition("_")[2] or "0": job for job in names}
+        return [
+            JobAttempt(folder / self.name, by_index[str(index)], key)
+            for index, key in enumerate(self.keys)
+            if str(index) in by_index
+        ]
 
 
 class JobAttempt(NamedTuple):

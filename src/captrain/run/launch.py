@@ -22,9 +22,9 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
-from tqdm import tqdm
 
 from captrain.errors import UserError
+from captrain.records import ProgressBar
 from captrain.run import Machine
 from captrain.run.streams import cleaned
 
@@ -70,7 +70,7 @@ def run(
         return slurm.Dispatch(function, items, machine.slurm, label).wait()
     # Servers belong to one process: items that may use them run here, one after another.
     if cores(machine) == 1 or machine.vllm.python or min(machine.workers, len(items)) <= 1:
-        return [function(item) for item in tqdm(items, desc=label, unit="item", leave=False, disable=None)]
+        return [function(item) for item in ProgressBar(items, what=label)]
     # Forked workers share these imports.
     for library in libraries:
         importlib.import_module(library)
@@ -87,7 +87,7 @@ def run(
                     for number in range(len(items)):
                         if number not in ends:
                             futures[number] = pool.submit(function, items[number])
-                for number, future in tqdm(futures.items(), desc=label, unit="item", leave=False, disable=None):
+                for number, future in ProgressBar(futures.items(), what=label):
                     if not isinstance(future.exception(), BrokenProcessPool):
                         ends[number] = future
             except KeyboardInterrupt:
@@ -134,12 +134,6 @@ def room(machine: Machine) -> int:
 def dispatched() -> bool:
     """Return whether this process is a cluster job."""
     return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
-
-
-def report_progress(count: int, total: int, detail: str = "") -> None:
-    """Print the progress of a cluster job to its log, for `captrain jobs`. Local work has progress bars."""
-    if dispatched():
-        print(f"{count} of {total}{f': {detail}' if detail else ''}", flush=True)
 
 
 def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:

@@ -38,7 +38,7 @@ from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import digest, json_without_secrets, publish_bytes
+from captrain.records import ProgressBar, digest, json_without_secrets, publish_bytes
 from captrain.run import Slurm
 from captrain.run.failures import Failure
 from captrain.run.fingerprint import fingerprint, identity_of
@@ -158,7 +158,7 @@ class Dispatch:
             UserError: Slurm refuses a submission, or an item's jobs died too often.
             Any exception of the function for the first failed item, after all other items have finished.
         """
-        with tqdm(total=len(self.items), desc=self.label, unit="job", leave=False, disable=None) as bar:
+        with ProgressBar(what=self.label, total=len(self.items), unit="job") as bar:
             last_look, pause = 0.0, 1.0
             while pending := self._collect():
                 bar.update(len(self.items) - len(pending) - bar.n)

@@ -48,7 +48,7 @@ from captrain.models import (
     prepare_trainer,
 )
 from captrain.records import publish_text
-from captrain.run import launch, takes
+from captrain.run import takes
 from captrain.training import collectives, trainers
 from captrain.training.checkpoints import POINTS, last_checkpoint, read_mark
 from captrain.training.groups import Groups, PlannedRollout, ScoredPlay, group_advantages
@@ -117,7 +117,7 @@ def fit(
 
     # 2. All steps.
     try:
-        trainers.train(trainer, job.machine, last, lambda: trainer.history)
+        trainers.train(job.name, trainer, job.machine, last, lambda: trainer.history)
     finally:
         if trainer.pool is not None:
             trainer.pool.shutdown(wait=False, cancel_futures=True)
@@ -343,9 +343,6 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
             rerendered=sum(scored.play.rerendered for scored in plays) if self.is_served else None,
             staleness=min(number, self.recipe.staleness) if self.recipe.staleness else None,
         )
-        if collectives.rank() == 0:
-            message = f"mean reward {record.reward:.3f}, pass rate {record.success:.3f}"
-            launch.report_progress(record.step, self.steps, message)
         return record
 
     # 2. Advantages

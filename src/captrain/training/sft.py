@@ -169,7 +169,7 @@ def fit(
     # 1. Updates, from the last whole checkpoint on.
     trainer = _trainer(job, tokenizer, machine, workspace)
     last = collectives.once(lambda: last_checkpoint(Path(str(trainer.args.output_dir))))
-    trainers.train(trainer, machine, last, lambda: None)
+    trainers.train(job.name, trainer, machine, last, lambda: None)
     losses = [round(row["loss"], 6) for row in trainer.state.log_history if "loss" in row]
 
     # 2. The adapter with its model card, published whole.

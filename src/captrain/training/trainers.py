@@ -7,10 +7,19 @@ from typing import Any, TypeVar
 
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.utils import logging
 
 from captrain.models import computes_on_cpu
+from captrain.records import ProgressBar
 from captrain.run import Machine
 from captrain.training import collectives, processes, trackers
 from captrain.training.checkpoints import Checkpoints
@@ -70,18 +79,54 @@ def arguments(
     return options
 
 
+class Progress(TrainerCallback):
+    """Shows the updates of a training, with the reward of the last step if it has rewards.
+
+    Args:
+        name: of the adapter.
+        history: returns the steps so far; None if the trainer has none.
+    """
+
+    def __init__(self, name: str, history: Callable[[], list[StepRecord] | None]) -> None:
+        self.name, self.history = name, history
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Begin at the update that the training resumes from."""
+        self.bar = ProgressBar(what=self.name, total=state.max_steps, initial=state.global_step, unit="update")
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Count an update."""
+        if steps := self.history():
+            remark = f"mean reward {steps[-1].reward:.3f}, pass rate {steps[-1].success:.3f}"
+            self.bar.set_postfix_str(remark, refresh=False)
+        self.bar.update()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Remove the bar."""
+        self.bar.close()
+
+
 def train(
-    trainer: Trainer, machine: Machine, last: Path | None, history: Callable[[], list[StepRecord] | None]
+    name: str, trainer: Trainer, machine: Machine, last: Path | None, history: Callable[[], list[StepRecord] | None]
 ) -> None:
     """Train to the end.
 
     Args:
+        name: of the adapter.
         trainer: not yet trained.
         machine: names the trackers.
         last: the checkpoint to resume from; None: train from the start.
         history: returns the steps so far, for the checkpoints.
     """
     trainer.remove_callback(PrinterCallback)
+    if collectives.rank() == 0:
+        trainer.add_callback(Progress(name, history))
     trainer.add_callback(Checkpoints(Path(str(trainer.args.output_dir)), history))
     if machine.report_to and collectives.rank() == 0:
         trackers.attach(trainer, [*machine.report_to])

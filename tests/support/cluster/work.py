@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from captrain.errors import EnvironmentFault, UserError
-from captrain.run import launch
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ def chore(item: Chore) -> tuple[str, str | None]:
     with open("runs", "a", encoding="utf-8") as file:
         file.write(f"{item.name}\n")
     Path(f"pid-{item.name}").write_text(str(os.getpid()), encoding="utf-8")
-    launch.report_progress(again + 1, 5, f"at {item.name}")
+    print(f"{again + 1} of 5: at {item.name}", flush=True)
     while item.gate and not (item.once and again) and not Path(item.gate).exists():
         time.sleep(0.02)
     return item.name.upper(), os.environ.get("OMP_NUM_THREADS")

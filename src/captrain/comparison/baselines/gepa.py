@@ -22,9 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from captrain.agents import collect, load_policy
 from captrain.benchmarks import load_benchmark
@@ -34,7 +32,17 @@ from captrain.comparison.baselines.reflection import Lines, Model, Reflection, W
 from captrain.contract import CheckedEnvironment
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry, budget, ledger_entry
-from captrain.records import JsonObject, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
+from captrain.records import (
+    JsonObject,
+    ProgressBar,
+    Purpose,
+    Rollout,
+    Task,
+    digest,
+    publish,
+    publish_json,
+    publish_text,
+)
 from captrain.run import Spec, takes
 from captrain.training import GUIDANCE as KNOWN
 
@@ -153,7 +161,7 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
     model = settings.model
     proposer = Walk([*KNOWN], spec.seed) if model is None else Model(spec.machine.asking, model, target.tools)
     search = Search(spec, base, budget, target, proposer, validation)
-    with tqdm(total=budget, desc=NAME, unit="rollout", leave=False, disable=None, mininterval=1.0) as search.bar:
+    with ProgressBar(what=NAME, total=budget, unit="rollout") as search.bar:
         # `Search` has only the called members of the library's protocols. The library's own logger is too verbose.
         adapter: Any = search
         silent: Any = SimpleNamespace(log=lambda message: None)
@@ -189,7 +197,7 @@ class Search:
         validation: the tasks set aside.
     """
 
-    bar: "tqdm[NoReturn]"
+    bar: ProgressBar
 
     def __init__(
         self,
