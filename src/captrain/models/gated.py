@@ -104,6 +104,11 @@ class Mixture(nn.Module):
         """The gates as linear maps."""
         return [gate for gate in self.gates if isinstance(gate, nn.Linear)]
 
+    @property
+    def placed(self) -> bool:
+        """Whether the places of decisions are set."""
+        return self._places is not None
+
     @contextmanager
     def fixed(self, decisions: Tensor) -> Iterator[None]:
         """Use these decisions, (rows, gates, slots), for all tokens."""
