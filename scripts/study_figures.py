@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import HashableList
 
@@ -359,23 +360,22 @@ def faults(points: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figur
 
 def gates(rows: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figure:
     """Draw the mean share of each adapter in each layer of a mixture, by environments and kinds of tasks (rows)."""
-    table = pd.DataFrame(rows)
-    table = table[table["mixture"] == table["mixture"].iloc[0]]
-    adapters, places = [*table["adapter"].unique()], [*table["place"].unique()]
+    table = pd.DataFrame([row for row in rows if row["mixture"] == rows[0]["mixture"]])
+    adapters, places = [*dict.fromkeys(table["adapter"])], [*dict.fromkeys(table["place"])]
     means = table.pivot_table(index="place", columns="adapter", values="share")
     own = [name for name in adapters if name in places]
     opened = sum(means.loc[name].idxmax() == name for name in own)
-    layers = grouped(table.to_dict("records"), "layer")
+    layers = grouped((row for row in rows if row["mixture"] == rows[0]["mixture"]), "layer")
     figure = Figure(figsize=(width, 1.6 + style.ROW * len(places)), layout="constrained")
-    grid = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
+    grid, images = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0], list[AxesImage]()
     for axes, (layer, cells) in zip(grid, layers.items(), strict=True):
         shares = pd.DataFrame(cells).pivot(index="place", columns="adapter", values="share").loc[places, adapters]
-        image = axes.imshow(shares.to_numpy(dtype=float), cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        images.append(axes.imshow(shares.to_numpy(dtype=float), cmap="Greys", vmin=0, vmax=1, aspect="auto"))
         axes.set_xticks(range(len(adapters)), adapters, rotation=50, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(len(places)), places)
         axes.set_title(f"block {int(layer) + 1}")
         axes.grid(visible=False)
-    figure.colorbar(image, ax=[*grid], pad=0.01, fraction=0.04, label="mean share")
+    figure.colorbar(images[0], ax=[*grid], pad=0.01, fraction=0.04, label="mean share")
     finding = f"Gates open an environment's own adapter most in {opened} of {len(own)} environments"
     return style.finish(figure, finding, "Mean decisions at the prompt's last token, on training tasks.")
 

@@ -45,15 +45,15 @@ class ProgressBar(tqdm):
             items, desc=what, total=total, initial=initial, unit=unit, leave=False, disable=quiet, bar_format=form
         )
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Redraw the bar, or write a line if the last one is old."""
         if self.draws:
-            return bool(super().display(msg, pos))
+            super().display(msg, pos)
+            return
         if msg is None and time.monotonic() - self.shown >= PAUSE:
             self.shown = time.monotonic()
             clear = "\r\033[K" if sys.stderr.isatty() else ""  # the bar of another process
             print(f"{clear}{self}", file=sys.stderr, flush=True)
-        return False
 
     def close(self) -> None:
         """Remove the bar, or write a last line."""
