@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 
 from captrain.contract import CheckedEnvironment, load_file
-from captrain.environments.sandbox.confined import active_confinement, load_confined
+from captrain.environments.sandbox import active_confinement, load_confined
 
 
 def seconds(target: CheckedEnvironment, count: int) -> list[float]:

@@ -111,7 +111,7 @@ class MixtureDecoder(HuggingFaceDecoder):
         if start:
             cache = type(self.cache)(config=self.model.config)
             for index, layer in enumerate(self.cache.layers):
-                assert isinstance(layer, CacheLayerMixin)
+                assert isinstance(layer, CacheLayerMixin) and layer.keys is not None and layer.values is not None
                 cache.update(layer.keys[[row]], layer.values[[row]], index)
         tokens = torch.tensor([ids[start:]])
         self.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=cache is not None)

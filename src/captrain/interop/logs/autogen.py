@@ -39,13 +39,15 @@ def of_autogen(item: Mapping[str, object]) -> list[Message]:
     if kind == CALLS:
         return [{**calling([call for part in parts if (call := call_of(part))]), "name": source}]
     if kind == RESULTS:
-        return [
-            {"role": "tool", "tool_call_id": part.get("call_id"), "content": part.get("content"),
-             "error": part.get("is_error") is True}
-            for part in parts
-        ]  # fmt: skip
+        return [_result(part) for part in parts]
     if kind == RAN:
         result = item.get("result")
         return [{"role": "user", "content": text_of(result.get("output") if isinstance(result, Mapping) else result)}]
     role = "user" if USER.fullmatch(source) else "assistant"
     return [{"role": role, "content": text_of(content), "name": source}]
+
+
+def _result(part: Mapping[str, object]) -> Message:
+    """Convert the result of one call."""
+    is_error = part.get("is_error") is True
+    return {"role": "tool", "tool_call_id": part.get("call_id"), "content": part.get("content"), "error": is_error}
