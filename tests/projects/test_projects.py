@@ -62,7 +62,8 @@ def test_its_stages_have_the_settings_and_results_of_captrains_own_and_code_by_d
     assert [*stages] == [*STAGES] and [*recorded] == [*dict.fromkeys(map(digested, STAGES))]
     for name, stage in stages.items():
         assert stage["cmd"] == f"captrain run {name}"
-        assert stage["params"] == [*STAGES[name].get("params", []), {"captrain.yaml": [f"stages.{digested(name)}"]}]
+        # The stage `compose` derives the digests, from the version that captrain.yaml names.
+        assert stage["params"] == STAGES[name]["params"] + ([{"captrain.yaml": None}] if name == "compose" else [])
         assert {key: stage.get(key) for key in ("outs", "plots", "metrics")} == {
             key: STAGES[name].get(key) for key in ("outs", "plots", "metrics")
         }

@@ -34,7 +34,7 @@ from captrain.cli.app import app
 from captrain.comparison.arms import Arm, ArmBatch, play_batch
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.models.lora import Adapter
-from captrain.records import Task, file_digest, publish_json, publish_text
+from captrain.records import Task, digests, publish_json, publish_text
 from captrain.run import compose_spec, jobs, launch, load_spec, publish_spec, slurm
 from captrain.run.components import Component
 from captrain.run.fingerprint import fingerprint, identity_of
@@ -584,22 +584,33 @@ def test_a_key_depends_only_on_the_code_that_runs(here: Path, monkeypatch: pytes
     monkeypatch.setattr(fingerprint, "PACKAGE", package)
 
     def digest(module: str = "training/runs.py") -> str:
-        return file_digest(*fingerprint.code_closure(package / module))
+        return digests.digest(fingerprint.reached_code([package / module]))
+
+    def append(name: str, text: str) -> None:
+        (package / name).write_text((package / name).read_text() + text)
 
     before = digest()
-    others = ("cli/app.py", "reporting/figures.py", "run/spec.py", "run/slurm.py", "run/launch.py")
-    for name in others:
-        (package / name).write_text((package / name).read_text() + "\n")
+    for name in ("cli/app.py", "reporting/figures.py", "run/spec.py", "run/slurm.py", "run/launch.py"):
+        append(name, "print()\n")
         assert digest() == before, name
     # Imports at the top, within functions and transitive ones, and components, which are named but not imported.
     reached = ("training/runs.py", "training/grpo.py", "models/chat.py", "records/files.py", "agents/engine.py")
-    for name in (*reached, "benchmarks/servicedesk.py"):
-        (package / name).write_text((package / name).read_text() + "\n")
+    for name in (*reached, "benchmarks/servicedesk.py", "environments/templates/pair.py.txt"):
+        append(name, "print()\n")
         assert digest() != before, name
         before = digest()
+    # Comments and functions that nothing names do not count, except where a file is also read as text.
+    append("models/chat.py", "\n\n# A comment.\n\ndef unnamed() -> None:\n    print(1)\n")
+    assert digest() == before
+    append("benchmarks/servicedesk.py", "# A comment.\n")
+    assert digest() != before
+    # A module and a folder of data may share a name.
+    before, name = digest("environments/synthesizer.py"), "environments/templates.py"
+    append(name, "print()\n")
+    assert digest("environments/synthesizer.py") != before
     # And data.
     before, name = digest("comparison/baselines/rounds.py"), "capabilities/prompts/labelling.md"
-    (package / name).write_text((package / name).read_text() + "\n")
+    append(name, "\n")
     assert digest("comparison/baselines/rounds.py") != before
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from captrain.errors import UserError
-from captrain.projects.pipeline import shipped_stages, stage_code
+from captrain.projects.pipeline import digested, shipped_stages, stage_scripts
 from captrain.run import (
     Component,
     Spec,
@@ -27,8 +27,6 @@ from captrain.run import (
     load_choice,
     load_spec,
     publish_spec,
-    read_stages,
-    row_of,
     rows,
 )
 from captrain.run.components import check, nested, takes
@@ -266,7 +264,7 @@ def test_a_mistake_ends_in_one_message_with_a_remedy(
 
 
 def test_a_row_trained_by_grpo_needs_no_schema_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = "      first_two: {from: rollouts, with: rollouts, code: grpo, also: trainer, desc: Two environments}\n"
+    row = "      first_two: {from: rollouts, with: rollouts, also: trainer, desc: Two environments}\n"
     text = (ROOT / "dvc.yaml").read_text()
     (tmp_path / "dvc.yaml").write_text(text.replace("      single:", f"{row}      single:", 1))
     monkeypatch.setattr(rows, "shipped", tmp_path.joinpath)
@@ -487,24 +485,12 @@ def test_every_param_of_a_stage_exists() -> None:
                 value = getattr(value, part)
 
 
-def alike(stage: str) -> list[str]:
-    """The stages of the same `foreach` in dvc.yaml."""
-    groups = {row_of(name): name.partition("@")[0] for name in read_stages(ROOT / "dvc.yaml", "")}
-    return [name for name, group in groups.items() if group == groups[stage]]
-
-
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "compose"])
-def test_a_stage_depends_on_the_code_that_it_runs(stage: str) -> None:
-    script, *code = stage_code(stage)
-    reached = [path.relative_to(ROOT) for path in code]
-    deps = [Path(dep) for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
-    lacking = [str(path) for path in reached if not {path, *path.parents} & {*deps}]
-    assert not lacking, f"add to the deps of {stage} in dvc.yaml"
-    used = [path.relative_to(ROOT) for each in alike(stage) for path in stage_code(each)]
-    idle = [str(dep) for dep in deps if not any(dep in (path, *path.parents) for path in used)]
-    assert not idle, f"strike from the deps of {stage} in dvc.yaml"
-    assert str(script.relative_to(ROOT)) in STAGES[stage]["deps"]
-    assert STAGES[stage]["cmd"].removeprefix("python ").split()[0] == str(script.relative_to(ROOT))
+def test_a_stage_depends_on_the_digest_of_its_code_and_runs_its_script(stage: str) -> None:
+    keys = [key for entry in STAGES[stage]["params"] for key in entry.get("results/code.yaml", [])]
+    assert keys == [digested(stage)]
+    assert STAGES[stage]["cmd"].removeprefix("python ").split()[0] == str(stage_scripts(stage)[0].relative_to(ROOT))
+    assert not [path for path in STAGES[stage].get("deps", []) if path.startswith(("src/", "stages/"))]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -4,6 +4,7 @@ from .hub import send as send
 from .hub import write_shipment as write_shipment
 from .layout import init_project as init_project
 from .pipeline import pending_upgrade as pending_upgrade
+from .pipeline import publish_code as publish_code
 from .pipeline import remove_cut_off as remove_cut_off
 from .pipeline import run_pipeline as run_pipeline
 from .pipeline import run_stage as run_stage

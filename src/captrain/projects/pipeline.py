@@ -1,15 +1,16 @@
 """The pipeline of a project: its stages, its runs, and its upgrade to another version of captrain.
 
-In captrain's own repository a stage depends on its code files. A project does not have them: captrain.yaml has a digest
-of each stage's code, and the digest is a param of the stage. So DVC knows which stages another version of captrain
-makes stale, and no stage runs again before `captrain upgrade` writes the new digests.
+The stage `compose` writes a digest of each stage's code to `results/code.yaml`, and the digest is a param of the stage:
+a stage reruns if the code that it runs has changed. In captrain's own repository `compose` depends on all code. A
+project does not have it. There it depends on captrain.yaml, which `captrain upgrade` writes, so no stage runs again
+before that.
 """
 
 import logging
 import runpy
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from captrain.records import (
     read_text,
     read_yaml,
 )
-from captrain.run import alternatives, code_closure, expand_stages, files_below, read_stages, row_of, shipped
+from captrain.run import Spec, alternatives, expand_stages, files_below, reached_code, read_stages, row_of, shipped
 
 VERSIONS = "captrain.yaml"
 COMPONENTS = "components"
@@ -55,7 +56,7 @@ def shipped_stages() -> dict[str, JsonObject]:
 
 
 def project_pipeline(root: Path) -> str:
-    """Return a project's dvc.yaml: captrain's stages, with digests in place of code files."""
+    """Return a project's dvc.yaml: captrain's stages, with captrain.yaml in place of its code."""
     pipeline, rows, stages = read_yaml(shipped("dvc.yaml"), JsonObject), shipped_stages(), dict[str, JsonObject]()
     for name, stage in pipeline["stages"].items():
         if name == "row":
@@ -70,13 +71,13 @@ def project_pipeline(root: Path) -> str:
 
 
 def _project_stage(root: Path, name: str, stage: JsonObject, argument: str) -> JsonObject:
-    """Return a stage of a project: one of captrain's with a digest in place of code files, run with an argument."""
+    """Return a stage of a project: one of captrain's, run with an argument."""
     keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
     script = f"stages/{name}.py"
     deps = [script] if (root / script).is_file() else []
     deps += [COMPONENTS] if SELECTABLE & {key.partition(".")[0] for key in keys} else []
     deps += [path for path in stage.get("deps", []) if not path.startswith(("src/", "stages/"))]
-    params = [*stage.get("params", []), {VERSIONS: [f"stages.{name}"]}]
+    params = [*stage.get("params", []), *([{VERSIONS: None}] if name == "compose" else [])]
     whole = {"desc": "", "cmd": "", "params": [], "deps": [], **stage}
     whole |= {"cmd": f"captrain run {argument}", "params": params, "deps": deps}
     return {key: value for key, value in whole.items() if value}
@@ -87,25 +88,37 @@ def digested(name: str) -> str:
     return name.partition("@")[0]
 
 
-def stage_code(name: str) -> list[Path]:
-    """List the code files of a stage, its script first; rows share one script and have a file each."""
+def stage_scripts(name: str) -> list[Path]:
+    """List where the code of a stage starts, its script first; rows share a script and have a module each."""
     from captrain.comparison import row_file
 
     script = shipped(f"stages/{digested(name)}.py")
-    starts = [script] if script.is_file() else [shipped("stages/row.py"), row_file(name)]
-    code = sorted({path for start in starts for path in code_closure(start)})
-    return [starts[0], *(path for path in code if path != starts[0])]
+    return [script] if script.is_file() else [shipped("stages/row.py"), row_file(name)]
 
 
-def stage_digest(name: str) -> str:
-    """Hash the code of a stage; for `compose`, captrain's configuration, too."""
+def stage_digest(name: str, components: Collection[str] | None = None) -> str:
+    """Hash the code that a stage reaches (see `reached_code`); for `compose`, captrain's configuration, too."""
     folders = [Path(__file__).parents[1] / "run", shipped("conf")] if name == "compose" else []
-    return file_digest(*stage_code(name), *(path for folder in folders for path in files_below(folder)))
+    files = [path for folder in folders for path in files_below(folder)]
+    return digest(reached_code(stage_scripts(name), components), file_digest(*files))
 
 
-def stage_digests() -> dict[str, str]:
-    """Hash the installed code of each stage."""
-    return {name: stage_digest(name) for name in dict.fromkeys(map(digested, shipped_stages()))}
+def stage_digests(components: Collection[str] | None = None) -> dict[str, str]:
+    """Hash the installed code of each stage, with the named components or with all."""
+    return {name: stage_digest(name, components) for name in dict.fromkeys(map(digested, shipped_stages()))}
+
+
+def publish_code(spec: Spec, path: Path) -> None:
+    """Publish a digest of each stage's code under a configuration; the stages depend on it (`dvc.yaml`)."""
+    targets, values = set[str](), [*spec.model_dump(mode="json", by_alias=True).values()]
+    while values:
+        value = values.pop()
+        values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        if isinstance(value, dict) and isinstance(target := value.get("_target_"), str):
+            targets.add(target)
+    digests = {name: text for name, text in stage_digests(targets).items() if name != "compose"}
+    head = "# Digests of the code that each stage runs, derived with the configuration.\n"
+    publish_text(path, head + yaml.safe_dump(digests, sort_keys=False))
 
 
 def versions_text(pipeline: str, stages: Mapping[str, str]) -> str:
@@ -279,7 +292,7 @@ def run_stage(root: Path, name: str) -> None:
     if not local.is_file() and name not in shipped_stages():
         names = {*shipped_stages(), *(path.stem for path in local.parent.glob("*.py"))} - {"row"}
         raise UserError(f"there is no stage {name!r}", alternatives(name, sorted(names)))
-    script = local if local.is_file() else stage_code(name)[0]
+    script = local if local.is_file() else stage_scripts(name)[0]
     recorded = recorded_versions(root)
     if recorded is not None and script != local and recorded.stages.get(digested(name)) != stage_digest(name):
         raise UserError(

@@ -18,9 +18,9 @@ from .compose import not_composed as not_composed
 from .entry import entry_point as entry_point
 from .entry import times as times
 from .failures import Failure as Failure
-from .fingerprint import code_closure as code_closure
 from .fingerprint import code_digest as code_digest
 from .fingerprint import files_below as files_below
+from .fingerprint import reached_code as reached_code
 from .jobs import job_log as job_log
 from .jobs import jobs_table as jobs_table
 from .launch import dispatched as dispatched

@@ -1,7 +1,8 @@
 """Fingerprints of work: a digest of its code and of its input.
 
-`code_closure` lists the code that decides a result. Stages list it in dvc.yaml, and everything that can be resumed
-(journals, workspaces, cluster jobs) is named by its digest, so changed code never resumes the work of other code.
+`reached_code` finds the code that decides a result: the definitions that a script or module reaches, without comments
+and docstrings. Stages are keyed by it (`results/code.yaml`), and so is everything that can be resumed (journals,
+workspaces, cluster jobs), so changed code never resumes the work of other code.
 
 The package `run`, the machine and the paths of files do not count: they decide where work runs and not its result.
 (Values of the configuration are params of the stages.)
@@ -9,8 +10,9 @@ The package `run`, the machine and the paths of files do not count: they decide 
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -31,10 +33,62 @@ PROTOCOLS = {
     "training": "training/recipe.py",
 }
 """Packages of components, each with the module that defines its protocol. Components are named by import path in the
-configuration, so code that imports the protocol may run any of them: the whole package counts."""
+configuration. Code that reaches a protocol may run the components of its package that the configuration names; without
+a configuration the whole package counts."""
+QUOTED = "benchmarks"
+"""Package whose components are also read as text, for their fingerprint. There, comments and docstrings count."""
 REGISTRIES = {"comparison/baselines": "comparison/baselines/registry.py"}
 """Packages whose modules declare entries, each with the module that collects them. Code that imports a registry only
-reads the declarations: registry imports count as files, not as transitive code."""
+reads the declarations: their constants and classes count, not the functions behind them."""
+HARMLESS = {"cache", "contextmanager", "dataclass", "final", "lru_cache", "overload", "runtime_checkable"}
+"""Decorators that register nothing. A definition with any other decorator counts even if nothing names it."""
+WHOLE, TEXT, DECLARED = "the module", "the file", "the declarations"
+"""In place of a definition's name: all statements of a module, the bytes of a file, the entries of a registry."""
+STRING = r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^\\"\n])*"|\'(?:\\.|[^\\\'\n])*\''
+UNCOUNTED = re.compile(rf"({STRING})|[ \t]*#[^\n]*|\n[ \t]*(?=\n|$)", re.DOTALL)
+"""A string, which counts, or a comment or blank line."""
+
+Definition = tuple[Path, str]
+"""A file of captrain and the name of a definition in it, or WHOLE, TEXT or DECLARED."""
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """A statement at the top of a module.
+
+    Args:
+        text: without comments and docstrings.
+        binds: the name that it defines; "" if it runs for its effect.
+        kind: import, function, class, call (a value that a call makes) or other.
+        names: identifiers in it, also quoted ones.
+        reaches: what it imports, and the files and modules that its strings name.
+    """
+
+    text: str
+    binds: str
+    kind: str
+    names: frozenset[str]
+    reaches: tuple[Definition, ...]
+
+
+class Module:
+    """The statements of a file of captrain; none for data files and for code that never changes a result."""
+
+    def __init__(self, path: Path) -> None:
+        is_plain = path.is_relative_to(PACKAGE) and path.relative_to(PACKAGE).parts[0] in PLAIN
+        self.is_code = path.suffix == ".py" and path.stem != "__init__" and not is_plain
+        self.statements = _statements(path, path.read_bytes()) if self.is_code else ()
+        self.defining = dict[str, list[Statement]]()
+        for statement in self.statements:
+            self.defining.setdefault(statement.binds, []).append(statement)
+
+    def counted(self, name: str) -> Sequence[Statement]:
+        """List the statements that a definition stands for, see `Definition`."""
+        if name == DECLARED:
+            return _declarations(self.statements)
+        if name in self.defining:
+            return [*self.defining[name], *self.defining.get("", [])]
+        return self.statements
 
 
 def fingerprint(function: Callable[..., object], item: object) -> str:
@@ -44,69 +98,226 @@ def fingerprint(function: Callable[..., object], item: object) -> str:
 
 @cache
 def code_digest(function: Callable[..., object]) -> str:
-    """Hash the code of a function or class, see `code_closure`."""
-    start = Path(inspect.getfile(function))
-    return file_digest(start, *code_closure(start))
+    """Hash the code that the module of a function or class reaches, see `reached_code`."""
+    return digest(reached_code([Path(inspect.getfile(function))]))
 
 
-def code_closure(start: Path) -> list[Path]:
-    """List the files of captrain that a script or module depends on.
+def reached_code(starts: Iterable[Path], components: Collection[str] | None = None) -> dict[str, str]:
+    """Return the code of captrain that scripts or modules reach.
 
-    These are its transitive imports, at the top and within functions, the data files that it names, whole packages of
-    components (see `PROTOCOLS`), and the modules of registries (see `REGISTRIES`).
+    Names are followed through modules: imports at the top and within functions, data files and modules that strings
+    name, files beside a module that uses `__file__`, components (`PROTOCOLS`) and declarations (`REGISTRIES`). A
+    definition counts if in doubt.
 
     Args:
-        start: a Python file. It is included if it is part of captrain.
+        starts: Python files, which count whole.
+        components: import paths that the configuration names; None for all components.
 
     Returns:
-        Sorted paths without `__init__` files.
+        Path in the package, or name of a script -> the statements that count, or the digest of a data file.
     """
-    queue, closure, declaring = [start.resolve()], set[Path](), set[Path]()
+    modules, found, scripts = dict[Path, Module](), set[Definition](), [start.resolve() for start in starts]
+    queue = [(script, WHOLE) for script in scripts]
     while queue:
-        path = queue.pop()
-        is_ours = path.is_relative_to(PACKAGE)
-        if path in closure or (is_ours and path.relative_to(PACKAGE).parts[0] in PLAIN):
+        path, name = queue.pop()
+        if (path, name) in found:
             continue
-        closure.add(path)
-        if path.suffix == ".py":
-            queue += _references(path, path.read_bytes())
-        for package, protocol in PROTOCOLS.items():
-            if path == PACKAGE / protocol:
-                queue += files_below(PACKAGE / package)
-        for package, registry in REGISTRIES.items():
-            if path == PACKAGE / registry:
-                declaring.update(PACKAGE.joinpath(package).glob("*.py"))
-    return sorted(path for path in closure | declaring if path.is_relative_to(PACKAGE) and path.stem != "__init__")
+        found.add((path, name))
+        if path not in modules:
+            modules[path] = Module(path)
+            queue += _behind(path, components)
+        if name == TEXT:
+            queue.append((path, WHOLE))
+        elif name != DECLARED:
+            module = modules[path]
+            for statement in module.counted(name):
+                queue += [*statement.reaches, *((path, other) for other in statement.names & module.defining.keys())]
+    parts = dict[Path, set[str]]()
+    for path, name in found:
+        parts.setdefault(path, set()).add(name)
+    code = dict[str, str]()
+    for path in sorted(parts):
+        counted = {statement for name in parts[path] for statement in modules[path].counted(name)}
+        texts = dict.fromkeys(statement.text for statement in modules[path].statements if statement in counted)
+        is_text = TEXT in parts[path] or path.suffix != ".py"
+        place = path.name if path in scripts else path.relative_to(PACKAGE).as_posix()
+        code[place] = file_digest(path) if is_text else "\n".join(texts)
+    return {name: text for name, text in code.items() if text}
+
+
+def _behind(path: Path, components: Collection[str] | None) -> list[Definition]:
+    """List the components of a protocol's package, or the declarations of a registry's."""
+    definitions = list[Definition]()
+    for package, protocol in PROTOCOLS.items():
+        if path == PACKAGE / protocol:
+            definitions += _components(package, components)
+    for package, registry in REGISTRIES.items():
+        if path == PACKAGE / registry:
+            definitions += [(file, DECLARED) for file in PACKAGE.joinpath(package).glob("*.py")]
+    return definitions
+
+
+def _components(package: str, components: Collection[str] | None) -> list[Definition]:
+    """List the modules of a package that configured components are in, or all its files."""
+    if components is None:
+        files = [path for path in files_below(PACKAGE / package) if path.suffix != ".pyi"]
+    else:
+        modules = [re.split(r"[.:]\w+$", target)[0] for target in components]
+        prefix = f"{PACKAGE.name}.{package}"
+        files = [path for module in modules if f"{module}.".startswith(f"{prefix}.") for path in _module_files(module)]
+    return [(path, TEXT if package == QUOTED else WHOLE) for path in files]
+
+
+def _module_files(module: str) -> list[Path]:
+    """List the file of a module of captrain, or all files of a package."""
+    place = PACKAGE.joinpath(*module.split(".")[1:])
+    if (file := place.with_suffix(".py")).exists() or not place.is_dir():
+        return [file]
+    return [path for path in files_below(place) if path.suffix != ".pyi"]
+
+
+def _declarations(statements: Sequence[Statement]) -> list[Statement]:
+    """List the values of a module that calls make, and the constants and classes that they name."""
+    values = {statement.binds: statement for statement in statements if statement.kind in ("class", "call", "other")}
+    queue, found = [statement for statement in values.values() if statement.kind == "call"], list[Statement]()
+    while queue:
+        statement = queue.pop()
+        if statement not in found:
+            found.append(statement)
+            queue += [values[name] for name in statement.names & values.keys()]
+    return found
 
 
 @cache
-def _references(path: Path, text: bytes) -> list[Path]:
-    """List the files of captrain that a module imports, and the data files or folders that its strings name."""
-    references = list[Path]()
-    for node in ast.walk(ast.parse(text, str(path))):
-        if isinstance(node, ast.Import):
-            references += [file for alias in node.names for file in _imported(alias.name, "")]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            references += [file for alias in node.names for file in _imported(node.module, alias.name)]
-        elif isinstance(node, ast.Constant) and isinstance(name := node.value, str) and "/" in name[:200]:
-            place = PACKAGE / name
-            if len(name) < 200 and "\n" not in name and name[0] != "/" and place.exists() and place != PACKAGE:
-                files = files_below(place) if place.is_dir() else [place]
-                references += [file for file in files if file.suffix != ".py"]
-    return references
+def _statements(path: Path, source: bytes) -> tuple[Statement, ...]:
+    """Read the statements of a module, without docstrings, comments and what is there for type checkers only."""
+    tree, lines = ast.parse(source, str(path)), source.decode("utf-8").split("\n")
+    for node in ast.walk(tree):
+        # Language models are sent schemas, which contain the docstrings of classes with a base.
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+            continue
+        is_sent = isinstance(node, ast.ClassDef) and bool(node.bases)
+        for text in node.body[is_sent:]:
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                _blank(lines, text)
+    statements = list[Statement]()
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            statements += _import_statements(node)
+            continue
+        decorators = getattr(node, "decorator_list", [])
+        first = min(place.lineno for place in (node, *decorators))
+        text = UNCOUNTED.sub(r"\1", "\n".join(lines[first - 1 : node.end_lineno])).strip()
+        if text and not text.startswith("if TYPE_CHECKING"):
+            kind, parts = _kind_of(node), [*ast.walk(node)]
+            names, reaches = _names_in(parts), tuple(_reached(parts, path))
+            statements += [Statement(text, name, kind, names, reaches) for name in _bound_by(node)]
+    used = {name for statement in statements if statement.kind != "import" for name in statement.names}
+    # An import that nothing names runs for its effect.
+    return tuple(
+        replace(statement, binds="") if statement.kind == "import" and statement.binds not in used else statement
+        for statement in statements
+    )
 
 
-def _imported(module: str, name: str) -> list[Path]:
-    """Return the file behind `from module import name`; for a package, the module that it exports the name from."""
+def _blank(lines: list[str], node: ast.stmt) -> None:
+    """Remove the lines of a statement that stands alone on them."""
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    before = lines[first].encode()[: node.col_offset].strip()
+    after = lines[last].encode()[node.end_col_offset :].strip()
+    if not before and (not after or after.startswith(b"#")):
+        lines[first : last + 1] = [""] * (last + 1 - first)
+
+
+def _import_statements(node: ast.Import | ast.ImportFrom) -> list[Statement]:
+    """Split an import at the top of a module by the names that it binds."""
+    source = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+    return [
+        Statement(
+            f"{source}import {alias.name} as {alias.asname or alias.name}",
+            alias.asname or alias.name.split(".")[0],
+            "import",
+            frozenset(),
+            tuple(_imported_by(node, alias.name)),
+        )
+        for alias in node.names
+    ]
+
+
+def _kind_of(node: ast.stmt) -> str:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return "function"
+    if isinstance(node, ast.ClassDef):
+        return "class"
+    return "call" if isinstance(getattr(node, "value", None), ast.Call) else "other"
+
+
+def _bound_by(node: ast.stmt) -> list[str]:
+    """List the names that a statement defines; [""] if it may also have an effect."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        calls = [place.func if isinstance(place, ast.Call) else place for place in node.decorator_list]
+        decorators = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
+        return [node.name] if decorators <= HARMLESS else [""]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    is_plain = isinstance(node, ast.Assign | ast.AnnAssign) and all(isinstance(name, ast.Name) for name in names)
+    return [name.id for name in names if isinstance(name, ast.Name)] if is_plain else [""]
+
+
+def _names_in(parts: Sequence[ast.AST]) -> frozenset[str]:
+    """List the identifiers in a statement, and the strings that may be quoted ones."""
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    quoted = (text for text in _strings(parts) if re.fullmatch(r"\w+( ?[\[|].*)?", text))
+    return frozenset(names.union(*(re.findall(r"\w+", text) for text in quoted)))
+
+
+def _strings(parts: Sequence[ast.AST]) -> list[str]:
+    """List the strings in a statement that may be a name or a path."""
+    texts = (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    return [text for text in texts if 0 < len(text) < 200 and not {"\n", "\0"} & {*text}]
+
+
+def _reached(parts: Sequence[ast.AST], path: Path) -> Iterator[Definition]:
+    """Yield what a statement imports, and the files and modules that its strings name."""
+    for part in parts:
+        if isinstance(part, ast.Import | ast.ImportFrom):
+            for alias in part.names:
+                yield from _imported_by(part, alias.name)
+    has_place = any(isinstance(part, ast.Name) and part.id == "__file__" for part in parts)
+    for text in _strings(parts):
+        # Only modules: a class is named as a component, which runs if the configuration names it.
+        if re.fullmatch(rf"{PACKAGE.name}(\.\w+)+", text):
+            file = PACKAGE.joinpath(*text.split(".")[1:]).with_suffix(".py")
+            yield from [(file, WHOLE)] * file.is_file()
+        beside = (text, f"{text}.py", f"{path.stem}{text}") if has_place else ()
+        inside = [text] if "/" in text and text[0] != "/" else []
+        for file in [*(path.parent / name for name in beside), *(PACKAGE / name for name in inside)]:
+            if file.is_file() and file.is_relative_to(PACKAGE):
+                yield file, TEXT
+            elif file.is_dir() and file not in (PACKAGE, path.parent) and ".." not in file.parts:
+                within = [part for part in files_below(file) if part.suffix != ".pyi"]
+                yield from [(part, TEXT) for part in within if has_place or part.suffix != ".py"]
+
+
+def _imported_by(node: ast.Import | ast.ImportFrom, name: str) -> Iterator[Definition]:
+    """Yield the definition of captrain that an import brings; for a package, the one that it exports by the name."""
+    if isinstance(node, ast.Import):
+        module, exported = name, WHOLE
+    else:
+        module, exported = "" if node.level else node.module or "", name
     package, *parts = module.split(".")
     place = PACKAGE.joinpath(*parts)
     if package != PACKAGE.name:
-        return []
-    if not place.is_dir():
-        return [place.with_suffix(".py")]
-    if (place / f"{name}.py").exists():
-        return [place / f"{name}.py"]
-    return [place / f"{exported}.py" for exported in [_exports(place).get(name)] if exported]
+        return
+    if (file := place.with_suffix(".py")).exists() or not place.is_dir():  # a module may share its name with a folder
+        yield file, exported
+        return
+    if (place / f"{exported}.py").exists():
+        yield place / f"{exported}.py", WHOLE
+    if exported in (exports := _exports(place)):
+        yield place / f"{exports[exported]}.py", exported
+    elif (place / exported).is_dir():
+        yield from ((file, WHOLE) for file in files_below(place / exported) if file.suffix == ".py")
 
 
 @cache
