@@ -111,7 +111,7 @@ def test_a_saved_mixture_is_the_same_again_and_generates_with_the_decision_of_it
 ) -> None:
     base, mixture = mixed(tiny, members)
     save_mixture(mixture, tmp_path / "one")
-    again = load_module(tiny, "float64").eval()
+    again: Any = load_module(tiny, "float64").eval()
     loaded = load_mixture(again, tmp_path / "one")
     save_mixture(loaded, tmp_path / "two")
     assert adapter_digest(tmp_path / "one") == adapter_digest(tmp_path / "two")
