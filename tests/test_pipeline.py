@@ -30,8 +30,8 @@ TRAINING = [
     "awm_sft",
     "single",
     "mixed",
-    "mixture",
     "solutions_grpo",
+    "mixture",
     "solutions_mixture",
     "merging",
     "controls",
@@ -154,13 +154,14 @@ def test_a_changed_setting_makes_stale_only_what_it_decides(
         project.choose()
 
 
-def test_a_comment_in_the_figures_module_makes_the_figures_stale_only(project: Repository) -> None:
+def test_changed_code_makes_stale_the_stages_that_reach_it_and_a_comment_none(project: Repository) -> None:
     path = project.folder / "src/captrain/reporting/figures.py"
     text = path.read_text()
     project.choose()
-    path.write_text(text + "# a comment\n")
     try:
-        assert project.stale() == ["figures"]
+        for addition, stages in (("# a comment\n", []), ("print()\n", ["figures"])):
+            path.write_text(text + addition)
+            assert project.stale() == stages
     finally:
         path.write_text(text)
 

@@ -63,11 +63,12 @@ class Repository:
 
     def stale(self) -> list[str]:
         """List the stages that DVC would run first, in the pipeline's order, without those downstream of others."""
-        spec = self.folder / "results/spec.yaml"
-        before = spec.read_bytes()
+        composed = [self.folder / "results" / name for name in ("spec.yaml", "code.yaml")]
+        before = [path.read_bytes() for path in composed]
         self.call("python", "stages/compose.py")
         changed = {row_of(name) for name in json.loads(self.call("dvc", "status", "--json"))}
-        spec.write_bytes(before)
+        for path, content in zip(composed, before, strict=True):
+            path.write_bytes(content)
         return [name for name in STAGES if name in changed and name != "compose"]
 
 
