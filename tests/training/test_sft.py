@@ -81,3 +81,12 @@ def test_float64_computes_on_the_cpu_even_with_a_gpu(monkeypatch: pytest.MonkeyP
     for is_there, expected in ((True, [True, False, False]), (False, [True, True, True])):
         monkeypatch.setattr("torch.cuda.is_available", lambda is_there=is_there: is_there)
         assert [computes_on_cpu(precision) for precision in precisions] == expected
+
+
+def test_updates_are_counted_on_standard_output_which_a_job_of_several_processes_keeps_in_its_log(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("captrain.records.progress.PAUSE", 0.0)
+    fine_tuned(tiny, tmp_path, MACHINE)
+    out, err = capsys.readouterr()
+    assert f"lesson: {UPDATES} of {UPDATES}, 00:00 left" in out and "lesson" not in err

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import parent_process
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from tqdm import tqdm
 
@@ -26,6 +26,7 @@ class ProgressBar(tqdm):
         initial: items that were finished before.
         unit: one item, in a word.
         quiet: show nothing.
+        stream: where it is shown; None: on standard error.
     """
 
     def __init__(
@@ -37,12 +38,21 @@ class ProgressBar(tqdm):
         initial: int = 0,
         unit: str = "item",
         quiet: bool = False,
+        stream: TextIO | None = None,
     ) -> None:
-        self.draws = sys.stderr.isatty() and parent_process() is None
+        self.stream = stream or sys.stderr
+        self.draws = self.stream.isatty() and parent_process() is None
         self.shown = time.monotonic()
-        form = None if self.draws else LINE
         super().__init__(
-            items, desc=what, total=total, initial=initial, unit=unit, leave=False, disable=quiet, bar_format=form
+            items,
+            desc=what,
+            total=total,
+            initial=initial,
+            unit=unit,
+            leave=False,
+            disable=quiet,
+            file=self.stream,
+            bar_format=None if self.draws else LINE,
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
@@ -52,8 +62,8 @@ class ProgressBar(tqdm):
             return
         if msg is None and time.monotonic() - self.shown >= PAUSE:
             self.shown = time.monotonic()
-            clear = "\r\033[K" if sys.stderr.isatty() else ""  # the bar of another process
-            print(f"{clear}{self}", file=sys.stderr, flush=True)
+            clear = "\r\033[K" if self.stream.isatty() else ""  # the bar of another process
+            print(f"{clear}{self}", file=self.stream, flush=True)
 
     def close(self) -> None:
         """Remove the bar, or write a last line."""

@@ -1,6 +1,7 @@
 """What the trainers of GRPO and of fine-tuning share: TRL's arguments, and training from the last checkpoint."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,7 +95,10 @@ class Progress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Begin at the update that the training resumes from."""
-        self.bar = ProgressBar(what=self.name, total=state.max_steps, initial=state.global_step, unit="update")
+        # Standard error of several processes goes to a file; standard output goes to the job's log.
+        self.bar = ProgressBar(
+            what=self.name, total=state.max_steps, initial=state.global_step, unit="update", stream=sys.stdout
+        )
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
