@@ -219,7 +219,8 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         costs.add_row(low.stage, *gpus, wall, money, style=style)
     if plan.held:
         low_hours, high_hours = (
-            None if total.seconds is None else plan.held * total.seconds / 3600 for total in (plan.low[-1], plan.high[-1])
+            None if total.seconds is None else plan.held * total.seconds / 3600
+            for total in (plan.low[-1], plan.high[-1])
         )
         hours = _range(low_hours, high_hours, rounded)
         costs.add_row("node, held throughout", str(plan.held), "", hours, "", "", style="bold")
