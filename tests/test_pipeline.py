@@ -72,7 +72,7 @@ def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project
 def test_a_run_says_what_it_will_take_then_a_line_a_stage_and_the_table_last(spare: Repository) -> None:
     spare.choose("causality.run=false")
     first, *lines = spare.call("captrain", "run").splitlines()
-    assert re.match(r"\d+ stages to run, about [\d.]+ (s|min) at the rates", first)
+    assert re.match(r"\d+ stages to run, about [\d.]+ (s|min) by the measured speed", first)
     ends = [place for place, line in enumerate(lines) if re.match(r"[a-z_]+ +\d+\.\d s   \S", line)]
     assert [lines[place].split()[0] for place in ends[:2]] == ["compose", "causality"]
     assert "The baselines follow." not in lines
