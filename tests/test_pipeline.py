@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 import yaml
 from support.needs import further
-from support.smoke import BIN, Repository
+from support.smoke import BIN, STAGES, Repository
 
-from captrain.comparison import evaluation_rows
 from captrain.ledger import LedgerEntry
 from captrain.records import Rollout, load
 
@@ -34,7 +33,7 @@ TRAINING = [
     "merging",
     "controls",
 ]
-EVALUATION = [f"evaluation@{row}" for row in evaluation_rows()]
+EVALUATION = [name for name in STAGES if name.startswith("evaluation@")]
 
 
 @pytest.fixture(scope="module")
