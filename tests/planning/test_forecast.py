@@ -53,8 +53,8 @@ def test_a_machine_of_half_the_speed_takes_twice_as_long(monkeypatch: pytest.Mon
 
 
 def test_the_speed_of_this_machine_is_a_number_that_is_measured_at_once() -> None:
-    start = time.perf_counter()
-    assert 0.02 < machine_speed() < 50 and time.perf_counter() - start < 5
+    start = time.process_time()  # wall time depends on what else runs
+    assert 0.02 < machine_speed() < 50 and time.process_time() - start < 5
 
 
 def test_fewer_stages_take_less_time() -> None:

@@ -229,7 +229,7 @@ def _ranked(main: pd.DataFrame, methods: Sequence[str]) -> list[ComparisonRow]:
 
 
 def _rates(rows: Sequence[ComparisonRow], confidence: float) -> Table:
-    """Tabulate the rates of methods, of which the first is the best."""
+    """Tabulate the rates of methods, the best first."""
     headings = ("row", "pass rate", f"{confidence:.0%} interval", "rollouts", "learns from")
     columns = [Column(name, justify="right" if 0 < number < 4 else LEFT) for number, name in enumerate(headings)]
     tasks = max(row["tasks"] for row in rows)
