@@ -153,6 +153,14 @@ def test_a_body_has_a_size_whatever_it_says_of_itself(address: tuple[str, int]) 
     assert b" 413 " in send(address, f"{head}Transfer-Encoding: chunked\r\n\r\n", chunk * 10, pieces=10)
 
 
+def test_a_request_with_two_lengths_is_refused_and_its_rest_is_no_further_request(address: tuple[str, int]) -> None:
+    lines = "Host: 127.0.0.1\r\nAuthorization: Bearer secret\r\n"
+    rest = f"0\r\n\r\nGET /v1/models HTTP/1.1\r\n{lines}\r\n".encode()
+    lengths = f"Content-Length: {len(rest)}\r\nTransfer-Encoding: chunked\r\n"
+    answer = send(address, f"POST /v1/chat/completions HTTP/1.1\r\n{lines}{lengths}\r\n", rest)
+    assert answer.count(b"HTTP/1.1 ") == 1 and b" 400 " in answer and b"not both" in answer
+
+
 def test_who_sends_slowly_keeps_nothing_open(server: ChatServer) -> None:
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer secret\r\n"
     with serving(server, replace(PROTECTION, seconds=1)) as place:

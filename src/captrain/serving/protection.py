@@ -162,8 +162,8 @@ class Protected:
         await _while_waited_for(answer, scope, replay, receive, send)
 
     def _require_allowed(self, headers: Mapping[bytes, bytes], path: str) -> None:
-        """Raise HTTPException for a request to another server, from a foreign page, without the token, or with too
-        long a body."""
+        """Raise HTTPException for a request to another server, from a foreign page, without the token, with a body of
+        two lengths, or of too great a length."""
         header, origin = (headers.get(name, b"").decode("latin-1").strip().lower() for name in (b"host", b"origin"))
         host, page = (
             parts[1] if (parts := HOST.fullmatch(text)) else "" for text in (header, origin.partition("://")[2])
@@ -183,6 +183,9 @@ class Protected:
         )
         if token and path not in OPEN_PATHS and not bears:
             raise HTTPException(401, "a bearer token is needed, and this is not it")
+        if {b"content-length", b"transfer-encoding"} <= headers.keys():
+            # A proxy before this server could take another end of the body, and its rest for a request (RFC 9112, 6.3).
+            raise HTTPException(400, "a request has either Content-Length or Transfer-Encoding, not both")
         if int(headers.get(b"content-length", b"0")) > self._protection.most:
             raise HTTPException(413, f"a request has at most {self._protection.most} bytes")
 
