@@ -35,6 +35,7 @@ TRAINING = [
     "merging",
     "controls",
 ]
+LINE = re.compile(r"(?: *\d+ of \d+  )?([a-z_@]+) +\d+\.\d s   \S")
 EVALUATION = [name for name in STAGES if name.startswith("evaluation@")]
 
 
@@ -72,10 +73,11 @@ def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project
 
 def test_a_run_says_what_it_will_take_then_a_line_a_stage_and_the_table_last(spare: Repository) -> None:
     spare.choose("causality.run=false")
-    first, *lines = spare.call("captrain", "run").splitlines()
-    assert re.match(r"\d+ stages to run, about [\d.]+ (s|min) by the measured speed", first)
-    ends = [place for place, line in enumerate(lines) if re.match(r"[a-z_]+ +\d+\.\d s   \S", line)]
-    assert [lines[place].split()[0] for place in ends[:2]] == ["compose", "causality"]
+    composed, forecast, *lines = spare.call("captrain", "run").splitlines()
+    assert re.match(r"compose +\d+\.\d s   experiment smoke, seed 0", composed)
+    assert re.match(r"2 stages to run, about [\d.]+ (s|min) by the measured speed of this machine$", forecast)
+    ends = [place for place, line in enumerate(lines) if LINE.match(line)]
+    assert [lines[place].split("   ")[0] for place in ends] == [" 1 of 2  causality", " 2 of 2  figures"]
     assert "The baselines follow." not in lines
     results = lines[ends[-1] + 1 :]
     assert results[0].rstrip() == "Test split: 40 tasks" and "  captrain results --all" in results[-3]
@@ -86,7 +88,7 @@ def test_a_run_says_what_it_will_take_then_a_line_a_stage_and_the_table_last(spa
 def test_the_base_and_trace_are_evaluated_and_printed_before_what_they_are_compared_with(spare: Repository) -> None:
     spare.choose("evaluation.trials=3", "causality.run=false")
     lines = spare.call("captrain", "run").splitlines()
-    stages = [line.split()[0] for line in lines if re.match(r"[a-z_@]+ +\d+\.\d s   \S", line)]
+    stages = [found[1] for line in lines if (found := LINE.match(line))]
     assert {*stages[:3]} == {"compose", "evaluation@base", "evaluation@trace"} and "comparison" in stages[3:]
     first, last = (place for place, line in enumerate(lines) if line.startswith("Test split: 40 tasks"))
     rows = {line.split("  ")[0].strip() for line in lines[first + 1 : lines.index("The baselines follow.")]}

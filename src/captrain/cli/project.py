@@ -44,8 +44,14 @@ def run(
         return
     from captrain.reporting import tables
 
-    if stages := planning.stale_stages(root):
+    stages = planning.stale_stages(root)
+    if "compose" in stages:  # what is stale behind it depends on what it writes
+        projects.run_pipeline(root, ["compose"])
+        stages = planning.stale_stages(root)
+    if stages:
         print_all(planning.forecast_run(root, stages))
+        skipped = planning.skipped_stages(root, stages)
+        projects.number_stages([stage for stage in stages if stage not in skipped], skipped)
         if {*FIRST_ROWS} & {*stages}:
             projects.run_pipeline(root, FIRST_ROWS)
             if "comparison" in planning.stale_stages(root):

@@ -9,4 +9,5 @@ from .plan import Plan as Plan
 from .plan import forecast_run as forecast_run
 from .plan import make_plan as make_plan
 from .plan import plan_tables as plan_tables
+from .plan import skipped_stages as skipped_stages
 from .plan import stale_stages as stale_stages

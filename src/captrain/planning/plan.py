@@ -43,6 +43,7 @@ from captrain.planning.assumptions import (
 )
 from captrain.planning.estimate import Node, RunEstimate, StageCost
 from captrain.planning.feasibility import Refusal, refusals, rounded, warnings
+from captrain.records import counted
 from captrain.run import Spec, compose_configuration, launch, load_choice, row_of
 
 BasisRow = tuple[str, str, str]
@@ -291,6 +292,18 @@ def stale_stages(root: Path) -> list[str]:
     return [row_of(stage.name) for stage in reversed([*topological_sort(graph)]) if stage in stale]
 
 
+def skipped_stages(root: Path, stages: Collection[str]) -> list[str]:
+    """List those of the stages that the configuration turns off. They only write empty files.
+
+    Raises:
+        UserError: the configuration that params.yaml selects does not compose.
+    """
+    spec, _ = compose_configuration([], root)
+    off = [name for name, row in baselines().items() if not row.section(spec).run]
+    off += [name for name, works in (("merging", spec.merging.methods), ("controls", spec.controls.run)) if not works]
+    return [stage for stage in stages if stage.removeprefix("evaluation@") in off]
+
+
 def forecast_run(root: Path, stages: Collection[str]) -> str:
     """Estimate in one line how long stages take on this machine.
 
@@ -298,12 +311,14 @@ def forecast_run(root: Path, stages: Collection[str]) -> str:
         UserError: the configuration that params.yaml selects does not compose.
     """
     spec, _ = compose_configuration([], root)
-    speed = machine_speed()
+    speed, skipped = machine_speed(), skipped_stages(root, stages)
     *planned, _ = RunEstimate(spec, Node(speed=speed), 1).costs()
     parts = [part for cost in planned for part in cost.parts or [cost]]
     costs = {part.stage: part.seconds for part in parts if part.stage in stages}
-    count = f"{len(stages)} stage{'s' if len(stages) != 1 else ''} to run"
+    count = counted(len(stages) - len(skipped), "stage") + " to run"
+    rows = {stage.removeprefix("evaluation@") for stage in skipped}
+    end = f"; skipped: {counted(len(rows), 'optional row')}" if rows else ""
     if unknown := [stage for stage, seconds in costs.items() if seconds is None]:
-        return f"{count}; the time is not known ({', '.join(unknown)}: see `captrain plan`)"
+        return f"{count}; the time is not known ({', '.join(unknown)}: see `captrain plan`){end}"
     seconds = sum(cost or 0.0 for cost in costs.values()) + STAGE_START.value / speed * len(stages)
-    return f"{count}, about {_time(seconds)} by the measured speed of this machine"
+    return f"{count}, about {_time(seconds)} by the measured speed of this machine{end}"

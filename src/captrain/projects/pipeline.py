@@ -7,6 +7,7 @@ before that.
 """
 
 import logging
+import os
 import runpy
 import sys
 import time
@@ -30,7 +31,17 @@ from captrain.records import (
     read_text,
     read_yaml,
 )
-from captrain.run import Spec, alternatives, expand_stages, files_below, reached_code, read_stages, row_of, shipped
+from captrain.run import (
+    PLACE,
+    Spec,
+    alternatives,
+    expand_stages,
+    files_below,
+    reached_code,
+    read_stages,
+    row_of,
+    shipped,
+)
 
 VERSIONS = "captrain.yaml"
 COMPONENTS = "components"
@@ -242,6 +253,37 @@ def remove_cut_off(root: Path) -> list[str]:
     for name in removed:
         (root / name).unlink()
     return removed
+
+
+class _Places(logging.Handler):
+    """Tells each stage, before DVC starts it, its place among the stages to run.
+
+    DVC names a stage in its log before it starts or skips it. The stage inherits the environment.
+    """
+
+    def __init__(self, stages: Collection[str], skipped: Collection[str]) -> None:
+        super().__init__()
+        self._left, self._count, self._skipped = {*stages}, len(stages), skipped
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Set the environment variable PLACE for the stage that the record names."""
+        if "tage '%s'" not in str(record.msg) or not isinstance(record.args, tuple):
+            return
+        os.environ.pop(PLACE, None)
+        name = row_of(str(record.args[0]))
+        if name in self._left:
+            self._left.remove(name)
+            os.environ[PLACE] = f"{self._count - len(self._left):2} of {self._count}"
+        elif name in self._skipped:
+            os.environ[PLACE] = ""
+
+
+def number_stages(stages: Collection[str], skipped: Collection[str]) -> None:
+    """Begin the lines of stages with their place, "7 of 27", when `run_pipeline` runs them; skipped ones print none."""
+    logger = logging.getLogger("dvc.stage")  # the parent of the loggers that name stages
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(_Places(stages, skipped))
 
 
 def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:

@@ -15,6 +15,7 @@ from .components import nested as nested
 from .components import takes as takes
 from .components import variable as variable
 from .compose import not_composed as not_composed
+from .entry import PLACE as PLACE
 from .entry import entry_point as entry_point
 from .entry import times as times
 from .failures import Failure as Failure

@@ -31,6 +31,9 @@ from captrain.run.streams import clean_output
 LOGS = Path(".cache/logs")
 """Folder of the stages' logs, which hold warnings of libraries."""
 TIMES = Path(".cache/times")
+PLACE = "CAPTRAIN_PLACE"
+"""Environment variable: the place of a stage among those that `captrain run` runs, such as "7 of 27"; empty for a stage
+that the configuration turns off, which then prints nothing."""
 
 
 def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str = "") -> Callable[[], None]:
@@ -114,7 +117,10 @@ def _run_stage(main: Callable[[], str | None], name: str) -> None:
     with timed(name) as seconds:
         outcome = main()
     paths = (Path("results", f"{name}.json"), Path("results", name), Path("artifacts", name))
-    print(f"{name:<16} {seconds():6.1f} s   {outcome or ', '.join(str(path) for path in paths if path.exists())}")
+    place = os.environ.get(PLACE)
+    if place != "":
+        said = outcome or ", ".join(str(path) for path in paths if path.exists())
+        print(f"{f'{place}  ' if place else ''}{name:<24} {seconds():6.1f} s   {said}")
 
 
 @dataclass(frozen=True)
