@@ -4,7 +4,7 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.environments import PairEnvironments, Synthesizer, make_standard, publish_pairs, synthesize_pairs
-from captrain.records import Capability, Rollout, RolloutLabels, load
+from captrain.records import Capability, Rollout, RolloutLabels, counted, load
 from captrain.run import build, entry_point, load_spec
 
 
@@ -22,7 +22,7 @@ def main() -> str:
         pairs = synthesize_pairs(labels, selected, rollouts, *settings)
     publish_pairs(pairs, Path("results/pairs"), Path("artifacts/pairs"))
     passed = sum(outcome["environment"] for outcome in pairs.account.values())
-    return f"{passed} pair environments" if run.pairs.count else "no pair environments: pairs.count is 0"
+    return counted(passed, "pair environment") if run.pairs.count else "no pair environments: pairs.count is 0"
 
 
 if __name__ == "__main__":

@@ -280,7 +280,7 @@ def test_the_stage_writes_the_environments_and_says_how_many(
     stage(tmp_path, 1, rollouts)
     with contextlib.chdir(tmp_path):
         runpy.run_path(str(ROOT / "stages/pairs.py"), run_name="__main__")
-    assert re.fullmatch(r"pairs +\d+\.\d s   1 pair environments\n", capsys.readouterr().out)
+    assert re.fullmatch(r"pairs +\d+\.\d s   1 pair environment\n", capsys.readouterr().out)
     assert [*read_passports(tmp_path / "results/pairs")] == [PAIRS[0]]
 
 

@@ -10,14 +10,14 @@ def test_piped_progress_is_a_line_a_minute_with_count_and_time_left(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("captrain.records.progress.time.monotonic", lambda: now[0])
-    bar = ProgressBar(what="adapters", total=10, unit="adapter")
+    bar = ProgressBar(what="training", total=10, unit="adapter")
     for _ in range(10):
         now[0] += 31
         bar.update()
         bar.refresh()
     bar.close()
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(",")[0] for line in lines] == [f"adapters: {n} of 10" for n in (2, 4, 6, 8, 10)]
+    assert [line.partition(",")[0] for line in lines] == [f"training: {n} of 10 adapters" for n in (2, 4, 6, 8, 10)]
     assert all(line.endswith("left") for line in lines)
 
 

@@ -29,11 +29,11 @@ COMPOSED, CONTROLS = "compositions", "controls"
 
 @dataclass(frozen=True)
 class Arm:
-    """Player of an evaluation.
+    """One player of the evaluation.
 
     Args:
-        name: of the arm.
-        stage: that trained it; "" for the base.
+        name: its name in outcomes and tables.
+        stage: the stage that trained it; "" for the base.
         adapter: None for the base model alone.
         guidance: lines at the end of the system prompt.
         tasks: ids of the tasks it plays; None for all.

@@ -1,7 +1,7 @@
 """The evaluation of a project: plays the arms of each row and the curves of trainings, and compares the methods.
 
-Each row is played alone (`play_row`, stage `evaluation@ROW`), so a changed baseline plays its own arms again and no
-others. `compare_rows` (stage `comparison`) reads the outcomes of all rows.
+Each row is played alone (`play_row`, stage `evaluation@ROW`), so only the arms of a changed baseline are played again.
+`compare_rows` (stage `comparison`) reads the outcomes of all rows.
 
 A curve is the pass rate of one training's checkpoints on the test split. A training passes through all smaller budgets,
 so its checkpoints give pass rate over rollouts. (The paper's figure 4 trains anew at every budget.) Each point uses the

@@ -49,7 +49,10 @@ class Learner:
             self.weights[last][GO_ON] = float(len(self.moves))
 
     def scripts(self) -> dict[str, Script]:
-        """Learn, and return the scripts that earned most, by their moves in words; none where nothing is looked up."""
+        """Learn, and return the scripts that earned most, by their moves in words.
+
+        It learns nothing if no task needs a look-up.
+        """
         rng, views = self.evidence.random("learner"), self.player.views
         best: dict[tuple[str, ...], float] = {}
         for start in range(0, PLAYS if views else 0, BATCH):

@@ -11,7 +11,7 @@ from tqdm import tqdm
 T = TypeVar("T")
 PAUSE = 60.0
 """Seconds before the first line, and between lines."""
-LINE = "{desc}: {n_fmt} of {total_fmt}, {remaining} left{postfix}"
+LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {remaining} left{postfix}"
 
 
 class ProgressBar(tqdm):

@@ -70,7 +70,7 @@ def run(
         return slurm.Dispatch(function, items, machine.slurm, label).wait()
     # Servers belong to one process: items that may use them run here, one after another.
     if cores(machine) == 1 or machine.vllm.python or min(machine.workers, len(items)) <= 1:
-        return [function(item) for item in ProgressBar(items, what=label)]
+        return [function(item) for item in ProgressBar(items, what=label, unit="part")]
     # Forked workers share these imports.
     for library in libraries:
         importlib.import_module(library)
@@ -87,7 +87,7 @@ def run(
                     for number in range(len(items)):
                         if number not in ends:
                             futures[number] = pool.submit(function, items[number])
-                for number, future in ProgressBar(futures.items(), what=label):
+                for number, future in ProgressBar(futures.items(), what=label, unit="part"):
                     if not isinstance(future.exception(), BrokenProcessPool):
                         ends[number] = future
             except KeyboardInterrupt:
