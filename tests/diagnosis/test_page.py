@@ -62,6 +62,28 @@ def test_a_newcomer_sees_what_to_fix_and_goes_from_a_cause_to_the_message_that_f
 
 
 @pytest.mark.needs("browser")
+def test_an_example_leads_to_its_failure_and_the_failures_of_one_cause_can_be_shown_alone(
+    browser: Browser, page: Path
+) -> None:
+    browser.screen(1000, 720)
+    browser.open(page.as_uri())
+    example = "document.querySelector('#tables td a')"
+    place = browser.run(f"{example}.innerText.split(', message')[0]")
+    browser.run(f"{example}.click()")
+    assert browser.run("document.querySelector('details:target summary').innerText").startswith(place)
+    browser.open(page.as_uri())
+    shown = "[...document.querySelectorAll('section.failures')].filter((part) => part.checkVisibility()).length"
+    assert browser.run(shown) > 1
+    browser.run("document.querySelector('#show-missing_write').click()")
+    assert browser.run(shown) == 1
+    browser.run("document.querySelector('a[href=\"#cause-wrong_argument\"]').click()")
+    assert browser.run(shown) == 2, "what a link leads to is shown, too"
+    assert browser.run("document.querySelector('th[title]').title.length") > 10
+    assert browser.run("getComputedStyle(document.querySelector('td.share')).getPropertyValue('--share')") == "37%"
+    assert browser.faults() == []
+
+
+@pytest.mark.needs("browser")
 def test_the_page_does_not_scroll_sideways_on_a_phone_in_the_dark(browser: Browser, page: Path) -> None:
     browser.screen(360, 740, dark=True)
     browser.open(page.as_uri())

@@ -43,6 +43,24 @@ NOT_COMPARED: tuple[Standing, ...] = ("error", "limit", "spoilt")
 """Rollouts that say nothing about the agent: listed apart."""
 LONGEST = 4000
 """Most characters of a message on the page."""
+MEANINGS = {
+    "failures": "failures with this primary cause: the earliest that the log proves",
+    "share": "share of all failures",
+    "also in": "failures in which it is a secondary cause",
+    "passed with it": "passed rollouts that show it",
+    "gap": "error rate in failed rollouts minus that in passed ones, where the capability could show",
+    "95% interval": "where the value lies with 95% certainty, over tasks",
+    "coverage": "share of failed rollouts that lack it",
+    "among failed": "failed rollouts that lack it, of those in which it could show",
+    "among passed": "passed rollouts that lack it, of those in which it could show",
+    "runs": "labelling runs, each on a resample, in which gap and coverage hold",
+    "selected": "whether it is worth training",
+    "p": "chance of such a difference or a larger one if nothing differed: Fisher's exact test, two-sided",
+    "p, Holm": "p corrected for all features of the table",
+    "the same rollouts": "other features that were found in exactly these rollouts",
+    "passed elsewhere": "passed rollouts of all other tasks",
+}
+"""What a column means: the page shows it on hover."""
 
 
 class Suspect(Record):
@@ -162,10 +180,11 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
             count, reported = count + 1, reported + (row.standing not in NOT_COMPARED)
             is_reported = row.standing not in NOT_COMPARED and reported <= LIST_LENGTH
             if count <= LIST_LENGTH or is_reported:
-                failures.append(_failure(row, rollout, is_reported))
+                failures.append(_failure(row, rollout, f"failure-{count}", is_reported))
     groups: dict[str, list[FailureCard]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
     for failure in failures[:LIST_LENGTH]:
         groups[counted_cause(failure.row) or UNEXPLAINED].append(failure)
+    places = Counter(card.row.place for card in failures[:LIST_LENGTH])
     names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in CAUSES.items()}
     content = {
         "account": account,
@@ -191,6 +210,9 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         ],
         "failures": failures,
         "groups": [(kind, names[kind], entries) for kind, entries in groups.items() if entries],
+        # Agents share tasks and trials: what names several failures leads to none.
+        "anchors": {card.row.place: card.anchor for card in failures[:LIST_LENGTH] if places[card.row.place] == 1},
+        "meanings": MEANINGS,
         "more": max(0, count - LIST_LENGTH),
         "reported": reported,
         "limit": LIST_LENGTH,
@@ -228,16 +250,17 @@ class ShownMessage:
 
 @dataclass(frozen=True)
 class FailureCard:
-    """A failed rollout in the reports. `is_reported`: report.md lists it, too."""
+    """A failed rollout in the reports. anchor: its id on the page. is_reported: report.md lists it, too."""
 
     row: DiagnosedRollout
+    anchor: str
     is_reported: bool
     quote: str
     messages: list[ShownMessage]
     reference: list[ShownMessage]
 
 
-def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> FailureCard:
+def _failure(row: DiagnosedRollout, rollout: Rollout, anchor: str, is_reported: bool) -> FailureCard:
     """Collect what the reports show of a failed rollout: its messages and those of its reference."""
     reasons: dict[int, list[str]] = {}
     for cause in row.causes:
@@ -258,7 +281,7 @@ def _failure(row: DiagnosedRollout, rollout: Rollout, is_reported: bool) -> Fail
     place = row.primary.message if row.primary else len(messages)
     quote = quote_of(rollout.messages[place]) if place < len(messages) else ""
     shown = [message for message in expected if message.text or message.calls]
-    return FailureCard(row, is_reported, quote, messages, shown)
+    return FailureCard(row, anchor, is_reported, quote, messages, shown)
 
 
 def _shown(message: Message, role: str, reason: str = "") -> ShownMessage:
