@@ -137,7 +137,7 @@ def test_a_run_whose_stage_fails_ends_in_what_is_wrong_and_what_to_do(project: R
         *further(
             [
                 (["selection.delta=0.25"], ["capabilities", "solutions"]),
-                (["adapters.rollouts=120"], ["adapters", "controls"]),
+                (["adapters.rollouts=120"], ["adapters", "mixture", "controls"]),
                 (["evaluation.trials=3"], [*EVALUATION, "comparison"]),
                 ([], []),
             ],

@@ -19,7 +19,7 @@ from captrain.comparison import (
     spending_stages,
     trained_baselines,
 )
-from captrain.comparison.baselines.registry import row_file, row_modules
+from captrain.comparison.baselines.registry import row_modules
 from captrain.comparison.tables import EvaluationTables
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -118,8 +118,8 @@ def test_every_row_has_a_section_a_stage_and_a_name_of_its_own() -> None:
     assert set(baselines()) == {name for name, _ in compose_spec("default", 0, [], ROOT / "conf").baselines}
     assert len({label(name) for name in baselines()}) == len(baselines())
     for name, row in baselines().items():
-        assert f"baselines.{name}" in PIPELINE[name]["params"][0]["results/spec.yaml"]
-        assert str(row_file(name).relative_to(ROOT)) in PIPELINE[name]["deps"]
+        params = {path: keys for entry in PIPELINE[name]["params"] for path, keys in entry.items()}
+        assert f"baselines.{name}" in params["results/spec.yaml"] and params["results/code.yaml"] == [name]
         for ledger in [f"results/{stage}/ledger.jsonl" for stage in row.rests_on if row.learns_from == "rewards"]:
             assert {ledger, ledger.rpartition("/")[0]} & {*PIPELINE[name]["deps"]}
 

@@ -1,6 +1,7 @@
 """Tasksets of verifiers are probed by agents that do no work."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,9 @@ def test_a_taskset_is_validated_by_name_and_its_exploit_is_named(
     name: str, exploit: str, captrain: Captrain, tmp_path: Path
 ) -> None:
     top = "2" if name == "shop-sums" else "1"
-    command = ["validate", f"{TASKSETS}/{name}", "--scale", "0", top, "--out", str(tmp_path / "out")]
+    shutil.copytree(TASKSETS, tasksets := tmp_path / "tasksets")
+    (tasksets / name).mkdir()  # a folder of the taskset's name is no environment file
+    command = ["validate", f"{tasksets}/{name}", "--scale", "0", top, "--out", str(tmp_path / "out")]
     status, said, _ = captrain(ROOT, *command)
     assert status == bool(exploit)
     report = json.loads((tmp_path / f"out/{name}.validation.json").read_text(encoding="utf-8"))

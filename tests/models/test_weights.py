@@ -1,5 +1,6 @@
 """Code of a model's own runs only if the user allows it."""
 
+import ast
 import json
 import re
 import shutil
@@ -58,6 +59,6 @@ def test_a_models_code_runs_if_the_user_allows_it(
 
 def test_every_load_of_a_model_decides_on_trust() -> None:
     for path in (ROOT / "src/captrain").rglob("*.py"):
-        for call in re.finditer(r"\bAuto\w+\.from_pretrained\(", path.read_text()):
-            text = path.read_text()[call.end() :]
-            assert "trust_remote_code" in text[: text.index("\n\n") if "\n\n" in text else None], path
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and re.match(r"Auto\w+\.from_pretrained$", ast.unparse(node.func)):
+                assert "trust_remote_code" in {keyword.arg for keyword in node.keywords}, path

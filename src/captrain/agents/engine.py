@@ -106,7 +106,7 @@ class MixtureDecoder(HuggingFaceDecoder):
         parts, cache = self.mixture.parts, None
         if not begins_decision(written, position, parts.decide):
             return
-        # One gate for all blocks reads the base's states, of which the cache holds nothing.
+        # A gate for all blocks reads states of the base alone. The cache holds other states, so all is read again.
         start = 0 if parts.scope == "global" else position
         if start:
             cache = type(self.cache)(config=self.model.config)
@@ -356,8 +356,8 @@ def sample_rows(
 def _forked(
     decoder: Decoder, branches: list[list[EngineRow]], position: int, reach: int | None
 ) -> list[list[EngineRow]]:
-    """Fork each branch whose rows differ between two positions, of which the second may be their end; new branches take
-    the places of finished ones, or are appended."""
+    """Fork each branch whose rows differ between `position` and `reach` (None: their end). New branches take the places
+    of finished ones, or are appended."""
     forked: list[list[EngineRow]] = [[] for _ in branches]
     places = iter([index for index, branch in enumerate(branches) if not branch])
     origins = list(range(len(branches)))

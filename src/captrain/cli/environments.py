@@ -97,7 +97,7 @@ def validate(
     The exit status is 1 if a check fails.
     """
     file = Path(name)
-    is_file = file.suffix == ".py" or file.exists()
+    is_file = file.suffix == ".py" or file.is_file()  # a folder may have the name of a taskset
     folder = out or (file.parent if is_file else Path())
     require_folder(folder)
     if is_file:

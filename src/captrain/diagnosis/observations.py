@@ -186,7 +186,7 @@ def _is_closed_by_team(view: RolloutView) -> bool:
 def answer_from_nowhere(view: RolloutView) -> Noted:
     """The answer is the agent's own word: no tool and nobody else has said it before.
 
-    What is handed in where nothing was asked, such as a patch, is the agent's work, and stands in no output.
+    Only short answers to a question count. A patch, for example, is the agent's own work.
     """
     place, answer = answer_of(view)
     is_handed_in = bool(view.facts.submission) or any(SUBMITS.search(call.tool) for call in view.acts)

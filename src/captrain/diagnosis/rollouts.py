@@ -462,12 +462,12 @@ def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
 def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
     """What a rollout lacks where no replay proves it: as the pipeline's programmatic analyst labels it.
 
-    What the analyst finds without a reference is no cause: a rule decides on it, or the contrast with passed rollouts.
+    For a cause that the analyst finds without a reference (`is_unaided`), a rule decides in place of its label.
     """
     for slug, kind in CAUSES.items():
         is_compared = bool(kind.occasions) and not kind.is_unaided
         lapse = kind.lapse(view, Vocabulary(())) if is_compared else None
-        # A rule alone decides on a cause that no reference shows, and so does the contrast without a reference.
+        # Beside the analyst's label, only the contrast with passed rollouts counts; without a label, every rule does.
         causes = [cause for cause in of_agent if cause.cause == slug]
         causes = [cause for cause in causes if not is_compared or cause.grade is Grade.CONTRAST]
         if lapse is not None:

@@ -61,7 +61,7 @@ class Mixture(nn.Module):
         parts: the adapters, where gates are, and when they decide.
 
     Raises:
-        UserError: an adapter was altered, is not plain LoRA, or is of another base.
+        UserError: an adapter was altered, is not plain LoRA, or belongs to another base.
     """
 
     def __init__(self, base: "PreTrainedModel", parts: MixtureParts) -> None:
@@ -186,7 +186,7 @@ def _wrap(base: nn.Module, adapters: Mapping[str, PlainLora], opened: _Open) -> 
 
 
 def padded_places(written: Tensor, attention: Tensor, decide: Decide) -> Tensor:
-    """Return `decision_places` of a batch, (rows, tokens), whose padding `attention` marks by 0."""
+    """Return `decision_places` of a batch, (rows, tokens). `attention` is 0 where a row is padded."""
     places = torch.zeros_like(attention, dtype=torch.long)
     for row, (mine, real) in enumerate(zip(written, attention.bool(), strict=True)):
         indices = real.nonzero()[:, 0]

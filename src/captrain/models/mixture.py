@@ -62,7 +62,7 @@ class MixtureParts:
 
 
 def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
-    """Return for each token of a dialogue the token whose states decide about it.
+    """Return the place of each token's decision: the token whose states the gates read.
 
     Args:
         written: 1 where the agent wrote.

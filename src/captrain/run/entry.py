@@ -80,6 +80,13 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
     return run
 
 
+class _StageLog(logging.FileHandler):
+    """A stage's log, which is created on the first line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (named by logging)
+        """Pass over a line that the disk does not take: the stage's own files end it with one message."""
+
+
 class _CleanFormatter(logging.Formatter):
     """Formats lines of a log without keys and control characters."""
 
@@ -111,7 +118,7 @@ def _run_stage(main: Callable[[], str | None], name: str) -> None:
     # Warnings of this process and its forks go to a log, created on the first warning.
     LOGS.mkdir(parents=True, exist_ok=True)
     logging.captureWarnings(True)
-    handler = logging.FileHandler(LOGS / f"{name}.log", delay=True)
+    handler = _StageLog(LOGS / f"{name}.log", delay=True)
     handler.setFormatter(_CleanFormatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     with timed(name) as seconds:

@@ -36,7 +36,7 @@ PROTOCOLS = {
 configuration. Code that reaches a protocol may run the components of its package that the configuration names; without
 a configuration the whole package counts."""
 QUOTED = "benchmarks"
-"""Package whose components are also read as text, for their fingerprint. There, comments and docstrings count."""
+"""A package that hashes the text of its components for their fingerprints, so comments and docstrings count there."""
 REGISTRIES = {"comparison/baselines": "comparison/baselines/registry.py"}
 """Packages whose modules declare entries, each with the module that collects them. Code that imports a registry only
 reads the declarations: their constants and classes count, not the functions behind them."""
@@ -72,7 +72,7 @@ class Statement:
 
 
 class Module:
-    """The statements of a file of captrain; none for data files and for code that never changes a result."""
+    """The statements of a file of captrain. Data files, and code that never changes a result, have none."""
 
     def __init__(self, path: Path) -> None:
         is_plain = path.is_relative_to(PACKAGE) and path.relative_to(PACKAGE).parts[0] in PLAIN
@@ -190,7 +190,7 @@ def _declarations(statements: Sequence[Statement]) -> list[Statement]:
 
 @cache
 def _statements(path: Path, source: bytes) -> tuple[Statement, ...]:
-    """Read the statements of a module, without docstrings, comments and what is there for type checkers only."""
+    """Read the statements of a module. Docstrings, comments and imports for type checkers are left out."""
     tree, lines = ast.parse(source, str(path)), source.decode("utf-8").split("\n")
     for node in ast.walk(tree):
         # Language models are sent schemas, which contain the docstrings of classes with a base.

@@ -46,7 +46,7 @@ class Submission(Record):
         return self
 
     def attempts(self, folder: Path = JOBS) -> list["JobAttempt"]:
-        """List one attempt for each key whose job Slurm accepted. Files of other names are passed over."""
+        """List an attempt for each key with a job that Slurm accepted. Files with other names are ignored."""
         names = [path.name.removesuffix(SUBMITTED) for path in (folder / self.name).glob(f"*{SUBMITTED}")]
         by_index = {job.partition("_")[2] or "0": job for job in names}
         return [

@@ -36,7 +36,7 @@ def copy_clean(lines: Iterable[bytes], log: Path) -> None:
 
 
 class _CleanStream:
-    """Standard output or error without keys of the environment, and in a file or pipe without control characters.
+    """Standard output or error. Keys of the environment are removed; in a file or pipe, control characters are shown.
 
     A terminal gets those of progress bars and colours. Text of others is escaped before it is laid out (`print_all`).
     """

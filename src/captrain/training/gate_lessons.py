@@ -53,7 +53,7 @@ def teach_gates(lesson: GateLesson) -> FineTuned:
     Raises:
         UserError: the base cannot be trained, or there is nothing to learn from.
     """
-    spec, most, left_out, card = lesson.spec, lesson.settings.demonstrations, Counter[str](), ""
+    spec, most, left_out = lesson.spec, lesson.settings.demonstrations, Counter[str]()
     policy = learner(spec.exploring(), lesson.base, spec.machine, PURPOSE, f"set baselines.{lesson.row}.run to false")
     parts = dict[str, list[Demonstration]]()
     for rollout in lesson.rollouts:
@@ -86,7 +86,10 @@ def teach_gates(lesson: GateLesson) -> FineTuned:
 
 
 def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed: int | None) -> Trained:
-    """Save gates without training: equal ones or, with a seed, random ones whose logits deviate by about 1."""
+    """Save gates without training. Without a seed they are equal.
+
+    With a seed they are random: their logits have a standard deviation of about 1.
+    """
     from captrain.models import Mixture, draw_normal, load_module, save_mixture  # torch
 
     mixture = Mixture(load_module(base, "float64"), parts)
@@ -103,7 +106,7 @@ def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed
 
 @dataclass(frozen=True)
 class Prompts:
-    """Tasks whose prompts are looked at."""
+    """Tasks of an environment; `opened_gates` reads their prompts."""
 
     environment: CheckedEnvironment
     tasks: list[Task]

@@ -187,7 +187,7 @@ class PolicyTrainer(TrlTrainer):
         return lora_config(base, self.recipe.shape)
 
     def prepare(self, job: Job, temperature: float) -> None:
-        """Set how a step is computed, and what is trained further."""
+        """Set how a step is computed, and load the adapter that training starts from."""
         prepare_trainer(self, temperature, job.machine, job.seed)
         if job.start is not None:
             model: Any = self.model

@@ -138,7 +138,7 @@ class MixtureBaseline(Baseline):
         """Train the row's gates and, with `controls`, those of its variants.
 
         Raises:
-            UserError: no rollouts are left, or there is nothing to learn from.
+            UserError: the budget is spent, or no rollout passed that gates could start from.
         """
         section: GateSettings = self.section(spec)
         if rollouts < 1:
@@ -176,7 +176,7 @@ class MixtureBaseline(Baseline):
         return [*trained, *taught, *blank]
 
     def lessons(self, spec: Spec, project: Path) -> tuple[tuple[TrainingEnvironment, ...], tuple[Rollout, ...]]:
-        """Return the environments whose solutions the gates see first, and the rollouts whose tokens they see."""
+        """Return what the gates are fine-tuned on: environments with solutions, and rollouts."""
         environments = training_environments(project / "results/environments")
         if self.from_solutions:
             return (*environments, *training_environments(project / "results/pairs")), ()

@@ -315,7 +315,7 @@ class _Reader:
             return entry, reason_of(error) if type(error) is ValueError else f"it cannot be read: {reason_of(error)}"
 
     def unread(self, file: str, entry: Read, record: Rollout) -> Rollout | None:
-        """Return a rollout with an id of its own; None if it was read before, as a file given twice counts once.
+        """Return a rollout with its own id, or None if it was read before: a file that is given twice counts once.
 
         Files of equal bytes are two rollouts if what stands beside them differs: task, agent, trial or outcome.
         """

@@ -1,6 +1,6 @@
 """Trials of Terminal-Bench: `results.json` of a trial, and the episodes of its agent in `agent-logs/` beside it.
 
-The `results.json` of a run lists the results of its trials, whose folders are below it.
+The `results.json` of a run lists the results of all trials. Their folders are below it.
 """
 
 import re
@@ -23,7 +23,7 @@ def _recognizes(row: Foreign) -> bool:
 
 
 def is_summary(path: Path) -> bool:
-    """Return whether a file lists the results of trials, each of which has a file of its own below."""
+    """Return whether a file lists the results of trials. Each trial has its own file in a folder below."""
     return path.name == RESULTS and any(map(_is_trial, path.parent.glob(f"*/*/{RESULTS}")))
 
 
