@@ -127,7 +127,7 @@ def test_the_rollouts_of_gates_come_out_of_the_total_of_trace(
 ) -> None:
     for name in ("PROMPTS", "TARGET_PROMPTS"):
         monkeypatch.setattr(import_module("captrain.comparison.baselines.mixture"), name, 3)
-    more = ["baselines.mixture.run=true", "baselines.mixture.start.epochs=0", "baselines.mixture.group_size=4"]
+    more = ["baselines.mixture.run=true", "baselines.mixture.start=0", "baselines.mixture.group_size=4"]
     more += ["baselines.mixture.groups_per_step=2", "baselines.mixture.share=0.5"]
     folder = project(tmp_path / "project", tiny, "alpha", "beta", rollouts=32, more=more)
     places: Any = {"rollouts": ("diagnosis", "", 8), "environments": ("calibration", "alpha", 5)}
