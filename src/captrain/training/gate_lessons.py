@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -163,13 +163,13 @@ def _fit(
     targets = [slot for slots in opened for slot in slots]
     weights = [1 / len(slots) for slots in opened for _ in slots]
     for index, gate in enumerate(mixture.linears):
-        model: Any = LogisticRegression(class_weight="balanced", max_iter=2000)
+        model = LogisticRegression(class_weight="balanced", max_iter=2000)
         model.fit(states[rows, index], targets, sample_weight=weights)
-        weight = np.zeros((mixture.slots, states.shape[2]))
-        bias = np.full(mixture.slots, UNSEEN)
-        is_binary = len(model.classes_) == 2  # then there is one row, the second slot's against the first's
-        weight[model.classes_] = [-model.coef_[0] / 2, model.coef_[0] / 2] if is_binary else model.coef_
-        bias[model.classes_] = [-model.intercept_[0] / 2, model.intercept_[0] / 2] if is_binary else model.intercept_
+        weight, bias = np.zeros((mixture.slots, states.shape[2])), np.full(mixture.slots, UNSEEN)
+        slopes, offsets = np.asarray(model.coef_), np.asarray(model.intercept_)
+        if len(slopes) == 1:  # of the second of two slots against the first
+            slopes, offsets = np.concatenate([-slopes, slopes]) / 2, np.concatenate([-offsets, offsets]) / 2
+        weight[model.classes_], bias[model.classes_] = slopes, offsets
         with torch.no_grad():
             for parameter, values in ((gate.weight, weight), (gate.bias, bias)):
                 parameter.copy_(torch.from_numpy(values.round(DIGITS)))
