@@ -43,7 +43,7 @@ from captrain.run import Choice, entry_point
 WORDS = ("experiment", "method", "learns from", "reading")
 """Columns of the printed table that contain words."""
 OVERRIDES = ["machine.workers=1"]
-"""Points run side by side with one process each. `machine` is not a param, so no stage runs again because of it."""
+"""Points run side by side with one process each. It is no param, so no stage runs again because of it."""
 
 
 def run_all(grid: Sequence[SweepPoint], root: Path, jobs: int) -> list[SweepPoint]:

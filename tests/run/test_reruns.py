@@ -21,6 +21,11 @@ CASES = {
         r'^(def \w+\(.*\n    """)',
         r"\n# A comment.\n\1Another word. ",
     ),
+    "a docstring of a class of `nn.Module` in `models/gated.py`": (
+        f"{SOURCES}/models/gated.py",
+        r'^(class \w+\(nn.Module\):\n    """)',
+        r"\1Another word. ",
+    ),
     "`benchmarks/tau2.py`, in a run of the service desk": (
         f"{SOURCES}/benchmarks/tau2.py",
         r"\Z",

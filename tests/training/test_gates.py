@@ -14,17 +14,20 @@ import pandas as pd
 import pytest
 from support.adapters import lora
 from support.stages import stage
-from support.training import inside, job, project
+from support.training import ROOT, inside, job, passport, project
 from transformers import Trainer
 
 from captrain.agents.local import LocalPolicy
+from captrain.benchmarks import load_benchmark
 from captrain.comparison.rows import TRACE, spending
 from captrain.contract import RunningEpisode, load_file
 from captrain.ledger import LedgerEntry
 from captrain.models import Adapter, MixtureParts, adapter_digest, load_mixture, load_module
 from captrain.records import load, publish
+from captrain.run import compose_spec
+from captrain.training.gate_lessons import GateLesson, Prompts, opened_gates, teach_gates
 from captrain.training.grpo import PolicyTrainer
-from captrain.training.jobs import GateJob, Job, Trained
+from captrain.training.jobs import EnvironmentFile, GateJob, Job, Trained, TrainingEnvironment
 from captrain.training.runs import train
 
 pytestmark = pytest.mark.usefixtures("vouched")
@@ -86,6 +89,34 @@ def test_training_moves_gates_only_and_its_folder_acts_the_same_elsewhere(
     assert played(tmp_path / "work" / trained.folder) == played(tmp_path / "elsewhere")
 
 
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_fitted_gates_open_the_adapter_of_an_environment_both_of_a_pair_and_none_for_what_the_base_passes(
+    tiny: Path, letters: Callable[..., Path], tmp_path: Path, scope: Any
+) -> None:
+    members = {name: lora(tiny, tmp_path / name, seed) for seed, name in enumerate(("alpha", "beta"))}
+    places = dict[str, TrainingEnvironment]()
+    for name, text in (("alpha", "Sing"), ("beta", "Dance to"), ("alpha+beta", "Sing and dance to"), ("other", "Eat")):
+        path = letters(name)
+        path.write_text(path.read_text().replace("Say {i}", text + " {i}"))
+        places[name] = TrainingEnvironment(name, EnvironmentFile(tmp_path, passport(path)))
+    spec = compose_spec("smoke", 0, [], ROOT / "conf")
+    tasks = tuple(load_benchmark(spec.benchmark, spec.machine).tasks("discovery", 20))
+    parts = MixtureParts(members, scope)
+    with inside(tmp_path / "work"):
+        lesson = GateLesson("mixture:supervised", "mixture", spec, tiny, parts, 20, tuple(places.values()), tasks)
+        taught = [teach_gates(lesson), teach_gates(lesson)]
+        assert taught[0].digest == taught[1].digest == adapter_digest(Path(taught[0].folder))
+        assert "| alpha+beta | 20 |\n" in (card := (taught[0].folder / "README.md").read_text()) and "other" not in card
+        unseen = {name: Prompts(one.target(spec.machine), []) for name, one in places.items()}
+        for name, prompts in unseen.items():
+            prompts.tasks.extend(places[name].target(spec.machine).tasks("training", 30)[20:])
+        unseen["base"] = Prompts(load_benchmark(spec.benchmark, spec.machine), list(tasks[:5]))
+        opened = opened_gates(spec, tiny, taught[0].folder, unseen)
+    last = {name: [round(share, 1) for share in decisions.shares[-1]] for name, decisions in opened.items()}
+    assert last["alpha"][0] > 0.6 and last["beta"][1] > 0.6 and last["base"][2] > 0.8, last
+    assert min(last["alpha+beta"][:2]) > 0.1 and last["alpha+beta"][2] < 0.2, last
+
+
 def test_killed_gates_resume_to_the_same_bytes(
     tiny: Path,
     letters: Callable[..., Path],
@@ -127,7 +158,7 @@ def test_the_rollouts_of_gates_come_out_of_the_total_of_trace(
 ) -> None:
     for name in ("PROMPTS", "TARGET_PROMPTS"):
         monkeypatch.setattr(import_module("captrain.comparison.baselines.mixture"), name, 3)
-    more = ["baselines.mixture.run=true", "baselines.mixture.start.epochs=0", "baselines.mixture.group_size=4"]
+    more = ["baselines.mixture.run=true", "baselines.mixture.start=0", "baselines.mixture.group_size=4"]
     more += ["baselines.mixture.groups_per_step=2", "baselines.mixture.share=0.5"]
     folder = project(tmp_path / "project", tiny, "alpha", "beta", rollouts=32, more=more)
     places: Any = {"rollouts": ("diagnosis", "", 8), "environments": ("calibration", "alpha", 5)}

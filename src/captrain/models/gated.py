@@ -79,6 +79,7 @@ class Mixture(nn.Module):
         self._places: Tensor | None = None
         self._fixed: Tensor | None = None
         self._kept: list[Tensor] = [weight.new_empty(0)] * count
+        self._states: list[Tensor] = [weight.new_empty(0)] * count
         _wrap(base, {name: read_plain_lora(Path(a.folder)) for name, a in parts.adapters.items()}, self.opened)
         if parts.scope == "global":
             body.register_forward_pre_hook(self._open_all, with_kwargs=True)
@@ -104,11 +105,6 @@ class Mixture(nn.Module):
         """The gates as linear maps."""
         return [gate for gate in self.gates if isinstance(gate, nn.Linear)]
 
-    @property
-    def placed(self) -> bool:
-        """Whether the places of decisions are set."""
-        return self._places is not None
-
     @contextmanager
     def fixed(self, decisions: Tensor) -> Iterator[None]:
         """Use these decisions, (rows, gates, slots), for all tokens."""
@@ -123,11 +119,16 @@ class Mixture(nn.Module):
         """The last decisions that the base took by itself, (rows, gates, slots)."""
         return torch.stack(self._kept, 1)
 
+    @property
+    def states(self) -> Tensor:
+        """What the gates read for these decisions, (rows, gates, hidden)."""
+        return torch.stack(self._states, 1)
+
     def _shares(self, index: int, states: Tensor) -> Tensor:
         """Return the shares of a gate for states (..., hidden)."""
         states = states.detach()
-        scale = (states.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
-        return F.softmax(self.linears[index](states * scale), -1)
+        self._states[index] = states * (states.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
+        return F.softmax(self.linears[index](self._states[index]), -1)
 
     def _placed(self, index: int, states: Tensor) -> Tensor:
         """Return the shares of each token of whole dialogues."""

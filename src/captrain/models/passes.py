@@ -12,7 +12,7 @@ import mmap
 import multiprocessing
 import types
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import reduce
 from itertools import accumulate, compress
 from multiprocessing.connection import Connection
@@ -25,7 +25,6 @@ from captrain.errors import UserError
 from captrain.models.barrier import draw_adapter
 from captrain.models.dense import Context, Scores, score_states, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
-from captrain.models.gated import padded_places
 from captrain.models.weights import DENSE, computes_on_cpu
 from captrain.run import Machine, launch
 
@@ -250,13 +249,9 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
         if passes is None:
             # The modules compute, row by row.
             positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-            deciding: AbstractContextManager[None] = nullcontext()
-            if mixture is not None and not mixture.placed:
-                deciding = mixture.at(padded_places(labels != IGNORED, attention_mask, mixture.parts.decide))
-            with deciding:
-                states = self.base_model(
-                    input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
-                ).last_hidden_state
+            states = self.base_model(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+            ).last_hidden_state
             head = self.get_output_embeddings()
             assert head is not None
             scores = score_states(head(states[:, :-1][mask]), input_ids[:, 1:][mask], temperature)

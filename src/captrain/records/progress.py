@@ -56,20 +56,14 @@ class ProgressBar(tqdm):
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Redraw the bar, or write a line if the last one is old."""
+        """Redraw the bar, or write a line if the last one is old. What follows the work says that it is done."""
         if self.draws:
             super().display(msg, pos)
             return
-        if msg is None and time.monotonic() - self.shown >= PAUSE:
+        if msg is None and self.n != self.total and time.monotonic() - self.shown >= PAUSE:
             self.shown = time.monotonic()
             clear = "\r\033[K" if self.stream.isatty() else ""  # the bar of another process
             print(f"{clear}{self}", file=self.stream, flush=True)
-
-    def close(self) -> None:
-        """Remove the bar, or write a last line."""
-        if not (self.draws or self.disable):
-            self.display()
-        super().close()
 
 
 def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:

@@ -41,7 +41,6 @@ from .rows import AwmSettings as AwmSettings
 from .rows import BaselineSettings as BaselineSettings
 from .rows import FaultSettings as FaultSettings
 from .rows import GateSettings as GateSettings
-from .rows import GateStartSettings as GateStartSettings
 from .rows import GrpoSettings as GrpoSettings
 from .rows import MixtureSettings as MixtureSettings
 from .rows import SolutionSource as SolutionSource

@@ -42,6 +42,8 @@ REGISTRIES = {"comparison/baselines": "comparison/baselines/registry.py"}
 reads the declarations: their constants and classes count, not the functions behind them."""
 HARMLESS = {"cache", "contextmanager", "dataclass", "final", "lru_cache", "overload", "runtime_checkable"}
 """Decorators that register nothing. A definition with any other decorator counts even if nothing names it."""
+UNSENT = {"ABC", "Exception", "Generic", "Module", "NamedTuple", "Protocol", "TypedDict", "UserError"}
+"""Bases of classes that are never schemas."""
 WHOLE, TEXT, DECLARED = "the module", "the file", "the declarations"
 """In place of a definition's name: all statements of a module, the bytes of a file, the entries of a registry."""
 STRING = r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^\\"\n])*"|\'(?:\\.|[^\\\'\n])*\''
@@ -193,11 +195,9 @@ def _statements(path: Path, source: bytes) -> tuple[Statement, ...]:
     """Read the statements of a module. Docstrings, comments and imports for type checkers are left out."""
     tree, lines = ast.parse(source, str(path)), source.decode("utf-8").split("\n")
     for node in ast.walk(tree):
-        # Language models are sent schemas, which contain the docstrings of classes with a base.
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             continue
-        is_sent = isinstance(node, ast.ClassDef) and bool(node.bases)
-        for text in node.body[is_sent:]:
+        for text in node.body[isinstance(node, ast.ClassDef) and _may_be_schema(node) :]:
             if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
                 _blank(lines, text)
     statements = list[Statement]()
@@ -218,6 +218,12 @@ def _statements(path: Path, source: bytes) -> tuple[Statement, ...]:
         replace(statement, binds="") if statement.kind == "import" and statement.binds not in used else statement
         for statement in statements
     )
+
+
+def _may_be_schema(node: ast.ClassDef) -> bool:
+    """Tell whether a class may become a schema that a language model is sent. A schema contains the docstring."""
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    return not {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in bases} <= UNSENT
 
 
 def _blank(lines: list[str], node: ast.stmt) -> None:

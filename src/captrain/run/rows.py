@@ -34,21 +34,14 @@ class GrpoSettings(Switch):
         return self.model_dump(exclude={"run"}, exclude_none=True)
 
 
-class GateStartSettings(Section):
-    """The fine-tuning that gates start with; with 0 epochs they start at zero, which opens all alike."""
-
-    epochs: Annotated[int, Field(ge=0)]
-    demonstrations: Count
-    """Most demonstrations of each environment."""
-    learning_rate: Rate
-
-
 class GateSettings(GrpoSettings):
     """A row of gates over adapters (`captrain.models.mixture`)."""
 
     scope: Literal["layer", "global"]
     decide: Literal["prompt", "turn", "token"]
-    start: GateStartSettings
+    start: Annotated[int, Field(ge=0)]
+    """Training tasks of each environment whose prompts gates are first fitted to. With 0 they start at zero, which
+    opens all alike."""
     controls: bool
     """Also act with equal, with random and with partly trained gates."""
 

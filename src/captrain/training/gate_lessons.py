@@ -1,88 +1,179 @@
-"""What precedes and follows the GRPO of gates (`captrain.training.gates`): their fine-tuning, gates without training,
-and a look at the decisions of trained ones."""
+"""What precedes and follows the GRPO of gates (`captrain.training.gates`): a fit to prompts, gates without training,
+and a look at the decisions of trained ones.
+
+The fit is the supervised start of the paper's revised abstract, on a labelled mix of capabilities: the prompt of an
+environment's task says which adapter the gates should open, that of a pair which two, and the prompt of a task that the
+base has passed says that none is needed. It costs no rollouts.
+"""
 
 import math
-import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from captrain.benchmarks import load_benchmark
 from captrain.contract import CheckedEnvironment
-from captrain.errors import UserError
-from captrain.models import MixtureParts, adapter_digest, mixture_parts, require_trained
-from captrain.records import Rollout, Task, digest, publish_text
-from captrain.run import GateStartSettings, Spec, code_digest
-from captrain.training.jobs import FineTuned, Trained, TrainingEnvironment, learner
-from captrain.training.sft import Demonstration, FineTuning, fine_tune, fine_tuning_settings
-from captrain.training.solutions import NO_FAULTS, solution_rows
+from captrain.models import (
+    MixtureParts,
+    adapter_digest,
+    mixture_parts,
+    mixture_use,
+    parse_composition,
+    require_trained,
+)
+from captrain.records import Task, digest, publish_text
+from captrain.run import Spec
+from captrain.training.jobs import Learner, Trained, TrainingEnvironment, learner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from captrain.models import Mixture
 
 PURPOSE = "the gates of a mixture"
+BASE = "base"
+"""Of tasks that need no adapter."""
+ROUNDS = 2
+"""Fits of the gates. What a gate reads depends on the gates before it, and in the first fit those open all alike."""
+DIGITS = 4
+"""Decimals of fitted weights: rounding errors of the solver must not decide them."""
+UNSEEN = -10.0
+"""Logit of a slot without an example."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Tasks of an environment, of which only the prompts are read."""
+
+    environment: CheckedEnvironment
+    tasks: list[Task]
+
+    def tokens(self, policy: Learner) -> list[list[int]]:
+        """Return the tokens of each task's prompt. Opening a task costs no rollout."""
+        chat, found = policy.chat(self.environment.tools), list[list[int]]()
+        for task in self.tasks:
+            episode = self.environment.open(task)
+            found.append(chat.prompt(episode.messages))
+            episode.close()
+        return found
 
 
 @dataclass(frozen=True)
 class GateLesson:
-    """Gates to fine-tune on solutions of environments, or on rollouts.
+    """Gates to fit to prompts.
 
     Args:
         name: of the gates.
         row: whose gates they are.
         spec: the whole specification.
-        settings: of the fine-tuning.
         base: folder of the base model.
         parts: the frozen parts of the mixture.
-        environments: of which solutions are taken, on training tasks after those of calibration.
-        rollouts: whose tokens are taken.
+        tasks: training tasks of each environment, after those of calibration.
+        environments: named by an adapter, or as "a+b" by several.
+        passed: tasks of the target that the base has passed.
     """
 
     name: str
     row: str
     spec: Spec
-    settings: GateStartSettings
     base: Path
     parts: MixtureParts
+    tasks: int
     environments: tuple[TrainingEnvironment, ...]
-    rollouts: tuple[Rollout, ...]
+    passed: tuple[Task, ...]
 
 
-def teach_gates(lesson: GateLesson) -> FineTuned:
-    """Fine-tune gates from zero and cache them in their workspace.
+def teach_gates(lesson: GateLesson) -> Trained:
+    """Fit the gates to the lesson's prompts and save them. Gates without examples of two slots stay at zero.
 
     Raises:
-        UserError: the base cannot be trained, or there is nothing to learn from.
+        UserError: the base cannot be trained.
     """
-    spec, most, left_out = lesson.spec, lesson.settings.demonstrations, Counter[str]()
-    policy = learner(spec.exploring(), lesson.base, spec.machine, PURPOSE, f"set baselines.{lesson.row}.run to false")
-    parts = dict[str, list[Demonstration]]()
-    for rollout in lesson.rollouts:
-        parts.setdefault(rollout.environment, []).append(Demonstration(rollout.token_ids, rollout.mask))
+    from captrain.models import Mixture, load_module  # torch
+
+    # 1. Read prompts, each with the slots that the gates should open for it.
+    spec, machine = lesson.spec, lesson.spec.machine
+    policy = learner(spec.exploring(), lesson.base, machine, PURPOSE, f"set baselines.{lesson.row}.run to false")
+    places = {BASE: Prompts(load_benchmark(spec.benchmark, machine), [*lesson.passed])}
     for environment in lesson.environments:
-        target = environment.target(spec.machine)
-        tasks = target.tasks("training", environment.skip + most, fewer=True)[environment.skip :]
-        parts[environment.name] = solution_rows(target, tasks, policy, left_out, NO_FAULTS)
-    rows = [row for part in parts.values() for row in part[:most]]
-    if not rows:
-        raise UserError(
-            f"baselines.{lesson.row}: no rollout in calibration or diagnosis passed, so gates have no start",
-            f"set baselines.{lesson.row}.start.epochs=0",
-        )
-    card = "".join(f"| of these from {name} | {len(part[:most])} |\n" for name, part in parts.items())
-    settings = fine_tuning_settings(spec, lesson.settings.epochs, lesson.settings.learning_rate)
-    job = FineTuning(
-        lesson.name,
-        lesson.base,
-        settings,
-        rows,
-        dict(sorted(left_out.items())),
-        card,
-        spec.machine,
-        [code_digest(teach_gates)],
-        lesson.row,
-        lesson.parts,
-    )
-    return fine_tune(job, policy)
+        target = environment.target(machine)
+        tasks = target.tasks("training", environment.skip + lesson.tasks, fewer=True)[environment.skip :]
+        places[environment.name] = Prompts(target, tasks)
+    prompts, opened, counts = list[list[int]](), list[list[int]](), dict[str, int]()
+    for name, place in places.items():
+        if slots := _slots(name, [*lesson.parts.adapters]):
+            read = place.tokens(policy)
+            prompts += read
+            opened += [slots] * len(read)
+            counts[name] = len(read)
+
+    # 2. Fit all gates, as often as a gate reads what others open.
+    module = load_module(lesson.base, machine.accelerate.precision).eval()
+    mixture = Mixture(module, replace(lesson.parts, decide="prompt"))
+    for _ in range(ROUNDS if lesson.parts.scope == "layer" else 1):
+        _fit(mixture, module, prompts, opened)
+    mixture.parts = lesson.parts
+    rows = "".join(f"| {name} | {count} |\n" for name, count in counts.items())
+    card = f"The gates were fitted to prompts of these:\n\n| to open | prompts |\n|---|---|\n{rows}"
+    return _saved(mixture, lesson.name, spec, card)
+
+
+def _decide(mixture: "Mixture", base: "PreTrainedModel", prompt: Sequence[int]) -> "Mixture":
+    """Let the gates decide for a prompt."""
+    import torch
+
+    with torch.no_grad():
+        base.base_model(input_ids=torch.tensor([prompt], device=base.device), use_cache=False)
+    return mixture
+
+
+def _slots(name: str, adapters: Sequence[str]) -> list[int]:
+    """List the slots that the gates should open in an environment; none if an adapter is missing."""
+    if name == BASE:
+        return [len(adapters)]
+    wanted = [name] if name in adapters else [*parse_composition(name)]
+    return [adapters.index(one) for one in wanted] if {*wanted} <= {*adapters} else []
+
+
+def _fit(
+    mixture: "Mixture", base: "PreTrainedModel", prompts: Sequence[Sequence[int]], opened: Sequence[Sequence[int]]
+) -> None:
+    """Fit each gate to the states that it reads now, by logistic regression.
+
+    A prompt of several slots counts as one of each, with its weight divided. All slots have the same weight in all.
+
+    Args:
+        mixture: whose gates decide at the prompt's last token.
+        base: which the mixture is on.
+        prompts: tokens.
+        opened: the slots to open for each prompt.
+    """
+    import torch
+    from sklearn.linear_model import LogisticRegression
+
+    from captrain.models import to_grid
+
+    if len({slot for slots in opened for slot in slots}) < 2:
+        return
+    states = np.stack([_decide(mixture, base, prompt).states[0].double().cpu().numpy() for prompt in prompts])
+    rows = [row for row, slots in enumerate(opened) for _ in slots]
+    targets = [slot for slots in opened for slot in slots]
+    weights = [1 / len(slots) for slots in opened for _ in slots]
+    for index, gate in enumerate(mixture.linears):
+        model = LogisticRegression(class_weight="balanced", max_iter=2000)
+        model.fit(states[rows, index], targets, sample_weight=weights)
+        weight, bias = np.zeros((mixture.slots, states.shape[2])), np.full(mixture.slots, UNSEEN)
+        slopes, offsets = np.asarray(model.coef_), np.asarray(model.intercept_)
+        if len(slopes) == 1:  # of the second of two slots against the first
+            slopes, offsets = np.concatenate([-slopes, slopes]) / 2, np.concatenate([-offsets, offsets]) / 2
+        weight[model.classes_], bias[model.classes_] = slopes, offsets
+        with torch.no_grad():
+            for parameter, values in ((gate.weight, weight), (gate.bias, bias)):
+                parameter.copy_(torch.from_numpy(values.round(DIGITS)))
+                to_grid(parameter)
 
 
 def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed: int | None) -> Trained:
@@ -90,26 +181,26 @@ def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed
 
     With a seed they are random: their logits have a standard deviation of about 1.
     """
-    from captrain.models import Mixture, draw_normal, load_module, save_mixture  # torch
+    from captrain.models import Mixture, draw_normal, load_module  # torch
 
     mixture = Mixture(load_module(base, "float64"), parts)
     if seed is not None:
         random = np.random.Generator(np.random.PCG64(seed))
         for gate in mixture.linears:
             draw_normal(gate.weight, 1 / math.sqrt(gate.weight.shape[1]), random)
-    folder = Path(".cache") / name.partition(":")[0] / digest(name, spec.seed, *parts.identity())
-    shutil.rmtree(folder, ignore_errors=True)
+    return _saved(mixture, name, spec, "The gates are not trained.")
+
+
+def _saved(mixture: "Mixture", name: str, spec: Spec, card: str) -> Trained:
+    """Save a mixture of a row with its model card."""
+    from captrain.models import save_mixture
+
+    folder = Path(".cache") / name.partition(":")[0] / digest(name, spec.seed, *mixture.parts.identity())
     save_mixture(mixture, folder)
-    publish_text(folder / "README.md", f"# {name}\n\nA mixture of LoRA adapters with untrained gates.\n")
+    publish_text(
+        folder / "README.md", f"# {name}\n\nMixture of LoRA adapters.\n\n{card}\n\n{mixture_use(mixture.parts)}\n"
+    )
     return Trained(name, adapter_digest(folder), folder)
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Tasks of an environment; `opened_gates` reads their prompts."""
-
-    environment: CheckedEnvironment
-    tasks: list[Task]
 
 
 @dataclass(frozen=True)
@@ -142,13 +233,9 @@ def opened_gates(spec: Spec, base: Path, folder: Path, places: Mapping[str, Prom
     load_gates(mixture, folder)
     found = dict[str, Decisions]()
     for place, prompts in places.items():
-        chat, shares = policy.chat(prompts.environment.tools), list[torch.Tensor]()
-        for task in prompts.tasks:
-            episode = prompts.environment.open(task)
-            with torch.no_grad():
-                module.base_model(input_ids=torch.tensor([chat.prompt(episode.messages)]), use_cache=False)
-            shares.append(mixture.decisions[0])
-            episode.close()
+        shares = list[torch.Tensor]()
+        for tokens in prompts.tokens(policy):
+            shares.append(_decide(mixture, module, tokens).decisions[0])
         mean = torch.stack(shares).mean(0)
         found[place] = Decisions(len(shares), [*parts.adapters, "base"], mean.tolist())
     return found

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from captrain.models import (
     Chat,
     LoraShape,
-    MixtureParts,
     adapter_digest,
     dialogue_tokens,
     load_module,
     lora_config,
-    mixture_use,
 )
 from captrain.records import Message, digest, publish_text
 from captrain.run import Machine, Spec, build, code_digest
@@ -87,7 +85,6 @@ class FineTuning:
         machine: number of processes, and precision.
         key: what else decides the adapter, such as the code that made the demonstrations.
         stage: workspaces lie in .cache/<stage>; "": the name.
-        parts: of a mixture whose gates are trained; None: an adapter is trained.
     """
 
     name: str
@@ -99,7 +96,6 @@ class FineTuning:
     machine: Machine
     key: Sequence[str] = ()
     stage: str = ""
-    parts: MixtureParts | None = None
 
 
 def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -> Demonstration | None:
@@ -135,8 +131,7 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
         UserError: the cached adapter was altered.
     """
     tokens = [(demonstration.ids, demonstration.mask) for demonstration in job.demonstrations]
-    parts = job.parts.identity() if job.parts else []
-    identity = digest(code_digest(fine_tune), policy.digest, job.settings, tokens, *job.key, *parts)
+    identity = digest(code_digest(fine_tune), policy.digest, job.settings, tokens, *job.key)
     folder = Path(".cache") / (job.stage or job.name) / identity
     train = partial(fit, job, policy.tokenizer, policy.digest)
 
@@ -174,14 +169,9 @@ def fit(
 
     # 2. The adapter with its model card, published whole.
     aside = workspace / "unfinished"
-    if job.parts is None:
-        collectives.save(trainer.model, aside, job.base, policy)
+    collectives.save(trainer.model, aside, job.base, policy)
 
     def publish() -> str:
-        if job.parts is not None:
-            from captrain.models import save_mixture  # torch
-
-            save_mixture(trainer.model.mixture, aside)
         content = adapter_digest(aside)
         publish_text(aside / "README.md", _card(job, content, losses))
         replace_folder(aside, workspace / "adapter")
@@ -197,7 +187,7 @@ def _trainer(job: FineTuning, tokenizer: "PreTrainedTokenizerBase", machine: Mac
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from captrain.models import Mixture, exact_optimizer, prepare_trainer
+    from captrain.models import exact_optimizer, prepare_trainer
     from captrain.training import trainers
 
     settings, accelerate = job.settings, machine.accelerate
@@ -223,15 +213,13 @@ def _trainer(job: FineTuning, tokenizer: "PreTrainedTokenizerBase", machine: Mac
         save_steps=CHECKPOINT,
     )
     base = load_module(job.base, accelerate.precision)
-    if job.parts is not None:
-        Mixture(base, job.parts)
     shape = LoraShape(settings["rank"], settings["alpha"], settings["targets"], settings["experts"])
     trainer: Any = SFTTrainer(
         model=base,
         args=options,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=None if job.parts else lora_config(base, shape),
+        peft_config=lora_config(base, shape),
         optimizer_cls_and_kwargs=exact_optimizer(options) if accelerate.precision == "float64" else None,
     )
     prepare_trainer(trainer, 1.0, machine, settings["seed"])
@@ -242,9 +230,6 @@ def _card(job: FineTuning, content: str, losses: Sequence[float]) -> str:
     """Write a model card in Markdown, from results only."""
     settings, demonstrations = job.settings, job.demonstrations
     left_out = "".join(f"| left out: {reason} | {count} |\n" for reason, count in job.left_out.items())
-    what, use = f"LoRA adapter (rank {settings['rank']}, alpha {settings['alpha']})", FORMULA
-    if job.parts is not None:
-        what, use = "Gates of a mixture of LoRA adapters", mixture_use(job.parts)
     return f"""---
 library_name: peft
 base_model: captrain-base
@@ -252,7 +237,7 @@ tags: [captrain, sft, lora]
 ---
 # {job.name}
 
-{what} fine-tuned on demonstrations.
+LoRA adapter (rank {settings["rank"]}, alpha {settings["alpha"]}) fine-tuned on demonstrations.
 
 | | |
 |---|---|
@@ -264,5 +249,5 @@ tags: [captrain, sft, lora]
 | loss, first and last update | {losses[0]:.4f}, {losses[-1]:.4f} |
 | seed | {settings["seed"]} |
 
-{use}
+{FORMULA}
 """

@@ -3,8 +3,8 @@
 The paper's revised abstract ends in a mixture of experts over the capability adapters; version 1 ends in a router. The
 gates learn in two steps:
 
-1. By fine-tuning, each capability's environment beside the others: on the base's own passed rollouts in calibration and
-   diagnosis, which are paid already. `solutions_mixture` takes solutions of the environments.
+1. By a fit to prompts: those of an environment open its adapter, those of a pair two, and those of tasks that the base
+   has passed in diagnosis none. This costs no rollouts (see `captrain.training.gate_lessons`).
 2. By GRPO on training tasks of the target.
 
 Both rows have TRACE's total. So the adapters of `mixture` are trained anew, with fewer rollouts: `share` of the
@@ -56,6 +56,7 @@ GATE_COLUMNS = ["mixture", "place", "prompts", "layer", "adapter", "share"]
 """Columns of gates.csv: the mean share of an adapter, or of the base, in a layer over the prompts of a place."""
 PROMPTS = 50
 """Training tasks of each environment whose decisions are looked at."""
+DISCOVERY = Path("artifacts/rollouts/discovery.jsonl")
 TARGET_PROMPTS = 400
 """Training tasks of the target whose decisions are looked at, by kind."""
 
@@ -138,7 +139,7 @@ class MixtureBaseline(Baseline):
         """Train the row's gates and, with `controls`, those of its variants.
 
         Raises:
-            UserError: the budget is spent, or no rollout passed that gates could start from.
+            UserError: the budget is spent.
         """
         section: GateSettings = self.section(spec)
         if rollouts < 1:
@@ -158,12 +159,18 @@ class MixtureBaseline(Baseline):
             parts=parts,
         )
         taught = list[Trained]()
-        if section.start.epochs:
+        if section.start:
             lesson = GateLesson(
-                f"{self.name}:{SUPERVISED}", self.name, spec, section.start, base, parts, *self.lessons(spec, project)
+                name=f"{self.name}:{SUPERVISED}",
+                row=self.name,
+                spec=spec,
+                base=base,
+                parts=parts,
+                tasks=section.start,
+                environments=teachers(project),
+                passed=tuple(r.task for r in load(project / DISCOVERY, Rollout) if r.outcome == "passed"),
             )
-            fine_tuned = launch.run(teach_gates, [lesson], spec.machine, self.name, LIBRARIES)
-            taught = [Trained(lesson.name, gates.digest, gates.folder) for gates in fine_tuned]
+            taught = launch.run(teach_gates, [lesson], spec.machine, self.name, LIBRARIES)
         start = Adapter(str(taught[0].folder), taught[0].digest) if taught else None
         jobs = [replace(job, start=start)]
         if section.controls and start:
@@ -175,26 +182,14 @@ class MixtureBaseline(Baseline):
         blank.append(untrained_gates(f"{self.name}:{RANDOM}", base, spec, parts, spec.seed))
         return [*trained, *taught, *blank]
 
-    def lessons(self, spec: Spec, project: Path) -> tuple[tuple[TrainingEnvironment, ...], tuple[Rollout, ...]]:
-        """Return what the gates are fine-tuned on: environments with solutions, and rollouts."""
-        environments = training_environments(project / "results/environments")
-        if self.from_solutions:
-            return (*environments, *training_environments(project / "results/pairs")), ()
-        names = {environment.target(spec.machine).name for environment in environments}
-        calibration = load(project / "artifacts/environments/calibration.jsonl", Rollout)
-        rollouts = [rollout for rollout in calibration if rollout.environment in names]
-        rollouts += load(project / "artifacts/rollouts/discovery.jsonl", Rollout)
-        return (), tuple(rollout for rollout in rollouts if rollout.outcome == "passed")
-
     def gate_rows(self, spec: Spec, project: Path, mixture: Trained) -> Iterator[tuple[object, ...]]:
         """Yield the rows of gates.csv: training tasks of the environments that teach, and of each kind of the
         target."""
         places = dict[str, Prompts]()
-        for folder in ("environments", "pairs") if self.from_solutions else ("environments",):
-            for environment in training_environments(project / "results" / folder):
-                target = environment.target(spec.machine)
-                tasks = target.tasks("training", environment.skip + PROMPTS, fewer=True)[environment.skip :]
-                places[environment.name] = Prompts(target, tasks)
+        for environment in teachers(project):
+            target = environment.target(spec.machine)
+            tasks = target.tasks("training", environment.skip + PROMPTS, fewer=True)[environment.skip :]
+            places[environment.name] = Prompts(target, tasks)
         benchmark = load_benchmark(spec.benchmark, spec.machine)
         for task in benchmark.tasks("training", TARGET_PROMPTS, fewer=True):
             kind = f"target: {task.data.get('kind', 'all')}"
@@ -204,6 +199,13 @@ class MixtureBaseline(Baseline):
             for layer, shares in enumerate(decisions.shares):
                 for adapter, share in zip(decisions.adapters, shares, strict=True):
                     yield mixture.name, place, decisions.prompts, layer, adapter, share
+
+
+def teachers(project: Path) -> tuple[TrainingEnvironment, ...]:
+    """List the environments whose prompts teach the gates: one for each capability, and pairs."""
+    return tuple(
+        training_environments(project / "results/environments") + training_environments(project / "results/pairs")
+    )
 
 
 MIXTURE = MixtureBaseline(
