@@ -780,7 +780,9 @@ def test_the_filter_allows_what_is_listed_on_its_own_machine_alone(
 
 @pytest.mark.parametrize("layers", [(), ("rlimits",)])
 def test_the_cost_of_a_weaker_sandbox_is_measured_and_what_it_lacks_is_named(layers: tuple[str, ...]) -> None:
-    script, sound = (Path(__file__).parents[2] / name for name in ("scripts/bench_sandbox.py", "tests/bad_environments"))
+    script, sound = (
+        Path(__file__).parents[2] / name for name in ("scripts/bench_sandbox.py", "tests/bad_environments")
+    )
     command = [sys.executable, script, sound / "sound.py", "2", "--layers", *layers]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
     assert len(re.findall(r"median [\d.]+ ms", done.stdout)) == 2

@@ -307,7 +307,8 @@ class DiagnosisContext:
     @cached_property
     def in_force(self) -> list[tuple[Clause, str, Clauses]]:
         """The clauses whose sentence the policy holds, each with that sentence and all clauses of its file."""
-        sources = (*shipped_clauses(), *self.additions, Clauses.model_construct(clauses=[*_stated(self.policy, self.toolbox)]))
+        stated = Clauses.model_construct(clauses=[*_stated(self.policy, self.toolbox)])
+        sources = (*shipped_clauses(), *self.additions, stated)
         return [
             (clause, sentence, source)
             for source in sources
