@@ -776,3 +776,15 @@ def test_the_filter_allows_what_is_listed_on_its_own_machine_alone(
     assert [call(prlimit, 0, 9, new) for new in (0, 1, 1 << 32)] == [allow, refuse, refuse]
     with pytest.raises(OSError, match="riscv64"):
         filters().program("riscv64")
+
+
+@pytest.mark.parametrize("layers", [(), ("rlimits",)])
+def test_the_cost_of_a_weaker_sandbox_is_measured_and_what_it_lacks_is_named(layers: tuple[str, ...]) -> None:
+    script, sound = (
+        Path(__file__).parents[2] / name for name in ("scripts/bench_sandbox.py", "tests/bad_environments")
+    )
+    command = [sys.executable, script, sound / "sound.py", "2", "--layers", *layers]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    assert len(re.findall(r"median [\d.]+ ms", done.stdout)) == 2
+    lacking = ", ".join(layer for layer in LAYERS if layer not in layers)
+    assert re.fullmatch(rf"the sandbox is only .*: {lacking} did not work here or was left out\n", done.stderr)

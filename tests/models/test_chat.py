@@ -275,6 +275,25 @@ def test_a_tokenizer_without_a_usable_chat_template_is_refused(chat: Chat) -> No
         Chat(tokenizer, [])
 
 
+FAULTY = {
+    "{% if x %}": "Unexpected end of template",
+    "{{ messages[0].no.no }}": "has no attribute 'no'",
+    "{{ 1 / 0 }}": "division by zero",
+    "{% for i in range(10**9) %}{% endfor %}": "Range too big",
+    "{{ ''.__class__.x }}": "is unsafe",
+    "{% import 'os' as os %}": "no loader",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "recursion",
+}
+
+
+@pytest.mark.parametrize("template", FAULTY)
+def test_a_chat_template_that_fails_is_named_in_one_message(template: str) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=f"the chat template does not render .*{FAULTY[template]}"):
+        Chat(tokenizer, [])
+
+
 THINKING = """{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
 {%- if message.role == 'assistant' and loop.last %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {{- message.content + '<|im_end|>\\n' }}{%- endfor %}

@@ -22,10 +22,14 @@ def test_a_flipped_byte_of_the_base_is_refused_before_training_and_serving(
     base = shutil.copytree(tiny, tmp_path / "artifacts/base")
     require_recorded(base)
     publish_json(tmp_path / "results/base.json", {"weights_sha256": file_digest(base / "model.safetensors")})
+    with pytest.raises(UserError, match="lacks SHA256SUMS"):
+        require_recorded(base)
+    record_files(base)
     require_recorded(base)
     content = bytearray((base / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (base / "model.safetensors").write_bytes(content)
+    record_files(base)  # a whole base of another run
     with pytest.raises(UserError, match="base.json has"):
         require_recorded(base)
     status, _, err = captrain(tmp_path, "serve", "artifacts/base", "--port", "0")
@@ -33,6 +37,7 @@ def test_a_flipped_byte_of_the_base_is_refused_before_training_and_serving(
     publish_json(tmp_path / "results/base.json", {"model": "somebody/else"})
     require_recorded(base)
     publish_json(base / "model.json", {"model": "somebody/elsf"})
+    record_files(base)
     with pytest.raises(UserError, match="model.json names somebody/elsf, and .*base.json somebody/else"):
         require_recorded(base)
 

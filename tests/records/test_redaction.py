@@ -118,6 +118,15 @@ def test_a_secret_is_removed_in_every_spelling(spelling: Callable[[str], str]) -
     )
 
 
+@pytest.mark.parametrize("name", ["GITHUB_PAT", "SESSION_COOKIE", "MY_PASSPHRASE", "private_key", "APIKEY", "DB_PASS"])
+@pytest.mark.parametrize("value", ["correct-horse-9", "  correct-horse-9\n"], ids=["plain", "between blanks"])
+def test_a_value_of_a_variable_named_like_a_key_is_removed(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert redacted("401: correct-horse-9 is not known") == "401: [redacted] is not known"
+
+
 FOREIGN = {
     "sk-proj": "sk-proj-abcDEF1234567890abcdefGHI",
     "github": "ghp_" + "a1B2" * 9,

@@ -31,7 +31,7 @@ from captrain.errors import UserError
 from captrain.models import adapter_digest
 from captrain.serving import sampling
 from captrain.serving.endpoint import ChatServer
-from captrain.serving.protection import Protection, PunctualProtocol, protection_of
+from captrain.serving.protection import Protected, Protection, PunctualProtocol, protection_of
 from captrain.serving.server import application, listen_all
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Say 1."}], "max_tokens": 2}
@@ -556,6 +556,29 @@ def test_requests_of_clients_that_are_gone_are_not_computed(
         before = len(slow)
         time.sleep(0.5)
         assert len(slow) - before < 25 and time.monotonic() - begun < 8
+
+
+def test_large_bodies_are_parsed_one_at_a_time_and_hold_no_small_request_up() -> None:
+    parsed: list[int] = []
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        parsed.append(len((await receive())["body"]))
+        time.sleep(parsed[-1] / 1_000_000)
+        await Response("done")(scope, receive, send)
+
+    protection = Protection(seconds=20)
+    with running(Protected(slow, protection), protection) as runner, ExitStack() as stack:
+        for size in [200_000] * 40 + [2]:
+            channel = stack.enter_context(socket.create_connection(address_of(runner), timeout=PATIENCE))
+            channel.sendall(f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n".encode())
+            channel.sendall(b" " * size)
+        answer = HTTPResponse(channel)
+        answer.begin()
+        assert answer.status == 200 and len(parsed) < 10
+        stack.close()
+        begun = len(parsed)
+        time.sleep(2)
+        assert len(parsed) - begun < 5  # the others are gone
 
 
 @pytest.mark.parametrize("tokens", [2, 60, 150], ids=["at once", "in a second", "in some seconds"])

@@ -545,7 +545,7 @@ def test_only_named_layers_are_adapted_and_unknown_ones_are_refused(
             compose_spec("smoke", 0, [f"trainer.targets={wrong}"], ROOT / "conf")
 
 
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "README.md"])
 @pytest.mark.parametrize("removed", [False, True], ids=["altered", "removed"])
 def test_an_altered_cached_adapter_is_refused_once_and_trained_again(
     tiny: Path, environment: Path, trained: Trained, home: Path, tmp_path: Path, name: str, removed: bool

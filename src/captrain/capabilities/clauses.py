@@ -24,6 +24,7 @@ from pydantic import FailFast, PrivateAttr, model_validator
 from captrain.capabilities.calls import Call
 from captrain.capabilities.expressions import (
     FUNCTIONS,
+    PARTS,
     Evaluation,
     Expression,
     ExpressionError,
@@ -31,10 +32,11 @@ from captrain.capabilities.expressions import (
     Pattern,
     Template,
     look_up,
+    parts_of,
 )
 from captrain.capabilities.text import plain, text_of
 from captrain.capabilities.toolbox import CHANGES, Toolbox
-from captrain.records import JsonObject, Record, parse_yaml, read_text
+from captrain.records import JsonObject, Record, leaves, parse_yaml, read_text
 
 T = TypeVar("T")
 NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
@@ -121,7 +123,7 @@ class Clause(Record):
     breach: Literal["undue_compliance", "wrong_argument"] = "undue_compliance"
     record: list[str] = []
     names: dict[str, Expression] = {}
-    forbidden: Expression | Literal[""] = ""
+    forbidden: Expression | None = None
     reason: Template
     proof: Pattern | None = None
     claimed: Pattern = Pattern.parse("(?!)")
@@ -203,6 +205,13 @@ class Clauses(Record):
     clauses: Annotated[list[Clause], FailFast()]
     _seconds: float = PrivateAttr(0.0)
     _checks: int = PrivateAttr(0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_bounded_patterns(cls, data: object) -> object:
+        if sum(map(parts_of, leaves(data))) > PARTS:
+            raise ValueError(f"its patterns repeat too much: written out, they have more than {PARTS} parts")
+        return data
 
     @model_validator(mode="after")
     def _with_known_names(self) -> "Clauses":
@@ -298,7 +307,8 @@ class DiagnosisContext:
     @cached_property
     def in_force(self) -> list[tuple[Clause, str, Clauses]]:
         """The clauses whose sentence the policy holds, each with that sentence and all clauses of its file."""
-        sources = (*shipped_clauses(), *self.additions, Clauses(clauses=[*_stated(self.policy, self.toolbox)]))
+        stated = Clauses.model_construct(clauses=[*_stated(self.policy, self.toolbox)])
+        sources = (*shipped_clauses(), *self.additions, stated)
         return [
             (clause, sentence, source)
             for source in sources

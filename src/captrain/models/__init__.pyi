@@ -8,6 +8,7 @@ from .barrier import draw_normal as draw_normal
 from .barrier import exact_optimizer as exact_optimizer
 from .barrier import to_grid as to_grid
 from .chat import FORMATS as FORMATS
+from .chat import TEMPLATE_FAULTS as TEMPLATE_FAULTS
 from .chat import Chat as Chat
 from .chat import dialogue_tokens as dialogue_tokens
 from .chat import guide as guide

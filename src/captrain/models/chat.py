@@ -32,6 +32,8 @@ from captrain.records import JsonObject, Message
 USER: Message = {"role": "user", "content": "?"}
 REPLY: Message = {"role": "assistant", "content": ""}
 ANSWER = "an answer of a tool"
+TEMPLATE_FAULTS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, ValueError, RecursionError)
+"""Errors of a chat template, or of messages that it does not take. It is a file of others."""
 MARK = "~mark~"
 SPLIT = "\ufdd0"
 """Separates the first character of a special token from the rest where it is text. It is no character, and is never
@@ -222,14 +224,21 @@ class Chat:
         self._turns = lru_cache(REMEMBERED)(self._turn)
         self._parsed = lru_cache(REMEMBERED)(self._parse)
         # Learn from renderings: the header of a turn, and the end tokens of turns without and with calls.
-        header, marked = self._render([USER], generate=True), self._ended({**REPLY, "content": MARK})
+        try:
+            header, marked = self._render([USER], generate=True), self._ended({**REPLY, "content": MARK})
+        except (*TEMPLATE_FAULTS, MemoryError) as error:
+            fault = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(
+                f"the chat template does not render a question and its answer: {fault}",
+                "correct it, or use the one that came with the model",
+            ) from None
         self._shared = len(commonprefix([header, marked]))
         self._closing = self.encode("</think>\n\n") if "<think>" in header[self._shared :] else []
         self._plain_end = self._call_end = self._token.findall(marked)[-1]
         probe: Message = {**REPLY, "tool_calls": [_call("probe", {"text": "a", "number": 3})]}
         # The format of calls, Hermes if none is recognised; and whether a tool's answer without a call is rendered.
         self._format, self._shows_answers = FORMATS["Hermes"], False
-        with suppress(TemplateError):
+        with suppress(*TEMPLATE_FAULTS):
             text = self._ended(probe)
             self._call_end = self._token.findall(text)[-1]
             types = {"text": {"type": "string"}, "number": {"type": "integer"}}
@@ -237,7 +246,7 @@ class Chat:
             text = text[self._shared :].removesuffix(self._call_end)
             readers = (form for form in FORMATS.values() if parse_text(text, form, schemas) == probe)
             self._format = next(readers, self._format)
-        with suppress(TemplateError):
+        with suppress(*TEMPLATE_FAULTS):
             text = self._render([USER, REPLY, {"role": "tool", "name": "probe", "content": ANSWER}])
             self._shows_answers = ANSWER in text
         self.end: int = tokenizer.convert_tokens_to_ids(self._plain_end)

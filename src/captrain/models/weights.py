@@ -91,6 +91,8 @@ def require_recorded(folder: Path) -> None:
     if folder.parts[-2:] != ("artifacts", "base") or not record.exists():
         return
     summary, pointer = read_json(record, JsonObject), folder / "model.json"
+    if "weights_sha256" in summary and not (folder / SUMS).exists():
+        raise UserError(f"{folder} lacks {SUMS}, so that nothing tells whether its files were altered", remedy)
     if pointer.exists() and (name := read_json(pointer, JsonObject).get("model")) != summary.get("model", name):
         raise UserError(f"{pointer} names {name}, and {record} {summary['model']}", remedy)
     expected = summary.get("weights_sha256") if weights.exists() else None

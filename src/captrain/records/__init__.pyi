@@ -2,6 +2,7 @@ from .digests import BLOCK as BLOCK
 from .digests import bytes_digest as bytes_digest
 from .digests import digest as digest
 from .digests import file_digest as file_digest
+from .digests import folder_digests as folder_digests
 from .files import MOST as MOST
 from .files import first_fault as first_fault
 from .files import load as load

@@ -40,3 +40,9 @@ def file_digest(*paths: Path) -> str:
 def bytes_digest(content: bytes) -> str:
     """Hash bytes as `file_digest` hashes a file of this content."""
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def folder_digests(folder: Path) -> dict[str, str]:
+    """Return the digests of all files below a folder by their paths in it, in order."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): file_digest(path) for path in paths}

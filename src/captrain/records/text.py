@@ -41,7 +41,7 @@ SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}
 """A secret that a setting named like one may not hold: neither a number nor the name of a variable."""
 MIXED = re.compile(r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*\d)[\w.~+/=-]{8,}")
 """A value behind a key's name that counts as a key in other people's logs."""
-SECRET_NAME = re.compile("(?i)key|token|secret|passw|passphrase|credential|_p(?:wd|ass)$")
+SECRET_NAME = re.compile("(?i)key|token|secret|passw|passphrase|credential|cookie|_p(?:wd|ass|at)$")
 """Names of environment variables whose values are keys."""
 NUMBERS = {int, float, bool, type(None)}
 LONG = 4096
@@ -248,7 +248,7 @@ def _forms(value: str) -> tuple[str, ...]:
 
 def _secrets_of_environment() -> list[str]:
     """List the values of environment variables with names like a key's that name neither a file nor a variable."""
-    values = [os.environ.get(name, "") for name in os.environ if _is_secret_name(name)]
+    values = [os.environ.get(name, "").strip() for name in os.environ if _is_secret_name(name)]
     return [value for value in values if _is_long(value) and value not in os.environ and not _is_path(value)]
 
 

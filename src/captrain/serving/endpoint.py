@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
 from captrain.agents import EngineRow, LocalPolicy, with_adapter
 from captrain.errors import UserError
-from captrain.models import adapter_digest, is_mixture
+from captrain.models import TEMPLATE_FAULTS, adapter_digest, is_mixture
 from captrain.records import JsonObject, Message, digest
 from captrain.serving.folders import copy_adapter_below
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
@@ -183,7 +182,7 @@ class ChatServer:
                 limit = f"the model's context length of {self.policy.max_length} tokens"
                 raise HTTPException(400, f"{characters} characters exceed {limit}, whatever they say")
             prompt = self.policy.chat(tools).dialogue(dialogue)
-        except (TemplateError, TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
+        except TEMPLATE_FAULTS as error:
             raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
         if len(prompt) >= self.policy.max_length:
             limit = self.policy.max_length

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from captrain.errors import UserError
-from captrain.records import Record, file_digest, publish_bytes, remains, sealed
+from captrain.records import Record, folder_digests, publish_bytes, remains, sealed
 from captrain.training import collectives
 from captrain.training.jobs import StepRecord
 
@@ -71,10 +71,10 @@ class Checkpoints(TrainerCallback):
         collectives.together(lambda: None)
         if collectives.rank() == 0:
             path = self.folder / f"checkpoint-{state.global_step}" / MARK
-            points = digests_below(self.folder.parent / POINTS)
+            points = folder_digests(self.folder.parent / POINTS)
             mark = Mark(
                 workspace=self.folder.parent.name,
-                files=digests_below(path.parent),
+                files=folder_digests(path.parent),
                 points=points,
                 history=self.history(),
             )
@@ -98,12 +98,6 @@ def read_mark(checkpoint: Path) -> Mark | None:
     return next(iter(remains(checkpoint / MARK, Mark)), None)
 
 
-def digests_below(folder: Path) -> dict[str, str]:
-    """Return the digests of all files of a folder by their paths in it, without the mark."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MARK)
-    return {str(path.relative_to(folder)): file_digest(path) for path in paths}
-
-
 def _fault(checkpoint: Path) -> str:
     """Return what differs from the mark of a checkpoint; "" if nothing does."""
     mark, workspace = read_mark(checkpoint), checkpoint.parent.parent
@@ -111,8 +105,9 @@ def _fault(checkpoint: Path) -> str:
         return MARK
     if mark.workspace != workspace.name:
         return f"it is of {mark.workspace}"
-    found = digests_below(checkpoint)
-    points = digests_below(workspace / POINTS)
+    found = folder_digests(checkpoint)
+    found.pop(MARK)
+    points = folder_digests(workspace / POINTS)
     differing = {name for name in {*mark.files, *found} if mark.files.get(name) != found.get(name)}
     differing |= {f"{POINTS}/{name}" for name, content in mark.points.items() if points.get(name) != content}
     return ", ".join(sorted(differing))

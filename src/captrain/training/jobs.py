@@ -217,9 +217,11 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a training in its workspace: the digest of the adapter, and what a subclass adds."""
+    """Result of a training in its workspace: the digest of the adapter, those of all files of its folder, and what a
+    subclass adds."""
 
     digest: str
+    files: dict[str, str] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)

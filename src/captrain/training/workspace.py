@@ -7,7 +7,7 @@ An adapter that was altered later is never used: it is named by the hash of its 
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from captrain.ledger import LedgerEntry
 from captrain.models import adapter_digest
 from captrain.records import (
     JsonObject,
+    folder_digests,
     place_aside,
     publish,
     publish_bytes,
@@ -59,20 +60,35 @@ def train_once(folder: Path, name: str, kind: type[ResultType], train: Callable[
     with exclusive(folder / LOCK):
         path = folder / RESULT
         if not path.exists():
-            publish_bytes(path, sealed(path, TypeAdapter(kind).dump_json(train()).decode()))
+            trained = train()
+            trained = replace(trained, files=folder_digests(folder / "adapter"))
+            publish_bytes(path, sealed(path, TypeAdapter(kind).dump_json(trained).decode()))
         _remove(path for pattern in SCRATCH for path in folder.glob(pattern))
-        result, content = next(iter(remains(path, kind)), None), "not whole"
-        with suppress(UserError):
-            content = adapter_digest(folder / "adapter")
-            if result is not None and content == result.digest and (folder / "adapter/README.md").exists():
-                return result
-        expected = f"not {result.digest}" if result else f"and {RESULT} differs from its digest"
+        result = next(iter(remains(path, kind)), None)
+        fault = _fault(folder / "adapter", result)
+        if result is not None and not fault:
+            return result
         # The lock file stays, because another process may be waiting for it.
         _remove(path for path in folder.iterdir() if path.name != LOCK)
         raise UserError(
-            f"adapter {name} in {folder} was altered after training ({content}, {expected})",
+            f"adapter {name} in {folder} was altered after training ({fault})",
             "its workspace has been removed: run `dvc repro` to train it again",
         )
+
+
+def _fault(adapter: Path, result: Result | None) -> str:
+    """Return how an adapter differs from the result of its training; "" if it does not."""
+    if result is None:
+        return f"{RESULT} differs from its digest"
+    try:
+        content = adapter_digest(adapter)
+    except UserError:
+        return "it is not whole"
+    if content != result.digest:
+        return f"{content}, not {result.digest}"
+    found = folder_digests(adapter)
+    names = {*found, *result.files} if result.files else set[str]()  # earlier versions kept no digests of files
+    return ", ".join(sorted(name for name in names if found.get(name) != result.files.get(name)))
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -1,3 +1,4 @@
+from .confined import LAYERS as LAYERS
 from .confined import LEVELS as LEVELS
 from .confined import Confinement as Confinement
 from .confined import active_confinement as active_confinement
