@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
@@ -105,26 +105,41 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class View:
-    """A task, seen without the look-ups that its step needs.
+class Choice:
+    """What is visible where a value is to be chosen.
+
+    Attributes:
+        key: the argument that is chosen, "tool" for a tool, or "".
+        arguments: the other visible properties, by name; those of the step in an environment.
+        right: the right value or tool.
+        candidates: shown values of that shape.
+        told: what the agent is told in words.
+        replies: values of the tool results that the agent gets.
+    """
+
+    key: str
+    arguments: JsonObject
+    right: str
+    candidates: list[Candidate]
+    told: list[str]
+    replies: list[str]
+
+
+@dataclass(frozen=True)
+class View(Choice):
+    """A task, seen without the look-ups that its step needs. `broken` changes the argument `key`.
 
     Attributes:
         before: the solution's messages before the step, without the needed look-ups.
         whole: the same with them.
         after: messages after the step.
         tool: the step's tool; "" if the step is words.
-        arguments: the step's arguments.
-        key: the argument that `broken` changes, "tool" if it changes the tool, or "".
-        right: the right value or tool.
-        wrong: that of `broken`.
+        wrong: the value or tool of `broken`.
         both: whether a result, or what the agent is told, shows both.
-        candidates: shown values of that shape.
         needed: the tools that are left out.
         opened: whether the needed look-ups are about the candidates; if not, all look-ups are left out.
         listed: the longest list of values of that shape in a result, whether or not it is left out.
         values: all values of all results, left out or not.
-        told: what the agent is told in words.
-        replies: values of the tool results that the agent gets.
     """
 
     task: Task
@@ -132,18 +147,12 @@ class View:
     whole: list[Message]
     after: list[Message]
     tool: str
-    arguments: JsonObject
-    key: str
-    right: str
     wrong: str
     both: bool
-    candidates: list[Candidate]
     needed: list[str]
     opened: bool
     listed: list[str]
     values: list[str]
-    told: list[str]
-    replies: list[str]
 
     def step(self, value: str) -> Message:
         """Make the step with another value; other values that nobody has shown give way to shown ones."""
@@ -275,23 +284,23 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
             if shape(word) == shape(right) and word not in candidates and len(candidates) < CHOICES:
                 candidates[word] = Candidate(word, len(candidates), text.replace(word, "", 1).strip())
     return View(
-        task,
-        before,
-        list(solution[:place]),
-        list(solution[place + 1 :]),
-        tool,
-        arguments,
         key,
+        arguments,
         right,
-        wrong,
-        key == "tool" or (key != "" and {right, wrong} <= everything),
         [*candidates.values()],
-        sorted({call.tool for call in needed}),
-        bool(about),
-        max((one for one in lists if right in one), key=len, default=[]),
-        sum(found, []),
         told,
         replies,
+        task=task,
+        before=before,
+        whole=list(solution[:place]),
+        after=list(solution[place + 1 :]),
+        tool=tool,
+        wrong=wrong,
+        both=key == "tool" or (key != "" and {right, wrong} <= everything),
+        needed=sorted({call.tool for call in needed}),
+        opened=bool(about),
+        listed=max((one for one in lists if right in one), key=len, default=[]),
+        values=sum(found, []),
     )
 
 
@@ -303,7 +312,7 @@ class Rule:
     """A way to choose the step's value from what is visible."""
 
     name: str
-    pick: Callable[[View], str | None]
+    pick: Callable[[Choice], str | None]
 
 
 @dataclass(frozen=True)
@@ -311,21 +320,21 @@ class Trait:
     """A visible property of a task, on which a choice may depend."""
 
     name: str
-    holds: Callable[[View], bool]
+    holds: Callable[[Choice], bool]
 
 
-def _distance(one: Candidate, view: View) -> int:
+def _distance(one: Candidate, view: Choice) -> int:
     numbers = [int(number) for text in view.told for number in re.findall(r"\d{1,15}", text)]
     return min((abs(one.number - number) for number in numbers), default=0)
 
 
-def _turned(one: Candidate, view: View) -> int:
+def _turned(one: Candidate, view: Choice) -> int:
     """Its place, counted from the place that the last number of the request names."""
     numbers = [int(number) for text in view.told[-1:] for number in re.findall(r"\d{1,15}", text)]
     return (one.place - (numbers or [0])[0]) % len(view.candidates)
 
 
-PROPERTIES: dict[str, Callable[[Candidate, View], object]] = {
+PROPERTIES: dict[str, Callable[[Candidate, Choice], object]] = {
     "place": lambda one, _: one.place,
     "number": lambda one, _: one.number,
     "spelling": lambda one, _: one.value,
@@ -343,14 +352,14 @@ PROPERTIES: dict[str, Callable[[Candidate, View], object]] = {
 """What orders candidates."""
 
 
-def _selector(name: str, end: Callable[..., Candidate], key: Callable[[Candidate, View], object]) -> Rule:
-    def pick(view: View) -> str | None:
+def _selector(name: str, end: Callable[..., Candidate], key: Callable[[Candidate, Choice], object]) -> Rule:
+    def pick(view: Choice) -> str | None:
         return end(view.candidates, key=lambda one: key(one, view)).value if view.candidates else None
 
     return Rule(name, pick)
 
 
-def _listed(place: int, view: View) -> str | None:
+def _listed(place: int, view: Choice) -> str | None:
     return view.candidates[place].value if place < len(view.candidates) else None
 
 
@@ -362,14 +371,14 @@ SELECTORS = [
 SELECTORS += [Rule(f"number {place + 1} of those shown", partial(_listed, place)) for place in range(1, 5)]
 
 
-def labels_of(views: Sequence[View]) -> list[str]:
+def labels_of(views: Sequence[Choice]) -> list[str]:
     """List the right tools, or the right values if they are few, most frequent first."""
     counts = Counter(view.right for view in views)
     few = len(counts) <= max(2, len(views) / 4) or all(view.key == "tool" for view in views)
     return [label for label, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))] if few else []
 
 
-def traits_of(views: Sequence[View]) -> list[Trait]:
+def traits_of(views: Sequence[Choice]) -> list[Trait]:
     """List the words that some tasks have, and properties of the step's numbers."""
     heard = [{word.lower() for text in view.told for word in words(text)} for view in views]
     counts = Counter(word for one in heard for word in sorted(one))
@@ -385,24 +394,39 @@ def traits_of(views: Sequence[View]) -> list[Trait]:
     return traits
 
 
-def _says(word: str, view: View) -> bool:
+def _says(word: str, view: Choice) -> bool:
     return any(word == one.lower() for text in view.told for one in words(text))
 
 
-def _numbered(key: str, holds: Callable[[int], bool], view: View) -> bool:
+def _numbered(key: str, holds: Callable[[int], bool], view: Choice) -> bool:
     return holds(Candidate(str(view.arguments.get(key)), 0).number)
 
 
-def fitted(views: Sequence[View], depth: int = DEPTH) -> Rule:
-    """Fit a decision tree: a rule for tasks with and without a trait, as far as that is right more often."""
-    rules = [*SELECTORS, *(Rule(label, partial(_constant, label)) for label in labels_of(views))]
-    hits = {rule: [rule.pick(view) == view.right for view in views] for rule in rules}
+def rules_of(views: Sequence[Choice]) -> list[Rule]:
+    """List the rules that a tree may use: properties of the candidates, and frequent answers."""
+    return [*SELECTORS, *(Rule(label, partial(_constant, label)) for label in labels_of(views))]
+
+
+def is_right(rule: Rule, view: Choice) -> float:
+    """Return 1 if a rule picks the right value."""
+    return float(rule.pick(view) == view.right)
+
+
+def fitted(
+    views: Sequence[Choice],
+    rules_for: Callable[[Sequence[Choice]], list[Rule]] = rules_of,
+    worth: Callable[[Rule, Choice], float] = is_right,
+    depth: int = DEPTH,
+) -> Rule:
+    """Fit a decision tree: a rule for tasks with and without a trait, as far as that is worth more."""
+    rules = rules_for(views)
+    hits = {rule: [worth(rule, view) for view in views] for rule in rules}
     best = max(rules, key=lambda rule: sum(hits[rule]))
     most, chosen = sum(hits[best]) + GAINED, None
     traits = traits_of(views) if depth else []
     for trait in traits:
         holds = [trait.holds(view) for view in views]
-        found = 0
+        found = 0.0
         for side in (True, False):
             found += max(
                 sum(hit for hit, held in zip(hits[rule], holds, strict=True) if held == side) for rule in rules
@@ -412,17 +436,18 @@ def fitted(views: Sequence[View], depth: int = DEPTH) -> Rule:
     if chosen is None:
         return best
     first, second = (
-        fitted([view for view in views if chosen.holds(view) == side], depth - 1) for side in (True, False)
+        fitted([view for view in views if chosen.holds(view) == side], rules_for, worth, depth - 1)
+        for side in (True, False)
     )
     name = f"{first.name} where there is {chosen.name}, else {second.name}"
     return Rule(name, partial(_either, chosen, first, second))
 
 
-def _constant(label: str, view: View) -> str | None:
+def _constant(label: str, view: Choice) -> str | None:
     return label
 
 
-def _either(trait: Trait, first: Rule, second: Rule, view: View) -> str | None:
+def _either(trait: Trait, first: Rule, second: Rule, view: Choice) -> str | None:
     return (first if trait.holds(view) else second).pick(view)
 
 
@@ -533,6 +558,17 @@ class Exploit:
         """The mean less `SURE` standard errors, with one task more that earned nothing."""
         values = [*self.rewards.values(), 0.0]
         return mean(values) - SURE * stdev(values) / len(values) ** 0.5
+
+
+def halved(names: Iterable[str], tasks: Sequence[Task], play: Callable[[Task, Exploit], None]) -> list[Exploit]:
+    """Play scripts by successive halving: return those that earn most, best first. `play` notes a reward."""
+    alive = [Exploit(name) for name in names]
+    for number, keep in ROUNDS:
+        for task in tasks[:number]:
+            for one in alive:
+                play(task, one)
+        alive = sorted((one for one in alive if one.rewards), key=lambda one: -one.mean)[:keep]
+    return alive
 
 
 class Adversary:
@@ -650,12 +686,7 @@ class Adversary:
 
     def best(self, scripts: Mapping[str, Script], use: str) -> Exploit | None:
         """Play scripts by successive halving, and return the one that earns most; None if none can be played."""
-        alive = [Exploit(name) for name in scripts]
-        for number, keep in ROUNDS:
-            for task in self.tasks[:number]:
-                for one in alive:
-                    self.reward(scripts[one.name], task, one, use)
-            alive = sorted((one for one in alive if one.rewards), key=lambda one: -one.mean)[:keep]
+        alive = halved(scripts, self.tasks, lambda task, one: self.reward(scripts[one.name], task, one, use))
         return max(alive, key=lambda one: one.least) if alive else None
 
     def reward(self, script: Script, task: Task, exploit: Exploit, use: str) -> None:
