@@ -48,6 +48,8 @@ MOST_LINES = 40
 """Most lines of a play that are kept."""
 COMMON = 6
 """Most values of results, such as a status, that are tried as ids."""
+FIELDS = 4
+"""Most numbers of a candidate's record that a rule compares."""
 FITTED = 60
 """Most tasks on which rules are fitted."""
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 70, 100, 200)
@@ -92,11 +94,12 @@ def answered(messages: Sequence[Message]) -> list[Answered]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value that a step may name: its place in what is shown, and the words beside it."""
+    """A value that a step may name: its place in what is shown, and the words and the record's numbers beside it."""
 
     value: str
     place: int
     beside: str = ""
+    numbers: tuple[int, ...] = ()
 
     @property
     def number(self) -> int:
@@ -109,6 +112,7 @@ class Choice:
     """What is visible where a value is to be chosen.
 
     Attributes:
+        task: the task.
         key: the argument that is chosen, "tool" for a tool, or "".
         arguments: the other visible properties, by name; those of the step in an environment.
         right: the right value or tool.
@@ -117,6 +121,7 @@ class Choice:
         replies: values of the tool results that the agent gets.
     """
 
+    task: Task
     key: str
     arguments: JsonObject
     right: str
@@ -142,7 +147,6 @@ class View(Choice):
         values: all values of all results, left out or not.
     """
 
-    task: Task
     before: list[Message]
     whole: list[Message]
     after: list[Message]
@@ -224,17 +228,46 @@ def _changed(solution: Sequence[Message], broken: Sequence[Message]) -> tuple[in
     return place, number, keys[0], str(arguments[keys[0]]), str(others.get(keys[0]))
 
 
+def records_of(text: str) -> dict[str, tuple[int, ...]]:
+    """Find the numbers that stand beside each value of a result: in its JSON object, or in its line."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    def note(values: Sequence[str]) -> None:
+        for value in values:
+            others = [other for other in values if other != value and re.search("[0-9]", other)]
+            found.setdefault(value, tuple(Candidate(other, 0).number for other in others))
+
+    def visit(value: object) -> None:
+        if isinstance(value, Mapping):
+            for name, child in value.items():
+                visit(child)
+                if isinstance(child, Mapping):
+                    note([str(name), *leaves(child)])
+            note([leaf for child in value.values() if not isinstance(child, Mapping | list) for leaf in leaves(child)])
+        elif isinstance(value, list):
+            for child in value:
+                visit(child)
+
+    try:
+        visit(json.loads(text))
+    except (ValueError, RecursionError):
+        for line in text.splitlines():
+            note(words(line))
+    return found
+
+
 def _without(
     count: int, play: Sequence[Message], needed: Sequence[Answered]
-) -> tuple[list[Message], list[str], list[str]]:
+) -> tuple[list[Message], list[str], list[str], dict[str, tuple[int, ...]]]:
     """Leave calls out of the first messages of a solution, and all that use a value which only those have shown.
 
     Returns:
-        The other messages, what the agent is told, and the values of the results that it gets.
+        The other messages, what the agent is told, the values of the results that it gets, and their records' numbers.
     """
     kept: list[Message] = []
     told: list[str] = []
     replies: list[str] = []
+    records: dict[str, tuple[int, ...]] = {}
     pending, flags, complete = answered(play), list[bool](), True
     for message in play:
         if message["role"] == "assistant":
@@ -251,10 +284,12 @@ def _without(
             elif complete:  # what is said after a look-up that is left out may depend on it
                 kept.append(message)
         elif message["role"] == "tool":
-            replies += shown(message) if flags and flags.pop(0) else ()
+            if flags and flags.pop(0):
+                replies += shown(message)
+                records = {**records_of(content(message)), **records}
         else:
             told.append(content(message))
-    return kept, told, replies
+    return kept, told, replies, records
 
 
 def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
@@ -274,7 +309,7 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
         if all(right in leaves(call.arguments) for call in about):  # whoever opens only the right one knew it before
             about = []
     needed = about or lookups
-    before, told, replies = _without(place, play, needed)
+    before, told, replies, records = _without(place, play, needed)
     found = [shown({"role": "tool", "content": call.reply}) for call in made]
     lists = [[one for one in values if shape(one) == shape(right)] for values in found]
     everything = {word for text in (*told, *sum(found, [])) for word in words(text)}
@@ -282,15 +317,16 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
     for text in [*replies, *(told if re.search(r"\d", right) else ())]:
         for word in words(text):
             if shape(word) == shape(right) and word not in candidates and len(candidates) < CHOICES:
-                candidates[word] = Candidate(word, len(candidates), text.replace(word, "", 1).strip())
+                beside = text.replace(word, "", 1).strip()
+                candidates[word] = Candidate(word, len(candidates), beside, records.get(word, ()))
     return View(
+        task,
         key,
         arguments,
         right,
         [*candidates.values()],
         told,
         replies,
-        task=task,
         before=before,
         whole=list(solution[:place]),
         after=list(solution[place + 1 :]),
@@ -328,10 +364,15 @@ def _distance(one: Candidate, view: Choice) -> int:
     return min((abs(one.number - number) for number in numbers), default=0)
 
 
-def _turned(one: Candidate, view: Choice) -> int:
-    """Its place, counted from the place that the last number of the request names."""
+def _turned(place: int, one: Candidate, view: Choice) -> int:
+    """Its place, counted from the place that a number of the last words told names."""
     numbers = [int(number) for text in view.told[-1:] for number in re.findall(r"\d{1,15}", text)]
-    return (one.place - (numbers or [0])[0]) % len(view.candidates)
+    return (one.place - (numbers[place] if -len(numbers) <= place < len(numbers) else 0)) % len(view.candidates)
+
+
+def _field(place: int, one: Candidate, view: Choice) -> int:
+    """A number in its record: that of a field, counted from the first."""
+    return one.numbers[place] if place < len(one.numbers) else 0
 
 
 PROPERTIES: dict[str, Callable[[Candidate, Choice], object]] = {
@@ -347,7 +388,11 @@ PROPERTIES: dict[str, Callable[[Candidate, Choice], object]] = {
     "count in the results": lambda one, view: sum(one.value in text for text in view.replies),
     "length of the words beside it": lambda one, _: len(one.beside),
     "distance from a number that is told": _distance,
-    "place counted from a number that is told": _turned,
+    "place counted from a number that is told": partial(_turned, -1),
+    "place counted from the last number but one that is told": partial(_turned, -2),
+    "place counted from the last number but two that is told": partial(_turned, -3),
+    "place counted from the first number that is told": partial(_turned, 0),
+    **{f"number {place + 1} in its record": partial(_field, place) for place in range(FIELDS)},
 }
 """What orders candidates."""
 
@@ -560,10 +605,15 @@ class Exploit:
         return mean(values) - SURE * stdev(values) / len(values) ** 0.5
 
 
-def halved(names: Iterable[str], tasks: Sequence[Task], play: Callable[[Task, Exploit], None]) -> list[Exploit]:
+def halved(
+    names: Iterable[str],
+    tasks: Sequence[Task],
+    play: Callable[[Task, Exploit], None],
+    rounds: Sequence[tuple[int, int]] = ROUNDS,
+) -> list[Exploit]:
     """Play scripts by successive halving: return those that earn most, best first. `play` notes a reward."""
     alive = [Exploit(name) for name in names]
-    for number, keep in ROUNDS:
+    for number, keep in rounds:
         for task in tasks[:number]:
             for one in alive:
                 play(task, one)
@@ -614,6 +664,14 @@ class Adversary:
             attempts[f"{name} of the first value"] = lambda v, c, p=part: v.guess(c[0][p])
             attempts[f"{name} of the first value, looked up, too"] = lambda v, c, p=part: v.guess(
                 c[0][p], look(v, c[0][p])
+            )
+            attempts[f"{name} of every value shown, one after the other"] = lambda v, c, p=part: [
+                *v.before,
+                *(v.step(value[p]) for value in c),
+                *v.ending(c[-1]),
+            ]
+            attempts[f"{name} of every value shown until one is accepted"] = lambda v, c, p=part: until_accepted(
+                self.accepted, v, [value[p] for value in c]
             )
         for tool in (tool["function"] for tool in self.evidence.tools):
             name = tool["name"]
