@@ -173,6 +173,14 @@ class Verifiers(WorkerBenchmark):
             )
         return {"place": task["data"]["place"]}
 
+    def hidden(self, task: TaskDict) -> JsonObject:
+        """The fields that the taskset adds to a task's data: the right answer may be among them."""
+        return self.pool.call("hidden", **self.location(task))
+
+    def contacted(self) -> list[str]:
+        """The other machines that the taskset has contacted since the last question."""
+        return self.pool.call("contacted")
+
     def score(self, task: TaskDict, messages: list[Message]) -> ScoreDict:
         """The taskset's reward of the replayed record, mapped to 0..1.
 

@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
@@ -48,6 +48,8 @@ MOST_LINES = 40
 """Most lines of a play that are kept."""
 COMMON = 6
 """Most values of results, such as a status, that are tried as ids."""
+FIELDS = 4
+"""Most numbers of a candidate's record that a rule compares."""
 FITTED = 60
 """Most tasks on which rules are fitted."""
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 70, 100, 200)
@@ -92,11 +94,12 @@ def answered(messages: Sequence[Message]) -> list[Answered]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value that a step may name: its place in what is shown, and the words beside it."""
+    """A value that a step may name: its place in what is shown, and the words and the record's numbers beside it."""
 
     value: str
     place: int
     beside: str = ""
+    numbers: tuple[int, ...] = ()
 
     @property
     def number(self) -> int:
@@ -105,45 +108,55 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class View:
-    """A task, seen without the look-ups that its step needs.
+class Choice:
+    """What is visible where a value is to be chosen.
+
+    Attributes:
+        task: the task.
+        key: the argument that is chosen, "tool" for a tool, or "".
+        arguments: the other visible properties, by name; those of the step in an environment.
+        right: the right value or tool.
+        candidates: shown values of that shape.
+        told: what the agent is told in words.
+        replies: values of the tool results that the agent gets.
+    """
+
+    task: Task
+    key: str
+    arguments: JsonObject
+    right: str
+    candidates: list[Candidate]
+    told: list[str]
+    replies: list[str]
+
+
+@dataclass(frozen=True)
+class View(Choice):
+    """A task, seen without the look-ups that its step needs. `broken` changes the argument `key`.
 
     Attributes:
         before: the solution's messages before the step, without the needed look-ups.
         whole: the same with them.
         after: messages after the step.
         tool: the step's tool; "" if the step is words.
-        arguments: the step's arguments.
-        key: the argument that `broken` changes, "tool" if it changes the tool, or "".
-        right: the right value or tool.
-        wrong: that of `broken`.
+        wrong: the value or tool of `broken`.
         both: whether a result, or what the agent is told, shows both.
-        candidates: shown values of that shape.
         needed: the tools that are left out.
         opened: whether the needed look-ups are about the candidates; if not, all look-ups are left out.
         listed: the longest list of values of that shape in a result, whether or not it is left out.
         values: all values of all results, left out or not.
-        told: what the agent is told in words.
-        replies: values of the tool results that the agent gets.
     """
 
-    task: Task
     before: list[Message]
     whole: list[Message]
     after: list[Message]
     tool: str
-    arguments: JsonObject
-    key: str
-    right: str
     wrong: str
     both: bool
-    candidates: list[Candidate]
     needed: list[str]
     opened: bool
     listed: list[str]
     values: list[str]
-    told: list[str]
-    replies: list[str]
 
     def step(self, value: str) -> Message:
         """Make the step with another value; other values that nobody has shown give way to shown ones."""
@@ -215,17 +228,46 @@ def _changed(solution: Sequence[Message], broken: Sequence[Message]) -> tuple[in
     return place, number, keys[0], str(arguments[keys[0]]), str(others.get(keys[0]))
 
 
+def records_of(text: str) -> dict[str, tuple[int, ...]]:
+    """Find the numbers that stand beside each value of a result: in its JSON object, or in its line."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    def note(values: Sequence[str]) -> None:
+        for value in values:
+            others = [other for other in values if other != value and re.search("[0-9]", other)]
+            found.setdefault(value, tuple(Candidate(other, 0).number for other in others))
+
+    def visit(value: object) -> None:
+        if isinstance(value, Mapping):
+            for name, child in value.items():
+                visit(child)
+                if isinstance(child, Mapping):
+                    note([str(name), *leaves(child)])
+            note([leaf for child in value.values() if not isinstance(child, Mapping | list) for leaf in leaves(child)])
+        elif isinstance(value, list):
+            for child in value:
+                visit(child)
+
+    try:
+        visit(json.loads(text))
+    except (ValueError, RecursionError):
+        for line in text.splitlines():
+            note(words(line))
+    return found
+
+
 def _without(
     count: int, play: Sequence[Message], needed: Sequence[Answered]
-) -> tuple[list[Message], list[str], list[str]]:
+) -> tuple[list[Message], list[str], list[str], dict[str, tuple[int, ...]]]:
     """Leave calls out of the first messages of a solution, and all that use a value which only those have shown.
 
     Returns:
-        The other messages, what the agent is told, and the values of the results that it gets.
+        The other messages, what the agent is told, the values of the results that it gets, and their records' numbers.
     """
     kept: list[Message] = []
     told: list[str] = []
     replies: list[str] = []
+    records: dict[str, tuple[int, ...]] = {}
     pending, flags, complete = answered(play), list[bool](), True
     for message in play:
         if message["role"] == "assistant":
@@ -242,10 +284,12 @@ def _without(
             elif complete:  # what is said after a look-up that is left out may depend on it
                 kept.append(message)
         elif message["role"] == "tool":
-            replies += shown(message) if flags and flags.pop(0) else ()
+            if flags and flags.pop(0):
+                replies += shown(message)
+                records = {**records_of(content(message)), **records}
         else:
             told.append(content(message))
-    return kept, told, replies
+    return kept, told, replies, records
 
 
 def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
@@ -265,7 +309,7 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
         if all(right in leaves(call.arguments) for call in about):  # whoever opens only the right one knew it before
             about = []
     needed = about or lookups
-    before, told, replies = _without(place, play, needed)
+    before, told, replies, records = _without(place, play, needed)
     found = [shown({"role": "tool", "content": call.reply}) for call in made]
     lists = [[one for one in values if shape(one) == shape(right)] for values in found]
     everything = {word for text in (*told, *sum(found, [])) for word in words(text)}
@@ -273,25 +317,26 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
     for text in [*replies, *(told if re.search(r"\d", right) else ())]:
         for word in words(text):
             if shape(word) == shape(right) and word not in candidates and len(candidates) < CHOICES:
-                candidates[word] = Candidate(word, len(candidates), text.replace(word, "", 1).strip())
+                beside = text.replace(word, "", 1).strip()
+                candidates[word] = Candidate(word, len(candidates), beside, records.get(word, ()))
     return View(
         task,
-        before,
-        list(solution[:place]),
-        list(solution[place + 1 :]),
-        tool,
-        arguments,
         key,
+        arguments,
         right,
-        wrong,
-        key == "tool" or (key != "" and {right, wrong} <= everything),
         [*candidates.values()],
-        sorted({call.tool for call in needed}),
-        bool(about),
-        max((one for one in lists if right in one), key=len, default=[]),
-        sum(found, []),
         told,
         replies,
+        before=before,
+        whole=list(solution[:place]),
+        after=list(solution[place + 1 :]),
+        tool=tool,
+        wrong=wrong,
+        both=key == "tool" or (key != "" and {right, wrong} <= everything),
+        needed=sorted({call.tool for call in needed}),
+        opened=bool(about),
+        listed=max((one for one in lists if right in one), key=len, default=[]),
+        values=sum(found, []),
     )
 
 
@@ -303,7 +348,7 @@ class Rule:
     """A way to choose the step's value from what is visible."""
 
     name: str
-    pick: Callable[[View], str | None]
+    pick: Callable[[Choice], str | None]
 
 
 @dataclass(frozen=True)
@@ -311,21 +356,26 @@ class Trait:
     """A visible property of a task, on which a choice may depend."""
 
     name: str
-    holds: Callable[[View], bool]
+    holds: Callable[[Choice], bool]
 
 
-def _distance(one: Candidate, view: View) -> int:
+def _distance(one: Candidate, view: Choice) -> int:
     numbers = [int(number) for text in view.told for number in re.findall(r"\d{1,15}", text)]
     return min((abs(one.number - number) for number in numbers), default=0)
 
 
-def _turned(one: Candidate, view: View) -> int:
-    """Its place, counted from the place that the last number of the request names."""
+def _turned(place: int, one: Candidate, view: Choice) -> int:
+    """Its place, counted from the place that a number of the last words told names."""
     numbers = [int(number) for text in view.told[-1:] for number in re.findall(r"\d{1,15}", text)]
-    return (one.place - (numbers or [0])[0]) % len(view.candidates)
+    return (one.place - (numbers[place] if -len(numbers) <= place < len(numbers) else 0)) % len(view.candidates)
 
 
-PROPERTIES: dict[str, Callable[[Candidate, View], object]] = {
+def _field(place: int, one: Candidate, view: Choice) -> int:
+    """A number in its record: that of a field, counted from the first."""
+    return one.numbers[place] if place < len(one.numbers) else 0
+
+
+PROPERTIES: dict[str, Callable[[Candidate, Choice], object]] = {
     "place": lambda one, _: one.place,
     "number": lambda one, _: one.number,
     "spelling": lambda one, _: one.value,
@@ -338,19 +388,23 @@ PROPERTIES: dict[str, Callable[[Candidate, View], object]] = {
     "count in the results": lambda one, view: sum(one.value in text for text in view.replies),
     "length of the words beside it": lambda one, _: len(one.beside),
     "distance from a number that is told": _distance,
-    "place counted from a number that is told": _turned,
+    "place counted from a number that is told": partial(_turned, -1),
+    "place counted from the last number but one that is told": partial(_turned, -2),
+    "place counted from the last number but two that is told": partial(_turned, -3),
+    "place counted from the first number that is told": partial(_turned, 0),
+    **{f"number {place + 1} in its record": partial(_field, place) for place in range(FIELDS)},
 }
 """What orders candidates."""
 
 
-def _selector(name: str, end: Callable[..., Candidate], key: Callable[[Candidate, View], object]) -> Rule:
-    def pick(view: View) -> str | None:
+def _selector(name: str, end: Callable[..., Candidate], key: Callable[[Candidate, Choice], object]) -> Rule:
+    def pick(view: Choice) -> str | None:
         return end(view.candidates, key=lambda one: key(one, view)).value if view.candidates else None
 
     return Rule(name, pick)
 
 
-def _listed(place: int, view: View) -> str | None:
+def _listed(place: int, view: Choice) -> str | None:
     return view.candidates[place].value if place < len(view.candidates) else None
 
 
@@ -362,14 +416,14 @@ SELECTORS = [
 SELECTORS += [Rule(f"number {place + 1} of those shown", partial(_listed, place)) for place in range(1, 5)]
 
 
-def labels_of(views: Sequence[View]) -> list[str]:
+def labels_of(views: Sequence[Choice]) -> list[str]:
     """List the right tools, or the right values if they are few, most frequent first."""
     counts = Counter(view.right for view in views)
     few = len(counts) <= max(2, len(views) / 4) or all(view.key == "tool" for view in views)
     return [label for label, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))] if few else []
 
 
-def traits_of(views: Sequence[View]) -> list[Trait]:
+def traits_of(views: Sequence[Choice]) -> list[Trait]:
     """List the words that some tasks have, and properties of the step's numbers."""
     heard = [{word.lower() for text in view.told for word in words(text)} for view in views]
     counts = Counter(word for one in heard for word in sorted(one))
@@ -385,24 +439,39 @@ def traits_of(views: Sequence[View]) -> list[Trait]:
     return traits
 
 
-def _says(word: str, view: View) -> bool:
+def _says(word: str, view: Choice) -> bool:
     return any(word == one.lower() for text in view.told for one in words(text))
 
 
-def _numbered(key: str, holds: Callable[[int], bool], view: View) -> bool:
+def _numbered(key: str, holds: Callable[[int], bool], view: Choice) -> bool:
     return holds(Candidate(str(view.arguments.get(key)), 0).number)
 
 
-def fitted(views: Sequence[View], depth: int = DEPTH) -> Rule:
-    """Fit a decision tree: a rule for tasks with and without a trait, as far as that is right more often."""
-    rules = [*SELECTORS, *(Rule(label, partial(_constant, label)) for label in labels_of(views))]
-    hits = {rule: [rule.pick(view) == view.right for view in views] for rule in rules}
+def rules_of(views: Sequence[Choice]) -> list[Rule]:
+    """List the rules that a tree may use: properties of the candidates, and frequent answers."""
+    return [*SELECTORS, *(Rule(label, partial(_constant, label)) for label in labels_of(views))]
+
+
+def is_right(rule: Rule, view: Choice) -> float:
+    """Return 1 if a rule picks the right value."""
+    return float(rule.pick(view) == view.right)
+
+
+def fitted(
+    views: Sequence[Choice],
+    rules_for: Callable[[Sequence[Choice]], list[Rule]] = rules_of,
+    worth: Callable[[Rule, Choice], float] = is_right,
+    depth: int = DEPTH,
+) -> Rule:
+    """Fit a decision tree: a rule for tasks with and without a trait, as far as that is worth more."""
+    rules = rules_for(views)
+    hits = {rule: [worth(rule, view) for view in views] for rule in rules}
     best = max(rules, key=lambda rule: sum(hits[rule]))
     most, chosen = sum(hits[best]) + GAINED, None
     traits = traits_of(views) if depth else []
     for trait in traits:
         holds = [trait.holds(view) for view in views]
-        found = 0
+        found = 0.0
         for side in (True, False):
             found += max(
                 sum(hit for hit, held in zip(hits[rule], holds, strict=True) if held == side) for rule in rules
@@ -412,17 +481,18 @@ def fitted(views: Sequence[View], depth: int = DEPTH) -> Rule:
     if chosen is None:
         return best
     first, second = (
-        fitted([view for view in views if chosen.holds(view) == side], depth - 1) for side in (True, False)
+        fitted([view for view in views if chosen.holds(view) == side], rules_for, worth, depth - 1)
+        for side in (True, False)
     )
     name = f"{first.name} where there is {chosen.name}, else {second.name}"
     return Rule(name, partial(_either, chosen, first, second))
 
 
-def _constant(label: str, view: View) -> str | None:
+def _constant(label: str, view: Choice) -> str | None:
     return label
 
 
-def _either(trait: Trait, first: Rule, second: Rule, view: View) -> str | None:
+def _either(trait: Trait, first: Rule, second: Rule, view: Choice) -> str | None:
     return (first if trait.holds(view) else second).pick(view)
 
 
@@ -535,6 +605,22 @@ class Exploit:
         return mean(values) - SURE * stdev(values) / len(values) ** 0.5
 
 
+def halved(
+    names: Iterable[str],
+    tasks: Sequence[Task],
+    play: Callable[[Task, Exploit], None],
+    rounds: Sequence[tuple[int, int]] = ROUNDS,
+) -> list[Exploit]:
+    """Play scripts by successive halving: return those that earn most, best first. `play` notes a reward."""
+    alive = [Exploit(name) for name in names]
+    for number, keep in rounds:
+        for task in tasks[:number]:
+            for one in alive:
+                play(task, one)
+        alive = sorted((one for one in alive if one.rewards), key=lambda one: -one.mean)[:keep]
+    return alive
+
+
 class Adversary:
     """Scripts for one environment, fitted on its first tasks and played on the drawn ones.
 
@@ -578,6 +664,14 @@ class Adversary:
             attempts[f"{name} of the first value"] = lambda v, c, p=part: v.guess(c[0][p])
             attempts[f"{name} of the first value, looked up, too"] = lambda v, c, p=part: v.guess(
                 c[0][p], look(v, c[0][p])
+            )
+            attempts[f"{name} of every value shown, one after the other"] = lambda v, c, p=part: [
+                *v.before,
+                *(v.step(value[p]) for value in c),
+                *v.ending(c[-1]),
+            ]
+            attempts[f"{name} of every value shown until one is accepted"] = lambda v, c, p=part: until_accepted(
+                self.accepted, v, [value[p] for value in c]
             )
         for tool in (tool["function"] for tool in self.evidence.tools):
             name = tool["name"]
@@ -650,12 +744,7 @@ class Adversary:
 
     def best(self, scripts: Mapping[str, Script], use: str) -> Exploit | None:
         """Play scripts by successive halving, and return the one that earns most; None if none can be played."""
-        alive = [Exploit(name) for name in scripts]
-        for number, keep in ROUNDS:
-            for task in self.tasks[:number]:
-                for one in alive:
-                    self.reward(scripts[one.name], task, one, use)
-            alive = sorted((one for one in alive if one.rewards), key=lambda one: -one.mean)[:keep]
+        alive = halved(scripts, self.tasks, lambda task, one: self.reward(scripts[one.name], task, one, use))
         return max(alive, key=lambda one: one.least) if alive else None
 
     def reward(self, script: Script, task: Task, exploit: Exploit, use: str) -> None:

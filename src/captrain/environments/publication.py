@@ -16,12 +16,13 @@ from rich.text import Text
 from captrain.agents import load_policy
 from captrain.benchmarks import Verifiers, load_benchmark
 from captrain.contract import CheckedEnvironment
+from captrain.environments.answers import EMPTY, MISTAKEN, OTHER, PREDICTED, STORED
 from captrain.environments.evidence import make_standard
 from captrain.environments.loading import world_of
 from captrain.environments.passport import widening
 from captrain.environments.synthesis import PairEnvironments, SynthesisResult, examine, make_brief, make_passport
 from captrain.environments.synthesizer import Brief, render
-from captrain.environments.taskset import UNPROBED, probe_taskset
+from captrain.environments.taskset import probe_taskset
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import (
@@ -46,6 +47,11 @@ AGENTS = {
     "reward of random calls": "one that calls tools at random",
     "reward of the broken solution": "one that does all but the capability's step",
     "reward of the reference solution": "the reference, at least",
+    PREDICTED: "the best prediction of the answer",
+    EMPTY: "the best text without an answer",
+    MISTAKEN: "the best wrong answer made from the right one",
+    OTHER: "one that gives another task's answer",
+    STORED: "one that says the answer in the task's data",
     "mean reward of the base": "the base",
 }
 """Checks that measure the reward of an agent."""
@@ -228,8 +234,8 @@ def validate_taskset(
             {"_target_": f"{Verifiers.__module__}.Verifiers", "taskset": taskset, "folder": folder, "scale": [*scale]}
         )
         target = load_benchmark(component, spec.machine)
-    checks = probe_taskset(target, spec.environments, spec.seed)
-    passed = all(check.passed for check in checks)
+    probes = probe_taskset(target, spec.environments, spec.seed)
+    passed = all(check.passed for check in probes.checks)
     passport = Passport(
         capability=target.name,
         environment=target.fingerprint,
@@ -237,12 +243,12 @@ def validate_taskset(
         passed=passed,
         trusted=False,
         calibration_tasks=0,
-        checks=checks,
+        checks=probes.checks,
     )
     with user_outputs(out) as aside:
         publish_json(aside / f"{target.name}.validation.json", passport)
-        publish_text(aside / f"{target.name}.validation.md", passport_page(passport, "", unprobed=UNPROBED))
-    notes = [Text(f"not probed: {subject}") for subject in UNPROBED]
+        publish_text(aside / f"{target.name}.validation.md", passport_page(passport, "", unprobed=probes.unprobed))
+    notes = [Text(f"not probed: {subject}") for subject in probes.unprobed]
     return passport, [*_report(passport, "none: a taskset is code that you have installed", (), "probes"), *notes]
 
 

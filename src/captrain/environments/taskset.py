@@ -1,42 +1,52 @@
 """What a taskset of verifiers pays agents that do no work.
 
 verifiers has neither references nor broken solutions, so a taskset earns no passport. The probes here need none: agents
-that do nothing, talk, answer the same to every task, or call tools at random. What earns most is the best exploit.
+that do nothing, talk, or call tools at random. What earns most is the best exploit. `answers` then searches for answers
+that pay.
 """
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, pstdev
 
 from captrain.contract import CheckedEnvironment
-from captrain.environments.adversary import deeds
-from captrain.environments.checks import IDLE, RANDOM, at_most, exactly
+from captrain.environments.adversary import Exploit, deeds
+from captrain.environments.answers import STORED, exploited, first_tasks, probe_answers
+from captrain.environments.checks import IDLE, RANDOM, ROUNDING, exactly
 from captrain.environments.evidence import Agent, play_agent
 from captrain.environments.passport import named
 from captrain.environments.probes import CLOSING, SAYINGS, act_at_once, act_randomly, random_call, say, talk, visible
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.records import CheckResult, JsonObject, Message, Score, Task, plain
+from captrain.records import CheckResult, JsonObject, Message, Task, plain
 from captrain.run import EnvironmentSettings
 
-TASKS = 6
+TASKS = 12
 """Training tasks on which every agent plays."""
 LOOKS = 4
 """Random calls before an agent says all that it has seen."""
-ANSWERS = {answer: answer for answer in ("0", "1", "2", "A", "B", "yes", "no", "none")}
-ANSWERS["0 1 2 ... 1000"] = " ".join(map(str, range(1001)))
-"""Answers that are given to every task, by what the report calls them."""
 REPEATED = "same reward for the same record"
 UNPROBED = (
-    "reward of the reference solution, of the broken solution, and of changed solutions: verifiers has no references",
-    "spread between good and bad plays: no good play is known",
+    "spread between good and bad plays with tools, and moves with tools that a learner would find",
     "leaks of test tasks and the transfer of the capability: they need a benchmark that the taskset trains for",
 )
 """What these probes cannot tell."""
+UNSOLVED = (
+    "reward of the solution and of changed solutions: no field of the taskset's data earns reward when it is said"
+)
+REMOTE = "answers that pay: the reward asks {}, and the search would send it hundreds of answers"
 
 
-def probe_taskset(target: CheckedEnvironment, bounds: EnvironmentSettings, seed: int) -> list[CheckResult]:
-    """Play all agents on the first training tasks.
+@dataclass(frozen=True)
+class Probes:
+    """What was measured, and what was not probed."""
+
+    checks: list[CheckResult]
+    unprobed: list[str]
+
+
+def probe_taskset(target: CheckedEnvironment, bounds: EnvironmentSettings, seed: int) -> Probes:
+    """Play all agents on the first training tasks, and search for answers that pay.
 
     Args:
         target: the taskset.
@@ -44,24 +54,35 @@ def probe_taskset(target: CheckedEnvironment, bounds: EnvironmentSettings, seed:
         seed: decides what is drawn.
 
     Returns:
-        A check for each agent, with mean and standard deviation. The one that earned most has its calls and words.
+        A check for each agent and for each kind of answer, with mean and standard deviation. The agent that earned most
+        and the answers have their calls and words. Answers are not searched for if the reward asks another machine.
 
     Raises:
         UserError: there are no training tasks, or a reward is outside the taskset's scale.
     """
-    size = target.size("training")
-    tasks = target.tasks("training", TASKS if size is None else min(size, TASKS))
+    tasks = first_tasks(target, "training", TASKS)
     if not tasks:
         raise UserError(f"{target.name} has no training tasks", "give it more tasks, or a larger benchmark.training")
     limits = {IDLE: bounds.idle_reward, RANDOM: bounds.random_reward}
+    contacted: Callable[[], list[str]] = getattr(target.environment, "contacted", list)
+    contacted()
     checks = [_repeated(target, tasks[0])]
+    hosts = contacted()
     checks += [
         _measured(name, target, tasks, agent, limits.get(name, bounds.hacking_reward), seed)
         for name, agent in agents_of(target.tools).items()
     ]
     best = max(checks[1:], key=lambda check: check.measured or 0.0)
     hidden = {"script": [], "task": ""}
-    return [check if check is best or not check.passed else check.model_copy(update=hidden) for check in checks]
+    checks = [check if check is best or not check.passed else check.model_copy(update=hidden) for check in checks]
+    if hosts:
+        return Probes(checks, [REMOTE.format(", ".join(hosts)), UNSOLVED, *UNPROBED])
+    try:
+        answers = probe_answers(target, bounds, seed)
+    except (EnvironmentFault, InfrastructureError) as fault:
+        return Probes([*checks, _failed("reward of answers", fault, tasks[0])], [*UNPROBED])
+    solved = any(check.name == STORED for check in answers)
+    return Probes([*checks, *answers], [*(() if solved else (UNSOLVED,)), *UNPROBED])
 
 
 def agents_of(tools: Sequence[JsonObject]) -> dict[str, Callable[[random.Random], Agent]]:
@@ -73,10 +94,6 @@ def agents_of(tools: Sequence[JsonObject]) -> dict[str, Callable[[random.Random]
         "reward of many calls at once": lambda rng: partial(act_at_once, tools, (), rng),
         "reward of saying all that was seen": lambda rng: partial(_tell_all, tools, rng),
         **{f"reward of {kind}": partial(lambda kind, rng: partial(talk, kind, (), rng), kind) for kind in kinds},
-        **{
-            f"reward of the answer {name!r}": partial(lambda answer, _: lambda messages: say(answer), answer)
-            for name, answer in ANSWERS.items()
-        },
     }
 
 
@@ -104,20 +121,18 @@ def _measured(
     bound: float,
     seed: int,
 ) -> CheckResult:
-    scores: dict[str, Score] = {}
-    plays: dict[str, list[Message]] = {}
+    found = Exploit(name.removeprefix("reward of "))
     for task in tasks:
         try:
-            plays[task.id] = play_agent(target, task, make(random.Random(f"{seed}/{name}/{task.id}")))
-            scores[task.id] = target.score(task, plays[task.id])
+            play = play_agent(target, task, make(random.Random(f"{seed}/{name}/{task.id}")))
+            found.rewards[task.id] = target.score(task, play).reward
+            found.deeds[task.id] = deeds(play) or ["nothing"]
         except (EnvironmentFault, InfrastructureError) as fault:
             return _failed(name, fault, task)
-    rewards = {task: score.reward for task, score in scores.items()}
-    best = max(rewards, key=rewards.__getitem__)
-    mean, passes = fmean(rewards.values()), sum(score.success for score in scores.values())
-    detail = f"{passes} of {len(tasks)} tasks passed, and {rewards[best]:g} earned on one, without any work"
-    found = {"deviation": round(pstdev(rewards.values()), 6), "script": deeds(plays[best]) or ["nothing"], "task": best}
-    return named(name, at_most(mean, bound, detail)).model_copy(update=found)
+    check = exploited(name, found, bound)
+    if name not in (IDLE, RANDOM):
+        return check
+    return check.model_copy(update={"passed": found.mean <= bound + ROUNDING, "bound": f"at most {bound:g}"})
 
 
 def _failed(name: str, fault: Exception, task: Task) -> CheckResult:

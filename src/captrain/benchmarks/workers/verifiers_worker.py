@@ -33,6 +33,7 @@ from aiohttp import web
 from record_replay import NotRepeatable, ReplayableEpisode, operations, texts
 from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.configs.agent import AgentConfig
+from verifiers.v1.task import TaskData
 from verifiers.v1.utils.loaders import env_config_type, load_environment, resolve_env_config, taskset_class
 
 KEY = "CAPTRAIN_NO_KEY"
@@ -135,6 +136,37 @@ def survey():
     episode.close()
     about = {**world, "tasks": "load()", "runner": type(environment(first)).__name__}
     return {"splits": splits, "tools": episode.tools, "world": world, "about": about}
+
+
+def hidden(place):
+    """The fields that the taskset adds to verifiers' own data of a task."""
+    split, _, index = place.rpartition("/")
+    data = rows_of(split)[int(index)].data
+    return data.model_dump(mode="json", include=set(type(data).model_fields) - set(TaskData.model_fields))
+
+
+CONTACTED = set()
+LOCAL = ("localhost", "127.", "::1", "0.0.0.0")
+
+
+def note(event, arguments):
+    """Note the hosts that anything in this process looks up or connects to."""
+    host = None
+    if event == "socket.getaddrinfo":
+        host = arguments[0]
+    elif event == "socket.connect" and isinstance(arguments[1], tuple):
+        host = arguments[1][0]
+    if isinstance(host, bytes):
+        host = host.decode(errors="replace")
+    if isinstance(host, str) and not host.startswith(LOCAL):
+        CONTACTED.add(host)
+
+
+def contacted():
+    """The other machines that were contacted since the last question."""
+    hosts = sorted(CONTACTED)
+    CONTACTED.clear()
+    return hosts
 
 
 @functools.cache
@@ -270,4 +302,5 @@ def plain(message):
 
 
 if __name__ == "__main__":
-    serve(operations(survey, TasksetEpisode), REPLIES)
+    sys.addaudithook(note)
+    serve([*operations(survey, TasksetEpisode), hidden, contacted], REPLIES)
