@@ -22,6 +22,7 @@ from captrain.interop.logs.messages import (
     of_parts,
     of_sharegpt,
 )
+from captrain.interop.logs.outcomes import NO_REWARD
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import (
     MALFORMED,
@@ -48,6 +49,7 @@ CALLS, RESULTS = ("tooluse", "toolcall"), ("toolresult", "toolresponse")
 TASK = ("task_id", "instance_id")
 AGENT = ("implementation", "agent", "agent_name")
 KEYS = ("trace_id", "session_id", "id")
+REQUEST = f"{NO_REWARD}: it is one request to a model, with the reply beside the messages"
 FACT = 20_000
 FAULT = 2000
 """Most characters of a fact of the log, and of an error, that are kept."""
@@ -86,6 +88,9 @@ def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
     messages = messages_in(row)
     if messages is None:
         return f"there are no messages (a list named {', '.join(MESSAGES)})"
+    reply = _reply(row)
+    if reply and messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") != "assistant":
+        messages = [*messages, *reply]
     if isinstance(row.get("system"), str):
         messages = [{"role": "system", "content": row["system"]}, *messages]
     injections, error = row.get("injections"), row.get("fault") or row.get("error")
@@ -102,7 +107,19 @@ def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
         fault=fact(error)[:FAULT] if error and isinstance(error, str | dict) else "",
         agent=next((row[name] for name in AGENT if isinstance(row.get(name), str)), None),
         keys=tuple(str(row[name]) for name in KEYS if row.get(name) is not None),
+        missing=REQUEST if reply else "",
     )
+
+
+def _reply(row: Foreign) -> list[object]:
+    """Return the reply that stands beside the messages of a request, as OpenAI or Anthropic answer; [] for none."""
+    reply = loaded(row.get("response") or row.get("original_response"))
+    choices = reply.get("choices") if isinstance(reply, Mapping) else None
+    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+        reply = choices[0].get("message")
+    if isinstance(reply, str) and reply.strip():
+        return [{"role": "assistant", "content": reply}]
+    return [reply] if isinstance(reply, Mapping) and reply.get("role") == "assistant" else []
 
 
 def _sharegpt_row(row: Foreign, path: Path) -> ChatRow | str:
@@ -208,6 +225,8 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         fault=row.fault,
         agent="" if row.agent is None else str(row.agent),
         keys=row.keys,
+        missing="" if row.reward is not None else row.missing,
+        result=row.result,
     )
 
 

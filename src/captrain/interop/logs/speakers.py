@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captrain.interop.logs.autogen import is_autogen
+from captrain.interop.logs.beside import task_of
 from captrain.interop.logs.chat import OTHER_ROLES, ROLES, is_message
 from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt
 from captrain.interop.logs.outcomes import OUTCOMES
@@ -70,7 +71,7 @@ def _dialogue(rows: Sequence[Foreign], path: Path) -> ChatRow:
     is_foreign = any(is_item(row) or is_langchain(row) or is_sharegpt(row) or is_autogen(row) for row in rows)
     is_plain = is_foreign or all(str(row.get("role")).lower() in known for row in rows)
     shown = [row for row in rows if row.get("role") != "exit"]
-    return ChatRow(shown if is_plain else of_speakers(rows), None, task_id=path.name.partition(".")[0])
+    return ChatRow(shown if is_plain else of_speakers(rows), None, task_id=task_of(path))
 
 
 WHO_AND_WHEN = RowFormat("Who&When tasks", _is_labelled, _labelled)

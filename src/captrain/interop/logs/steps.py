@@ -27,6 +27,9 @@ PROMPTS = (
 )
 ANSWERS = ("response", "completion", "solution", "output", "answer", "prediction", "generation", "model_output")
 TRACES = ("trace", "steps", "turn_history", "trajectory", "history", "turns", "actions", "events", "log")
+SPEAKERS = ("role", "type", "from", "source", "speaker", "sender", "author", "kind", "event", "agent", "actor")
+MANY = 50
+"""Turns of a list that are inspected."""
 ACTION = re.compile(r"\s*([A-Za-z_]\w*)\s*[\[(](.*)[\])]\s*", re.DOTALL)
 """An action such as `search[cats]`."""
 
@@ -76,6 +79,22 @@ def likely_messages(row: Foreign, prefix: str = "") -> Iterator[str]:
             yield from likely_messages(value, f"{prefix}{name}.")
     if not prefix and any(isinstance(row.get(name), str) for name in PROMPTS):
         yield from (name for name in ANSWERS if isinstance(row.get(name), str))
+
+
+def resembles_dialogue(value: object, depth: int = 0) -> bool:
+    """Tell whether a value holds, at any depth, texts of two turns whose speakers or types recur."""
+    if isinstance(value, Mapping):
+        return depth <= DEEPEST and any(resembles_dialogue(part, depth + 1) for part in value.values())
+    turns = [turn for turn in value[:MANY] if isinstance(turn, Mapping)] if isinstance(value, list) else []
+    for name in SPEAKERS:
+        spoken = [turn for turn in turns if isinstance(turn.get(name), str) and any(map(_is_text, turn.values()))]
+        if len(spoken) > 1 and (len({turn[name] for turn in spoken}) < len(spoken) or len(turns) == len(spoken) == 2):
+            return True
+    return depth <= DEEPEST and any(resembles_dialogue(turn, depth + 1) for turn in turns)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value.split()) > 1
 
 
 def row_with(row: Foreign, value: object) -> ChatRow | str:
