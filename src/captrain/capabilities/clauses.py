@@ -367,8 +367,10 @@ def unproven_writes(
     """
 
     def is_claimed(clause: Clause, place: int, _: Clauses) -> bool | None:
-        results = [text_of(call.result).lower() for call in calls if call.message < writes[place].message]
-        if clause.proof is None or any(clause.proof.search(result) for result in results):
+        if clause.proof is None:
+            return None
+        results = (text_of(call.result).lower() for call in calls if call.message < writes[place].message)
+        if any(clause.proof.search(result) for result in results):
             return None
         return clause.claimed.search(wishes)
 

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from captrain.capabilities import (
     Call,
@@ -89,7 +90,12 @@ def _is_change(call: Call) -> bool:
 
 
 def _has_failed(call: Call) -> bool:
-    return call.failed or FAILURE.search(text_of(call.result or "")[-TAIL:]) is not None
+    return call.failed or _shows_failure(text_of(call.result or "")[-TAIL:])
+
+
+@lru_cache(4096)
+def _shows_failure(text: str) -> bool:
+    return FAILURE.search(text) is not None
 
 
 def nothing_checked(view: RolloutView) -> Noted:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
+from pydantic import Field
 
 from captrain.benchmarks import Replay, ToolKind, World, Worlds, open_worlds
 from captrain.capabilities import (
@@ -197,15 +198,16 @@ class DiagnosedRollout(Record):
     outcome: Literal["passed", "failed", "error"]
     standing: Standing
     primary: RolloutCause | None = None
-    secondary: list[RolloutCause] = []
-    observations: list[Remark] = []
-    doubts: list[Remark] = []
-    suspicions: list[str] = []
-    occasions: list[str] = []
-    lacking: list[RolloutCause] = []
-    tools: list[str] = []
+    # A default list would be copied at each reading, at some cost.
+    secondary: list[RolloutCause] = Field(default_factory=list[RolloutCause])
+    observations: list[Remark] = Field(default_factory=list[Remark])
+    doubts: list[Remark] = Field(default_factory=list[Remark])
+    suspicions: list[str] = Field(default_factory=list[str])
+    occasions: list[str] = Field(default_factory=list[str])
+    lacking: list[RolloutCause] = Field(default_factory=list[RolloutCause])
+    tools: list[str] = Field(default_factory=list[str])
     ended_by: str = ""
-    repairs: list[RepairStep] = []
+    repairs: list[RepairStep] = Field(default_factory=list[RepairStep])
     unproven: str = ""
 
     @property
