@@ -39,7 +39,7 @@ from captrain.capabilities import (
     view_repaired,
 )
 from captrain.contract import CheckedEnvironment, calls_of
-from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS, Observation, observe
+from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS, Observation, Signals, observe
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml, tracked
@@ -284,8 +284,10 @@ def diagnose_rollouts(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, DiagnosisContext] = {}
     due: dict[str, set[str]] = {}
+    signals: dict[str, Signals] = {}
     for rollout in logs.rollouts:
         outcomes.add(rollout)
+        signals.setdefault(rollout.environment, Signals()).add(rollout)
         if rollout.environment not in settings:
             first = rollout.messages[0] if rollout.messages else {"role": ""}
             instructions = str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
@@ -302,6 +304,7 @@ def diagnose_rollouts(
             setting.book.add(calls_in(rollout.messages, toolbox, ("assistant",)))
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
+        settings[environment].signals.update(signals[environment].found)
     spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
     for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
         try:
