@@ -11,6 +11,8 @@ from captrain.interop.logs.records import OF_JSON, ChatRow, rows_of
 from captrain.interop.logs.source import Foreign, json_of
 
 RESULT, RESULTS = "result.json", "results.json"
+NUMBER = "result.txt"
+"""A file of OSWorld that holds the score alone."""
 OWN = (RESULT, RESULTS, "report.json", "reward.json", "outcome.json", "score.json", "metrics.json")
 """Files that may hold the outcome of the one dialogue in their folder."""
 REPORTS = ("*.json", "*eval*.jsonl", "results/results.json")
@@ -37,6 +39,8 @@ def completed(row: ChatRow, path: Path) -> ChatRow:
             result = _document(folder / name)
             if result and (found := read(row, result)):
                 return replace(found, result=str(folder / name))
+        if folder == path.parent and (reward := _number(folder / NUMBER)) is not None:
+            return replace(row, reward=reward)
         if row.task_id is not None and (verdict := _verdicts(folder).get(str(row.task_id))):
             return replace(row, reward=verdict["resolved"], grading=row.grading or failing_tests(verdict))
     return row
@@ -127,13 +131,22 @@ def _alike(folder: Path, name: str) -> int:
 
 
 def task_of(path: Path) -> str:
-    """Name the task of a dialogue by its file, or by its folder if every folder holds one dialogue of that name."""
-    is_alone = not _peers(path) - {*OWN}
-    return path.parent.name if is_alone and _alike(path.parent.parent, path.name) > 1 else path.name.partition(".")[0]
+    """Name the task of a dialogue by its file, or by its folder if more folders have such a file than this one has."""
+    for folder in (path.parent, path.parent.parent):
+        inner = path.relative_to(folder)
+        if _alike(folder.parent, str(inner)) > 1 + len(_peers(path) - {*OWN}):
+            return folder.name
+    return path.name.partition(".")[0]
 
 
 def _peers(path: Path) -> set[str]:
     return {peer.name for peer in path.parent.iterdir() if peer.suffix in OF_JSON} - {path.name}
+
+
+def _number(path: Path) -> float | None:
+    with suppress(OSError, ValueError):
+        return float(path.read_text(encoding="utf-8")[:99])
+    return None
 
 
 def result_beside(path: Path) -> tuple[str, Foreign]:

@@ -34,6 +34,7 @@ from captrain.interop.logs import (
     nemo_gym,
     openhands,
     own,
+    requests,
     sessions,
     spans,
     speakers,
@@ -102,6 +103,7 @@ TRACES = (
     TraceFormat("OpenTelemetry spans", spans.recognizes_spans, spans.span_runs),
     TraceFormat("LangSmith runs", langsmith.recognizes_langsmith, langsmith.langsmith_runs),
     TraceFormat("Langfuse export", langfuse.recognizes_langfuse, langfuse.langfuse_runs),
+    requests.REQUESTS_OF_TRACES,
 )
 ROWS = (
     own.ROLLOUTS,
@@ -127,7 +129,7 @@ ROWS = (
     steps.STEPS,
 )
 """Formats of rows, the more specific first."""
-FILES = (sessions.SESSIONS, openhands.EVENTS, speakers.DIALOGUE)
+FILES = (sessions.SESSIONS, openhands.EVENTS, speakers.DIALOGUE, requests.REQUESTS_OF_RUN, steps.STEPS_OF_FILE)
 """Formats of files that are one dialogue."""
 IN_MEMORY = "rows in memory.jsonl"
 EXAMPLE = """\
@@ -145,11 +147,14 @@ REMEDY = (
     "result_summary.json. Or give an object like this for each dialogue, reward 1 for passed and 0 for failed:\n"
     f"{EXAMPLE}"
 )
+NO_JSON = "it is not JSON"
 UTF_16 = "it is text in UTF-16"
 BINARY = "it is a binary file"
 REMEDIES = {
     NO_REWARD: "add --outcome FIELD if a field says it, or else --scores FILE, a CSV of outcomes that begins like this",
     UTF_16: "save it in UTF-8",
+    f"{NO_JSON}: Expecting value (char 0)": "a transcript in Markdown or plain text holds no calls; write each "
+    f"dialogue like this:\n{EXAMPLE}",
     BINARY: "name a log in JSON, JSON lines, CSV or Inspect's .eval; .gz, .zip and .tar are unpacked",
     NO_MESSAGES: "record the spans with the content of messages, which instrumentations leave out unless told so "
     "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)",
@@ -572,7 +577,7 @@ def _read(path: Path, choices: Choices) -> Source:
             return source
         rows = first_objects(path)
     except (*MALFORMED, *inspect.DAMAGED) as error:
-        raise Unreadable(f"it is not JSON: {reason_of(error)}") from None
+        raise Unreadable(f"{NO_JSON}: {reason_of(error)}") from None
     if choices.messages:
         formats: Sequence[RowFormat] = [steps.named(choices.messages)]
         source = _read_rows(path, rows, lambda: rows_of(path), formats)
@@ -583,6 +588,7 @@ def _read(path: Path, choices: Choices) -> Source:
         first = [row for _, row in inner[:FIRST] if isinstance(row, dict)]
         formats = [steps.named(choices.messages)] if choices.messages else ROWS
         source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
+        rows = [*rows, *first]
     if source is None and (rows or path.suffix != ".jsonl"):
         raise Unreadable(_without_dialogue(rows, choices), may_be_dialogue=steps.resembles_dialogue([*rows]))
     return source or chat.read_rows(path, chat.CHAT, rows_of(path))
@@ -593,7 +599,7 @@ def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
     if choices.messages:
         return f"{NO_FIELD} {choices.messages}"
     fields = ", ".join(plain(str(name))[:40] for name in [*(rows[0] if rows else ())][:8])
-    field = next((name for row in rows[:1] for name in steps.likely_messages(row)), "")
+    field = next((name for row in rows[:2] for name in steps.likely_messages(row)), "")
     hint = f"; `{field}` may be one: add --messages {field}" if field else ""
     return f"{NO_FORMAT}: {NO_DIALOGUE}, but the fields {fields}{hint}" if fields else NO_FORMAT
 
