@@ -287,3 +287,31 @@ def test_an_answer_is_missed_only_where_one_is_due(row: Row, names: set[str], tm
     [found], _ = diagnosed(tmp_path, tmp_path / "log.jsonl")
     assert {remark["name"] for remark in found.get("observations", [])} == names
     assert ("answer is missing" in json.dumps(found)) <= ("no_submission" in names)
+
+
+@pytest.mark.parametrize(
+    ("lasts", "truths", "middle", "tasks", "is_signal"),
+    [
+        (["ALL_DONE", "ALL_DONE", "ALL_DONE."], "abc", "", "123", True),
+        (["##EXIT##", "##EXIT##", "It is Lima, I think."], "abc", "", "123", True),
+        (["TERMINATE"], "a", "", "1", True),
+        (["USA"], "a", "", "1", False),  # nothing shows that it is no answer
+        (["USA", "USA", "USA"], "aaa", "", "111", False),  # of one question
+        (["NASA", "NASA", "NASA"], ["Esa", "NASA", "Esa"], "", "123", False),  # one task expects it
+        (["NASA", "It is Lima.", "It is Rome.", "NASA", "Bonn"], "abcde", "", "12345", False),  # of few dialogues
+        (["YES", "YES", "YES", "NO"], "abcd", "", "1234", False),  # answers differ
+        (["APPROVED", "APPROVED", "APPROVED"], "abc", "APPROVED", "123", False),  # a speaker went on after it
+    ],
+)
+def test_a_word_ends_dialogues_of_agents_only_where_the_log_shows_it(
+    lasts: list[str], truths: list[str], middle: str, tasks: str, is_signal: bool, tmp_path: Path
+) -> None:
+    rows: list[Row] = []
+    for last, truth, task in zip(lasts, truths, tasks, strict=True):
+        said = [say("Lima") | {"name": "a"}, say(middle or "Well.") | {"name": "b"}, say("Lima it is") | {"name": "a"}]
+        row = asked(*said, say(last) | {"name": "b"}, expected={"answer": truth})
+        rows.append({**row, "task": {**row["task"], "id": f"chat/{task}"}, "id": f"r{len(rows)}"})
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, _ = diagnosed(tmp_path, tmp_path / "log.jsonl")
+    truth = [remark["evidence"] for remark in found[0]["observations"] if remark["name"] == "truth"]
+    assert [f'the agent\'s answer "{lasts[0]}"' in text for text in truth] == [not is_signal]

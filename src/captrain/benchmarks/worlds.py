@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import cache
 
 from captrain.benchmarks.pool import Pool
@@ -14,7 +13,7 @@ from captrain.benchmarks.spoken import ContractWorld, DialogueWorld, MilestoneWo
 from captrain.benchmarks.toolsandbox import START, instant
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Message, Rollout, Split, Task
+from captrain.records import JsonObject, Message, Rollout, Split, Task, digest
 from captrain.run import Machine
 
 IN_WORKERS = ("tau2", "agentdojo", "bfcl", "toolsandbox")
@@ -60,6 +59,8 @@ class Worlds(ExitStack):
         self.missing = self.trouble = ""
         self._pools: dict[tuple[str, ...], Pool | None] = {}
         self._worlds: dict[str, tuple[list[Message], World | None]] = {}
+        self._of_task: dict[str, CallWorld] = {}
+        """Worlds that all trials of a task share."""
 
     def of(self, rollout: Rollout) -> World | None:
         """The world of a rollout's task, or None. A world that fails to open does not stop the caller."""
@@ -122,7 +123,12 @@ class Worlds(ExitStack):
         if "nl_assertion" in rollout.task.facts.graded and parts.get("nl_assertion") != 1.0:
             raise _NoWorld  # a language model judged it, and none is asked here
         location = {"domain": data.get("kind"), "task_id": data.get("task"), "task": data.get("definition")}
-        return CallWorld(self._pool("tau2"), location)
+        pool, key = self._pool("tau2"), digest(location)
+        world = self._of_task.pop(key, None) or CallWorld(pool, location)
+        self._of_task[key] = world
+        if len(self._of_task) > MOST_OPEN:
+            self._of_task.pop(next(iter(self._of_task)))
+        return world
 
     def _agentdojo(self, rollout: Rollout, task_id: str) -> World:
         pool = self._pool("agentdojo")
@@ -199,6 +205,8 @@ class CallWorld:
 
     def __init__(self, pool: Pool, location: Mapping[str, object]) -> None:
         self._pool, self._location = pool, location
+        self._known: dict[tuple[bool, tuple[str, ...], bool], Replayed] = {}
+        """Outcomes of the reference and of an agent without a call, which every trial of the task asks for."""
         about = _ask(pool, "world", location)
         self.reference = tuple(ReplayCall(**call) for call in about["reference"])
         self.owed: tuple[str, ...] = tuple(about["owed"])
@@ -206,11 +214,29 @@ class CallWorld:
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
         """See `captrain.benchmarks.World.play`."""
-        answer = self._pool.call("replay", **self._location, replays=[asdict(replay) for replay in replays])
-        return [
+        keys = [self._key(replay) for replay in replays]
+        is_new = [key is None or key not in self._known for key in keys]
+        # `asdict` would copy every value before it is written.
+        written = [
+            {**vars(replay), "calls": [*map(vars, replay.calls)]}
+            for replay, is_played in zip(replays, is_new, strict=True)
+            if is_played
+        ]
+        answer = self._pool.call("replay", **self._location, replays=written) if written else {"replayed": []}
+        fresh = (
             Replayed(tuple(e["results"]), tuple(e["failed"]), tuple(e["changed"]), e["parts"], e["passed"])
             for e in answer["replayed"]
+        )
+        outcomes = [
+            next(fresh) if is_played or key is None else self._known[key]
+            for key, is_played in zip(keys, is_new, strict=True)
         ]
+        self._known |= {key: outcome for key, outcome in zip(keys, outcomes, strict=True) if key is not None}
+        return outcomes
+
+    def _key(self, replay: Replay) -> tuple[bool, tuple[str, ...], bool] | None:
+        is_shared = not replay.calls or replay.calls == self.reference
+        return (bool(replay.calls), replay.texts, replay.ended) if is_shared else None
 
 
 def _ask(pool: Pool, operation: str, location: Mapping[str, object]) -> JsonObject:

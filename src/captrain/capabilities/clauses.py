@@ -10,7 +10,7 @@ starts from the same records. A clause forbids nothing where the log does not sh
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, cached_property
 from importlib.resources import files
@@ -284,6 +284,7 @@ class DiagnosisContext:
     toolbox: the tools. policy: "" where the log has none. book: records shown before anything was written. idle: tools
     that passed rollouts called and no reference calls, so that they have no effect on the outcome. needless: tools by
     which passed rollouts transferred to a human without need. additions: clauses beside those of captrain's benchmarks.
+    signals: words that only end the dialogues of a team of agents.
     """
 
     toolbox: Toolbox
@@ -292,6 +293,7 @@ class DiagnosisContext:
     idle: set[str]
     needless: set[str]
     additions: Sequence[Clauses] = ()
+    signals: set[str] = field(default_factory=set[str])
 
     @cached_property
     def rules(self) -> str:
@@ -377,8 +379,10 @@ def unproven_writes(
     """
 
     def is_claimed(clause: Clause, place: int, _: Clauses) -> bool | None:
-        results = [text_of(call.result).lower() for call in calls if call.message < writes[place].message]
-        if clause.proof is None or any(clause.proof.search(result) for result in results):
+        if clause.proof is None:
+            return None
+        results = (text_of(call.result).lower() for call in calls if call.message < writes[place].message)
+        if any(clause.proof.search(result) for result in results):
             return None
         return clause.claimed.search(wishes)
 

@@ -69,10 +69,13 @@ CLAIM = re.compile(
 STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
 AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
 
+SORTED = json.JSONEncoder(sort_keys=True)
+"""Writes values as `json.dumps` does, and is made once."""
+
 
 def text_of(value: object) -> str:
     """A JSON value as a reader would quote it."""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return value if isinstance(value, str) else SORTED.encode(value)
 
 
 def atoms(value: object) -> Iterator[object]:

@@ -6,9 +6,10 @@ in `DOUBTS` if it says why a pass should not have passed.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from captrain.capabilities import (
     Call,
@@ -21,6 +22,7 @@ from captrain.capabilities import (
     says,
     text_of,
 )
+from captrain.records import Rollout
 
 REPEATS = 3
 """So many equal calls with equal results are one observation."""
@@ -43,8 +45,12 @@ FAILURE = re.compile(
     re.MULTILINE,
 )
 SUBMITS = re.compile(r"submit|finish|complete|final|answer|done|exit", re.IGNORECASE)
-SIGNAL = re.compile(r"[\s#<\[]*[A-Z_]*[\s#>\].!]*")
-"""A message that only ends a dialogue of agents, such as TERMINATE, or that is empty."""
+SIGNAL = re.compile(r"[\s#<\[*]*([A-Z][A-Z_ ]*)[\s#>\]*.!]*")
+"""A message that may only end a dialogue of agents, such as TERMINATE."""
+SURE = 0.9
+"""Share of the dialogues ending in such a word that end in the same one if it is a signal."""
+AGREED = "TERMINATE"
+"""The signal of AutoGen's documentation."""
 PATH = re.compile(r"[\w.~-]*/[\w./~-]+|[\w-]+\.[a-z]{2,5}(?=[\s\"'`;|)]|$)")
 ORACLE = re.compile(
     r"(?:reference_|sample_)?solutions?|oracle|grader|grading|answer_?keys?|(?:gold|golden|expected|reference)_?"
@@ -89,7 +95,12 @@ def _is_change(call: Call) -> bool:
 
 
 def _has_failed(call: Call) -> bool:
-    return call.failed or FAILURE.search(text_of(call.result or "")[-TAIL:]) is not None
+    return call.failed or _shows_failure(text_of(call.result or "")[-TAIL:])
+
+
+@lru_cache(4096)
+def _shows_failure(text: str) -> bool:
+    return FAILURE.search(text) is not None
 
 
 def nothing_checked(view: RolloutView) -> Noted:
@@ -179,8 +190,48 @@ def _is_asked(view: RolloutView) -> bool:
 
 def _is_closed_by_team(view: RolloutView) -> bool:
     """Tell whether the last of several agents only ends the dialogue: the answer stands somewhere before."""
-    names = {message.get("name") for message in view.messages if message["role"] == "assistant"}
-    return len(names) > 1 and SIGNAL.fullmatch(answer_of(view)[1]) is not None
+    answer = answer_of(view)[1]
+    return is_team(view.rollout) and (not answer.strip() or signal_in(answer) in {AGREED, *view.context.signals})
+
+
+def is_team(rollout: Rollout) -> bool:
+    """Tell whether several agents speak in a rollout."""
+    return len({message.get("name") for message in rollout.messages if message["role"] == "assistant"}) > 1
+
+
+def signal_in(text: str) -> str:
+    """Return the word that is all of a message and may be a signal; "" if there is more or none."""
+    match = SIGNAL.fullmatch(text)
+    return match[1].strip() if match else ""
+
+
+class Signals:
+    """Which words only end dialogues: they close most dialogues of teams, on several tasks and in place of any other
+    such word; no speaker goes on after them, and no task expects them as its answer."""
+
+    def __init__(self) -> None:
+        self._teams, self._within = Counter[str](), set[str]()
+        self._questions: defaultdict[str, set[str]] = defaultdict(set)
+
+    def add(self, rollout: Rollout) -> None:
+        """Count a rollout of a team."""
+        if not is_team(rollout):
+            return
+        words = [signal_in(message.get("content") or "") for message in rollout.messages]
+        last = words[-1]
+        self._teams[last] += 1
+        self._within |= {word for place, word in enumerate(words) if {*words[place:]} != {word}} - {""}
+        self._questions[last].add(rollout.task.id)
+        if any(signal_in(entry.text) == last for entry in rollout.task.facts.expected):
+            self._within.add(last)
+
+    @property
+    def found(self) -> set[str]:
+        """The signals."""
+        number = sum(self._teams.values())
+        least = max(number / 2, SURE * (number - self._teams[""]))
+        words = {word for word, count in self._teams.items() if count >= least and len(self._questions[word]) > 1}
+        return words - self._within - {""}
 
 
 def answer_from_nowhere(view: RolloutView) -> Noted:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
+from pydantic import Field
 
 from captrain.benchmarks import Replay, ToolKind, World, Worlds, open_worlds
 from captrain.capabilities import (
@@ -38,7 +39,7 @@ from captrain.capabilities import (
     view_repaired,
 )
 from captrain.contract import CheckedEnvironment, calls_of
-from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS, Observation, observe
+from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS, Observation, Signals, observe
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml, tracked
@@ -197,15 +198,16 @@ class DiagnosedRollout(Record):
     outcome: Literal["passed", "failed", "error"]
     standing: Standing
     primary: RolloutCause | None = None
-    secondary: list[RolloutCause] = []
-    observations: list[Remark] = []
-    doubts: list[Remark] = []
-    suspicions: list[str] = []
-    occasions: list[str] = []
-    lacking: list[RolloutCause] = []
-    tools: list[str] = []
+    # A default list would be copied at each reading, at some cost.
+    secondary: list[RolloutCause] = Field(default_factory=list[RolloutCause])
+    observations: list[Remark] = Field(default_factory=list[Remark])
+    doubts: list[Remark] = Field(default_factory=list[Remark])
+    suspicions: list[str] = Field(default_factory=list[str])
+    occasions: list[str] = Field(default_factory=list[str])
+    lacking: list[RolloutCause] = Field(default_factory=list[RolloutCause])
+    tools: list[str] = Field(default_factory=list[str])
     ended_by: str = ""
-    repairs: list[RepairStep] = []
+    repairs: list[RepairStep] = Field(default_factory=list[RepairStep])
     unproven: str = ""
 
     @property
@@ -282,8 +284,10 @@ def diagnose_rollouts(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, DiagnosisContext] = {}
     due: dict[str, set[str]] = {}
+    signals: dict[str, Signals] = {}
     for rollout in logs.rollouts:
         outcomes.add(rollout)
+        signals.setdefault(rollout.environment, Signals()).add(rollout)
         if rollout.environment not in settings:
             first = rollout.messages[0] if rollout.messages else {"role": ""}
             instructions = str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
@@ -300,6 +304,7 @@ def diagnose_rollouts(
             setting.book.add(calls_in(rollout.messages, toolbox, ("assistant",)))
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
+        settings[environment].signals.update(signals[environment].found)
     spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
     for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
         try:

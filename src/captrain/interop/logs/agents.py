@@ -2,8 +2,8 @@
 
 Rollouts of one model are told apart by the agent that their file names. Where the same task and trial stands twice,
 they are told apart by the first of these that separates all such pairs: the path that the user named, the folder, the
-file, the system prompt. Rows without a number of their trial are numbered; the others are repetitions, and the more
-complete one counts.
+file, the system prompt. Records that share the file of their trial's result are one rollout. Rows without a number of
+their trial are numbered; the others are repetitions, and the more complete one counts.
 """
 
 from collections import Counter, defaultdict
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from captrain.interop.logs.source import Entry, Read
 from captrain.records import Rollout, bytes_digest, counted, plain
 
 FEW = 12
@@ -21,8 +22,8 @@ FEW = 12
 class Origin:
     """Where a rollout comes from.
 
-    first: its trial as read. trial: None if its file numbers none. label, number: its agent and trial in the end. kept:
-    it counts.
+    first: its trial as read. trial: None if its file numbers none. result: see `Entry`. label, number: its agent and
+    trial in the end. kept: it counts.
     """
 
     model: str
@@ -32,6 +33,7 @@ class Origin:
     agent: str
     paths: dict[str, str]
     worth: tuple[bool, int]
+    result: str = ""
     label: str = ""
     kept: bool = True
     number: int = 0
@@ -42,8 +44,10 @@ class Origin:
         return not self.kept or self.label != self.model or self.number != self.first
 
 
-def origin_of(rollout: Rollout, trial: int | None, agent: str, argument: Path, path: Path) -> Origin:
-    """Describe where a rollout was read."""
+def origin_of(rollout: Rollout, entry: Read, argument: Path, path: Path) -> Origin:
+    """Describe where the rollout of an entry was read."""
+    is_entry = isinstance(entry, Entry)
+    trial, agent, result = (entry.trial, entry.agent, entry.result) if is_entry else (rollout.trial, "", "")
     system = next((message["content"] for message in rollout.messages if message["role"] == "system"), "")
     below = path.relative_to(argument).parts if path != argument and path.is_relative_to(argument) else ()
     paths = {
@@ -53,11 +57,13 @@ def origin_of(rollout: Rollout, trial: int | None, agent: str, argument: Path, p
         "prompt": bytes_digest(system.encode())[:6] if system else "",
     }
     worth = rollout.outcome != "error", len(rollout.messages)
-    return Origin(rollout.policy, rollout.task.id, rollout.trial, trial, agent, paths, worth)
+    return Origin(rollout.policy, rollout.task.id, rollout.trial, trial, agent, paths, worth, result)
 
 
 def settle(origins: Sequence[Origin]) -> Iterator[str]:
     """Name the agents of all rollouts, number their trials, drop repetitions; yield what to tell the user."""
+    yield from _records_of_one_trial(origins)
+    origins = [origin for origin in origins if origin.kept]
     by_model: defaultdict[str, list[Origin]] = defaultdict(list)
     for origin in origins:
         by_model[origin.model].append(origin)
@@ -76,6 +82,24 @@ def settle(origins: Sequence[Origin]) -> Iterator[str]:
             if kind:
                 yield f"{plain(label)} played each task in {len(values)} {kind}s, which are {len(values)} agents"
     yield from _repetitions(origins)
+
+
+def _records_of_one_trial(origins: Sequence[Origin]) -> Iterator[str]:
+    """Keep the most complete record of each trial whose result stands in a file of its own."""
+    groups: defaultdict[str, list[Origin]] = defaultdict(list)
+    for origin in origins:
+        groups[origin.result].append(origin)
+    dropped: list[Origin] = []
+    for group in [group for result, group in groups.items() if result]:
+        best = max(group, key=lambda origin: origin.worth)
+        dropped += [origin for origin in group if origin is not best]
+    for origin in dropped:
+        origin.kept, origin.label = False, origin.model
+    if dropped:
+        yield (
+            f"left out: {counted(len(dropped), 'further record')} of trials that another file records more completely, "
+            f"such as {plain(Path(dropped[0].paths['file']).name)}"
+        )
 
 
 def _pairs(members: Sequence[Origin]) -> list[list[Origin]]:

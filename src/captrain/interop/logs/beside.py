@@ -1,15 +1,23 @@
 """Outcomes that stand in a file beside a dialogue: Harbor's and Terminal-Bench's results, and reports of SWE-bench."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from captrain.interop.logs.records import ChatRow, rows_of
+from captrain.interop.logs.records import OF_JSON, ChatRow, rows_of
 from captrain.interop.logs.source import Foreign, json_of
 
 RESULT, RESULTS = "result.json", "results.json"
+NUMBER = "result.txt"
+"""A file of OSWorld that holds the score alone."""
+OWN = (RESULT, RESULTS, "report.json", "reward.json", "outcome.json", "score.json", "metrics.json")
+"""Files that may hold the outcome of the one dialogue in their folder."""
+REPORTS = ("*.json", "*eval*.jsonl", "results/results.json")
+REPORTS_BY_INSTANCE = ("logs/*/report.json", "eval*/*/report.json", "logs/run_evaluation/*/*/*/report.json")
+"""Where the tools around SWE-bench put their reports, below the folder of a run."""
 LEVELS = 6
 """Folders above a dialogue in which its result may stand."""
 LARGEST = 1 << 25
@@ -30,7 +38,9 @@ def completed(row: ChatRow, path: Path) -> ChatRow:
         for name, read in ((RESULT, of_harbor), (RESULTS, of_terminal_bench)):
             result = _document(folder / name)
             if result and (found := read(row, result)):
-                return found
+                return replace(found, result=str(folder / name))
+        if folder == path.parent and (reward := _number(folder / NUMBER)) is not None:
+            return replace(row, reward=reward)
         if row.task_id is not None and (verdict := _verdicts(folder).get(str(row.task_id))):
             return replace(row, reward=verdict["resolved"], grading=row.grading or failing_tests(verdict))
     return row
@@ -77,12 +87,17 @@ def of_terminal_bench(row: ChatRow, result: Foreign) -> ChatRow | None:
 def _verdicts(folder: Path) -> dict[str, Foreign]:
     """Collect the verdicts of SWE-bench's reports in a folder, by instance."""
     verdicts: dict[str, Foreign] = {}
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*eval*.jsonl"), *folder.glob("results/results.json")])[
-        :200
-    ]:
+    for path in sorted(path for pattern in REPORTS for path in folder.glob(pattern))[:200]:
         for report in _reports(path):
             found = _of_report(report)
             verdicts |= {name: found[name] for name in found if name not in verdicts or len(found[name]) > 1}
+    several: defaultdict[str, list[Foreign]] = defaultdict(list)
+    for path in sorted(path for pattern in REPORTS_BY_INSTANCE for path in folder.glob(pattern)):
+        for name, verdict in [pair for report in _reports(path) for pair in _of_report(report).items()]:
+            several[name].append(verdict)
+    for name, [first, *others] in several.items():
+        if all(other["resolved"] == first["resolved"] for other in others):  # reports of two runs may disagree
+            verdicts.setdefault(name, first)
     return verdicts
 
 
@@ -108,6 +123,37 @@ def failing_tests(verdict: Foreign) -> str:
     states = verdict.get("tests_status") or {}
     names = [name for tests in states.values() if isinstance(tests, dict) for name in tests.get("failure") or []]
     return f"failing tests: {', '.join(names)}" if names else ""
+
+
+@lru_cache(maxsize=256)
+def _alike(folder: Path, name: str) -> int:
+    return sum(1 for _ in folder.glob(f"*/{name}"))
+
+
+def task_of(path: Path) -> str:
+    """Name the task of a dialogue by its file, or by its folder if more folders have such a file than this one has."""
+    for folder in (path.parent, path.parent.parent):
+        inner = path.relative_to(folder)
+        if _alike(folder.parent, str(inner)) > 1 + len(_peers(path) - {*OWN}):
+            return folder.name
+    return path.name.partition(".")[0]
+
+
+def _peers(path: Path) -> set[str]:
+    return {peer.name for peer in path.parent.iterdir() if peer.suffix in OF_JSON} - {path.name}
+
+
+def _number(path: Path) -> float | None:
+    with suppress(OSError, ValueError):
+        return float(path.read_text(encoding="utf-8")[:99])
+    return None
+
+
+def result_beside(path: Path) -> tuple[str, Foreign]:
+    """Return name and content of the result beside a dialogue that is the only one in its folder; else nothing."""
+    peers = _peers(path)
+    names = [name for name in OWN if name in peers and _document(path.parent / name)]
+    return (names[0], _document(path.parent / names[0])) if len(names) == len(peers) == 1 else ("", {})
 
 
 def _reports(path: Path) -> Iterator[Foreign]:

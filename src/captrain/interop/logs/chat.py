@@ -22,6 +22,7 @@ from captrain.interop.logs.messages import (
     of_parts,
     of_sharegpt,
 )
+from captrain.interop.logs.outcomes import NO_REWARD
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import (
     MALFORMED,
@@ -38,16 +39,19 @@ from captrain.interop.logs.source import (
     schemas_by_name,
     text_of,
 )
+from captrain.interop.logs.turns import is_exchange, is_turn, of_turn
 from captrain.records import Message, file_digest
 
 MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
 REWARD = ("reward", "score", "success")
 MODEL = ("model", "model_name", "model_id", "llm", "agent_model")
+FOREIGN = ("toolRequest", "toolResponse")
 CALLS, RESULTS = ("tooluse", "toolcall"), ("toolresult", "toolresponse")
 """Types of blocks, in Anthropic's, Vercel's and OpenClaw's notation, without their hyphens."""
 TASK = ("task_id", "instance_id")
 AGENT = ("implementation", "agent", "agent_name")
 KEYS = ("trace_id", "session_id", "id")
+REQUEST = f"{NO_REWARD}: it is one request to a model, with the reply beside the messages"
 FACT = 20_000
 FAULT = 2000
 """Most characters of a fact of the log, and of an error, that are kept."""
@@ -65,7 +69,24 @@ OTHER_ROLES = {
 def is_message(item: object) -> bool:
     """Return whether an object is a message of any of these formats."""
     is_chat = isinstance(item, Mapping) and isinstance(item.get("role"), str)
-    return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item) or is_autogen(item)
+    return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item) or is_autogen(item) or is_turn(item)
+
+
+def is_spoken(items: Sequence[object]) -> bool:
+    """Tell whether a list of messages is a dialogue: in no format of ours, an agent and somebody else have to speak."""
+    kinds = (is_item, is_langchain, is_sharegpt, is_autogen)
+    return is_exchange(items) or any(is_one(item) for item in items for is_one in kinds)
+
+
+def _is_foreign_turn(item: object) -> bool:
+    """Tell whether a turn has no role of a chat, or parts that no chat has."""
+    if not isinstance(item, Mapping):
+        return False
+    content, role = item.get("content"), item.get("role")
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    is_known = isinstance(role, str) and (role in ROLES or _kind(item, "role") in OTHER_ROLES)
+    is_foreign = any("type" not in part or part["type"] in FOREIGN for part in parts)
+    return (is_foreign or not is_known) and is_turn(item)
 
 
 def messages_in(row: Foreign) -> list[object] | None:
@@ -73,11 +94,12 @@ def messages_in(row: Foreign) -> list[object] | None:
     messages under any name."""
     for name in MESSAGES:
         value = loaded(row.get(name))
-        if isinstance(value, list):
+        if isinstance(value, list) and (name == MESSAGES[0] or not value or any(map(is_message, value))):
             return value
     if is_message(row):
         return None
-    lists = [value for value in row.values() if isinstance(value, list) and value and all(map(is_message, value))]
+    lists = [part for part in row.values() if isinstance(part, list) and part and all(map(is_message, part))]
+    lists = [part for part in lists if is_spoken(part)]
     return max(lists, key=len, default=None)
 
 
@@ -86,6 +108,9 @@ def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
     messages = messages_in(row)
     if messages is None:
         return f"there are no messages (a list named {', '.join(MESSAGES)})"
+    reply = _reply(row)
+    if reply and messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") != "assistant":
+        messages = [*messages, *reply]
     if isinstance(row.get("system"), str):
         messages = [{"role": "system", "content": row["system"]}, *messages]
     injections, error = row.get("injections"), row.get("fault") or row.get("error")
@@ -102,7 +127,19 @@ def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
         fault=fact(error)[:FAULT] if error and isinstance(error, str | dict) else "",
         agent=next((row[name] for name in AGENT if isinstance(row.get(name), str)), None),
         keys=tuple(str(row[name]) for name in KEYS if row.get(name) is not None),
+        missing=REQUEST if reply else "",
     )
+
+
+def _reply(row: Foreign) -> list[object]:
+    """Return the reply that stands beside the messages of a request, as OpenAI or Anthropic answer; [] for none."""
+    reply = loaded(row.get("response") or row.get("original_response"))
+    choices = reply.get("choices") if isinstance(reply, Mapping) else None
+    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+        reply = choices[0].get("message")
+    if isinstance(reply, str) and reply.strip():
+        return [{"role": "assistant", "content": reply}]
+    return [reply] if isinstance(reply, Mapping) and reply.get("role") == "assistant" else []
 
 
 def _sharegpt_row(row: Foreign, path: Path) -> ChatRow | str:
@@ -208,6 +245,8 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         fault=row.fault,
         agent="" if row.agent is None else str(row.agent),
         keys=row.keys,
+        missing="" if row.reward is not None else row.missing,
+        result=row.result,
     )
 
 
@@ -234,6 +273,8 @@ def dialogue_of(items: Iterable[object]) -> list[Message]:
             parts = of_item(item)
         elif is_autogen(item):
             parts = of_autogen(item)
+        elif _is_foreign_turn(item):
+            parts = of_turn(item)
         elif isinstance(item, Mapping):
             parts = of_parts(item) if isinstance(item.get("parts"), list) else _of_blocks(item)
         messages = [*map(chat_message, parts)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from captrain.interop.logs.beside import failing_tests
+from captrain.interop.logs.beside import failing_tests, task_of
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import CallEntry, Foreign, call_entry, call_of, calling, text_of
 from captrain.records import Message
@@ -106,7 +106,7 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow:
 
 
 def _conversation(rows: Sequence[Foreign], path: Path) -> ChatRow:
-    return ChatRow([*_messages(rows)], None, task_id=path.name.partition(".")[0], model=_model(rows))
+    return ChatRow([*_messages(rows)], None, task_id=task_of(path), model=_model(rows))
 
 
 def _is_output(row: Foreign) -> bool:

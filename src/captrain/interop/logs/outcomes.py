@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from captrain.errors import UserError
+from captrain.interop.logs.beside import result_beside
 from captrain.interop.logs.source import Entry, Foreign, rollout_of
 from captrain.records import Rollout, counted, plain, read_text
 
@@ -170,6 +171,8 @@ class Judge:
         Raises:
             ValueError: it lacks a field that the user names.
         """
+        if entry.index == 1 and self.choices.outcome and at(row, self.choices.outcome) is None:
+            row = {**row, **result_beside(path)[1]}
         for name in (self.choices.outcome, self.choices.agent):
             is_unjudged = name == self.choices.outcome and bool(entry.fault)
             if name and at(row, name) is None and not is_unjudged:
@@ -182,10 +185,11 @@ class Judge:
             entry = replace(entry, reward=line.reward, task=line.task or entry.task, agent=line.agent or entry.agent)
         return entry
 
-    def rollout(self, file: str, entry: Entry, row: Foreign) -> Rollout | str:
+    def rollout(self, file: str, entry: Entry, row: Foreign, path: Path) -> Rollout | str:
         """Return the record of an entry with its outcome, or why it has none."""
         if entry.reward is None and not entry.fault:  # where there is a fault, nothing counts
-            return entry.missing or f"{NO_REWARD}{_hint(row)}"
+            name, result = result_beside(path) if entry.index == 1 and not _hint(row) else ("", {})
+            return entry.missing or f"{NO_REWARD}{_hint(result, f' in {name}') if result else _hint(row)}"
         reward = number_of(entry.reward or 0.0 if entry.fault else entry.reward)
         if reward is None:
             return f"the reward {plain(str(entry.reward))[:80]!r} is not a number{_hint(row)}"
@@ -221,9 +225,9 @@ class Judge:
             yield f"{len(unused)} of {len(self.scores.lines)} scores match no rollout, such as {plain(unused[0])}"
 
 
-def _hint(row: Foreign) -> str:
+def _hint(row: Foreign, place: str = "") -> str:
     name = likely_outcome(row)
-    return f"; `{name}` looks like one: add --outcome {name}" if name else ""
+    return f"; `{name}`{place} looks like one: add --outcome {name}" if name else ""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from captrain.interop.logs import (
     nemo_gym,
     openhands,
     own,
+    requests,
     sessions,
     spans,
     speakers,
@@ -70,7 +71,17 @@ from captrain.interop.logs.records import (
     rows_in,
     rows_of,
 )
-from captrain.interop.logs.source import MALFORMED, Entry, Foreign, Read, Source, json_of, reason_of, schemas_by_name
+from captrain.interop.logs.source import (
+    MALFORMED,
+    NO_DIALOGUE,
+    Entry,
+    Foreign,
+    Read,
+    Source,
+    json_of,
+    reason_of,
+    schemas_by_name,
+)
 from captrain.interop.logs.traces import NO_MESSAGES, Rows, TraceFormat, read_traces
 from captrain.interop.logs.written import executed
 from captrain.records import JsonObject, Rollout, Spool, censored, counted, digest, plain, require_regular, tracked
@@ -81,7 +92,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 SAMPLES = "samples"
 UNKNOWN = "unknown"
-NO_DIALOGUE = "it holds no dialogue"
 NO_FORMAT = "it is of no known format"
 OPTION = re.compile(r"add (--\w+ \S+)$")
 """An option that a reason ends with."""
@@ -93,6 +103,7 @@ TRACES = (
     TraceFormat("OpenTelemetry spans", spans.recognizes_spans, spans.span_runs),
     TraceFormat("LangSmith runs", langsmith.recognizes_langsmith, langsmith.langsmith_runs),
     TraceFormat("Langfuse export", langfuse.recognizes_langfuse, langfuse.langfuse_runs),
+    requests.REQUESTS_OF_TRACES,
 )
 ROWS = (
     own.ROLLOUTS,
@@ -118,7 +129,7 @@ ROWS = (
     steps.STEPS,
 )
 """Formats of rows, the more specific first."""
-FILES = (sessions.SESSIONS, openhands.EVENTS, speakers.DIALOGUE)
+FILES = (sessions.SESSIONS, openhands.EVENTS, speakers.DIALOGUE, requests.REQUESTS_OF_RUN, steps.STEPS_OF_FILE)
 """Formats of files that are one dialogue."""
 IN_MEMORY = "rows in memory.jsonl"
 EXAMPLE = """\
@@ -136,11 +147,14 @@ REMEDY = (
     "result_summary.json. Or give an object like this for each dialogue, reward 1 for passed and 0 for failed:\n"
     f"{EXAMPLE}"
 )
+NO_JSON = "it is not JSON"
 UTF_16 = "it is text in UTF-16"
 BINARY = "it is a binary file"
 REMEDIES = {
     NO_REWARD: "add --outcome FIELD if a field says it, or else --scores FILE, a CSV of outcomes that begins like this",
     UTF_16: "save it in UTF-8",
+    f"{NO_JSON}: Expecting value (char 0)": "a transcript in Markdown or plain text holds no calls; write each "
+    f"dialogue like this:\n{EXAMPLE}",
     BINARY: "name a log in JSON, JSON lines, CSV or Inspect's .eval; .gz, .zip and .tar are unpacked",
     NO_MESSAGES: "record the spans with the content of messages, which instrumentations leave out unless told so "
     "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)",
@@ -220,7 +234,7 @@ def read_logs(
             try:
                 source = _read(file.path, choices)
             except Unreadable as error:
-                reader.skip_file(file, str(error))
+                reader.skip_file(file, str(error), may_be_dialogue=error.may_be_dialogue)
             else:
                 reader.add(file, source)
     if not reader.rollouts:
@@ -243,7 +257,10 @@ class _Reader:
         self.rollouts, self.calls = Spool(Rollout), _CallShapes()
         self.origins: list[Origin] = []
         self.skipped: list[Skipped] = []
-        self.passed_over: list[str] = []
+        self.passed_over: list[Skipped] = []
+        """Files of a folder that hold no dialogue."""
+        self.unknown: list[str] = []
+        """Those among them that may hold one in no known format."""
         self.sources: list[JsonObject] = []
         self.tools: dict[str, JsonObject] = {}
         self.policies: dict[str, str] = {}
@@ -256,10 +273,11 @@ class _Reader:
         """Remove what looks like a key, unless keys are to stay; those of the environment never do."""
         return censored(value, shapes=not self.keep_secrets)
 
-    def skip_file(self, file: "_File", reason: str) -> None:
-        """List a file that cannot be read at all. One of a folder that holds no dialogue is only counted."""
+    def skip_file(self, file: "_File", reason: str, *, may_be_dialogue: bool = False) -> None:
+        """List a file that cannot be read at all. In a folder, one without a dialogue is no rollout, and no fault."""
         if file.is_found and reason.startswith(NO_FORMAT):
-            self.passed_over.append(file.name)
+            self.passed_over.append(Skipped(file.name, "file", NO_DIALOGUE))
+            self.unknown += [file.name] if may_be_dialogue else []
             return
         self.skipped.append(Skipped(file.name, "file", reason))
         self.sources.append({"file": file.name, "format": UNKNOWN, "entries": 0, "imported": 0, "skipped": 1})
@@ -271,7 +289,7 @@ class _Reader:
             UserError: most of them cannot be read, or a reward is out of range.
         """
         counts = {"entries": 0, "imported": 0, "skipped": 0}
-        reasons, first_places = Counter[str](), dict[str, str]()
+        reasons, first_places, listed = Counter[str](), dict[str, str](), len(self.skipped)
         for place, entry, row in _entries(source):
             counts["entries"] += 1
             entry, record = self.judged(file, source.file, entry, row)
@@ -288,8 +306,11 @@ class _Reader:
                     self.skipped.append(skipped)
             elif (rollout := self.unread(source.file, entry, record)) is not None:
                 self.add_rollout(rollout)
-                trial, agent = (entry.trial, entry.agent) if isinstance(entry, Entry) else (record.trial, "")
-                self.origins.append(origin_of(rollout, trial, agent, file.argument, file.path))
+                self.origins.append(origin_of(rollout, entry, file.argument, file.path))
+        if file.is_found and reasons and all(map(_is_aside, reasons)) and not counts["imported"]:
+            self.skipped = self.skipped[:listed]
+            self.passed_over += [Skipped(file.name, place, reason) for reason, place in first_places.items()]
+            return
         unjudged = sum(number for reason, number in reasons.items() if reason.startswith(NO_REWARD))
         is_partly_judged = unjudged > counts["imported"] > 0
         if is_partly_judged or (counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES):
@@ -310,7 +331,7 @@ class _Reader:
             return entry, self.censor(entry)
         try:
             entry = self.judge.chosen(replace(entry, messages=executed(entry.messages)), row, file.path)
-            return entry, self.censor(self.judge.rollout(digest, entry, row))
+            return entry, self.censor(self.judge.rollout(digest, entry, row, file.path))
         except MALFORMED as error:
             return entry, reason_of(error) if type(error) is ValueError else f"it cannot be read: {reason_of(error)}"
 
@@ -336,12 +357,10 @@ class _Reader:
         """Say why there is no rollout in these files: each reason once."""
         places: dict[str, list[str]] = {}
         is_one = len(names) == 1 and Path(names[0]).is_file()
-        for entry in self.skipped:
+        for entry in (*self.skipped, *self.passed_over):
             place = "" if entry.place in WHOLE else entry.place
             place = place if is_one else ", ".join(filter(None, (entry.source, place)))
             places.setdefault(entry.reason, []).append(place)
-        if self.passed_over:
-            places.setdefault(NO_DIALOGUE, []).extend(self.passed_over)
         reasons = [
             f"{first}{f' and {len(others)} more' if others else ''}: {reason}".removeprefix(": ")
             for reason, [first, *others] in [*places.items()][:5]
@@ -369,9 +388,9 @@ class _Reader:
     def logs(self) -> Logs:
         """Return the logs, with the name of its agent and the number of its trial in every rollout."""
         notes = [*self.judge.notes(), *settle(self.origins)]
-        if self.passed_over:
-            count = counted(len(self.passed_over), "file")
-            notes.append(f"passed over: {count} without a dialogue, such as {plain(self.passed_over[0])}")
+        if self.unknown:
+            count, first = counted(len(self.unknown), "file"), plain(self.unknown[0])
+            notes.append(f"passed over: {count} of no known format, such as {first}; name it alone to see why")
         rollouts = self.rollouts
         if any(origin.is_changed for origin in self.origins):
             rollouts, self.calls = Spool(Rollout), _CallShapes()
@@ -384,6 +403,11 @@ class _Reader:
         inferred = frozenset(schemas) - frozenset(self.tools)
         tools = [*(schemas | self.tools).values()]
         return Logs(rollouts, tools, self.policies, self.skipped, self.sources, inferred, tuple(notes))
+
+
+def _is_aside(reason: str) -> bool:
+    """Tell whether an entry is no rollout but a part or a result of one, as far as its reason says."""
+    return reason.startswith((NO_DIALOGUE, chat.REQUEST))
 
 
 def _entries(source: Source) -> Iterator[tuple[str, Read, Foreign]]:
@@ -460,6 +484,10 @@ def _plain(value: object) -> object:
 
 class Unreadable(Exception):
     """A file of no known format, or a damaged one."""
+
+    def __init__(self, reason: str, *, may_be_dialogue: bool = False) -> None:
+        super().__init__(reason)
+        self.may_be_dialogue = may_be_dialogue
 
 
 @dataclass(frozen=True)
@@ -549,7 +577,7 @@ def _read(path: Path, choices: Choices) -> Source:
             return source
         rows = first_objects(path)
     except (*MALFORMED, *inspect.DAMAGED) as error:
-        raise Unreadable(f"it is not JSON: {reason_of(error)}") from None
+        raise Unreadable(f"{NO_JSON}: {reason_of(error)}") from None
     if choices.messages:
         formats: Sequence[RowFormat] = [steps.named(choices.messages)]
         source = _read_rows(path, rows, lambda: rows_of(path), formats)
@@ -560,8 +588,9 @@ def _read(path: Path, choices: Choices) -> Source:
         first = [row for _, row in inner[:FIRST] if isinstance(row, dict)]
         formats = [steps.named(choices.messages)] if choices.messages else ROWS
         source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
+        rows = [*rows, *first]
     if source is None and (rows or path.suffix != ".jsonl"):
-        raise Unreadable(_without_dialogue(rows, choices))
+        raise Unreadable(_without_dialogue(rows, choices), may_be_dialogue=steps.resembles_dialogue([*rows]))
     return source or chat.read_rows(path, chat.CHAT, rows_of(path))
 
 
@@ -570,7 +599,7 @@ def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
     if choices.messages:
         return f"{NO_FIELD} {choices.messages}"
     fields = ", ".join(plain(str(name))[:40] for name in [*(rows[0] if rows else ())][:8])
-    field = next((name for row in rows[:1] for name in steps.likely_messages(row)), "")
+    field = next((name for row in rows[:2] for name in steps.likely_messages(row)), "")
     hint = f"; `{field}` may be one: add --messages {field}" if field else ""
     return f"{NO_FORMAT}: {NO_DIALOGUE}, but the fields {fields}{hint}" if fields else NO_FORMAT
 

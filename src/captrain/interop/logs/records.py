@@ -32,7 +32,8 @@ class ChatRow:
 
     messages: of any format in `captrain.interop.logs.chat`. reference: assistant messages of a solution. script: what a
     simulated user was told. injections: texts that AgentDojo put into its world. fault: an error that was not the
-    agent's. limit, grading, submission, expected: see `captrain.records.TaskFacts`. agent, keys: see `Entry`.
+    agent's. limit, grading, submission, expected: see `captrain.records.TaskFacts`. agent, keys, missing, result: see
+    `Entry`.
     """
 
     messages: Sequence[object]
@@ -51,6 +52,8 @@ class ChatRow:
     expected: Mapping[str, object] = field(default_factory=dict[str, object])
     agent: object = None
     keys: tuple[str, ...] = ()
+    missing: str = ""
+    result: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from captrain.interop.logs.beside import task_of
 from captrain.interop.logs.records import ChatRow, FileFormat
 from captrain.interop.logs.source import Foreign, call_entry, calling
 
@@ -77,7 +78,7 @@ def _chat_row(rows: Sequence[Foreign], path: Path) -> ChatRow:
         {},
     )
     names = [row["sessionId"] for row in rows if row.get("sessionId")]
-    name = meta.get("id") or next(iter(names), None) or path.name.partition(".")[0]
+    name = meta.get("id") or next(iter(names), None) or task_of(path)
     end = next((row for row in reversed(rows) if row.get("type") == "result"), {})
     subtype = str(end.get("subtype") or "")
     return ChatRow(

@@ -49,6 +49,7 @@ class Entry:
         fault: an error that was not the agent's; the reward is then kept in the task's data.
         keys: further names of the rollout, by which a table of scores may call it.
         missing: why there is no reward, where the file says more than nothing.
+        result: the file that holds the result of this trial alone; records with the same one are of one trial.
     """
 
     index: int
@@ -65,8 +66,10 @@ class Entry:
     agent: str = ""
     keys: tuple[str, ...] = ()
     missing: str = ""
+    result: str = ""
 
 
+NO_DIALOGUE = "it holds no dialogue"
 NO_AGENT = "the log holds no message of the agent"
 Read = Entry | Rollout | str
 """What a format reads: an entry, a finished record, or why there is neither."""

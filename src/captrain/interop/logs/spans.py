@@ -17,12 +17,14 @@ INDEXED = re.compile(
 )
 """Attributes of OpenInference, and of OpenLLMetry before it wrote `gen_ai.input.messages`."""
 CALLS = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
+COLUMN = "attributes."
 SCHEMA = re.compile(r"llm\.tools\.\d+\.tool\.json_schema")
 
 
 def recognizes_spans(row: Foreign) -> bool:
     """Return whether a row is a span, or a batch of spans as OTLP exports it."""
-    return "resourceSpans" in row or (isinstance(row.get("attributes"), dict | list) and bool(_trace_id(row)))
+    is_span = isinstance(row.get("attributes"), dict | list) or any(name.startswith(COLUMN) for name in row)
+    return "resourceSpans" in row or (is_span and bool(_trace_id(row)))
 
 
 def span_runs(row: object) -> Iterator[TraceRun]:
@@ -34,6 +36,8 @@ def span_runs(row: object) -> Iterator[TraceRun]:
     spans = [row] if batches is None else [span for scope in scopes for span in scope.get("spans") or []]
     for span in spans:
         attributes = span.get("attributes") or {}
+        if not attributes:  # a table has a column for each
+            attributes = {name.removeprefix(COLUMN): span[name] for name in span if name.startswith(COLUMN)}
         if isinstance(attributes, list):  # OTLP lists keys and typed values
             attributes = {entry["key"]: next(iter((entry.get("value") or {}).values()), None) for entry in attributes}
         model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name")
@@ -41,7 +45,7 @@ def span_runs(row: object) -> Iterator[TraceRun]:
         tools = definitions if isinstance(definitions, list) else []
         tools = [*tools, *(loaded(value) for name, value in attributes.items() if SCHEMA.fullmatch(name))]
         model = model or attributes.get("ai.model.id")
-        messages = _gen_ai(attributes) or _numbered(attributes) or _vercel(attributes)
+        messages = _gen_ai(attributes) or _in_columns(attributes) or _numbered(attributes) or _vercel(attributes)
         yield TraceRun(_trace_id(span), messages, model, [*tools, *_listed(attributes.get("ai.prompt.tools"))])
 
 
@@ -67,7 +71,7 @@ def _vercel(attributes: Foreign) -> list[object]:
 
 def _trace_id(span: Foreign) -> str:
     contexts = [span[name] for name in ("context", "spanContext") if isinstance(span.get(name), dict)]
-    ids = [place.get(name) for place in (span, *contexts) for name in ("traceId", "trace_id")]
+    ids = [place.get(name) for place in (span, *contexts) for name in ("traceId", "trace_id", "context.trace_id")]
     return str(next((name for name in ids if name), ""))
 
 
@@ -100,6 +104,20 @@ def _of_parts(message: Foreign) -> list[Message]:
     ]
     words = _words([part for part in parts if part.get("type") == "text"])
     return [{"role": message.get("role"), "content": words or message.get("content") or "", "tool_calls": calls}]
+
+
+def _in_columns(attributes: Foreign) -> list[object]:
+    """Read messages in the cells of a table, in the names of OpenInference."""
+    cells = [loaded(attributes.get(f"llm.{side}_messages")) for side in ("input", "output")]
+    entries = [entry for cell in cells if isinstance(cell, list) for entry in cell if isinstance(entry, dict)]
+    messages: list[object] = []
+    for entry in entries:
+        fields = {name.removeprefix("message."): value for name, value in entry.items()}
+        calls = [call for call in fields.get("tool_calls") or [] if isinstance(call, dict)]
+        named = [{name.rpartition(".")[2]: value for name, value in call.items()} for call in calls]
+        read = [call_entry(call.get("name"), call.get("arguments"), call.get("id")) for call in named]
+        messages.append({**fields, "content": fields.get("content") or "", "tool_calls": read})
+    return messages
 
 
 def _words(parts: object) -> str:

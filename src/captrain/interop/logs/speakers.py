@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captrain.interop.logs.autogen import is_autogen
-from captrain.interop.logs.chat import OTHER_ROLES, ROLES, is_message
+from captrain.interop.logs.beside import task_of
+from captrain.interop.logs.chat import OTHER_ROLES, ROLES, is_message, is_spoken
 from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt
 from captrain.interop.logs.outcomes import OUTCOMES
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import Foreign, call_entry, calling, text_of
+from captrain.interop.logs.turns import speaker_of
 
 REQUEST = re.compile(r"(.*?)\s*\(-> (.+)\)")
 ASIDE = re.compile(r"\s*\(.*\)$")
@@ -61,16 +63,19 @@ def _labelled(row: Foreign, path: Path) -> ChatRow:
 
 
 def _is_dialogue(rows: Sequence[Foreign]) -> bool:
-    is_rewarded = any(name in row for row in rows for name in OUTCOMES)
-    return len(rows) > 1 and all(map(is_message, rows)) and not is_rewarded
+    turns = rows[not is_message(rows[0]) :]  # what comes before the first may be about the session
+    is_rewarded = any(name in row for row in turns if speaker_of(row) != "tool" for name in OUTCOMES)
+    return len(turns) > 1 and all(map(is_message, turns)) and is_spoken(turns) and not is_rewarded
 
 
 def _dialogue(rows: Sequence[Foreign], path: Path) -> ChatRow:
+    rows = rows[not is_message(rows[0]) :]
     known = {*ROLES, *OTHER_ROLES}
-    is_foreign = any(is_item(row) or is_langchain(row) or is_sharegpt(row) or is_autogen(row) for row in rows)
+    kinds = (is_item, is_langchain, is_sharegpt, is_autogen)
+    is_foreign = any(is_one(row) for row in rows for is_one in kinds) or not any("role" in row for row in rows)
     is_plain = is_foreign or all(str(row.get("role")).lower() in known for row in rows)
     shown = [row for row in rows if row.get("role") != "exit"]
-    return ChatRow(shown if is_plain else of_speakers(rows), None, task_id=path.name.partition(".")[0])
+    return ChatRow(shown if is_plain else of_speakers(rows), None, task_id=task_of(path))
 
 
 WHO_AND_WHEN = RowFormat("Who&When tasks", _is_labelled, _labelled)

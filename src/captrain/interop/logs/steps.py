@@ -1,13 +1,15 @@
 """Home-made traces: a list of steps, each a call with its result, or lists of thoughts, actions and observations."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-from captrain.interop.logs.chat import chat_row, is_message
+from captrain.interop.logs.beside import task_of
+from captrain.interop.logs.chat import chat_row, is_message, is_spoken
 from captrain.interop.logs.outcomes import DEEPEST, at
-from captrain.interop.logs.records import ChatRow, RowFormat
+from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, text_of
 from captrain.records import Message
 
@@ -22,17 +24,41 @@ PROMPTS = (
     "problem_statement",
     "prompt",
     "goal",
+    "objective",
     "task",
     "input",
 )
-ANSWERS = ("response", "completion", "solution", "output", "answer", "prediction", "generation", "model_output")
+ANSWERS = (
+    "model_answer",
+    "response",
+    "completion",
+    "solution",
+    "output",
+    "answer",
+    "prediction",
+    "generation",
+    "model_output",
+)
 TRACES = ("trace", "steps", "turn_history", "trajectory", "history", "turns", "actions", "events", "log")
+SPEAKERS = ("role", "type", "from", "source", "speaker", "sender", "author", "kind", "event", "agent", "actor")
+COUNTERS = ("step", "step_num", "step_number", "step_id", "step_idx", "turn", "round")
+RUN = ("task_id", "instance_id", "id", "episode", "episode_id", "run_id")
+"""Fields that differ where each row is a run of its own."""
+MANY = 50
+"""Turns of a list that are inspected."""
 ACTION = re.compile(r"\s*([A-Za-z_]\w*)\s*[\[(](.*)[\])]\s*", re.DOTALL)
 """An action such as `search[cats]`."""
 
 
 def _is_step(step: object) -> TypeGuard[Foreign]:
-    return isinstance(step, Mapping) and any(name in step for name in ACTIONS) and not is_message(step)
+    is_object = isinstance(step, Mapping)
+    return is_object and any(name in _opened(step) for name in ACTIONS) and not is_message(step)
+
+
+def _opened(step: Foreign) -> Foreign:
+    """Return a step with what the model said of it, which browser-use keeps in an object of its own."""
+    inner = step.get("model_output")
+    return {**inner, **step} if isinstance(inner, Mapping) else step
 
 
 def steps_in(value: object) -> list[Foreign]:
@@ -47,10 +73,18 @@ def steps_in(value: object) -> list[Foreign]:
 
 def of_steps(steps: list[Foreign]) -> Iterator[Message]:
     """Convert steps to calls with their results."""
-    for step in steps:
-        said = next((step[name] for name in THOUGHTS if isinstance(step.get(name), str)), "")
+    for step in map(_opened, steps):
+        # Beside an action in words, the response is the model's.
+        is_worded = isinstance(step.get("action"), str)
+        outputs = [name for name in RESULTS if name != "response" or not is_worded]
+        thoughts = [*THOUGHTS, *(["response"] if is_worded else [])]
+        said = next((step[name] for name in thoughts if isinstance(step.get(name), str)), "")
         action = next((step[name] for name in ACTIONS if step.get(name)), None)
         call = call_of(action) if isinstance(action, Mapping) else None
+        if isinstance(action, list) and action and all(isinstance(part, Mapping) for part in action):
+            yield calling([call_entry(name, given) for part in action for name, given in part.items() if given], said)
+            yield from _results(step)
+            continue
         if call is None and any(step.get(name) is not None for name in ARGUMENTS):
             call = call_of(step)
         if call is None and action:
@@ -61,21 +95,45 @@ def of_steps(steps: list[Foreign]) -> Iterator[Message]:
                 else call_entry("action", {"input": str(action)})
             )
         yield calling([call] if call else [], said)
-        seen = next((step[name] for name in RESULTS if step.get(name) is not None), None)
+        seen = next((step[name] for name in outputs if step.get(name) is not None), None)
         if seen is not None:
             yield {"role": "tool", "content": text_of(seen), "error": bool(step.get("error"))}
+
+
+def _results(step: Foreign) -> Iterator[Message]:
+    results = step.get("result")
+    for result in results if isinstance(results, list) else []:
+        if isinstance(result, Mapping):
+            error = result.get("error")
+            yield {"role": "tool", "content": text_of(error or result.get("extracted_content")), "error": bool(error)}
 
 
 def likely_messages(row: Foreign, prefix: str = "") -> Iterator[str]:
     """Yield fields that may hold the dialogue: messages or steps at any depth, or the answer to a prompt."""
     for name, value in row.items():
-        is_dialogue = isinstance(value, list) and len(value) > 1 and all(map(is_message, value))
+        is_dialogue = isinstance(value, list) and len(value) > 1 and all(map(is_message, value)) and is_spoken(value)
         if is_dialogue or steps_in(value):
             yield f"{prefix}{name}"
         elif isinstance(value, Mapping) and prefix.count(".") < DEEPEST:
             yield from likely_messages(value, f"{prefix}{name}.")
     if not prefix and any(isinstance(row.get(name), str) for name in PROMPTS):
         yield from (name for name in ANSWERS if isinstance(row.get(name), str))
+
+
+def resembles_dialogue(value: object, depth: int = 0) -> bool:
+    """Tell whether a value holds, at any depth, texts of two turns whose speakers or types recur."""
+    if isinstance(value, Mapping):
+        return depth <= DEEPEST and any(resembles_dialogue(part, depth + 1) for part in value.values())
+    turns = [turn for turn in value[:MANY] if isinstance(turn, Mapping)] if isinstance(value, list) else []
+    for name in SPEAKERS:
+        spoken = [turn for turn in turns if isinstance(turn.get(name), str) and any(map(_is_text, turn.values()))]
+        if len(spoken) > 1 and (len({turn[name] for turn in spoken}) < len(spoken) or len(turns) == len(spoken) == 2):
+            return True
+    return depth <= DEEPEST and any(resembles_dialogue(turn, depth + 1) for turn in turns)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value.split()) > 1
 
 
 def row_with(row: Foreign, value: object) -> ChatRow | str:
@@ -105,4 +163,19 @@ def _trace(row: Foreign) -> object:
     return next((row[name] for name in TRACES if steps_in(row.get(name))), None)
 
 
+def _is_counted(rows: Sequence[Foreign]) -> bool:
+    """Tell whether the rows of a file are the numbered steps of one run."""
+    counter = next((name for name in COUNTERS if rows and isinstance(rows[0].get(name), int)), "")
+    numbers = [row.get(counter) for row in rows]
+    is_rising = all(isinstance(number, int) for number in numbers) and numbers == sorted({*numbers})
+    is_one = all(len({str(row.get(name)) for row in rows}) == 1 for name in RUN)
+    return bool(counter) and is_rising and is_one and bool(steps_in([*rows]))
+
+
+def _whole(rows: Sequence[Foreign], path: Path) -> ChatRow | str:
+    chat = row_with(rows[0], [*rows])
+    return chat if isinstance(chat, str) else replace(chat, reward=None, task_id=task_of(path))
+
+
+STEPS_OF_FILE = FileFormat("numbered steps of one run", _is_counted, _whole)
 STEPS = RowFormat("steps of a trace", lambda row: _trace(row) is not None, lambda row, _: row_with(row, _trace(row)))

@@ -6,15 +6,17 @@ The `results.json` of a run lists the results of all trials. Their folders are b
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from captrain.interop.logs.beside import RESULTS, of_terminal_bench
 from captrain.interop.logs.records import ChatRow, RowFormat
-from captrain.interop.logs.source import Foreign, call_entry, calling, json_of, loaded
+from captrain.interop.logs.source import NO_DIALOGUE, Foreign, call_entry, calling, json_of, loaded
 from captrain.records import Message, read_text
 
 NO_EPISODES = (
-    "no agent-logs/episode-0 beside it: name the agent's own session files, and the outcome is taken from here"
+    f"{NO_DIALOGUE}: no agent-logs/episode-0 is beside it; name the agent's own session files, and the outcome is "
+    "taken from here"
 )
 
 
@@ -40,7 +42,8 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
     if not episodes:
         return NO_EPISODES
     messages = [message for number, folder in enumerate(episodes) for message in _episode(folder, number)]
-    return of_terminal_bench(ChatRow(messages, None, expected={}), row) or NO_EPISODES
+    read = of_terminal_bench(ChatRow(messages, None, expected={}), row)
+    return replace(read, result=str(folder / RESULTS)) if read else NO_EPISODES
 
 
 def _episode(folder: Path, number: int) -> Iterator[Message]:

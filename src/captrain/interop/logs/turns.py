@@ -1,0 +1,165 @@
+"""Turns of a dialogue in anybody's notation: who speaks, in which words, with which calls and which results.
+
+A turn names its speaker under one of `SPEAKERS`, in itself or in an object inside it, and says something: a text, or
+parts of which each is a text, a call or a result. A part tells its kind by a type or by the name of the object that it
+holds. So messages of pydantic-ai, Letta, Bedrock, Gemini CLI, OpenCode, goose and Google's ADK are read by one rule. A
+list is a dialogue only if each of its turns is one.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from captrain.interop.logs.source import ARGUMENTS, CALL_IDS, CallEntry, Foreign, call_entry, loaded, text_of
+from captrain.records import Message
+
+SPEAKERS = ("role", "message_type", "kind", "type", "author", "speaker", "sender", "from", "actor")
+INNER = ("info", "content", "message")
+"""Objects inside a turn that may name the speaker, or hold the parts."""
+PARTS = ("parts", "content", "message", "utterance", "text", "value")
+OF_SPEAKER = {
+    **dict.fromkeys(("user", "human", "customer", "client", "request", "userprompt", "caller"), "user"),
+    **dict.fromkeys(("assistant", "ai", "model", "agent", "bot", "gemini", "response", "gpt", "llm"), "assistant"),
+    **dict.fromkeys(("system", "developer", "systemprompt"), "system"),
+    **dict.fromkeys(("tool", "toolreturn", "toolresult", "toolresponse", "function", "observation"), "tool"),
+    **dict.fromkeys(("toolcall", "functioncall", "reasoning", "thinking"), "assistant"),
+}
+"""Roles by the name of a speaker or the type of a turn, in lower case and without signs."""
+CALLS = ("toolcall", "tooluse", "functioncall", "toolrequest", "tool")
+RESULTS = ("toolresult", "toolresponse", "toolreturn", "functionresponse")
+THOUGHTS = ("reasoning", "thinking", "thought", "reasoningcontent")
+NAMES = ("name", "tool_name", "toolName", "tool")
+OUTPUTS = ("content", "output", "result", "response", "tool_return", "value", "text", "errorText", "error")
+WRAPPED = ("value", "state")
+"""Objects inside a call or a result that hold it."""
+Piece = tuple[str, str, CallEntry | Message | None]
+"""A kind ("text", "call" or "result"), a role that the part names or "", and what it holds."""
+
+
+def _kind(value: object) -> str:
+    return re.sub(r"[^a-z]|message$", "", str(value or "").lower())
+
+
+def speaker_of(item: object) -> str:
+    """Return the role of a turn; "" if it names no known speaker."""
+    places = [item, *(item.get(name) for name in INNER)] if isinstance(item, Mapping) else []
+    for place in [place for place in places if isinstance(place, Mapping)]:
+        for name in SPEAKERS:
+            value = place.get(name)
+            if isinstance(value, str) and (role := OF_SPEAKER.get(_kind(value))):
+                return role
+    return ""
+
+
+def is_exchange(items: Sequence[object]) -> bool:
+    """Tell whether an agent and somebody else speak in a list of turns; plain chats name their roles anyway."""
+    is_plain = any(isinstance(item, Mapping) and isinstance(item.get("role"), str) for item in items)
+    return is_plain or {"assistant"} < {speaker_of(item) for item in items} - {""}
+
+
+def is_turn(item: object) -> bool:
+    """Tell whether an object is a turn of a dialogue."""
+    return bool(speaker_of(item)) and bool(_pieces(item) or _is_thought(item))
+
+
+def of_turn(item: object) -> list[Message]:
+    """Convert a turn: words and calls are one message, unless results stand between them; thoughts are none."""
+    messages: list[Message] = []
+    speaker = speaker_of(item)
+    for kind, own, held in _pieces(item):
+        if kind == "result" and isinstance(held, Mapping):
+            messages.append(held)
+            continue
+        role = "assistant" if kind == "call" else own or speaker
+        if not messages or messages[-1]["role"] != role or role == "tool":
+            messages.append({"role": role, "content": ""} | ({"tool_calls": []} if role == "assistant" else {}))
+        if kind == "call":
+            messages[-1]["tool_calls"].append(held)
+        elif isinstance(held, Mapping):
+            messages[-1]["content"] += held["content"]
+    return messages
+
+
+def _is_thought(item: object) -> bool:
+    return isinstance(item, Mapping) and any(_kind(item.get(name)) in THOUGHTS for name in SPEAKERS)
+
+
+def _pieces(item: object) -> list[Piece]:
+    """List what a turn says: its own text, call or result, its parts, and its calls beside them."""
+    if not isinstance(item, Mapping) or _is_thought(item):
+        return []
+    pieces = [*_of_part(item)] if _kind_of(item) in (*CALLS, *RESULTS) else []
+    places = [item, *(item[name] for name in INNER if isinstance(item.get(name), Mapping))]
+    parts = next((place[name] for place in places for name in PARTS if _says(place.get(name))), None)
+    if not pieces:
+        pieces = [piece for part in (parts if isinstance(parts, list) else [parts]) for piece in _of_part(part)]
+    beside = item.get("toolCalls") or item.get("tool_calls")
+    for call in map(loaded, beside if isinstance(beside, list) else []):
+        pieces += _of_part({"type": "toolcall", **call}) if isinstance(call, Mapping) else []
+    return pieces
+
+
+def _says(value: object) -> bool:
+    return isinstance(value, str | list) and bool(value)
+
+
+def _kind_of(part: Foreign) -> str:
+    """Return the kind of a part: by its type, or by the name of the only object in it that is a call or a result."""
+    for name in ("type", "part_kind", "message_type", "kind"):
+        if (kind := _kind(part.get(name))) in (*CALLS, *RESULTS, *THOUGHTS):
+            return kind
+    held = [_kind(name) for name, value in part.items() if isinstance(value, Mapping)]
+    return next((kind for kind in held if kind in (*CALLS, *RESULTS, *THOUGHTS)), "")
+
+
+def _of_part(part: object) -> Iterator[Piece]:
+    """Yield the pieces of a part: a text, or a call with its result if it has one."""
+    if isinstance(part, str):
+        yield "text", "", {"content": part}
+    if not isinstance(part, Mapping):
+        return
+    kind = _kind_of(part)
+    kinds = next((group for group in (CALLS, RESULTS) if kind in group), ())
+    inner = next((value for name, value in part.items() if _kind(name) in kinds and isinstance(value, Mapping)), part)
+    held = {**inner, **next((inner[name] for name in WRAPPED if isinstance(inner.get(name), Mapping)), {})}
+    if kind in CALLS:
+        name = next((held[key] for key in NAMES if isinstance(held.get(key), str)), None)
+        arguments = next((held[key] for key in ARGUMENTS if held.get(key) is not None), {})
+        identity = next(
+            (place[key] for place in (part, held) for key in (*CALL_IDS, "toolUseId") if place.get(key)), ""
+        )
+        if name:
+            yield "call", "", call_entry(name, arguments, identity)
+        if name and any(held.get(key) is not None for key in ("output", "result")):
+            yield "result", "", _result(held, identity)
+    elif kind in RESULTS:
+        identity = next(
+            (place[key] for place in (part, held) for key in (*CALL_IDS, "toolUseId") if place.get(key)), ""
+        )
+        yield "result", "", _result(inner, identity)
+    elif kind not in THOUGHTS:
+        words = part.get("text") if isinstance(part.get("text"), str) else part.get("content")
+        if isinstance(words, str) and words:
+            role = OF_SPEAKER.get(_kind(part.get("part_kind")), "")
+            yield "text", role, {"content": words}
+
+
+def _identity(*places: Foreign) -> object:
+    return next((place[key] for place in places for key in (*CALL_IDS, "toolUseId") if place.get(key)), "")
+
+
+def _result(held: Foreign, identity: object) -> Message:
+    error = held.get("status") in ("error", "failed") or held.get("is_error") is True
+    return {"role": "tool", "tool_call_id": identity, "content": _output(held), "error": error}
+
+
+def _output(value: object) -> str:
+    """Return what a result says: its text, or its JSON if it is an object of several values."""
+    value = loaded(value) if isinstance(value, str) and value.startswith("[{") else value
+    if isinstance(value, list):
+        return "\n".join(_output(part) for part in value)
+    if isinstance(value, Mapping):
+        nested = next((value[name] for name in ("functionResponse", "toolResult") if name in value), None)
+        found = nested or next((value[name] for name in OUTPUTS if value.get(name) not in (None, "", [])), None)
+        return _output(found) if found is not None else json.dumps({**value}, ensure_ascii=False) if value else ""
+    return text_of(value)

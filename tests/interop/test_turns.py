@@ -1,0 +1,186 @@
+"""Dialogues in other tools' notations: the same question, call, result and answer are read from each of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from captrain.cli.app import app
+from captrain.contract import calls_of
+from captrain.interop import read_logs
+from captrain.records import Rollout
+
+Row = dict[str, Any]
+CALL, ANSWER = {"name": "read", "args": {"id": "A1"}}, "It is red."
+ASKED = {"role": "user", "content": "Read A1."}
+SAID = {"role": "assistant", "content": ANSWER}
+CALLED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"id": "A1"}'}}
+SPOKEN = [("user", "Read A1."), ("assistant", [("read", {"id": "A1"})]), ("tool", "red"), ("assistant", ANSWER)]
+
+
+def spoken(rollout: Rollout) -> list[object]:
+    return [(message["role"], calls_of(message) or message["content"]) for message in rollout.messages]
+
+
+PYDANTIC_AI = [
+    {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Read A1."}]},
+    {
+        "kind": "response",
+        "parts": [{"part_kind": "tool-call", "tool_name": "read", "args": '{"id": "A1"}', "tool_call_id": "c1"}],
+    },
+    {"kind": "request", "parts": [{"part_kind": "tool-return", "tool_name": "read", "content": "red"}]},
+    {"kind": "response", "parts": [{"part_kind": "text", "content": ANSWER}]},
+]
+LETTA = [
+    {"message_type": "user_message", "content": "Read A1."},
+    {"message_type": "reasoning_message", "reasoning": "look"},
+    {"message_type": "tool_call_message", "tool_call": {"name": "read", "arguments": '{"id": "A1"}'}},
+    {"message_type": "tool_return_message", "tool_return": "red", "status": "success"},
+    {"message_type": "assistant_message", "content": ANSWER},
+]
+BEDROCK = [
+    {"role": "user", "content": [{"text": "Read A1."}]},
+    {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c", "name": "read", "input": {"id": "A1"}}}]},
+    {"role": "user", "content": [{"toolResult": {"toolUseId": "c", "content": [{"text": "red"}]}}]},
+    {"role": "assistant", "content": [{"text": ANSWER}]},
+]
+GEMINI_CLI = [
+    {"type": "user", "content": "Read A1."},
+    {
+        "type": "gemini",
+        "content": "",
+        "toolCalls": [{**CALL, "result": [{"functionResponse": {"name": "read", "response": {"output": "red"}}}]}],
+    },
+    {"type": "gemini", "content": ANSWER},
+]
+OPENCODE = [
+    {"info": {"role": "user"}, "parts": [{"type": "text", "text": "Read A1."}]},
+    {
+        "info": {"role": "assistant"},
+        "parts": [
+            {"type": "step-start"},
+            {"type": "tool", "tool": "read", "state": {"status": "completed", "input": {"id": "A1"}, "output": "red"}},
+        ],
+    },
+    {"info": {"role": "assistant"}, "parts": [{"type": "text", "text": ANSWER}]},
+]
+GOOSE = [
+    {"role": "user", "content": [{"type": "text", "text": "Read A1."}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "toolRequest", "toolCall": {"value": {"name": "read", "arguments": {"id": "A1"}}}}],
+    },
+    {"role": "user", "content": [{"type": "toolResponse", "toolResult": {"value": [{"type": "text", "text": "red"}]}}]},
+    {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
+]
+ADK = [
+    {"author": "user", "content": {"role": "user", "parts": [{"text": "Read A1."}]}},
+    {"author": "desk", "content": {"role": "model", "parts": [{"functionCall": CALL}]}},
+    {"author": "desk", "content": {"role": "user", "parts": [{"functionResponse": {"response": {"result": "red"}}}]}},
+    {"author": "desk", "content": {"role": "model", "parts": [{"text": ANSWER}]}},
+]
+HOME_MADE = [
+    {"speaker": "Customer", "utterance": "Read A1."},
+    {"speaker": "bot", "tool_calls": [CALL]},
+    {"speaker": "tool", "utterance": "red"},
+    {"speaker": "bot", "utterance": ANSWER},
+]
+NOTATIONS = {
+    "pydantic-ai": PYDANTIC_AI, "Letta": LETTA, "Bedrock": BEDROCK, "Gemini CLI": GEMINI_CLI, "OpenCode": OPENCODE,
+    "goose": GOOSE, "ADK": ADK, "home-made": HOME_MADE,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize("place", ["messages", "events", "file"])
+def test_turns_of_any_notation_are_read(name: str, place: str, tmp_path: Path) -> None:
+    log, scores = tmp_path / "log.json", tmp_path / "scores.csv"
+    turns = NOTATIONS[name]
+    log.write_text(json.dumps(turns if place == "file" else {"task_id": "log", place: turns}))
+    scores.write_text("task_id,reward\nlog,0\n")
+    [rollout] = read_logs([log], scores).rollouts
+    assert spoken(rollout) == SPOKEN and rollout.outcome == "failed"
+
+
+FIRST = {"messages": [ASKED]}
+SECOND = {"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALLED]},
+                       {"role": "tool", "tool_call_id": "c1", "content": "red"}]}  # fmt: skip
+REPLIES = [{"choices": [{"message": {"role": "assistant", "content": text}}]} for text in ("", ANSWER)]
+PHOENIX = {
+    "context.trace_id": "t1",
+    "attributes.llm.input_messages": [{"message.role": "user", "message.content": "Read A1."}],
+    "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": ANSWER}],
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "messages"),
+    [
+        (
+            [
+                {"object": "trace", "id": "t1", "workflow_name": "w"},
+                {"object": "trace.span", "trace_id": "t1", "span_data": {"type": "agent", "name": "a"}},
+                {
+                    "trace_id": "t1",
+                    "span_data": {"type": "generation", "input": SECOND["messages"], "output": [SAID]},
+                },
+                {"trace_id": "t1", "span_data": {"type": "function", "name": "read", "input": "{}", "output": "red"}},
+            ],
+            SPOKEN,
+        ),
+        ([{"trace_id": "t1", "inputs": SECOND, "output": REPLIES[1]}], SPOKEN),
+        ([PHOENIX], [SPOKEN[0], SPOKEN[-1]]),
+        ([{"input": FIRST, "output": REPLIES[0]}, {"input": SECOND, "output": REPLIES[1]}], SPOKEN),
+    ],
+)  # fmt: skip
+def test_calls_of_a_model_are_joined_by_their_trace_or_file(
+    rows: list[Row], messages: list[object], tmp_path: Path
+) -> None:
+    log, scores = tmp_path / "t1.jsonl", tmp_path / "scores.csv"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scores.write_text("trace_id,reward\nt1,1\n")
+    [rollout] = read_logs([log], scores).rollouts
+    assert spoken(rollout) == messages
+
+
+def test_numbered_steps_of_a_file_are_one_run_whose_score_stands_beside_it(tmp_path: Path) -> None:
+    for name, score in (("one", "1.0\n"), ("two", "0.0\n")):
+        steps = [{"step_num": number, "action": f"click({number})", "response": "I click."} for number in (1, 2)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "traj.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        (tmp_path / name / "result.txt").write_text(score)
+    logs = read_logs([tmp_path])
+    assert [(rollout.task.id, rollout.outcome) for rollout in logs.rollouts] == [
+        ("chat/one", "passed"), ("chat/two", "failed"),
+    ]  # fmt: skip
+    assert [message["content"] for message in next(iter(logs.rollouts)).messages] == ["I click.", "I click."]
+
+
+@pytest.mark.parametrize(
+    ("document", "remedy"),
+    [
+        ("#### mend it\n\nI mended it.\n", "a transcript in Markdown or plain text holds no calls"),
+        ({"results": [{"execution_results": [{"tool": "a", "parameters": {"q": 1}, "result": "b"}]}] * 2},
+         "add --messages execution_results"),
+        ([{"type": "user", "name": name, "text": "likes tea a lot"} for name in "ab"], "docs/formats.md"),
+        ([{"type": "PushEvent", "actor": {"login": name}} for name in "ab"], "docs/formats.md"),
+        ([{"step": step, "action": "click", "result": "ok", "task_id": f"t{step}"} for step in (1, 2)],
+         "docs/formats.md"),
+        ([{"speaker": "Ann", "utterance": "Read A1."}, {"speaker": "Ben", "utterance": ANSWER}], "docs/formats.md"),
+    ],
+)  # fmt: skip
+def test_what_no_rule_reads_is_refused_with_what_to_type(document: object, remedy: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.md"
+    log.write_text(document if isinstance(document, str) else json.dumps(document))
+    done = CliRunner().invoke(app, ["diagnose", str(log), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1 and remedy in str(done.exception)
+
+
+def test_calls_that_are_texts_of_json_are_no_foreign_turn(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "", "tool_calls": [json.dumps(CALLED)]}
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"turns": [ASKED, said, {"role": "tool", "content": "red"}, SAID], "reward": 1}))
+    [rollout] = read_logs([log]).rollouts
+    assert spoken(rollout) == SPOKEN
