@@ -408,7 +408,7 @@ def test_the_overview_and_the_terminal_show_the_same_readings(
     assert said == cells
     assert {"differs", "no reliable difference"} <= {*said}
     text = " ".join(view(report, "overview").text.split())
-    assert "TRACE in this run: against base +0.203, differs; against GRPO on target -0.026, no" in text
+    assert "TRACE in this run: +0.203 to base (differs); -0.026 to GRPO on target (no" in text
 
 
 def test_the_first_screen_has_at_most_40_lines_of_80_columns_and_no_name_is_wrapped(
@@ -636,8 +636,8 @@ def test_the_table_filters_and_opens_by_keyboard_with_two_arms_side_by_side(brow
 
 def test_the_first_screen_says_what_is_lacking_which_row_is_best_and_what_limits_it(report: Path) -> None:
     text = " ".join(view(report, "overview").text.split())
-    assert "The agent lacks Check first (50% of failures), Seldom" in text
-    assert re.search(r"Best row \S.* passes 0\.\d+ of the test tasks", text) and "Caveat one seed and" in text
+    assert "When the agent fails, it lacks Check first (50%), lacks Seldom" in text
+    assert re.search(r"Best row \S.* passes 0\.\d+ of the test tasks", text) and "Caveat one seed, " in text
     page = (report / "index.html").read_text()
     rows = page.partition('aria-label="Main table"')[2].partition("</table>")[0]
     rates = [float(rate) for rate in re.findall(r'<td class="n">(0\.\d{3})</td>', rows)][:1] and [

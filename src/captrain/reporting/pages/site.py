@@ -19,7 +19,7 @@ from typing import cast
 import jinja2
 from markupsafe import Markup
 
-from captrain.capabilities import CandidateAccount, SelectionAccount
+from captrain.capabilities import CAUSES, CandidateAccount, SelectionAccount
 from captrain.comparison import (
     ComparisonRow,
     evaluation_metrics,
@@ -238,31 +238,35 @@ def _sentences(
     """Say what the agent lacks, which row is best, and what limits both; each with a heading."""
     said = list[tuple[str, str]]()
     if not isinstance(selection, Missing):
-        lacks = [
-            f"{one['name']} ({one['coverage'] or 0:.0%} of failures)"
-            for one in selection["candidates"]
-            if one["selected"]
-        ]
-        said.append(
-            ("The agent lacks", f"{', '.join(lacks)}." if lacks else "nothing that the selection finds reliable.")
-        )
+        lacks = [_lack(one) for one in selection["candidates"] if one["selected"]]
+        words = f"{', '.join(lacks)}. The share is that of failed rollouts." if lacks else "shows no reliable pattern."
+        said.append(("When the agent fails, it", words))
     rows = [] if isinstance(main, Missing) else _compared(main)
     if not rows:
         return said
     best, pairs = rows[0], [] if isinstance(differences, Missing) else differences
-    words = f"{best['label']} passes {best['pass_rate']:.3f} of the test tasks"
-    for row in pairs:
-        if best["method"] != "trace" and {row["first"], row["second"]} == {best["method"], "trace"}:
-            sign = 1 if row["first"] == best["method"] else -1
-            words += (
-                "" if row["difference"] is None else f", {sign * row['difference']:+.3f} to TRACE ({row['reading']})"
-            )
+    compared = [
+        f"{(1 if row['first'] == best['method'] else -1) * row['difference']:+.3f} to {label(other)} ({row['reading']})"
+        for row in pairs
+        for other in ("base", "trace")
+        if {row["first"], row["second"]} == {best["method"], other} and row["difference"] is not None
+    ]
+    words = "; ".join([f"{best['label']} passes {best['pass_rate']:.3f} of the test tasks", *compared])
     said.append(("Best row", f"{words}."))
-    caveat = f"one seed and {best['tasks']} test tasks."
+    caveat = f"one seed, {best['tasks']} test tasks."
     if "demonstrations" in (supervision(best["method"]) or ""):
-        caveat += " The best row learns from demonstrations, which rows that learn from rewards alone do not see."
+        caveat += (
+            " The best row learns from demonstrations, solutions that rows learning from rewards alone do not see."
+        )
     said.append(("Caveat", caveat))
     return said
+
+
+def _lack(candidate: CandidateAccount) -> str:
+    """Say what an agent without a capability does, with its title and its share of the failed rollouts."""
+    name, share = candidate["name"], f"{candidate['coverage'] or 0:.0%}"
+    cause = CAUSES.get(candidate["id"])
+    return f"{cause.deed} ({name}, {share})" if cause else f"lacks {name} ({share})"
 
 
 class CandidatePage(CandidateAccount):
