@@ -636,7 +636,7 @@ def test_the_table_filters_and_opens_by_keyboard_with_two_arms_side_by_side(brow
 
 def test_the_first_screen_says_what_is_lacking_which_row_is_best_and_what_limits_it(report: Path) -> None:
     text = " ".join(view(report, "overview").text.split())
-    assert "When the agent fails, it lacks Check first (50%), lacks Seldom" in text
+    assert "When it fails, the agent lacks Check first (in 50% of failures), lacks Seldom" in text
     assert re.search(r"Best row \S.* passes 0\.\d+ of the test tasks", text) and "Caveat one seed, " in text
     page = (report / "index.html").read_text()
     rows = page.partition('aria-label="Main table"')[2].partition("</table>")[0]

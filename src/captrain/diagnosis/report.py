@@ -132,9 +132,6 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         lines += [title] if seen else []
         for name, entry in sorted(seen.items(), key=lambda item: -item[1].failed - item[1].passed):
             lines.append(f"- {title_of(name)}: {entry.failed} failed, {entry.passed} passed; {entry.quotes[0]}")
-    if account.unreferenced and account.failures:
-        note = "captrain only says what correlates with failure, which proves nothing"
-        lines.append(f"{counted(account.unreferenced, 'rollout')} without a reference: {note}")
     lines += [kinds_of_tools(diagnosis), account.unproven_note]
     return [line for line in lines if line != ""]
 

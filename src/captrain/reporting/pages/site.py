@@ -48,7 +48,7 @@ from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
 from captrain.reporting.pages.rollouts import Archive, MajorityLack, compact, message_on_page
 from captrain.reporting.rediscovery import of_selected
-from captrain.reporting.verdicts import verdict
+from captrain.reporting.verdicts import VERDICTS, verdict
 from captrain.run import read_stages, repro, row_of
 
 FOLDER = Path(__file__).parent
@@ -152,6 +152,8 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
         form = ("{:,.0f}" if all(float(value).is_integer() for value in values) else "{:.3f}") if numeric else "{}"
         if values:
             texts = ["" if row[name] is None else form.format(row[name]) for row in rows]
+            if name == "reading":
+                name, texts = "verdict", [VERDICTS.get(text, text) for text in texts]
             columns.append(("#" * numeric + name.replace("_", " "), texts))
     return columns
 
@@ -239,8 +241,8 @@ def _sentences(
     said = list[tuple[str, str]]()
     if not isinstance(selection, Missing):
         lacks = [_lack(one) for one in selection["candidates"] if one["selected"]]
-        words = f"{', '.join(lacks)}. The share is that of failed rollouts." if lacks else "shows no reliable pattern."
-        said.append(("When the agent fails, it", words))
+        text = ", ".join(lacks).replace("%)", "% of failures)", 1)
+        said.append(("When it fails, the agent", f"{text or 'shows no reliable pattern'}."))
     rows = [] if isinstance(main, Missing) else _compared(main)
     if not rows:
         return said
@@ -264,7 +266,7 @@ def _sentences(
 
 def _lack(candidate: CandidateAccount) -> str:
     """Say what an agent without a capability does, with its title and its share of the failed rollouts."""
-    name, share = candidate["name"], f"{candidate['coverage'] or 0:.0%}"
+    name, share = candidate["name"], f"in {candidate['coverage'] or 0:.0%}"
     cause = CAUSES.get(candidate["id"])
     return f"{cause.deed} ({name}, {share})" if cause else f"lacks {name} ({share})"
 
