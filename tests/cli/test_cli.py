@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from support.finished import Captrain
 from support.waiting import PATIENCE
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from captrain.cli.app import app
 from captrain.records import publish_json, publish_text
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +36,43 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
     assert all(command in done.stdout for command in ("results", "verify", "report"))
+
+
+def helped(command: TyperCommand | TyperGroup) -> list[TyperCommand | TyperGroup]:
+    """A command with all commands below it."""
+    inner = command.commands.values() if isinstance(command, TyperGroup) else []
+    return [command, *(one for each in inner if isinstance(each, TyperCommand | TyperGroup) for one in helped(each))]
+
+
+def test_the_help_groups_every_command_and_consists_of_sentences() -> None:
+    top = typer.main.get_command(app)
+    assert isinstance(top, TyperGroup)
+    commands = [one for one in top.commands.values() if isinstance(one, TyperCommand | TyperGroup)]
+    assert len({one.rich_help_panel for one in commands}) > 3 and all(one.rich_help_panel for one in commands)
+    options = [
+        option for one in helped(top) for option in one.params if isinstance(option, TyperOption | TyperArgument)
+    ]
+    texts = [text for one in [*helped(top), *options] for text in (one.help or "").split("\n\n") if text]
+    assert len(texts) > 100
+    assert [text for text in texts if not re.fullmatch(r"[A-Z`].*\.?", text, re.DOTALL) or len(text.split()) < 2] == []
+    assert [text for one in helped(top) for text in (one.help or "").split("\n\n") if not text.endswith(".")] == []
+
+
+def test_a_diagnosis_fits_80_columns_and_its_commands_stay_in_one_line(
+    tmp_path: Path, captrain: Captrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, err = captrain(tmp_path, "diagnose", str(LOGS))
+    assert status == 0 and (tmp_path / "diagnosis/report.html").is_file(), err
+    lines = out.splitlines()
+    advice = lines[2 : lines.index("Why rollouts failed")]
+    commands = [line for line in advice if "captrain synthesize" in line]
+    assert len(commands) == 4 and all(line.endswith("--out environments") for line in commands)
+    assert all(re.match(r"\d\. |   ", line) for line in advice), "a line continues below its text"
+    assert max(len(line.rstrip()) for line in lines if line not in commands) <= 80
+    count = sum(line[0] != " " for line in advice)
+    assert count == 5 == len(re.findall(r"^   cause: (\w+) \(.+\)$", out, re.MULTILINE))
+    assert count == sum(line.startswith("   example: ") for line in advice)
 
 
 def test_no_module_behind_the_commands_imports_torch() -> None:

@@ -668,6 +668,21 @@ def test_a_capability_links_to_all_its_failures_and_the_address_holds_the_filter
 
 
 @pytest.mark.needs("browser")
+def test_on_paper_no_table_is_cut_and_views_that_need_a_screen_are_left_out(browser: Browser, report: Path) -> None:
+    browser.screen(720, 1000)
+    browser.open((report / "index.html").as_uri())
+    browser.ask("Emulation.setEmulatedMedia", media="print")
+    try:
+        tables = "[...document.querySelectorAll('#overview table, #capabilities table, #ledger table')]"
+        assert browser.run(f"{tables}.filter((one) => one.getBoundingClientRect().right > innerWidth).length") == 0
+        views = "[...document.querySelectorAll('.view')].filter((one) => one.checkVisibility()).map((one) => one.id)"
+        shown = browser.run(views)
+        assert {"overview", "capabilities", "ledger"} <= {*shown} and not {"rollouts", "thresholds"} & {*shown}
+    finally:
+        browser.ask("Emulation.setEmulatedMedia", media="")
+
+
+@pytest.mark.needs("browser")
 def test_the_sliders_select_as_the_stage_does(browser: Browser, report: Path, project: Path) -> None:
     browser.events.clear()
     labels = load(project / rollouts.LABELS, RolloutLabels)

@@ -24,7 +24,6 @@ from captrain.run import entry_point
 app = typer.Typer(
     name="captrain",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
