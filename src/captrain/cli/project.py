@@ -120,11 +120,13 @@ def group() -> None:
 
 @benchmark.command()
 def install(
-    name: Annotated[str, typer.Argument(help="bfcl, tau2, agentdojo, verifiers, or openenv (to run exports in).")],
+    name: Annotated[
+        str, typer.Argument(help="Name: bfcl, tau2, agentdojo, verifiers, or openenv (it runs exported packages).")
+    ],
     packages: Annotated[
         list[str] | None, typer.Argument(help="Further packages to install, as pip names them.")
     ] = None,
 ) -> None:
-    """Install a benchmark in an environment of its own below .cache/installations, where its workers find it."""
+    """Install a benchmark in an environment of its own, below .cache/installations."""
     python = benchmarks.install_benchmark(name, project_root(), packages or [])
     print_all(f"{name}: {python}" if name == "openenv" else f"{name}: {python}; choose it with benchmark={name}")
