@@ -1,7 +1,7 @@
 """A hook for mkdocs: files outside docs/ that a page links to, such as figures of results/, become part of the site.
 
 Pages link to them by the path from docs/, which works on GitHub as well. The site copies the file when it is built, so
-no copy gets outdated.
+no copy gets outdated. The theme's search field, a dialog, gets a name for screen readers.
 """
 
 import re
@@ -28,3 +28,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point the links to the files' places in the site."""
     return OUTSIDE.sub(r"\1", markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Name the dialog of the search."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )

@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from support.finished import Captrain
+from support.pages import run_command
 from support.waiting import PATIENCE
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from captrain.cli.app import app
 from captrain.records import publish_json, publish_text
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +37,40 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
     assert all(command in done.stdout for command in ("results", "verify", "report"))
+
+
+def helped(command: TyperCommand | TyperGroup) -> list[TyperCommand | TyperGroup]:
+    """A command with all commands below it."""
+    inner = command.commands.values() if isinstance(command, TyperGroup) else []
+    return [command, *(one for each in inner if isinstance(each, TyperCommand | TyperGroup) for one in helped(each))]
+
+
+def test_the_help_groups_every_command_and_consists_of_sentences() -> None:
+    top = typer.main.get_command(app)
+    assert isinstance(top, TyperGroup)
+    commands = [one for one in top.commands.values() if isinstance(one, TyperCommand | TyperGroup)]
+    assert len({one.rich_help_panel for one in commands}) > 3 and all(one.rich_help_panel for one in commands)
+    options = [
+        option for one in helped(top) for option in one.params if isinstance(option, TyperOption | TyperArgument)
+    ]
+    texts = [text for one in [*helped(top), *options] for text in (one.help or "").split("\n\n") if text]
+    assert len(texts) > 100
+    assert [text for text in texts if not text[0].isupper() or not text.endswith(".")] == []
+
+
+def test_a_diagnosis_fits_80_columns_and_its_commands_stay_in_one_line(tmp_path: Path) -> None:
+    done = run_command(f"captrain diagnose {LOGS} --out {tmp_path / 'out'}", ROOT, columns=80)
+    out = done.stdout
+    assert done.returncode == 0, done.stderr
+    lines = out.splitlines()
+    advice = lines[2 : lines.index("Why rollouts failed")]
+    commands = [line for line in advice if "captrain synthesize" in line]
+    assert len(commands) == 4 and all(line.endswith("--out environments") for line in commands)
+    assert all(re.match(r"\d\. |   ", line) for line in advice), "a line continues below its text"
+    assert [line for line in lines if len(line.rstrip()) > 80 and line not in commands] == []
+    count = sum(line[0] != " " for line in advice)
+    assert count == 5 == len(re.findall(r"^   cause: (\w+) \(.+\)$", out, re.MULTILINE))
+    assert count == sum(line.startswith("   example: ") for line in advice)
 
 
 def test_no_module_behind_the_commands_imports_torch() -> None:
@@ -81,7 +119,8 @@ def test_the_most_common_reason_of_unread_entries_is_printed_with_its_count(tmp_
     bent = [{**row, "reward": "much"} if number < 18 else row for number, row in enumerate(rows)]
     text = "".join(json.dumps(row) + "\n" for row in [*bent, {**rows[0], "messages": []}])
     publish_text(tmp_path / "log.jsonl", text)
-    status, out, err = captrain(tmp_path, "diagnose", "log.jsonl", "--out", "out")
+    status, out, err = captrain(tmp_path, "diagnose", "log.jsonl")
+    assert (tmp_path / "diagnosis/report.html").is_file()
     assert status == 0 and "unreadable entries: " in out and "(18)" in out, out + err
 
 

@@ -200,7 +200,7 @@ def test_another_total_is_rejected_unless_declared(tmp_path: Path) -> None:
     console = Console(width=120, file=StringIO())
     with console.capture() as captured:
         console.print(table(tmp_path))
-    assert "Another total than TRACE's: ADP trains on demonstrations." in captured.get()
+    assert "Unequal total: ADP trains on demonstrations." in captured.get()
 
 
 def test_a_composition_plays_only_tasks_routed_to_it() -> None:

@@ -117,7 +117,7 @@ def test_the_page_shows_each_failure_beside_its_reference_and_quotes_nothing_as_
     diagnose(path, "--out", tmp_path / "out")
     page = (tmp_path / "out/report.html").read_text()
     assert "<script" not in page and "&lt;script&gt;alert(1)" in page
-    assert page.count("<details>") == 7 == page.count("<h4>The reference</h4>")
+    assert page.count("<details id=") == 7 == page.count("<h4>The reference</h4>")
     assert '<a href="#cause-wrong_argument">' in page and 'id="cause-wrong_argument"' in page
     assert 'class="failing"' in page and "Nothing can be concluded from these logs" in page
 

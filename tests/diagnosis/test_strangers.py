@@ -168,7 +168,7 @@ def test_what_an_agent_with_a_shell_did_is_observed_and_no_cause(
 ) -> None:
     [row], printed = diagnosed(tmp_path, written(tmp_path, coding(*steps)))
     assert {remark["name"] for remark in row.get("observations", [])} == names
-    assert causes(row) == [] and ("Observed, and no cause" in printed) == bool(names)
+    assert causes(row) == [] and ("Observed, but not a cause" in printed) == bool(names)
 
 
 def test_a_pass_that_read_the_solution_or_broke_the_policy_is_listed_and_counts_as_passed(tmp_path: Path) -> None:

@@ -408,7 +408,7 @@ def test_the_overview_and_the_terminal_show_the_same_readings(
     assert said == cells
     assert {"differs", "no reliable difference"} <= {*said}
     text = " ".join(view(report, "overview").text.split())
-    assert "TRACE in this run: against base +0.203, differs; against GRPO on target -0.026, no" in text
+    assert "TRACE in this run: +0.203 to base (differs); -0.026 to GRPO on target (no" in text
 
 
 def test_the_first_screen_has_at_most_40_lines_of_80_columns_and_no_name_is_wrapped(
@@ -636,8 +636,8 @@ def test_the_table_filters_and_opens_by_keyboard_with_two_arms_side_by_side(brow
 
 def test_the_first_screen_says_what_is_lacking_which_row_is_best_and_what_limits_it(report: Path) -> None:
     text = " ".join(view(report, "overview").text.split())
-    assert "The agent lacks Check first (50% of failures), Seldom" in text
-    assert re.search(r"Best row \S.* passes 0\.\d+ of the test tasks", text) and "Caveat one seed and" in text
+    assert "When it fails, the agent lacks Check first (in 50% of failures), lacks Seldom" in text
+    assert re.search(r"Best row \S.* passes 0\.\d+ of the test tasks", text) and "Caveat one seed, " in text
     page = (report / "index.html").read_text()
     rows = page.partition('aria-label="Main table"')[2].partition("</table>")[0]
     rates = [float(rate) for rate in re.findall(r'<td class="n">(0\.\d{3})</td>', rows)][:1] and [
@@ -665,6 +665,21 @@ def test_a_capability_links_to_all_its_failures_and_the_address_holds_the_filter
     assert browser.run("location.hash") == "#rollouts?outcome=p&lacks=check_first"
     assert browser.run("document.getElementById('count').textContent").startswith("0 of")
     assert browser.faults() == []
+
+
+@pytest.mark.needs("browser")
+def test_on_paper_no_table_is_cut_and_views_that_need_a_screen_are_left_out(browser: Browser, report: Path) -> None:
+    browser.screen(720, 1000)
+    browser.open((report / "index.html").as_uri())
+    browser.ask("Emulation.setEmulatedMedia", media="print")
+    try:
+        tables = "[...document.querySelectorAll('#overview table, #capabilities table, #ledger table')]"
+        assert browser.run(f"{tables}.filter((one) => one.getBoundingClientRect().right > innerWidth).length") == 0
+        views = "[...document.querySelectorAll('.view')].filter((one) => one.checkVisibility()).map((one) => one.id)"
+        shown = browser.run(views)
+        assert {"overview", "capabilities", "ledger"} <= {*shown} and not {"rollouts", "thresholds"} & {*shown}
+    finally:
+        browser.ask("Emulation.setEmulatedMedia", media="")
 
 
 @pytest.mark.needs("browser")

@@ -86,7 +86,7 @@ STOPPED = {
     ),
     "rlimits: memory and stack": ("memory_bomb", "endless_stack"),
     "the time of an answer": ("endless_loop", "hang_at_import"),
-    "bounds of replies, of which nothing is believed unseen": (
+    "limits and checks of every reply": (
         "flood_reply", "flood_channel", "deep_nesting", "nested_arguments", "half_a_character", "not_a_number",
         "infinite_reward", "huge_reward", "forged_id", "odd_shapes", "pickle_object", "pickle_bytes",
         "tamper_with_json",

@@ -1,6 +1,6 @@
 """The command line: `captrain init | run | results | verify | report | plan | jobs | ...`.
 
-Most commands read and print; `dvc repro` runs the pipeline. Each module beside this one holds a group of commands. A
+Most commands read and print; `captrain run` runs the pipeline. Each module beside this one holds a group of commands. A
 command imports what it needs inside its function, so `captrain --help` answers at once, and only `serve` and `validate
 --calibrate` import torch. A `UserError` ends in one message on stderr and exit status 2. Commands that check something,
 such as `verify` and `validate`, exit with 1 if a check fails.
@@ -24,7 +24,6 @@ from captrain.run import entry_point
 app = typer.Typer(
     name="captrain",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -33,41 +32,24 @@ app = typer.Typer(
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Find the capabilities that an agent lacks, train a LoRA adapter for each, and route tasks to them.
-
-    `dvc repro` runs the pipeline.
-    """
+    """Find the capabilities that an agent lacks, train a LoRA adapter for each, and route tasks to them."""
     if version:
         print_all(f"captrain {__version__}")
         raise typer.Exit
 
 
-# `captrain --help` lists the commands in this order.
-for command in (
-    init,
-    run,
-    upgrade,
-    check_benchmark,
-    results,
-    compare,
-    verify,
-    diagnose,
-    synthesize,
-    plan,
-    doctor,
-    power,
-    published,
-    export,
-    export_environment,
-    push,
-    report,
-    jobs,
-    validate,
-    serve,
-    route,
-):
-    app.command()(command)
-app.add_typer(benchmark, name="benchmark")
+COMMANDS = {
+    "Diagnose logs": (diagnose, synthesize),
+    "Run TRACE and read its results": (plan, run, results, compare, report, published, power, jobs),
+    "Bring your own benchmark": (init, check_benchmark, upgrade),
+    "Serve and share": (serve, route, export, export_environment, push),
+    "Check": (doctor, verify, validate),
+}
+"""The commands, as `captrain --help` groups them."""
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(benchmark, name="benchmark", rich_help_panel="Bring your own benchmark")
 
 
 @partial(entry_point, stage=False)

@@ -6,6 +6,7 @@ headings. No heading, id or number is ever cut.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,18 +25,33 @@ from captrain.errors import UserError
 from captrain.records import plain, without_secrets
 from captrain.run import ModelAccess, find_project
 
-EndpointVariable = Annotated[str, typer.Option(help="Environment variable that holds the endpoint's base URL.")]
-KeyVariable = Annotated[str, typer.Option(help="Environment variable that holds the key.")]
+MODEL_PANEL = "Language model"
+"""Group of options in the help."""
+EndpointVariable = Annotated[
+    str,
+    typer.Option(help="Environment variable that holds the endpoint's base URL.", rich_help_panel=MODEL_PANEL),
+]
+KeyVariable = Annotated[str, typer.Option(help="Environment variable that holds the key.", rich_help_panel=MODEL_PANEL)]
 Budget = Annotated[
-    int | None, typer.Option(min=1, help="Limit on the tokens that the model reads and writes together.")
+    int | None,
+    typer.Option(
+        min=1, help="Limit on the tokens that the model reads and writes together.", rich_help_panel=MODEL_PANEL
+    ),
 ]
 Prices = Annotated[
-    tuple[float, float] | None, typer.Option(help="Price of a million tokens read and of a million written.")
+    tuple[float, float] | None,
+    typer.Option(
+        metavar="READ WRITTEN",
+        help="Price of a million tokens read and of a million written.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 ENDPOINT, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 GAP = 2
 """Spaces between columns without borders."""
 ENDLESS = 10_000
+LINE_START = re.compile(r" *(?:\d+\. |- |-> )?")
+"""The indentation of a line, with the number or mark of a list."""
 TALLEST = 4
 """Largest number of lines of a wrapped cell; taller rows become blocks."""
 
@@ -84,8 +100,20 @@ def print_all(*parts: RenderableType) -> None:
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     console = PlainConsole(width=width, highlight=False, markup=False, emoji=False)
     for part in parts:
-        is_command = isinstance(part, str) and part.lstrip().startswith("captrain ")
-        console.print(fitted(shown(part), console), soft_wrap=is_command)
+        if not isinstance(part, str):
+            console.print(fitted(shown(part), console))
+            continue
+        for line in without_secrets(plain(part)).split("\n"):
+            is_command = line.lstrip().startswith("captrain ")
+            console.print(line if is_command else _hung(line, console), soft_wrap=is_command)
+
+
+def _hung(line: str, console: Console) -> Text:
+    """Fold a line at the width of the console, so that its next lines start where its text starts."""
+    start = LINE_START.match(line)
+    mark = start[0] if start else ""
+    folded = Text(line.removeprefix(mark)).wrap(console, max(1, console.width - len(mark)))
+    return Text(mark) + Text("\n" + " " * len(mark)).join(folded)
 
 
 def model_access(endpoint: str, key: str, tokens: int | None, prices: tuple[float, float] | None) -> ModelAccess:

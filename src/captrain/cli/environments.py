@@ -10,6 +10,7 @@ from captrain import diagnosis, environments, projects
 from captrain.cli.console import (
     ENDPOINT,
     KEY,
+    MODEL_PANEL,
     Budget,
     EndpointVariable,
     KeyVariable,
@@ -34,24 +35,32 @@ def synthesize(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--diagnosis", help="Folder that captrain diagnose wrote; the project's own diagnosis by default."
+            "--diagnosis", help="Folder that `captrain diagnose` wrote; the project's own diagnosis by default."
         ),
     ] = None,
     tools: Annotated[Path | None, typer.Option(help="JSON list of the tools' schemas, if the logs have none.")] = None,
     model: Annotated[
-        str, typer.Option(help="Language model that writes the environment; by default a program derives it.")
+        str,
+        typer.Option(
+            help="Name of the model that writes the environment; by default a program derives it.",
+            rich_help_panel=MODEL_PANEL,
+        ),
     ] = "",
     endpoint_env: EndpointVariable = ENDPOINT,
     key_env: KeyVariable = KEY,
     tokens: Budget = None,
     prices: Prices = None,
-    dry_run: Annotated[bool, typer.Option(help="Print what would be made and its cost, and make nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be made and its cost, and make nothing.")
+    ] = False,
     sandbox: Sandbox = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Also play the project's base in it.")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Also let the project's base play the environment.")
+    ] = False,
 ) -> None:
-    """Write an environment that trains a capability which a diagnosis found, with its passport.
+    """Write an environment that trains a capability found by a diagnosis, and check it.
 
-    The exit status is 1 if the environment earns no passport.
+    The checks are recorded in its passport. The exit status is 1 if one fails.
     """
     require_folder(out)
     access = model_access(endpoint_env, key_env, tokens, prices)
@@ -84,15 +93,18 @@ def validate(
         str, typer.Argument(metavar="FILE|TASKSET", help="Environment file (.py), or a taskset of verifiers.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the report and its page; the file's or this folder by default.")
+        Path | None, typer.Option(help="Folder for the passport and its page; by default the file's own folder.")
     ] = None,
     scale: Annotated[
-        tuple[float, float], typer.Option(help="Lowest and highest reward of an episode of the taskset.")
+        tuple[float, float],
+        typer.Option(help="Lowest and highest reward of an episode of the taskset.", metavar="LOW HIGH"),
     ] = (0.0, 1.0),
     sandbox: Sandbox = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Also play the project's base in it.")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Also let the project's base play the environment.")
+    ] = False,
 ) -> None:
-    """Check any environment file against the project's benchmark and write its passport, or probe a taskset.
+    """Check an environment file and write its passport, or probe a taskset of verifiers.
 
     The exit status is 1 if a check fails.
     """
@@ -112,7 +124,7 @@ def validate(
 def export_environment(
     name: Annotated[
         str,
-        typer.Argument(help="Capability of one of the project's environments, or an environment file with a passport."),
+        typer.Argument(help="Capability of an environment of the project, or an environment file with a passport."),
     ],
     to: Annotated[Literal["openenv", "verifiers", "trl"], typer.Option(help="Library that the package is for.")],
     out: Annotated[Path, typer.Option(help="New or empty folder for the package.")],
@@ -125,17 +137,17 @@ def export_environment(
 
 def push(
     kind: Annotated[Literal["adapters", "environments"], typer.Argument(help="What to send.")],
-    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hub.")],
     dry_run: Annotated[
         Path | None, typer.Option(help="Write the files to this folder instead of sending them.")
     ] = None,
-    confirmed: Annotated[
-        bool, typer.Option("--send", help="Send the files. Nothing is sent without this option.")
-    ] = False,
+    confirmed: Annotated[bool, typer.Option("--send", help="Send the files; this option is needed to send.")] = False,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     stage: Annotated[str, typer.Option(help="Stage that trained the adapters, for example solutions.")] = "adapters",
 ) -> None:
-    """Send adapters with their cards and routes, or environments with their passports, to the Hugging Face Hub."""
+    """Send adapters or environments to the Hugging Face Hub.
+
+    Adapters come with cards and routes, environments with passports."""
     if [*map(bool, repository.split("/"))] != [True, True]:
         raise UserError(f"{repository} is not a repository of the hub", "name it as OWNER/NAME")
     if (dry_run is None) != confirmed:

@@ -10,6 +10,7 @@ from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.cli.console import (
     ENDPOINT,
     KEY,
+    MODEL_PANEL,
     Budget,
     EndpointVariable,
     KeyVariable,
@@ -31,56 +32,118 @@ from captrain.run import (
 
 RUNS = 10
 """Labelling runs on logs."""
+READING, FACTS, RULE = "How to read the log", "What else is known", "Which capabilities are selected"
+"""Groups of options in the help."""
 AnalystName = Literal["programmatic", "openai"]
 
 
 def diagnose(
-    files: Annotated[list[Path], typer.Argument(help="Log files in any format that docs/formats.md lists.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.md, report.html and the labels.")],
-    delta: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Least difference between the error rates of failed and passed rollouts."),
-    ] = 0.2,
-    coverage: Annotated[
-        float, typer.Option(min=0, max=1, help="Least share of failed rollouts that lack the capability.")
-    ] = 0.1,
-    agreement: Annotated[
-        int, typer.Option(min=1, max=RUNS, help="Number of labelling runs, of 10, that must agree.")
-    ] = 8,
-    ranking: Annotated[
-        Ranking, typer.Option(help="Order of the capabilities that meet the rule; product is coverage x gap.")
-    ] = "product",
-    count: Annotated[int, typer.Option(min=1, help="Largest number of capabilities to select.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples.")] = 0,
+    files: Annotated[list[Path], typer.Argument(help="Log files or folders; their formats are detected.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.html, report.md and the labels; an old diagnosis in it is replaced.")
+    ] = Path("diagnosis"),
     scores: Annotated[
         Path | None,
-        typer.Option(help="CSV of outcomes: a trace, session, file or task, and its reward."),
+        typer.Option(
+            help="CSV file with outcomes: a trace, session, file or task, and its reward.", rich_help_panel=READING
+        ),
     ] = None,
     outcome: Annotated[
-        str, typer.Option(help="Field that says whether a rollout passed, such as resolved or metrics.reward.")
+        str,
+        typer.Option(
+            help="Field that says whether a rollout passed, such as resolved or metrics.reward.",
+            rich_help_panel=READING,
+        ),
     ] = "",
-    pass_at: Annotated[float | None, typer.Option(help="Least reward of a passed rollout; by default 1.")] = None,
-    messages: Annotated[str, typer.Option(help="Field that holds the messages or steps of a dialogue.")] = "",
-    agent: Annotated[str, typer.Option(help="Field that names the agent, if several played.")] = "",
-    keep_secrets: Annotated[
-        bool, typer.Option(help="Write text that looks like a key as it is; by default it is redacted.")
-    ] = False,
-    benchmark: Annotated[str, typer.Option(help="Benchmark of the tasks: a known one, or one of the project.")] = "",
-    tools_as: Annotated[
-        Path | None, typer.Option(help="YAML or JSON that maps tools to read, write, handover or think.")
+    pass_at: Annotated[
+        float | None, typer.Option(help="Least reward of a passed rollout; 1 by default.", rich_help_panel=READING)
     ] = None,
-    clauses: Annotated[Path | None, typer.Option(help="YAML of policy clauses that can be checked on records.")] = None,
+    messages: Annotated[
+        str,
+        typer.Option(help="Field that holds the messages or steps of a dialogue.", rich_help_panel=READING),
+    ] = "",
+    agent: Annotated[
+        str, typer.Option(help="Field that names the agent, if several played.", rich_help_panel=READING)
+    ] = "",
+    keep_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--keep-secrets",
+            help="Keep text that looks like a key; by default it is redacted.",
+            rich_help_panel=READING,
+        ),
+    ] = False,
+    benchmark: Annotated[
+        str,
+        typer.Option(
+            help="Benchmark whose world replays the rollouts: tau2, agentdojo, bfcl, servicedesk, toolsandbox, or "
+            "one of the project.",
+            rich_help_panel=FACTS,
+        ),
+    ] = "",
+    tools_as: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML or JSON file that says what tools do: read, write, handover or think.", rich_help_panel=FACTS
+        ),
+    ] = None,
+    clauses: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with policy clauses to check on the records.", rich_help_panel=FACTS),
+    ] = None,
+    delta: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Least difference between the error rates of failed and passed rollouts.",
+            rich_help_panel=RULE,
+        ),
+    ] = 0.2,
+    coverage: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Least share of failed rollouts that lack the capability.", rich_help_panel=RULE
+        ),
+    ] = 0.1,
+    agreement: Annotated[
+        int,
+        typer.Option(min=1, max=RUNS, help="Number of labelling runs, of 10, that must agree.", rich_help_panel=RULE),
+    ] = 8,
+    ranking: Annotated[
+        Ranking,
+        typer.Option(
+            help="Order of the capabilities that meet these thresholds; product is coverage x gap.",
+            rich_help_panel=RULE,
+        ),
+    ] = "product",
+    count: Annotated[
+        int, typer.Option(min=1, help="Largest number of capabilities to select.", rich_help_panel=RULE)
+    ] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the labelling runs.", rich_help_panel=RULE)] = 0,
     analyst: Annotated[
-        AnalystName, typer.Option(help="Who labels: programmatic uses rules, openai the language model of --model.")
+        AnalystName,
+        typer.Option(
+            help="Who labels the rollouts: rules (programmatic), or the language model of --model (openai).",
+            rich_help_panel=MODEL_PANEL,
+        ),
     ] = "programmatic",
-    model: Annotated[str, typer.Option(help="Name of the model at its endpoint.")] = "",
+    model: Annotated[str, typer.Option(help="Name of the model at its endpoint.", rich_help_panel=MODEL_PANEL)] = "",
     endpoint_env: EndpointVariable = ENDPOINT,
     key_env: KeyVariable = KEY,
     tokens: Budget = None,
     prices: Prices = None,
-    dry_run: Annotated[bool, typer.Option(help="Print what the model would cost, and ask nothing.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print what the model would cost, and ask nothing.", rich_help_panel=MODEL_PANEL
+        ),
+    ] = False,
 ) -> None:
-    """Diagnose an agent's logs: why its rollouts failed and what it lacks. Writes causes, a ranking and reports."""
+    """Diagnose an agent's logs: print and report what it does wrong, how often, and what to do.
+
+    The output folder also gets every cause, label and count as JSON. This needs no model and no network.
+    """
     require_folder(out)
     require_apart(out)
     if dry_run and analyst != "openai":

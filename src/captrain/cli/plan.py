@@ -32,9 +32,9 @@ def plan(
         typer.Option(metavar="READ WRITTEN", help="Price of a million tokens at the agent's own endpoint."),
     ] = None,
 ) -> None:
-    """Estimate what a run costs, stage by stage, and check whether it can run. Runs nothing.
+    """Estimate what a run costs, stage by stage, and check whether it can run.
 
-    The exit status is 2 if the run is impossible.
+    This command runs no stage. The exit status is 2 if the run is impossible.
     """
     spec, title = compose_configuration(settings or [], project_root())
     node = planning.Node(gpus, gpu_memory, throughput, parameters, price, planning.machine_speed())
@@ -63,9 +63,9 @@ def power(
         float, typer.Option(min=0.0001, max=0.5, help="Chance to report a difference that is not real.")
     ] = 0.05,
 ) -> None:
-    """Compute which difference a comparison can detect, and how many tasks a wanted difference needs. Runs nothing.
+    """Compute which difference a comparison can detect, or how many tasks a difference needs.
 
-    Values that you leave out come from results/evaluation.
+    This command runs no stage. Values that you leave out come from results/evaluation.
     """
     if difference is not None and not 1e-6 <= abs(difference) <= 1:
         raise UserError(
@@ -86,8 +86,7 @@ def doctor(
 ) -> None:
     """Check that this machine has what a run needs, and print a remedy for everything missing.
 
-    Starts and downloads nothing. An endpoint is asked for one short answer. The exit status is 1 if something is
-    missing.
+    It downloads nothing and asks an endpoint for one short answer. The exit status is 1 if something is missing.
     """
     root = project_root()
     spec, title = compose_configuration(settings or [], root)

@@ -29,13 +29,12 @@ def init(
 
 
 def run(
-    stage: Annotated[
-        str | None, typer.Argument(help="Run this one stage, even if it is up to date. `dvc repro` calls it so.")
-    ] = None,
+    stage: Annotated[str | None, typer.Argument(help="Run only this stage, even if it is up to date.")] = None,
 ) -> None:
-    """Run the pipeline as `dvc repro` does: print the forecast, a line for each finished stage, and the results.
+    """Run the pipeline, or resume it: print a forecast, a line for each finished stage, and the results.
 
-    The base and TRACE are evaluated first, and their table is printed before the baselines run.
+    The base and TRACE are evaluated first, and their table is printed before the baselines run. `dvc repro` runs the
+    same stages.
     """
     root = project_root()
     os.chdir(root)
@@ -88,7 +87,8 @@ def check_benchmark(
         str, typer.Argument(metavar="MODULE:CLASS", help="Class of the benchmark, importable from here.")
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Arguments of its constructor.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="Settings of the benchmark: arguments of its constructor."),
     ] = None,
     tasks: Annotated[int, typer.Option(min=2, help="Number of tasks to check in each split.")] = 20,
     limit: Annotated[float, typer.Option(min=0.1, help="Seconds that one method call may take.")] = 10.0,
@@ -110,21 +110,23 @@ def check_benchmark(
     print_all(f"{report.facts['name']}: keeps the contract")
 
 
-benchmark = typer.Typer(help="Install benchmarks of others.", no_args_is_help=True)
+benchmark = typer.Typer(no_args_is_help=True)
 
 
 @benchmark.callback()
 def group() -> None:
-    """Install benchmarks of others, each in an environment of its own."""
+    """Install a benchmark of others, such as tau2 or bfcl."""
 
 
 @benchmark.command()
 def install(
-    name: Annotated[str, typer.Argument(help="bfcl, tau2, agentdojo, verifiers, or openenv (to run exports in).")],
+    name: Annotated[
+        str, typer.Argument(help="Name: bfcl, tau2, agentdojo, verifiers, or openenv (it runs exported packages).")
+    ],
     packages: Annotated[
         list[str] | None, typer.Argument(help="Further packages to install, as pip names them.")
     ] = None,
 ) -> None:
-    """Install a benchmark in an environment of its own below .cache/installations, where its workers find it."""
+    """Install a benchmark in an environment of its own, below .cache/installations."""
     python = benchmarks.install_benchmark(name, project_root(), packages or [])
     print_all(f"{name}: {python}" if name == "openenv" else f"{name}: {python}; choose it with benchmark={name}")

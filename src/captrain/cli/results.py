@@ -24,7 +24,7 @@ def results(
         bool, typer.Option("--spent", help="Print the rollouts, tokens and seconds that each row spent.")
     ] = False,
 ) -> None:
-    """Print the rows by pass rate, what differs, and which capabilities were selected."""
+    """Print the rows by pass rate, the differences that matter, and the selected capabilities."""
     from captrain.reporting import tables
 
     root = project_root()
@@ -37,21 +37,19 @@ def compare(
     ],
     second: Annotated[str, typer.Argument(metavar="RUN", help="Second run, named in the same way.")],
 ) -> None:
-    """Compare two runs: settings that differ, capabilities, and pass rates with the intervals of their differences."""
+    """Compare two runs: their settings, capabilities, and pass rates."""
     root = find_project(Path.cwd()) or Path.cwd()
     print_all(*reporting.compare_runs(reporting.find_run(first, root), reporting.find_run(second, root)))
 
 
 def published() -> None:
-    """Print the paper's numbers, ours beside them where the same was run, and where the paper contradicts itself."""
+    """Print the paper's numbers, with ours beside them where the same was run."""
     print_all(*comparison.published_tables(project_root()))
 
 
 def export(
     files: Annotated[list[Path], typer.Argument(help="Files of rollouts in JSON lines.")],
-    to: Annotated[
-        Literal["inspect", "openai"], typer.Option(help="Format: Inspect logs, or chats in OpenAI's format.")
-    ],
+    to: Annotated[Literal["inspect", "openai"], typer.Option(help="Format of the export.")],
     out: Annotated[Path, typer.Option(help="Folder for the logs, or file for the chats.")],
 ) -> None:
     """Export rollouts as Inspect logs, or as chats in OpenAI's format."""
@@ -62,7 +60,7 @@ def export(
 def report(
     out: Annotated[Path, typer.Option(help="Folder for the page; an old report in it is replaced.")] = Path("report"),
 ) -> None:
-    """Write the report: one page that opens from disk, with tables, capabilities, rollouts and provenance."""
+    """Write the report of a run: one page with tables, capabilities and rollouts that opens from disk."""
     from captrain.reporting.pages import build
 
     require_folder(out)
@@ -78,7 +76,7 @@ def verify(
 ) -> None:
     """Check that the committed results were made by the committed code, specification and data.
 
-    Exit status: 0 if they were; 1 if anything differs, even within noise; 2 if it cannot be checked.
+    The exit status is 0 if they were, 1 if anything differs (even within noise), and 2 if it cannot be checked.
     """
     root = project_root()
     verification, table = reporting.verify(root), Table.grid(padding=(0, 2))

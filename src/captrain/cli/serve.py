@@ -16,23 +16,26 @@ if TYPE_CHECKING:
 def serve(
     model: Annotated[Path, typer.Argument(help="Folder of the model.")] = Path("artifacts/base"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
     name: Annotated[str, typer.Option("--served-model-name", help="Name of the base in requests.")] = "base",
     adapters: Annotated[
-        list[str] | None, typer.Option("--lora-modules", help="Adapter as name=folder. Repeatable.")
+        list[str] | None, typer.Option("--lora-modules", help="Adapter, as name=folder; you can repeat this option.")
     ] = None,
     token_variable: Annotated[
-        str, typer.Option("--token-env", help="Environment variable that holds the token which requests must send.")
+        str, typer.Option("--token-env", help="Environment variable that holds the token that requests must send.")
     ] = "",
     hosts: Annotated[
         list[str] | None,
         typer.Option(
-            "--allowed-host", help="Further host name of this server, or of pages that may use it. Repeatable."
+            "--allowed-host",
+            help="Further host name of this server, or of pages that may use it; you can repeat this option.",
         ),
     ] = None,
     folders: Annotated[
         list[Path] | None,
-        typer.Option("--adapters-from", help="Folder from which requests may load adapters. Repeatable."),
+        typer.Option(
+            "--adapters-from", help="Folder from which requests may load adapters; you can repeat this option."
+        ),
     ] = None,
     routed: Annotated[
         bool,
@@ -41,10 +44,10 @@ def serve(
         ),
     ] = False,
     upstream: Annotated[
-        str, typer.Option(help="With --route: base URL of a vLLM server of the base, used instead of the engine here.")
+        str, typer.Option(help="Base URL of a vLLM server of the base, used instead of the engine here; needs --route.")
     ] = "",
     upstream_key: Annotated[
-        str, typer.Option("--upstream-key-env", help="With --upstream: environment variable that holds its key.")
+        str, typer.Option("--upstream-key-env", help="Environment variable that holds the key of --upstream.")
     ] = "",
 ) -> None:
     """Serve the base and its adapters behind an OpenAI-compatible endpoint."""
@@ -72,7 +75,7 @@ def serve(
 def route(
     message: Annotated[str, typer.Argument(help="The user's first message.")],
 ) -> None:
-    """Print the adapter that a conversation would be routed to, and why."""
+    """Print which adapter a conversation would be routed to, and why."""
     adapter, reason = _conversations().choose([{"role": "user", "content": message}])
     print_all(adapter, reason)
 

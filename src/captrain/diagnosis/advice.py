@@ -39,13 +39,15 @@ class Advice:
     """What to do about a subject: a step to repair, a kind of cause, the benchmark or the simulator.
 
     actions: what to do, in order. command: to be typed, "" if there is none. facts: counts of a step to repair, "" for
-    other subjects. example: one quoted failure of it.
+    other subjects. cause: id and title of the most frequent cause of these failures, "" if none. example: a failure
+    with it.
     """
 
     subject: str
     actions: list[str]
     command: str = ""
     facts: str = ""
+    cause: str = ""
     example: str = ""
 
 
@@ -69,7 +71,12 @@ class _Remedies:
             return actions, ""
         how, command = self.training[cause]
         start = "if that is not enough, train" if line else "train"
-        return [*actions, f"{start} {cause} ({CAUSES[cause].name}){how}"], command
+        return [*actions, f"{start} {titled(cause)}{how}"], command
+
+
+def titled(cause: str) -> str:
+    """A cause by id and title."""
+    return f"{cause} ({CAUSES[cause].name})"
 
 
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
@@ -133,36 +140,41 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
         actions, command = ["read these references in suspects.jsonl and correct the wrong ones"], ""
     else:
         actions, command = remedies.of(cause, lines)
-    kinds = " or ".join(f"{kind} ({number})" for kind, number in fix.kinds)
+    kinds = [f"{number} in tasks with {kind.replace(': ', ' ', 1)}" for kind, number in fix.kinds]
     passed = counted(fix.counts["passed"], "passed rollout")
     counts = f"{fix.counts['failures']} of {counted(failures, 'failure')}, {passed}"
     facts = [
         counts,
         f"the only fault in {fix.counts['alone']}" if fix.counts["alone"] else "",
         f"proven by replay in {fix.counts['proven']}" if fix.counts["proven"] else "not proven by replay",
-        f"cause: {cause} ({CAUSES[cause].name})" if cause and cause not in fix.key else "",
-        f"more frequent in tasks with {kinds}" if kinds else "",
+        *kinds,
     ]
     example = fix.example
     quotation = f"{example.quote} ({example.evidence})" if example.quote else example.evidence
     place = f"{fix.place}, message {example.message}: {quotation}"
-    return Advice(deed_of(fix), actions, command, "; ".join(filter(None, facts)), place)
+    named = titled(cause) if cause else ""
+    return Advice(deed_of(fix), actions, command, "; ".join(filter(None, facts)), named, place)
 
 
 def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies) -> Advice:
     name, gap, passed = entry["id"], entry["gap"], entry["er_passed"]
-    subject, tally = f"{CAUSES[name].deed} ({name})", account.causes.get(name)
-    facts = f"{tally.primary} of {counted(account.failures, 'failure')}, also in {tally.secondary}" if tally else ""
+    subject, tally, facts, example = CAUSES[name].deed, account.causes.get(name), "", ""
+    if tally:
+        facts = f"{tally.primary} of {counted(account.failures, 'failure')}"
+        facts += f"; a further fault in {tally.secondary} more" if tally.secondary else ""
+        if tally.example and (first := tally.example.primary):
+            example = f"{tally.example.place}, message {first.message}: {first.evidence}"
     if entry["selected"]:
-        return Advice(subject, *remedies.of(name, []), facts)
-    return Advice(subject, _open_question(account, gap, passed, CAUSES[name].line), facts=facts)
+        return Advice(subject, *remedies.of(name, []), facts, titled(name), example)
+    actions = _open_question(account, gap, passed, CAUSES[name].line)
+    return Advice(subject, actions, facts=facts, cause=titled(name), example=example)
 
 
 def _open_question(account: Account, gap: float | None, passed: float | None, line: str) -> list[str]:
     """What to do about a cause that is not selected, with this gap and this rate among passed rollouts."""
     reminder = [f'a line in the prompt costs little: "{line}"'] if line else []
     if gap is None or passed is None:
-        return ["no passed rollout could have shown it: bring passed rollouts of such tasks", *reminder]
+        return ["bring passed rollouts of such tasks: these logs have none to compare with", *reminder]
     if gap <= 0:
         return ["leave it: passed rollouts show it as often as failed ones"]
     # So many rollouts of each outcome detect this gap with power .8.
@@ -170,10 +182,10 @@ def _open_question(account: Account, gap: float | None, passed: float | None, li
     gap, count = min(gap, 1 - MARGIN - base), max(2, min(account.passed, account.failed))
     least = tasks_needed(Design(base=base, tasks=count, trials=1, icc=0.0, shared=0.0), gap) if gap > 0 else None
     if least is None:
-        return ["no number of rollouts can separate this gap from chance", *reminder]
+        return ["leave it open: this gap is too small to tell from chance with any number of rollouts", *reminder]
     if least <= count:
         return ["these rollouts show the gap, but it is below the thresholds of the selection", *reminder]
-    return [f"collect about {least - count} more passed and failed rollouts to conclude", *reminder]
+    return [f"too few rollouts to conclude: collect {least - count} more that pass and as many that fail", *reminder]
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> tuple[str, str]:

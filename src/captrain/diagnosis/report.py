@@ -38,7 +38,7 @@ OUTPUTS = (
 ROWS = 12
 """Most rows of a table of features."""
 UNEXPLAINED = "unexplained"
-REMARKS = ("Observed, and no cause", "Passes that should not pass")
+REMARKS = ("Observed, but not a cause", "Passes that should not pass")
 NOT_COMPARED: tuple[Standing, ...] = ("error", "limit", "spoilt")
 """Rollouts that say nothing about the agent: listed apart."""
 LONGEST = 4000
@@ -102,8 +102,8 @@ def kinds_of_tools(diagnosis: Diagnosis) -> str:
     for tool in sorted(toolbox.schemas):
         names.setdefault(toolbox.kind(tool), []).append(tool)
     kinds = [f"{kind}: {', '.join(names[kind])}" for kind in get_args(ToolKind) if kind in names]
-    remedy = "correct them by --tools-as FILE, a line a tool, such as `get_order: read`"
-    return f"Tools are taken as {'; '.join(kinds)}; {remedy}" if kinds else ""
+    remedy = "To correct a tool, pass --tools-as FILE with a line such as `get_order: read`."
+    return f"Each tool is taken for one of these kinds. {'; '.join(kinds)}. {remedy}" if kinds else ""
 
 
 def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Table | str]:
@@ -118,7 +118,8 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         lines.append("Your agent mostly fails because it" if advice[0].facts else "What to do")
     for number, entry in enumerate(advice, start=1):
         lines.append(f"{number}. {entry.subject}{': ' * bool(entry.facts)}{entry.facts}")
-        lines += [f"   {entry.example}"] if entry.example else []
+        lines += [f"   cause: {entry.cause}"] if entry.cause else []
+        lines += [f"   example: {entry.example}"] if entry.example else []
         lines += [f"   -> {action}" for action in entry.actions]
         lines += [f"      {entry.command}"] if entry.command else []
     for table in tables(diagnosis):
@@ -131,9 +132,6 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         lines += [title] if seen else []
         for name, entry in sorted(seen.items(), key=lambda item: -item[1].failed - item[1].passed):
             lines.append(f"- {title_of(name)}: {entry.failed} failed, {entry.passed} passed; {entry.quotes[0]}")
-    if account.unreferenced and account.failures:
-        note = "captrain only says what correlates with failure, which proves nothing"
-        lines.append(f"{counted(account.unreferenced, 'rollout')} without a reference: {note}")
     lines += [kinds_of_tools(diagnosis), account.unproven_note]
     return [line for line in lines if line != ""]
 
@@ -347,7 +345,7 @@ def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
         share = f"{account.unexplained / account.failures:.2f}"
         rows.append(("unexplained", str(account.unexplained), share, "", "", ""))
     columns = ("cause", "failures", "share", "also in", "passed with it", "for example")
-    yield ReportTable("Why rollouts failed", columns, rows, columns, links=(*links, "cause-unexplained"))
+    yield ReportTable("Why rollouts failed", columns, rows, columns[:-1], links=(*links, "cause-unexplained"))
     if len(agents := diagnosis.agents) > 1:
         columns = ("cause", *(f"{agent} ({entry.failures} failed)" for agent, entry in agents.items()))
         tallies = [(kind, [entry.causes.get(kind) for entry in agents.values()]) for kind, _ in account.shares]
@@ -403,7 +401,7 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
     rows = [(*_counts(entry), _alike(entry), findings.examples.get(entry.key, "")) for entry in sure]
     columns = ("in the order of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
     note = f"{len(tested)} features could be tested; the table lists those with p, Holm of at most {LEVEL:g}"
-    yield ReportTable("Calls that go with failing", columns, rows, notes=(note,))
+    yield ReportTable("Calls that correlate with failure", columns, rows, notes=(note,))
     rows = [(title_of(entry.key[1]), *_counts(entry)[1:]) for entry in findings.seen if entry.holds][:ROWS]
     columns = ("observed", "failed", "passed", "p", "p, Holm")
     yield ReportTable("Observations beside outcomes", columns, rows, notes=("an observation is no cause",))

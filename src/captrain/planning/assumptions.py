@@ -126,9 +126,9 @@ SERVER_START = Assumption(300.0, "assumed")
 """Seconds until the servers of a job are healthy: they read weights and capture graphs."""
 REFLECTION_TOKENS = Assumption(2_500, "assumed")
 """Tokens of a question of GEPA, without the dialogues of its minibatch."""
-COMPOSED_COLUMNS = Assumption(4, "assumed: as routers choose")
+COMPOSED_COLUMNS = Assumption(4, "assumed: the routers decide")
 """Routers that may give a task to several adapters at once: the chosen one, sets, gate, top_p."""
-CONTROL_CHOICES = Assumption(3, "assumed: as the labels have it")
+CONTROL_CHOICES = Assumption(3, "assumed: the labels decide")
 """Selections of capabilities that TRACE's is compared with (`captrain.comparison.baselines.controls`)."""
 CANDIDATES, LABEL_TOKENS, FILE_TOKENS, FRAME_TOKENS = 10, 80, 4_000, 3_000
 """Questions to an analyst or synthesizer: candidates in one question; tokens of a label, of an environment's file, and

@@ -92,13 +92,13 @@ def _basis(estimate: RunEstimate) -> list[BasisRow]:
     rollout, source = _tokens(episode.agent), episode.source
     if episode == EpisodeCost():
         rollout, source = "not known", "nobody has measured it"
-    composed = f"on none to {COMPOSED_COLUMNS.value} times all test tasks"
+    composed = f"none to {COMPOSED_COLUMNS.value} times the test tasks"
     rows = [
         ("capabilities selected", str(estimate.count), "spec: capabilities.count, at most"),
         ("attempts at an environment", f"1 to {spec.environments.rounds}", "spec: environments.rounds"),
-        ("arms that act together", composed, COMPOSED_COLUMNS.source),
+        ("rollouts of several adapters at once", composed, COMPOSED_COLUMNS.source),
         ("a rollout: calls, read (new), written", rollout, source),
-        ("errors, and answers refused", "none", "assumed"),
+        ("errors and refused answers", "none", "assumed"),
         *(_local(estimate) if estimate.local else []),
     ]
     if episode.user.calls:
@@ -133,14 +133,14 @@ def _local(estimate: RunEstimate) -> list[BasisRow]:
     pretrained = [("activations of a pass, at most", activations, source)] if estimate.spec.base.pretrained else []
     return [
         ("rollouts a CPU second", f"{rates.rollouts.value:.3g}", rates.rollouts.source),
-        ("in training", f"{rates.training.value:.3g}", rates.training.source),
+        ("rollouts a CPU second, in training", f"{rates.training.value:.3g}", rates.training.source),
         ("demonstrations a CPU second", f"{rates.demonstrations.value:.3g}", rates.demonstrations.source),
         ("processes", str(machine.workers), "spec: machine.workers"),
-        ("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
+        ("two processes on one training", f"{SHARED_TRAINING.value:g} times as fast as one", SHARED_TRAINING.source),
         ("examining an environment", f"{PASSPORT.value / estimate.node.speed:.2g} s", PASSPORT.source),
         ("fitting the routers", f"{ROUTING.value / estimate.node.speed:.2g} s", ROUTING.source),
         ("speed of this machine", f"{estimate.node.speed:.2f} times the reference", REFERENCE_SPEED.source),
-        ("imports, statistics", "not counted: seconds a stage", "assumed"),
+        ("imports and statistics", "not counted: a few seconds a stage", "assumed"),
         *pretrained,
     ]
 

@@ -164,7 +164,7 @@ def _test_tasks(benchmark: ExaminedBenchmark, split: Split, count: int, facts: d
     size = benchmark.size(split)
     if size is not None and (type(size) is not int or size < 0):
         raise EnvironmentFault(f"size on split {split} is {str(size)[:60]!r}", "return a whole number, 0 or more")
-    facts[f"tasks of {split}"] = "no end" if size is None else str(size)
+    facts[f"tasks of {split}"] = "unlimited" if size is None else str(size)
     count = count if size is None else min(count, size)
     tasks, again, fewer = (benchmark.tasks(split, number) for number in (count, count, count // 2))
     for task in tasks:

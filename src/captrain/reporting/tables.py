@@ -95,7 +95,7 @@ def table(folder: Path) -> Table:
     # If only success is rewarded, the mean reward equals the pass rate and is left out.
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
     names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
-    columns = ("method", "learns from", *(Column(name, justify="right") for name in names))
+    columns = ("row", "learns from", *(Column(name, justify="right") for name in names))
     caption = _caption(main, ledger)
     final = Table(*columns, title="Test split", caption=caption, title_justify=LEFT, caption_justify=LEFT)
     passes = main.set_index("method")["pass_rate"]
@@ -150,15 +150,16 @@ def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     for method, purposes in spending.items():
         discarded = purposes.pop("discarded")
         parts = " + ".join(f"{count:,} {purpose}" for purpose, count in purposes.items())
-        lines.append(f"Spent by {label(method)}: {parts} (constant groups, {discarded:,} rollouts, included).")
+        constant = f", {discarded:,} of them in groups of equal rewards, which train nothing" if discarded else ""
+        lines.append(f"Spent by {label(method)}: {parts}{constant}.")
     (total,) = {row["rollouts_spent"] for row in rows if row["method"] == TRACE}
     differing = [row for row in rows if row["method"] not in (IDLE, BASE) and row["rollouts_spent"] != total]
-    lines += [f"Another total than TRACE's: {row['label']} {unequal_total(row['method'])}." for row in differing]
+    lines += [f"Unequal total: {row['label']} {unequal_total(row['method'])}." for row in differing]
     lines.append(f"Not counted: {evaluation:,} evaluation rollouts. Routers, merging and bounds use TRACE's adapters.")
     lines.append("The oracle's choice is made and scored on different trials.")
     passes = {row["method"]: row["pass_rate"] for row in rows}
     if passes.get(ORACLE, 1.0) < passes[TRACE]:
-        lines.append("It lies below TRACE, chosen on too few trials of a task: no bound here. Set evaluation.trials=4.")
+        lines.append("It lies below TRACE here, because a task has too few trials: no bound. Set evaluation.trials=4.")
     return "\n".join(lines)
 
 
@@ -256,11 +257,11 @@ def _compared(differences: pd.DataFrame, firsts: Sequence[str], others: Sequence
 def _paired(folder: Path) -> Table:
     """Tabulate all paired differences."""
     level = 1 - evaluation_metrics(folder).confidence
-    title = "paired differences over tasks, in pass rate"
+    title = "Paired differences over tasks, in pass rate"
     paired = Table("difference", "rate", "interval", "p", "verdict", title=title, title_justify="left")
     for row in evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"):
         paired.add_row(
-            f"{row['first']} - {row['second']}",
+            f"{label(row['first'])} - {label(row['second'])}",
             f"{row['difference']:+.3f}",
             f"{row['low']:+.3f} to {row['high']:+.3f}",
             "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
@@ -278,8 +279,8 @@ def costs(root: Path) -> RenderableType:
     from captrain.run import times
 
     seconds_of = times(root)
-    names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
-    table = Table(*names, title="what each method spent before the evaluation", title_justify="left")
+    names = ("row", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
+    table = Table(*names, title="What each row spent before the evaluation", title_justify="left")
     for row in evaluation_table(root / "results/evaluation", "spent", ("label", "stages", *SUMS)).to_dict("records"):
         stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
         numbers = [f"{row[name]:,}" for name in SUMS]
@@ -289,14 +290,17 @@ def costs(root: Path) -> RenderableType:
             for unit in ("wall_s", "cpu_s")
         ]
         table.add_row(row["label"], *numbers, *seconds, " ".join(stages))
-    table.caption = "seconds: of whole stages, in the run that made these results; empty if unknown"
+    table.caption = (
+        "constant groups: rollouts of groups with equal rewards, which train nothing\n"
+        "seconds: of whole stages, in the run that made these results; empty if unknown"
+    )
     return table
 
 
 def _kinds(rows: Sequence[ComparisonRow]) -> Table:
     """Tabulate rates by kind of task, without bounds."""
     names = ("kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
-    table = Table(*names, title="test split by kind", title_justify="left")
+    table = Table(*names, title="Test split by kind of task", title_justify="left")
     for row in rows:
         if row["mean_reward"] == row["mean_reward"] and not row["method"].startswith("router:"):
             numbers = (_number(row[name]) for name in ("pass_hat_k", "mean_reward"))
@@ -334,7 +338,7 @@ def _discovery(root: Path) -> RenderableType | None:
         return None
     about = summary.benchmark
     names = ("kind", "rollouts", "pass rate", "mean reward", "doing nothing: pass rate", "mean reward")
-    table = Table(*names, title="discovery split, base", title_justify="left")
+    table = Table(*names, title="Discovery split, base", title_justify="left")
     whole = summary.model_copy(update={"rollouts": sum(kind.rollouts for kind in summary.kinds.values())})
     for kind, row in {**summary.kinds, "all": whole}.items():
         rates = (_number(rate) for part in (row, row.floor) for rate in (part.pass_rate, part.mean_reward))

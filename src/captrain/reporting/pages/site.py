@@ -19,7 +19,7 @@ from typing import cast
 import jinja2
 from markupsafe import Markup
 
-from captrain.capabilities import CandidateAccount, SelectionAccount
+from captrain.capabilities import CAUSES, CandidateAccount, SelectionAccount
 from captrain.comparison import (
     ComparisonRow,
     evaluation_metrics,
@@ -48,7 +48,7 @@ from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing
 from captrain.reporting.pages.rollouts import Archive, MajorityLack, compact, message_on_page
 from captrain.reporting.rediscovery import of_selected
-from captrain.reporting.verdicts import verdict
+from captrain.reporting.verdicts import VERDICTS, verdict
 from captrain.run import read_stages, repro, row_of
 
 FOLDER = Path(__file__).parent
@@ -152,6 +152,8 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
         form = ("{:,.0f}" if all(float(value).is_integer() for value in values) else "{:.3f}") if numeric else "{}"
         if values:
             texts = ["" if row[name] is None else form.format(row[name]) for row in rows]
+            if name == "reading":
+                name, texts = "verdict", [VERDICTS.get(text, text) for text in texts]
             columns.append(("#" * numeric + name.replace("_", " "), texts))
     return columns
 
@@ -238,31 +240,35 @@ def _sentences(
     """Say what the agent lacks, which row is best, and what limits both; each with a heading."""
     said = list[tuple[str, str]]()
     if not isinstance(selection, Missing):
-        lacks = [
-            f"{one['name']} ({one['coverage'] or 0:.0%} of failures)"
-            for one in selection["candidates"]
-            if one["selected"]
-        ]
-        said.append(
-            ("The agent lacks", f"{', '.join(lacks)}." if lacks else "nothing that the selection finds reliable.")
-        )
+        lacks = [_lack(one) for one in selection["candidates"] if one["selected"]]
+        text = ", ".join(lacks).replace("%)", "% of failures)", 1)
+        said.append(("When it fails, the agent", f"{text or 'shows no reliable pattern'}."))
     rows = [] if isinstance(main, Missing) else _compared(main)
     if not rows:
         return said
     best, pairs = rows[0], [] if isinstance(differences, Missing) else differences
-    words = f"{best['label']} passes {best['pass_rate']:.3f} of the test tasks"
-    for row in pairs:
-        if best["method"] != "trace" and {row["first"], row["second"]} == {best["method"], "trace"}:
-            sign = 1 if row["first"] == best["method"] else -1
-            words += (
-                "" if row["difference"] is None else f", {sign * row['difference']:+.3f} to TRACE ({row['reading']})"
-            )
+    compared = [
+        f"{(1 if row['first'] == best['method'] else -1) * row['difference']:+.3f} to {label(other)} ({row['reading']})"
+        for row in pairs
+        for other in ("base", "trace")
+        if {row["first"], row["second"]} == {best["method"], other} and row["difference"] is not None
+    ]
+    words = "; ".join([f"{best['label']} passes {best['pass_rate']:.3f} of the test tasks", *compared])
     said.append(("Best row", f"{words}."))
-    caveat = f"one seed and {best['tasks']} test tasks."
+    caveat = f"one seed, {best['tasks']} test tasks."
     if "demonstrations" in (supervision(best["method"]) or ""):
-        caveat += " The best row learns from demonstrations, which rows that learn from rewards alone do not see."
+        caveat += (
+            " The best row learns from demonstrations, solutions that rows learning from rewards alone do not see."
+        )
     said.append(("Caveat", caveat))
     return said
+
+
+def _lack(candidate: CandidateAccount) -> str:
+    """Say what an agent without a capability does, with its title and its share of the failed rollouts."""
+    name, share = candidate["name"], f"in {candidate['coverage'] or 0:.0%}"
+    cause = CAUSES.get(candidate["id"])
+    return f"{cause.deed} ({name}, {share})" if cause else f"lacks {name} ({share})"
 
 
 class CandidatePage(CandidateAccount):
