@@ -169,7 +169,10 @@ def disturb(
     for victim in victims:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             if number is None:
-                resource.prlimit(victim.pid, kind, (value, resource.prlimit(victim.pid, kind)[1]))
+                most = resource.prlimit(victim.pid, kind)[1]
+                # A process of the sandbox may have less.
+                least = value if most == resource.RLIM_INFINITY else min(value, most)
+                resource.prlimit(victim.pid, kind, (least, most))
             else:
                 victim.send_signal(number)
     while process.poll() is None and (number is not None or begun(folder)[-1:] == stage):
