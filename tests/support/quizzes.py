@@ -4,7 +4,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from captrain.records import JsonObject, Message
 
@@ -36,7 +36,7 @@ class Quiz:
     name: str
     make: Callable[[random.Random], tuple[str, str]]
     pay: Callable[[str, str, str], float]
-    tools: tuple[JsonObject, ...] = ()
+    tools: list[JsonObject] = field(default_factory=list)
     stores: bool = True
 
     def size(self, split: str) -> int:
