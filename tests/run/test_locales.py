@@ -65,7 +65,8 @@ def test_commands_run_without_any_locale(tmp_path: Path) -> None:
 @pytest.mark.needs("localedef", "minutes")
 def test_commands_write_the_same_bytes_under_every_locale(tmp_path: Path) -> None:
     expected, environments = outputs(tmp_path / "utf8", {"LC_ALL": "C.UTF-8"}), [BARE]
-    for name, encoding in (("de_DE", "ISO-8859-1"), ("tr_TR", "ISO-8859-9"), ("zh_CN", "GB18030")):
+    encodings = {"de_DE": "ISO-8859-1", "tr_TR": "ISO-8859-9", "zh_CN": "GB18030", "ja_JP": "EUC-JP"}
+    for name, encoding in encodings.items():
         target = tmp_path / f"{name}.{encoding}"
         subprocess.run(["localedef", "-i", name, "-f", encoding, target], check=True, capture_output=True)
         environments.append({"LC_ALL": target.name, "LOCPATH": str(tmp_path)})

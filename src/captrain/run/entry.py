@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -103,7 +103,11 @@ def _use_utf8() -> None:
     is_utf8 = sys.flags.utf8_mode or codecs.lookup(locale.getencoding()).name == "utf-8"
     if not is_utf8 and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        words: Sequence[str | bytes] = sys.orig_argv[1:]
+        with suppress(OSError):
+            # The bytes themselves: some locales decode words that they cannot encode again.
+            words = Path("/proc/self/cmdline").read_bytes().split(b"\0")[1:-1]
+        os.execv(sys.executable, [sys.executable, *words])
 
 
 def _run_stage(main: Callable[[], str | None], name: str) -> None:
