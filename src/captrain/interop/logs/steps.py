@@ -166,8 +166,8 @@ def _trace(row: Foreign) -> object:
 def _is_counted(rows: Sequence[Foreign]) -> bool:
     """Tell whether the rows of a file are the numbered steps of one run."""
     counter = next((name for name in COUNTERS if rows and isinstance(rows[0].get(name), int)), "")
-    numbers = [row.get(counter) for row in rows]
-    is_rising = all(isinstance(number, int) for number in numbers) and numbers == sorted({*numbers})
+    numbers = [number for row in rows if isinstance(number := row.get(counter), int)]
+    is_rising = len(numbers) == len(rows) and numbers == sorted({*numbers})
     is_one = all(len({str(row.get(name)) for row in rows}) == 1 for name in RUN)
     return bool(counter) and is_rising and is_one and bool(steps_in([*rows]))
 

@@ -9,6 +9,7 @@ list is a dialogue only if each of its turns is one.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from captrain.interop.logs.source import ARGUMENTS, CALL_IDS, CallEntry, Foreign, call_entry, loaded, text_of
 from captrain.records import Message
@@ -32,8 +33,16 @@ NAMES = ("name", "tool_name", "toolName", "tool")
 OUTPUTS = ("content", "output", "result", "response", "tool_return", "value", "text", "errorText", "error")
 WRAPPED = ("value", "state")
 """Objects inside a call or a result that hold it."""
-Piece = tuple[str, str, CallEntry | Message | None]
-"""A kind ("text", "call" or "result"), a role that the part names or "", and what it holds."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a part says: a text, with the role that the part names if it names one, a call, or a result."""
+
+    text: str = ""
+    role: str = ""
+    call: CallEntry | None = None
+    result: Message | None = None
 
 
 def _kind(value: object) -> str:
@@ -66,17 +75,16 @@ def of_turn(item: object) -> list[Message]:
     """Convert a turn: words and calls are one message, unless results stand between them; thoughts are none."""
     messages: list[Message] = []
     speaker = speaker_of(item)
-    for kind, own, held in _pieces(item):
-        if kind == "result" and isinstance(held, Mapping):
-            messages.append(held)
+    for piece in _pieces(item):
+        if piece.result is not None:
+            messages.append(piece.result)
             continue
-        role = "assistant" if kind == "call" else own or speaker
+        role = "assistant" if piece.call else piece.role or speaker
         if not messages or messages[-1]["role"] != role or role == "tool":
             messages.append({"role": role, "content": ""} | ({"tool_calls": []} if role == "assistant" else {}))
-        if kind == "call":
-            messages[-1]["tool_calls"].append(held)
-        elif isinstance(held, Mapping):
-            messages[-1]["content"] += held["content"]
+        messages[-1]["content"] += piece.text
+        if piece.call:
+            messages[-1]["tool_calls"].append(piece.call)
     return messages
 
 
@@ -115,7 +123,7 @@ def _kind_of(part: Foreign) -> str:
 def _of_part(part: object) -> Iterator[Piece]:
     """Yield the pieces of a part: a text, or a call with its result if it has one."""
     if isinstance(part, str):
-        yield "text", "", {"content": part}
+        yield Piece(part)
     if not isinstance(part, Mapping):
         return
     kind = _kind_of(part)
@@ -129,19 +137,18 @@ def _of_part(part: object) -> Iterator[Piece]:
             (place[key] for place in (part, held) for key in (*CALL_IDS, "toolUseId") if place.get(key)), ""
         )
         if name:
-            yield "call", "", call_entry(name, arguments, identity)
+            yield Piece(call=call_entry(name, arguments, identity))
         if name and any(held.get(key) is not None for key in ("output", "result")):
-            yield "result", "", _result(held, identity)
+            yield Piece(result=_result(held, identity))
     elif kind in RESULTS:
         identity = next(
             (place[key] for place in (part, held) for key in (*CALL_IDS, "toolUseId") if place.get(key)), ""
         )
-        yield "result", "", _result(inner, identity)
+        yield Piece(result=_result(inner, identity))
     elif kind not in THOUGHTS:
         words = part.get("text") if isinstance(part.get("text"), str) else part.get("content")
         if isinstance(words, str) and words:
-            role = OF_SPEAKER.get(_kind(part.get("part_kind")), "")
-            yield "text", role, {"content": words}
+            yield Piece(words, OF_SPEAKER.get(_kind(part.get("part_kind")), ""))
 
 
 def _identity(*places: Foreign) -> object:
