@@ -568,11 +568,12 @@ def test_large_bodies_are_parsed_one_at_a_time_and_hold_no_small_request_up() ->
 
     protection = Protection(seconds=20)
     with running(Protected(slow, protection), protection) as runner, ExitStack() as stack:
+        channels = list[socket.socket]()
         for size in [200_000] * 40 + [2]:
-            channel = stack.enter_context(socket.create_connection(address_of(runner), timeout=PATIENCE))
-            channel.sendall(f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n".encode())
-            channel.sendall(b" " * size)
-        answer = HTTPResponse(channel)
+            channels.append(stack.enter_context(socket.create_connection(address_of(runner), timeout=PATIENCE)))
+            head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n"
+            channels[-1].sendall(head.encode() + b" " * size)
+        answer = HTTPResponse(channels[-1])
         answer.begin()
         assert answer.status == 200 and len(parsed) < 10
         stack.close()

@@ -51,8 +51,9 @@ ACTION = re.compile(r"\s*([A-Za-z_]\w*)\s*[\[(](.*)[\])]\s*", re.DOTALL)
 
 
 def _is_step(step: object) -> TypeGuard[Foreign]:
-    is_object = isinstance(step, Mapping)
-    return is_object and any(name in _opened(step) for name in ACTIONS) and not is_message(step)
+    if not isinstance(step, Mapping):
+        return False
+    return any(name in _opened(step) for name in ACTIONS) and not is_message(step)
 
 
 def _opened(step: Foreign) -> Foreign:
