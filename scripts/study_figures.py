@@ -373,7 +373,7 @@ def gates(rows: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figure:
         images.append(axes.imshow(shares.to_numpy(dtype=float), cmap="Greys", vmin=0, vmax=1, aspect="auto"))
         axes.set_xticks(range(len(adapters)), adapters, rotation=50, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(len(places)), places)
-        axes.set_title(f"block {int(layer) + 1}")
+        axes.set_title(f"block {int(layer) + 1}" if len(layers) > 1 else "one gate for all blocks")
         axes.grid(visible=False)
     figure.colorbar(images[0], ax=[*grid], pad=0.01, fraction=0.04, label="mean share")
     finding = f"Gates open an environment's own adapter most in {opened} of {len(own)} environments"
