@@ -103,7 +103,9 @@ def of_steps(steps: list[Foreign]) -> Iterator[Message]:
 
 def _results(step: Foreign) -> Iterator[Message]:
     results = step.get("result")
-    for result in results if isinstance(results, list) else []:
+    if not isinstance(results, list):
+        return
+    for result in results:
         if isinstance(result, Mapping):
             error = result.get("error")
             yield {"role": "tool", "content": text_of(error or result.get("extracted_content")), "error": bool(error)}
