@@ -10,7 +10,7 @@ import pytest
 from support.adapters import save_adapter
 from support.needs import further
 
-from captrain.agents.collection import collect, summarise_rollouts
+from captrain.agents.collection import RolloutBar, collect, summarise_rollouts
 from captrain.agents.local import LocalPolicy
 from captrain.contract import CheckedEnvironment, RunningEpisode, load_file
 from captrain.errors import UserError
@@ -398,8 +398,12 @@ def test_a_prompt_that_is_too_long_is_a_failed_rollout_with_the_reason(
     assert long.outcome == "failed" and long.error is None and long.score is not None and long.score.success
     assert long.token_ids == long.mask == [] and [one["role"] for one in long.messages] == ["system", "user"]
     assert f"tokens, and the model takes {acting.config.max_position_embeddings}" in long.truncated
+    with RolloutBar("letters", 4, 0, quiet=False) as bar:
+        for rollout in rollouts:
+            bar.add(rollout)
+        bar._bar.refresh()
     said = capfd.readouterr().err
-    assert "pass rate 0.667, 1 truncated" in said
+    assert "letters: 3 of 4 rollouts, " in said and "left, pass rate 0.667, 1 truncated" in said
     assert f"1 of 3 rollouts ended because their dialogues outgrew the model, such as {long.task.id} (the pr" in said
     target = load_file(path)
     assert summarise_rollouts(rollouts, target)["truncated"] == 1 and "truncated" not in summarise_rollouts(

@@ -459,7 +459,7 @@ def test_the_progress_bar_shows_tokens_and_cost(
 ) -> None:
     monkeypatch.setattr("captrain.records.progress.PAUSE", 0.0)
     server.answer = lambda body: says(json.dumps(verdict(body)), tokens=(1_000_000, 0))
-    asker(folder, ModelAccess(input_price=2.0, output_price=8.0)).ask([question(1)], "labels")
+    asker(folder, ModelAccess(input_price=2.0, output_price=8.0)).ask([question(1), question(2)], "labels")
     told = capfd.readouterr().err
     assert "labels" in told and "1000000 tokens, cost 2.0000" in told
 
