@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.answering import KINDS, SECRET, Answering, refuses, says
+from support.answering import KINDS, SECRET, Answering, Body, refuses, says
 from support.needs import further
 from support.questions import Verdict, asker, question, verdict
 from support.waiting import PATIENCE, until
@@ -458,8 +458,14 @@ def test_the_progress_bar_shows_tokens_and_cost(
     server: Answering, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("captrain.records.progress.PAUSE", 0.0)
-    server.answer = lambda body: says(json.dumps(verdict(body)), tokens=(1_000_000, 0))
-    asker(folder, ModelAccess(input_price=2.0, output_price=8.0)).ask([question(1), question(2)], "labels")
+
+    def slow(body: Body) -> tuple[int, Body]:
+        time.sleep(0.2)  # the bar is drawn ten times a second at most
+        return says(json.dumps(verdict(body)), tokens=(1_000_000, 0))
+
+    server.answer = slow
+    access = ModelAccess(input_price=2.0, output_price=8.0, concurrency=1)
+    asker(folder, access).ask([question(number) for number in (1, 2, 3)], "labels")
     told = capfd.readouterr().err
     assert "labels" in told and "1000000 tokens, cost 2.0000" in told
 
