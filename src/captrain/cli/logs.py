@@ -142,7 +142,7 @@ def diagnose(
 ) -> None:
     """Diagnose an agent's logs: print and report what it does wrong, how often, and what to do.
 
-    The output folder also gets every cause, label and count as JSON. This needs no model and no network.
+    The output folder also gets every cause, label and count as JSON. It works offline, without a model.
     """
     require_folder(out)
     require_apart(out)

@@ -195,7 +195,7 @@ class Answerer:
             exploit.deeds[task.id] = [text[:LONGEST_SHOWN] if text.strip() else repr(text)]
 
     def measured(self, scripts: Mapping[str, Text]) -> Exploit | None:
-        """Play scripts on the other tasks, and return the one that surely earns most; None if none can be played."""
+        """Play scripts on the other tasks, and return the one that surely earns most; None if all are impossible."""
         found = [Exploit(name) for name in scripts]
         for one in found:
             for task in self.measuring:
@@ -316,7 +316,7 @@ class Answerer:
         return found
 
     def mistakes(self) -> dict[str, Text]:
-        """Scripts that change the right answer so that it is none; empty if no right answers are known."""
+        """Scripts that turn the right answer into a wrong one; empty if right answers are unknown."""
         names = {
             "the right answer among other tasks' answers": self._hedged,
             "the letters of the right answer in the order of the alphabet": _sorted_letters,
@@ -387,7 +387,7 @@ def _sorted_letters(view: Choice) -> str | None:
 
 
 def probe_answers(target: CheckedEnvironment, bounds: EnvironmentSettings, seed: int) -> list[CheckResult]:
-    """Search for answers that pay without work, and measure the best on tasks that were not searched on.
+    """Search for answers that pay without work, and measure the best ones on other tasks.
 
     A script is refused if its mean less `SURE` standard errors is above its bound, as in an environment. A text without
     an answer may earn `hacking_reward`, a wrong answer `broken_reward`, and a prediction `broken_reward` or a little
@@ -435,7 +435,7 @@ def first_tasks(target: CheckedEnvironment, split: Split, count: int) -> list[Ta
 
 
 def exploited(name: str, found: Exploit, bound: float, note: str = "") -> CheckResult:
-    """Compare what an answer surely earns with a bound, and say in any case what it is and what it earns."""
+    """Compare what an answer surely earns with a bound, and describe the answer and its reward."""
     rewards = [*found.rewards.values()]
     error = SURE * pstdev(rewards) / len(rewards) ** 0.5
     low, high = max(0.0, found.mean - error), min(1.0, found.mean + error)

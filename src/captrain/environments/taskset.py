@@ -39,7 +39,7 @@ REMOTE = "answers that pay: the reward asks {}, and the search would send it hun
 
 @dataclass(frozen=True)
 class Probes:
-    """What was measured, and what was not probed."""
+    """The measured probes, and the probes that were left out."""
 
     checks: list[CheckResult]
     unprobed: list[str]

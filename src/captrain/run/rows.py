@@ -40,8 +40,8 @@ class GateSettings(GrpoSettings):
     scope: Literal["layer", "global"]
     decide: Literal["prompt", "turn", "token"]
     start: Annotated[int, Field(ge=0)]
-    """Training tasks of each environment whose prompts gates are first fitted to. With 0 they start at zero, which
-    opens all alike."""
+    """Gates are first fitted to the prompts of this many training tasks of each environment. With 0 they start at zero,
+    which opens all alike."""
     controls: bool
     """Also act with equal, with random and with partly trained gates."""
 

@@ -46,7 +46,7 @@ UNSEEN = -10.0
 
 @dataclass(frozen=True)
 class Prompts:
-    """Tasks of an environment, of which only the prompts are read."""
+    """Tasks of an environment whose prompts are read. Nobody plays them."""
 
     environment: CheckedEnvironment
     tasks: list[Task]

@@ -85,7 +85,7 @@ def settle(origins: Sequence[Origin]) -> Iterator[str]:
 
 
 def _records_of_one_trial(origins: Sequence[Origin]) -> Iterator[str]:
-    """Keep the most complete record of each trial whose result stands in a file of its own."""
+    """Of the records that share a trial's result file, keep the most complete one."""
     groups: defaultdict[str, list[Origin]] = defaultdict(list)
     for origin in origins:
         groups[origin.result].append(origin)

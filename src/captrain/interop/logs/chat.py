@@ -79,7 +79,7 @@ def is_spoken(items: Sequence[object]) -> bool:
 
 
 def _is_foreign_turn(item: object) -> bool:
-    """Tell whether a turn has no role of a chat, or parts that no chat has."""
+    """Tell whether a turn is foreign to chats: its role or one of its parts is unknown there."""
     if not isinstance(item, Mapping):
         return False
     content, role = item.get("content"), item.get("role")

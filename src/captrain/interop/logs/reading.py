@@ -274,7 +274,7 @@ class _Reader:
         return censored(value, shapes=not self.keep_secrets)
 
     def skip_file(self, file: "_File", reason: str, *, may_be_dialogue: bool = False) -> None:
-        """List a file that cannot be read at all. In a folder, one without a dialogue is no rollout, and no fault."""
+        """List a file that cannot be read at all. A folder may hold files without a dialogue."""
         if file.is_found and reason.startswith(NO_FORMAT):
             self.passed_over.append(Skipped(file.name, "file", NO_DIALOGUE))
             self.unknown += [file.name] if may_be_dialogue else []
