@@ -359,23 +359,23 @@ def faults(points: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figur
 
 
 def gates(rows: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figure:
-    """Draw the mean share of each adapter in each layer of a mixture, by environments and kinds of tasks (rows)."""
+    """Draw the mean weight of each adapter in each layer of a mixture, by environments and kinds of tasks (rows)."""
     table = pd.DataFrame([row for row in rows if row["mixture"] == rows[0]["mixture"]])
     adapters, places = [*dict.fromkeys(table["adapter"])], [*dict.fromkeys(table["place"])]
-    means = table.pivot_table(index="place", columns="adapter", values="share")
+    means = table.pivot_table(index="place", columns="adapter", values="weight")
     own = [name for name in adapters if name in places]
     opened = sum(means.loc[name].idxmax() == name for name in own)
     layers = grouped((row for row in rows if row["mixture"] == rows[0]["mixture"]), "layer")
     figure = Figure(figsize=(width, 1.6 + style.ROW * len(places)), layout="constrained")
     grid, images = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0], list[AxesImage]()
     for axes, (layer, cells) in zip(grid, layers.items(), strict=True):
-        shares = pd.DataFrame(cells).pivot(index="place", columns="adapter", values="share").loc[places, adapters]
-        images.append(axes.imshow(shares.to_numpy(dtype=float), cmap="Greys", vmin=0, vmax=1, aspect="auto"))
+        weights = pd.DataFrame(cells).pivot(index="place", columns="adapter", values="weight").loc[places, adapters]
+        images.append(axes.imshow(weights.to_numpy(dtype=float), cmap="Greys", vmin=0, vmax=1, aspect="auto"))
         axes.set_xticks(range(len(adapters)), adapters, rotation=50, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(len(places)), places)
         axes.set_title(f"block {int(layer) + 1}" if len(layers) > 1 else "one gate for all blocks")
         axes.grid(visible=False)
-    figure.colorbar(images[0], ax=[*grid], pad=0.01, fraction=0.04, label="mean share")
+    figure.colorbar(images[0], ax=[*grid], pad=0.01, fraction=0.04, label="mean weight")
     finding = f"Gates open an environment's own adapter most in {opened} of {len(own)} environments"
     return style.finish(figure, finding, "Mean decisions at the prompt's last token, on training tasks.")
 

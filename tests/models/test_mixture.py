@@ -19,6 +19,7 @@ from captrain.models.mixture import MixtureParts, decision_places
 from captrain.serving.endpoint import ChatServer
 
 KINDS = [("layer", "prompt"), ("layer", "turn"), ("layer", "token"), ("global", "prompt"), ("global", "turn")]
+ACTIVATIONS = ["softmax", "sigmoid"]
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,12 @@ def members(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     return {"a": lora(tiny, home / "a", 1), "b": lora(tiny, home / "b", 2, **fewer)}
 
 
-def mixed(tiny: Path, members: dict[str, Adapter], scope: Any = "layer", decide: Any = "prompt") -> tuple[Any, Mixture]:
+def mixed(
+    tiny: Path, members: dict[str, Adapter], scope: Any = "layer", decide: Any = "prompt", activation: Any = "softmax"
+) -> tuple[Any, Mixture]:
     """The tiny model in float64 with a mixture whose gates differ between layers and states."""
     base = load_module(tiny, "float64").eval()
-    mixture = Mixture(base, MixtureParts(members, scope, decide))
+    mixture = Mixture(base, MixtureParts(members, scope, decide, activation))
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in mixture.parameters():
@@ -57,6 +60,28 @@ def test_a_mixture_is_an_adapter_where_its_gate_is_one_the_base_where_the_base_s
         Mixture(new, MixtureParts(members))
         with mixture.fixed(torch.full((3, 2, 3), 1 / 3, dtype=torch.float64)):
             torch.testing.assert_close(base(input_ids=ids).logits, new(input_ids=ids).logits, rtol=0, atol=1e-9)
+
+
+def test_with_a_sigmoid_adapters_have_their_whole_weight_each_or_none(
+    tiny: Path, members: dict[str, Adapter], tmp_path: Path
+) -> None:
+    ids = torch.randint(5, 300, (3, 20), generator=torch.Generator().manual_seed(0))
+    base, mixture = mixed(tiny, members, activation="sigmoid")
+    weights = [(1.0, 1.0), (0.0, 1.0), (0.0, 0.0)]
+    plain = load_module(tiny, "float64").eval()
+    with torch.no_grad():
+        second = merge_experts(plain, Path(members["b"].folder))
+        expected = [merge_experts(second, Path(members["a"].folder)), second, plain]
+        for opened, model in zip(weights, expected, strict=True):
+            for gate in mixture.linears:
+                gate.weight.zero_()
+                gate.bias.copy_(torch.tensor([50.0 if weight else -50.0 for weight in opened]))
+            save_mixture(mixture, tmp_path / "mixture")
+            again: Any = load_module(tiny, "float64").eval()
+            load_mixture(again, tmp_path / "mixture")
+            logits = model(input_ids=ids).logits
+            torch.testing.assert_close(base(input_ids=ids).logits, logits, rtol=0, atol=1e-9)
+            torch.testing.assert_close(again(input_ids=ids).logits, logits, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("scope", "decide"), KINDS)
@@ -94,9 +119,12 @@ def test_decisions_are_those_of_the_prompt_of_the_turn_or_of_each_token() -> Non
     assert decision_places(written, "token") == [*range(9)]
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("scope", "decide"), KINDS)
-def test_only_gates_get_gradients(scope: str, decide: Any, tiny: Path, members: dict[str, Adapter]) -> None:
-    base, mixture = mixed(tiny, members, scope, decide)
+def test_only_gates_get_gradients(
+    scope: str, decide: Any, activation: str, tiny: Path, members: dict[str, Adapter]
+) -> None:
+    base, mixture = mixed(tiny, members, scope, decide, activation)
     ids = torch.randint(5, 300, (2, 9), generator=torch.Generator().manual_seed(0))
     places = torch.tensor([decision_places([0, 0, 0, 1, 1, 0, 0, 1, 1], decide)] * 2)
     with mixture.at(places):

@@ -72,11 +72,11 @@ def make_tables(results: Path) -> Path:
     ]
     write_table(by_fault, results / "sweeps/faults.csv")
     opened = [
-        {"mixture": name, "place": place, "prompts": 2, "layer": layer, "adapter": adapter, "share": share}
+        {"mixture": name, "place": place, "prompts": 2, "layer": layer, "adapter": adapter, "weight": weight}
         for name in ("mixture", "mixture:random")
         for layer in (0, 1)
-        for place, shares in {"a": (0.9, 0.1, 0.0), "b": (0.7, 0.2, 0.1), "target: x": (0.2, 0.3, 0.5)}.items()
-        for adapter, share in zip(("a", "b", "base"), shares, strict=True)
+        for place, weights in {"a": (0.9, 0.1, 0.0), "b": (0.7, 0.2, 0.1), "target: x": (0.2, 0.3, 0.5)}.items()
+        for adapter, weight in zip(("a", "b", "base"), weights, strict=True)
     ]
     write_table(opened, results / "sweeps/mixture_gates.csv")
     by_count = [row for n in (1, 4) for row in points(RATES, range(3), **{"capabilities.count": n})]

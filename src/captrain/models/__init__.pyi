@@ -45,6 +45,7 @@ from .lora import read_plain_lora as read_plain_lora
 from .lora import require_trained as require_trained
 from .lora import save_adapter as save_adapter
 from .lora import save_lora_factors as save_lora_factors
+from .mixture import BASE_SLOT as BASE_SLOT
 from .mixture import Decide as Decide
 from .mixture import MixtureParts as MixtureParts
 from .mixture import Scope as Scope

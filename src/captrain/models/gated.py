@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captrain.errors import UserError
 from captrain.models.lora import MIXTURE_FILES, PlainLora, read_plain_lora, require_trained
-from captrain.models.mixture import MEMBERS, REMEDY, Decide, MixtureConfig, MixtureParts, decision_places, mixture_parts
+from captrain.models.mixture import MEMBERS, REMEDY, Decide, MixtureParts, decision_places, mixture_parts
 from captrain.records import publish_json
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ EPSILON = 1e-6
 
 
 class _Open:
-    """The shares that the adapted layers use now, (rows, tokens or 1, slots)."""
+    """The weights that the adapted layers use now, (rows, tokens or 1, slots)."""
 
-    shares: Tensor
+    weights: Tensor
 
 
 class _MixedLinear(nn.Module):
@@ -34,7 +34,7 @@ class _MixedLinear(nn.Module):
     Args:
         linear: of the base.
         pairs: slot of each adapter, with its B (outputs, rank), scale included, and A (rank, inputs).
-        opened: the shares.
+        opened: the weights.
     """
 
     def __init__(self, linear: nn.Linear, pairs: Sequence[tuple[int, Tensor, Tensor]], opened: _Open) -> None:
@@ -47,7 +47,7 @@ class _MixedLinear(nn.Module):
         self.up = nn.Buffer(torch.cat([up for _, up, _ in pairs], 1).t().contiguous().to(like), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + ((x @ self.down) * self.opened.shares[..., self.owners]) @ self.up
+        return self.linear(x) + ((x @ self.down) * self.opened.weights[..., self.owners]) @ self.up
 
 
 class Mixture(nn.Module):
@@ -66,7 +66,7 @@ class Mixture(nn.Module):
 
     def __init__(self, base: "PreTrainedModel", parts: MixtureParts) -> None:
         super().__init__()
-        self.parts, self.opened, self.slots = parts, _Open(), len(parts.adapters) + 1
+        self.parts, self.opened, self.slots = parts, _Open(), len(parts.slots)
         body: Any = base.base_model
         self.blocks = len(body.layers)
         weight: Tensor = body.get_input_embeddings().weight
@@ -124,50 +124,51 @@ class Mixture(nn.Module):
         """What the gates read for these decisions, (rows, gates, hidden)."""
         return torch.stack(self._states, 1)
 
-    def _shares(self, index: int, states: Tensor) -> Tensor:
-        """Return the shares of a gate for states (..., hidden)."""
+    def _weights(self, index: int, states: Tensor) -> Tensor:
+        """Return the weights of a gate for states (..., hidden)."""
         states = states.detach()
         self._states[index] = states * (states.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
-        return F.softmax(self.linears[index](self._states[index]), -1)
+        logits = self.linears[index](self._states[index])
+        return F.softmax(logits, -1) if self.parts.activation == "softmax" else logits.sigmoid()
 
     def _placed(self, index: int, states: Tensor) -> Tensor:
-        """Return the shares of each token of whole dialogues."""
+        """Return the weights of each token of whole dialogues."""
         assert self._places is not None
-        shares = self._shares(index, states)
-        return shares.gather(1, self._places[..., None].expand(-1, -1, self.slots))
+        weights = self._weights(index, states)
+        return weights.gather(1, self._places[..., None].expand(-1, -1, self.slots))
 
     def _open(self, index: int, states: Tensor) -> None:
         """Open a block's gate for the states that it reads."""
         if self._fixed is not None:
-            self.opened.shares = self._fixed[:, index, None]
+            self.opened.weights = self._fixed[:, index, None]
         elif self._places is not None:
-            self.opened.shares = self._placed(index, states)
+            self.opened.weights = self._placed(index, states)
         elif self.parts.decide == "token":
-            self.opened.shares = self._shares(index, states)
+            self.opened.weights = self._weights(index, states)
         else:
             if states.shape[1] > 1 or len(self._kept[index]) != len(states):
-                self._kept[index] = self._shares(index, states[:, -1])
-            self.opened.shares = self._kept[index][:, None]
+                self._kept[index] = self._weights(index, states[:, -1])
+            self.opened.weights = self._kept[index][:, None]
 
     def _open_all(self, body: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         """Open the one gate for all blocks, from the last states of the base alone."""
         if self._fixed is not None:
-            self.opened.shares = self._fixed[:, 0, None]
+            self.opened.weights = self._fixed[:, 0, None]
             return
         ids = kwargs["input_ids"]
         places = self._places
         if places is None and ids.shape[1] == 1 and len(self._kept[0]) == len(ids):
-            self.opened.shares = self._kept[0][:, None]
+            self.opened.weights = self._kept[0][:, None]
             return
         named = {name: kwargs[name] for name in ("attention_mask", "position_ids") if kwargs.get(name) is not None}
         alone = self.linears[0].weight.new_zeros((len(ids), 1, self.slots))
         with torch.no_grad(), self.fixed(alone):
             states = body(input_ids=ids, use_cache=False, **named).last_hidden_state
         if places is None:
-            self._kept[0] = self._shares(0, states[:, -1])
-            self.opened.shares = self._kept[0][:, None]
+            self._kept[0] = self._weights(0, states[:, -1])
+            self.opened.weights = self._kept[0][:, None]
         else:
-            self.opened.shares = self._placed(0, states)
+            self.opened.weights = self._placed(0, states)
 
 
 def _wrap(base: nn.Module, adapters: Mapping[str, PlainLora], opened: _Open) -> None:
@@ -206,13 +207,10 @@ def save_mixture(mixture: Mixture, folder: Path) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    parts = mixture.parts
-    digests = {name: adapter.digest for name, adapter in parts.adapters.items()}
-    config = MixtureConfig(adapters=digests, scope=parts.scope, decide=parts.decide)
-    publish_json(folder / MIXTURE_FILES[0], config.model_dump())
+    publish_json(folder / MIXTURE_FILES[0], mixture.parts.config().model_dump())
     gates = {name: p.detach().float().cpu().contiguous() for name, p in mixture.gates.named_parameters()}
     save_file(gates, folder / MIXTURE_FILES[1], metadata={"format": "pt"})
-    for adapter in parts.adapters.values():
+    for adapter in mixture.parts.adapters.values():
         if not (folder / MEMBERS / adapter.digest).exists():
             shutil.copytree(adapter.folder, folder / MEMBERS / adapter.digest)
 

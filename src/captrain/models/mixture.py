@@ -1,8 +1,10 @@
 """A mixture of LoRA adapters: base and adapters stay frozen, and small trained gates weigh the adapters.
 
-A gate is a linear map from a hidden state to a softmax over the adapters and a slot for the base. An adapted linear
-layer then computes y = base(x) + sum_i g_i LoRA_i(x). A new gate is zero, so all shares are equal.
+A gate is a linear map from a hidden state to the weights g of the adapters. An adapted linear layer then computes
+y = base(x) + sum_i g_i LoRA_i(x). A new gate is zero, so all weights are equal.
 
+- `activation: softmax`: the weights of the adapters and of a slot for the base sum to 1. `sigmoid`: each weight is
+  between 0 and 1 by itself, so that a task can have several whole adapters, or none.
 - `scope: layer`: each transformer block has a gate, which reads the block's input. `global`: one gate for all blocks
   reads the last hidden state of the base alone.
 - `decide` says which token's state a gate reads. `prompt`: the prompt's last token, for the whole rollout. `turn`: the
@@ -23,23 +25,26 @@ from captrain.records import Record, read_json
 
 Scope = Literal["layer", "global"]
 Decide = Literal["prompt", "turn", "token"]
+Activation = Literal["softmax", "sigmoid"]
+BASE_SLOT = "base"
+"""The slot of the base in a softmax, and the place of tasks that need no adapter."""
 MEMBERS = "adapters"
 """Folder with the adapters of a saved mixture, each named by its digest."""
 REMEDY = "make the mixture again: `dvc repro -f mixture`"
 
 
 class MixtureConfig(Record):
-    """Content of mixture.json. `adapters` maps names to digests, in the order of the gates' slots; the base's slot is
-    the last."""
+    """Content of mixture.json. `adapters` maps names to digests, in the order of the gates' slots."""
 
     adapters: dict[str, str]
     scope: Scope = "layer"
     decide: Decide = "prompt"
+    activation: Activation = "softmax"
 
 
 @dataclass(frozen=True)
 class MixtureParts:
-    """The frozen parts of a mixture: its adapters by name, where gates are, and when they decide.
+    """The frozen parts of a mixture: its adapters by name, where gates are, when they decide, and on what weights.
 
     Raises:
         UserError: one decision for all blocks is to be taken at each token.
@@ -48,6 +53,7 @@ class MixtureParts:
     adapters: dict[str, Adapter]
     scope: Scope = "layer"
     decide: Decide = "prompt"
+    activation: Activation = "softmax"
 
     def __post_init__(self) -> None:
         if self.scope == "global" and self.decide == "token":
@@ -56,9 +62,15 @@ class MixtureParts:
                 "set decide to prompt or turn, or scope to layer",
             )
 
-    def identity(self) -> list[object]:
+    @property
+    def slots(self) -> list[str]:
+        """Names of a gate's outputs: the adapters and, in a softmax, the base."""
+        return [*self.adapters, BASE_SLOT] if self.activation == "softmax" else [*self.adapters]
+
+    def config(self) -> MixtureConfig:
         """Return what decides the mixture, beside its gates."""
-        return [{name: adapter.digest for name, adapter in self.adapters.items()}, self.scope, self.decide]
+        digests = {name: adapter.digest for name, adapter in self.adapters.items()}
+        return MixtureConfig(adapters=digests, scope=self.scope, decide=self.decide, activation=self.activation)
 
 
 def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
@@ -92,7 +104,7 @@ def begins_decision(written: Sequence[int], position: int, decide: Decide) -> bo
 def mixture_use(parts: MixtureParts) -> str:
     """Say in a model card what a mixture consists of, and how to load it."""
     rows = "".join(f"| {name} | {adapter.digest} |\n" for name, adapter in parts.adapters.items())
-    return f"""The gates weigh these adapters and the base (scope: {parts.scope}, decide: {parts.decide}):
+    return f"""The gates weigh these adapters ({parts.activation}; scope: {parts.scope}, decide: {parts.decide}):
 
 | adapter | content hash |
 |---|---|
@@ -116,4 +128,4 @@ def mixture_parts(folder: Path) -> MixtureParts:
     """
     config = read_json(folder / MIXTURE_FILES[0], MixtureConfig, REMEDY)
     adapters = {name: Adapter(str(folder / MEMBERS / content), content) for name, content in config.adapters.items()}
-    return MixtureParts(adapters, config.scope, config.decide)
+    return MixtureParts(adapters, config.scope, config.decide, config.activation)

@@ -39,6 +39,7 @@ class GateSettings(GrpoSettings):
 
     scope: Literal["layer", "global"]
     decide: Literal["prompt", "turn", "token"]
+    activation: Literal["softmax", "sigmoid"]
     start: Annotated[int, Field(ge=0)]
     """Gates are first fitted to the prompts of this many training tasks of each environment. With 0 they start at zero,
     which opens all alike."""

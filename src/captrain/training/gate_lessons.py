@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from captrain.benchmarks import load_benchmark
 from captrain.contract import CheckedEnvironment
 from captrain.models import (
+    BASE_SLOT,
     MixtureParts,
     adapter_digest,
     mixture_parts,
@@ -33,15 +35,14 @@ if TYPE_CHECKING:
 
     from captrain.models import Mixture
 
+Matrix = NDArray[np.float64]
 PURPOSE = "the gates of a mixture"
-BASE = "base"
-"""Of tasks that need no adapter."""
 ROUNDS = 2
 """Fits of the gates. What a gate reads depends on the gates before it, and in the first fit those open all alike."""
 DIGITS = 4
 """Decimals of fitted weights: rounding errors of the solver must not decide them."""
-UNSEEN = -10.0
-"""Logit of a slot without an example."""
+UNSEEN = 10.0
+"""Logit of a slot that all examples have, or, negated, of one without an example."""
 
 
 @dataclass(frozen=True)
@@ -95,26 +96,28 @@ def teach_gates(lesson: GateLesson) -> Trained:
     from captrain.models import Mixture, load_module  # torch
 
     # 1. Read prompts, each with the slots that the gates should open for it.
+    names = lesson.parts.slots
     spec, machine = lesson.spec, lesson.spec.machine
     policy = learner(spec.exploring(), lesson.base, machine, PURPOSE, f"set baselines.{lesson.row}.run to false")
-    places = {BASE: Prompts(load_benchmark(spec.benchmark, machine), [*lesson.passed])}
+    places = {BASE_SLOT: Prompts(load_benchmark(spec.benchmark, machine), [*lesson.passed])}
     for environment in lesson.environments:
         target = environment.target(machine)
         tasks = target.tasks("training", environment.skip + lesson.tasks, fewer=True)[environment.skip :]
         places[environment.name] = Prompts(target, tasks)
-    prompts, opened, counts = list[list[int]](), list[list[int]](), dict[str, int]()
+    prompts, opened, counts = list[list[int]](), list[list[bool]](), dict[str, int]()
     for name, place in places.items():
-        if slots := _slots(name, [*lesson.parts.adapters]):
+        wanted = {name} if name == BASE_SLOT or name in names else {*parse_composition(name)}
+        if wanted <= {*names, BASE_SLOT}:  # else an adapter is missing
             read = place.tokens(policy)
             prompts += read
-            opened += [slots] * len(read)
+            opened += [[slot in wanted for slot in names]] * len(read)
             counts[name] = len(read)
 
     # 2. Fit all gates, as often as a gate reads what others open.
     module = load_module(lesson.base, machine.accelerate.precision).eval()
     mixture = Mixture(module, replace(lesson.parts, decide="prompt"))
     for _ in range(ROUNDS if lesson.parts.scope == "layer" else 1):
-        _fit(mixture, module, prompts, opened)
+        _fit(mixture, module, prompts, np.array(opened))
     mixture.parts = lesson.parts
     rows = "".join(f"| {name} | {count} |\n" for name, count in counts.items())
     card = f"The gates were fitted to prompts of these:\n\n| to open | prompts |\n|---|---|\n{rows}"
@@ -130,50 +133,60 @@ def _decide(mixture: "Mixture", base: "PreTrainedModel", prompt: Sequence[int]) 
     return mixture
 
 
-def _slots(name: str, adapters: Sequence[str]) -> list[int]:
-    """List the slots that the gates should open in an environment; none if an adapter is missing."""
-    if name == BASE:
-        return [len(adapters)]
-    wanted = [name] if name in adapters else [*parse_composition(name)]
-    return [adapters.index(one) for one in wanted] if {*wanted} <= {*adapters} else []
-
-
 def _fit(
-    mixture: "Mixture", base: "PreTrainedModel", prompts: Sequence[Sequence[int]], opened: Sequence[Sequence[int]]
+    mixture: "Mixture", base: "PreTrainedModel", prompts: Sequence[Sequence[int]], opened: NDArray[np.bool_]
 ) -> None:
-    """Fit each gate to the states that it reads now, by logistic regression.
-
-    A prompt of several slots counts as one of each, with its weight divided. All slots have the same weight in all.
+    """Fit each gate to the states that it reads now, by logistic regression. One slot alone stays at zero.
 
     Args:
         mixture: whose gates decide at the prompt's last token.
         base: which the mixture is on.
         prompts: tokens.
-        opened: the slots to open for each prompt.
+        opened: (prompts, slots), true where a gate should open.
     """
     import torch
-    from sklearn.linear_model import LogisticRegression
 
     from captrain.models import to_grid
 
-    if len({slot for slots in opened for slot in slots}) < 2:
+    if np.count_nonzero(opened.any(0)) < 2:
         return
     states = np.stack([_decide(mixture, base, prompt).states[0].double().cpu().numpy() for prompt in prompts])
-    rows = [row for row, slots in enumerate(opened) for _ in slots]
-    targets = [slot for slots in opened for slot in slots]
-    weights = [1 / len(slots) for slots in opened for _ in slots]
+    fit = _multinomial if mixture.parts.activation == "softmax" else _binary
     for index, gate in enumerate(mixture.linears):
-        model = LogisticRegression(class_weight="balanced", max_iter=2000)
-        model.fit(states[rows, index], targets, sample_weight=weights)
-        weight, bias = np.zeros((mixture.slots, states.shape[2])), np.full(mixture.slots, UNSEEN)
-        slopes, offsets = np.asarray(model.coef_), np.asarray(model.intercept_)
-        if len(slopes) == 1:  # of the second of two slots against the first
-            slopes, offsets = np.concatenate([-slopes, slopes]) / 2, np.concatenate([-offsets, offsets]) / 2
-        weight[model.classes_], bias[model.classes_] = slopes, offsets
         with torch.no_grad():
-            for parameter, values in ((gate.weight, weight), (gate.bias, bias)):
+            for parameter, values in zip((gate.weight, gate.bias), fit(states[:, index], opened), strict=True):
                 parameter.copy_(torch.from_numpy(values.round(DIGITS)))
                 to_grid(parameter)
+
+
+def _multinomial(states: Matrix, opened: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
+    """Return weights, (slots, hidden), and biases whose softmax is the share of each slot.
+
+    A prompt of several slots counts as one of each, with its weight divided. All slots have the same weight in all.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    rows, targets = opened.nonzero()
+    model = LogisticRegression(class_weight="balanced", max_iter=2000)
+    model.fit(states[rows], targets, sample_weight=1 / opened.sum(1)[rows])
+    weight, bias = np.zeros((opened.shape[1], states.shape[1])), np.full(opened.shape[1], -UNSEEN)
+    slopes, offsets = np.asarray(model.coef_), np.asarray(model.intercept_)
+    if len(slopes) == 1:  # of the second of two slots against the first
+        slopes, offsets = np.concatenate([-slopes, slopes]) / 2, np.concatenate([-offsets, offsets]) / 2
+    weight[model.classes_], bias[model.classes_] = slopes, offsets
+    return weight, bias
+
+
+def _binary(states: Matrix, opened: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
+    """Return weights, (slots, hidden), and biases whose sigmoid is the probability of each slot by itself."""
+    from sklearn.linear_model import LogisticRegression
+
+    weight, bias = np.zeros((opened.shape[1], states.shape[1])), np.where(opened.any(0), UNSEEN, -UNSEEN)
+    for slot, wanted in enumerate(opened.T):
+        if wanted.any() and not wanted.all():
+            model = LogisticRegression(class_weight="balanced", max_iter=2000).fit(states, wanted)
+            weight[slot], bias[slot] = np.asarray(model.coef_)[0], np.asarray(model.intercept_)[0]
+    return weight, bias
 
 
 def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed: int | None) -> Trained:
@@ -195,7 +208,7 @@ def _saved(mixture: "Mixture", name: str, spec: Spec, card: str) -> Trained:
     """Save a mixture of a row with its model card."""
     from captrain.models import save_mixture
 
-    folder = Path(".cache") / name.partition(":")[0] / digest(name, spec.seed, *mixture.parts.identity())
+    folder = Path(".cache") / name.partition(":")[0] / digest(name, spec.seed, mixture.parts.config().model_dump())
     save_mixture(mixture, folder)
     publish_text(
         folder / "README.md", f"# {name}\n\nMixture of LoRA adapters.\n\n{card}\n\n{mixture_use(mixture.parts)}\n"
@@ -205,11 +218,11 @@ def _saved(mixture: "Mixture", name: str, spec: Spec, card: str) -> Trained:
 
 @dataclass(frozen=True)
 class Decisions:
-    """The mean decision for some prompts: the shares of each gate, by adapter; the base is the last."""
+    """The mean decision for some prompts: the weight that each gate gives to each slot."""
 
     prompts: int
-    adapters: Sequence[str]
-    shares: list[list[float]]
+    slots: Sequence[str]
+    weights: list[list[float]]
 
 
 def opened_gates(spec: Spec, base: Path, folder: Path, places: Mapping[str, Prompts]) -> dict[str, Decisions]:
@@ -233,9 +246,9 @@ def opened_gates(spec: Spec, base: Path, folder: Path, places: Mapping[str, Prom
     load_gates(mixture, folder)
     found = dict[str, Decisions]()
     for place, prompts in places.items():
-        shares = list[torch.Tensor]()
+        weights = list[torch.Tensor]()
         for tokens in prompts.tokens(policy):
-            shares.append(_decide(mixture, module, tokens).decisions[0])
-        mean = torch.stack(shares).mean(0)
-        found[place] = Decisions(len(shares), [*parts.adapters, "base"], mean.tolist())
+            weights.append(_decide(mixture, module, tokens).decisions[0])
+        mean = torch.stack(weights).mean(0)
+        found[place] = Decisions(len(weights), parts.slots, mean.tolist())
     return found

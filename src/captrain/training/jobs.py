@@ -132,7 +132,7 @@ class GateJob(Job):
 
     def plan_identity(self) -> list[object]:
         """See `Job`."""
-        return [*super().plan_identity(), *self.parts.identity()]
+        return [*super().plan_identity(), self.parts.config().model_dump()]
 
 
 class Learner(Policy, Protocol):

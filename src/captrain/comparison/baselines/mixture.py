@@ -52,8 +52,8 @@ from captrain.training import (
 )
 
 UNIFORM, RANDOM, SUPERVISED, GRPO = VARIANTS = ("uniform", "random", "supervised", "grpo")
-GATE_COLUMNS = ["mixture", "place", "prompts", "layer", "adapter", "share"]
-"""Columns of gates.csv: the mean share of an adapter, or of the base, in a layer over the prompts of a place."""
+GATE_COLUMNS = ["mixture", "place", "prompts", "layer", "adapter", "weight"]
+"""Columns of gates.csv: the mean weight of an adapter, or of the base, in a layer over the prompts of a place."""
 PROMPTS = 50
 """Training tasks of each environment whose decisions are looked at."""
 DISCOVERY = Path("artifacts/rollouts/discovery.jsonl")
@@ -94,6 +94,7 @@ class MixtureBaseline(Baseline):
             {adapter.name: Adapter(str(adapter.folder), adapter.digest) for adapter in adapters},
             section.scope,
             section.decide,
+            section.activation,
         )
         entries = [entry for a in adapters if (entry := a.ledger(self.name, self.name)).rollouts]
         rollouts = self.rollouts_left(project) - sum(entry.rollouts for entry in entries)
@@ -196,9 +197,9 @@ class MixtureBaseline(Baseline):
             places.setdefault(kind, Prompts(benchmark, [])).tasks.append(task)
         base = project / "artifacts/base"
         for place, decisions in opened_gates(spec, base, Path(mixture.folder), places).items():
-            for layer, shares in enumerate(decisions.shares):
-                for adapter, share in zip(decisions.adapters, shares, strict=True):
-                    yield mixture.name, place, decisions.prompts, layer, adapter, share
+            for layer, weights in enumerate(decisions.weights):
+                for adapter, weight in zip(decisions.slots, weights, strict=True):
+                    yield mixture.name, place, decisions.prompts, layer, adapter, weight
 
 
 def teachers(project: Path) -> tuple[TrainingEnvironment, ...]:
