@@ -43,6 +43,7 @@ REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'
 HEADLINE_REPLICATES = ("replicates/headline/summary.csv", "replicates/headline/differences.csv")
 SMOLLM_REPLICATES = ("replicates/smollm/summary.csv", "replicates/smollm/differences.csv")
+MIXTURE_REPLICATES = ("replicates/mixture/summary.csv", "replicates/mixture/differences.csv")
 DOMAIN_REPLICATES = ("replicates/domains/summary.csv", "replicates/domains/differences.csv")
 FRONT = (BASE, GRPO, "rejection_sft", TRACE, "solutions_routed", "solutions_grpo")
 """Rows of the headline figure."""
@@ -382,6 +383,9 @@ def gates(rows: Sequence[ComparisonRow], width: float = style.WIDTH) -> Figure:
 
 METHODS = partial(over_experiments, order=headline_methods(), against=GRPO, subject=TRACE)
 ROUTING = partial(over_experiments, order=style.ROUTING, against=TRACE)
+MIXTURE = partial(
+    over_experiments, order=(BASE, GRPO, TRACE, "mixture", "router:sets"), against=TRACE, subject="mixture"
+)
 MERGING = partial(over_experiments, order=style.MERGING, against=TRACE)
 ROLLOUTS = partial(
     scaling,
@@ -433,6 +437,9 @@ STUDIES: Mapping[str, Study] = {
         "captrain-sweep -m +study=faults",
         faults,
         ("baselines.solutions.faults.kind", "baselines.solutions.faults.rate"),
+    ),
+    "replicates_mixture": Study(
+        MIXTURE_REPLICATES, "make replicate NAME=mixture OVERRIDES=baselines.mixture.run=true", MIXTURE
     ),
     "mixture_gates": Study(("sweeps/mixture_gates.csv",), GATES, gates),
 }

@@ -265,7 +265,6 @@ def test_numbers_with_intervals_are_those_of_the_tables(page: str, committed: Pa
         "sweeps/mixes": "pass_rate",
         "sweeps/warm_starts": "pass_rate",
         "sweeps/faults": "pass_rate",
-        "studies/mixture": "pass_rate",
     }
     rows: list[list[float]] = []
     for table, column in tables.items():

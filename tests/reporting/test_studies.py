@@ -56,7 +56,7 @@ def make_tables(results: Path) -> Path:
     write_table(rates_over_seeds(whole), results / "replicates/summary.csv")
     write_table(differences_over_seeds(whole), results / "replicates/differences.csv")
     shutil.copytree(results / "replicates", results / "replicates/headline")
-    for name in ("domains", "smollm"):
+    for name in ("domains", "mixture", "smollm"):
         shutil.copytree(results / "replicates/headline", results / f"replicates/{name}")
     by_rollouts = [row for n in (80, 640) for row in points(RATES, range(3), **{"adapters.rollouts": n})]
     write_table(by_rollouts, results / "sweeps/rollouts.csv")
