@@ -9,7 +9,7 @@ mistakes than that of `broken`. A script uses no value that its agent has not se
 import json
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -523,7 +523,7 @@ def _marked(mark: tuple[str, str], view: Choice) -> str | None:
 
 def marks_of(views: Sequence[Choice]) -> list[Rule]:
     """Return rules that choose by a text: those that right candidates have more often than others."""
-    more: Counter[tuple[str, str]] = Counter()
+    more: defaultdict[tuple[str, str], float] = defaultdict(float)
     for view in views:
         for one in view.candidates:
             for mark in _marks(one):
@@ -763,10 +763,8 @@ class Adversary:
                 *with_key(v, t, c[0]),
                 *v.ending(c[0]),
             ]
-            attempts[f"every value shown, each followed by {name} on it, until one is accepted"] = (
-                lambda v, c, t=tool: until_accepted(
-                    self.accepted, v, c, lambda value: with_key(v, t, value)
-                )
+            attempts[f"every value shown, each followed by {name} on it, until one is accepted"] = lambda v, c, t=tool: (
+                until_accepted(self.accepted, v, c, lambda value: with_key(v, t, value))
                 if with_key(v, t, c[0])
                 else None
             )
