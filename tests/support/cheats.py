@@ -402,7 +402,7 @@ IN_WORDS = {
     "status_in_the_list": 'the one with "p" in its record',
     "first_by_name": "the one with the smallest text 1 in its record",
     "odd_one_out": "the one with the smallest likeness of its record to the others",
-    "undone_tries": "every value shown, each followed by return_order on it, until one is accepted",
+    "undone_tries": "every value shown, each undone with return_order, until one is accepted",
     "unknown_id_is_helped": "after a needed look-up of an unknown value",
     "other_tool_tells": "update_zip",
     "whole_database": "after list_orders on",

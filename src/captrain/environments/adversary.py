@@ -624,6 +624,13 @@ def until_accepted(
     return agent
 
 
+def _undoing(accepted: set[str], tool: JsonObject, view: View, values: list[str]) -> Agent | None:
+    """Try value after value, each undone with a tool; None if the tool takes no such value."""
+    if not with_key(view, tool, values[0]):
+        return None
+    return until_accepted(accepted, view, values, lambda value: with_key(view, tool, value))
+
+
 def following(view: View, first: Sequence[Message]) -> Agent:
     """Make some moves, and then the step with the value that the answer to them names last."""
     moves, rest = iter([*view.before, *first]), list[Message]()
@@ -763,10 +770,8 @@ class Adversary:
                 *with_key(v, t, c[0]),
                 *v.ending(c[0]),
             ]
-            attempts[f"every value shown, each followed by {name} on it, until one is accepted"] = lambda v, c, t=tool: (
-                until_accepted(self.accepted, v, c, lambda value: with_key(v, t, value))
-                if with_key(v, t, c[0])
-                else None
+            attempts[f"every value shown, each undone with {name}, until one is accepted"] = partial(
+                _undoing, self.accepted, tool
             )
             attempts[f"every value shown, and {name} on the last"] = lambda v, c, t=tool: [
                 *v.before,

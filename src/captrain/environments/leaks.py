@@ -85,13 +85,14 @@ def _after(player: Adversary, move: Move, view: View) -> View | None:
     if view.key == "tool" or not (moves := move(view)):
         return None
     play = player.evidence.play(view.task, [*view.before, *moves])
-    begun = len(player.evidence.play(view.task, view.before))
+    begun = [place for place, message in enumerate(play) if message["role"] == "assistant"][len(view.before) :]
+    after = range(begun[0], len(play)) if begun else range(0)
     told, replies, records = list(view.told), list(view.replies), dict[str, tuple[str, ...]]()
     for place, message in enumerate(play):
         if message["role"] == "tool":
-            replies += shown(message) if place >= begun else []
+            replies += shown(message) if place in after else []
             records = joined(records, records_of(content(message)))
-        elif message["role"] != "assistant" and place >= begun:
+        elif message["role"] != "assistant" and place in after:
             told.append(content(message))
     new = [word for text in (*told[len(view.told) :], *replies[len(view.replies) :]) for word in words(text)]
     if not any(shape(word) == shape(view.right) for word in new):
