@@ -86,6 +86,14 @@ def test_an_encrypted_or_cut_off_archive_is_named_so(
         read_logs([path])
 
 
+@pytest.mark.parametrize("name", ["log.eval", "log.zip"])
+def test_an_archive_with_a_damaged_directory_is_refused_in_one_message(name: str, tmp_path: Path) -> None:
+    path = archive(tmp_path / name, {})
+    path.write_bytes(path.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x00"))
+    with pytest.raises(UserError, match=r"cannot be (unpacked|read)"):
+        read_logs([path])
+
+
 def test_attachments_that_are_referred_to_without_end_cost_one_sample(tmp_path: Path) -> None:
     content = "attachment://ab " * 12_000
     sample = {"messages": [{"role": "user", "content": content}], "attachments": {"ab": "x" * 1_000_000}}

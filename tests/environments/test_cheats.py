@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.cheats import CHEATS, PASSING, cheat
+from support.cheats import CHEATS, HARMLESS, IN_WORDS, PASSING, cheat
 from support.honest import HONEST_NAMES, honest, tools_of
 from support.hostile import PAGE
 from support.needs import further
@@ -22,8 +22,8 @@ AGAINST = make_standard(load_benchmark(DEFAULT.benchmark), DEFAULT.evaluation.ta
 FIRST = {meant: name for name, (_, _, meant) in reversed(CHEATS.items())}
 """The first cheat for each check."""
 MANY = "structures among the tasks"
-ALWAYS = {*FIRST.values(), "zip_denial_wrap"}
-"""Cheats of every run: those, and one that only the learner finds."""
+ALWAYS = {*FIRST.values(), "zip_denial_wrap", *IN_WORDS}
+"""Cheats of every run: those, one that only the learner finds, and those whose script is known."""
 
 
 def examined(folder: Path, text: str, tools: list[dict[str, object]], seeds: int, seed: int = 0) -> list[CheckResult]:
@@ -38,12 +38,17 @@ def test_a_cheat_earns_no_passport_and_the_check_that_is_meant_for_it_says_why(t
     _, _, meant = CHEATS[name]
     checks = examined(tmp_path, cheat(name), AGAINST.tools, 30 if "one_task" in name else 20)
     [check] = [check for check in checks if check.name == meant]
-    assert not check.passed and check.detail
+    assert not check.passed and check.detail and IN_WORDS.get(name, "") in check.detail
 
 
 @pytest.mark.parametrize("name", further(PASSING, 1))
 def test_a_cheat_that_the_page_says_is_not_caught_is_not(tmp_path: Path, name: str) -> None:
     assert all(check.passed for check in examined(tmp_path, cheat(name), AGAINST.tools, 20))
+
+
+@pytest.mark.parametrize("name", further(HARMLESS, 3))
+def test_a_sound_environment_that_looks_like_a_cheat_earns_its_passport(tmp_path: Path, name: str) -> None:
+    assert [check for check in examined(tmp_path, cheat(name), AGAINST.tools, 20) if not check.passed] == []
 
 
 @pytest.mark.parametrize("name", further(HONEST_NAMES[::2] + HONEST_NAMES[1::2], 6))

@@ -71,6 +71,23 @@ def test_its_stages_have_the_settings_and_results_of_captrains_own_and_code_by_d
     assert "components" in stages["rollouts"]["deps"] and "components" not in stages["figures"]["deps"]
 
 
+def test_every_input_of_a_new_projects_stages_is_there_or_made_by_a_stage(project: Path) -> None:
+    stages = read_stages(project / "dvc.yaml", "")
+    made = [
+        path
+        for stage in stages.values()
+        for kind in ("outs", "plots", "metrics")
+        for entry in stage.get(kind, [])
+        for path in ([entry] if isinstance(entry, str) else entry)
+    ]
+    needed = {path for stage in stages.values() for path in stage.get("deps", [])}
+    given = {path for path in needed if (project / path).exists()}
+    related = {
+        path for path in needed if any(f"{a}/".startswith(f"{b}/") for m in made for a, b in ((path, m), (m, path)))
+    }
+    assert needed - given - related == set()
+
+
 def test_what_it_has_in_conf_comes_first_and_all_else_is_captrains(project: Path) -> None:
     spec = compose_spec("calendar", 0, ["router=classifier"], project / "conf")
     assert spec.benchmark.target == "components.calendar_desk:CalendarDesk"

@@ -50,7 +50,7 @@ def project(tmp_path: Path) -> Path:
     init_project(folder, "calendar")
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
     assert [stages[name]["cmd"] for name in STAGES] == [f"captrain run {name}" for name in STAGES]
-    compose = {**stages["compose"], "deps": ["conf"]}
+    compose = stages["compose"]
     outs: dict[str, list[object]] = {"outs": ["artifacts/base"], "metrics": [{"results/base.json": {"cache": False}}]}
     base = {"cmd": "captrain run base", "params": [{"results/spec.yaml": ["benchmark"]}], **outs}
     evaluation = {

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -287,6 +289,21 @@ def test_a_server_that_is_told_to_stop_ends_within_three_seconds(tiny: Path) -> 
         refused = [request.exception(PATIENCE) for request in waiting]
     told = [str(error) for error in refused if error is not None]
     assert told and all("503 - this server is stopping: ask again" in one for one in told)
+    assert "Traceback" not in process.stderr.read()
+
+
+def test_a_server_that_stops_answers_whoever_has_not_sent_all_and_its_log_has_no_traceback(tiny: Path) -> None:
+    process = command(tiny, "--served-model-name", NAME)
+    assert process.stdout is not None and process.stderr is not None
+    *_, address = process.stdout.readline().split()
+    place = urlsplit(address)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 1000\r\n\r\n{{"
+    with socket.create_connection((str(place.hostname), place.port or 0), timeout=PATIENCE) as client:
+        client.sendall(head.encode())
+        time.sleep(0.5)  # it has the head, and waits for the rest
+        process.send_signal(signal.SIGTERM)
+        assert b"503" in client.recv(1000)
+    process.wait(PATIENCE)
     assert "Traceback" not in process.stderr.read()
 
 

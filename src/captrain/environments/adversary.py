@@ -9,7 +9,7 @@ mistakes than that of `broken`. A script uses no value that its agent has not se
 import json
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,7 +49,9 @@ MOST_LINES = 40
 COMMON = 6
 """Most values of results, such as a status, that are tried as ids."""
 FIELDS = 4
-"""Most numbers of a candidate's record that a rule compares."""
+"""Most numbers, and most texts, of a candidate's record that a rule compares."""
+MARKS = 16
+"""Most texts by which a rule knows the right candidate."""
 FITTED = 60
 """Most tasks on which rules are fitted."""
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 70, 100, 200)
@@ -94,17 +96,27 @@ def answered(messages: Sequence[Message]) -> list[Answered]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value that a step may name: its place in what is shown, and the words and the record's numbers beside it."""
+    """A value that a step may name: its place in what is shown, and the words and the record's values beside it."""
 
     value: str
     place: int
     beside: str = ""
-    numbers: tuple[int, ...] = ()
+    record: tuple[str, ...] = ()
 
     @property
     def number(self) -> int:
         """Its digits as a number."""
-        return int("".join(re.findall("[0-9]", self.value))[:15] or "0")
+        return number_in(self.value)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of its record."""
+        return [number_in(text) for text in self.record if re.search("[0-9]", text)]
+
+
+def number_in(text: str) -> int:
+    """Read the digits of a text as one number."""
+    return int("".join(re.findall("[0-9]", text))[:15] or "0")
 
 
 @dataclass(frozen=True)
@@ -228,14 +240,17 @@ def _changed(solution: Sequence[Message], broken: Sequence[Message]) -> tuple[in
     return place, number, keys[0], str(arguments[keys[0]]), str(others.get(keys[0]))
 
 
-def records_of(text: str) -> dict[str, tuple[int, ...]]:
-    """Find the numbers that stand beside each value of a result: in its JSON object, or in its line."""
-    found: dict[str, tuple[int, ...]] = {}
+Records = dict[str, tuple[str, ...]]
+"""Values of results, each with the values that stand beside it."""
+
+
+def records_of(text: str) -> Records:
+    """Find what stands beside each value of a result: in its JSON object, or in its line."""
+    found: Records = {}
 
     def note(values: Sequence[str]) -> None:
         for value in values:
-            others = [other for other in values if other != value and re.search("[0-9]", other)]
-            found.setdefault(value, tuple(Candidate(other, 0).number for other in others))
+            found.setdefault(value, tuple(other for other in values if other != value))
 
     def visit(value: object) -> None:
         if isinstance(value, Mapping):
@@ -258,16 +273,16 @@ def records_of(text: str) -> dict[str, tuple[int, ...]]:
 
 def _without(
     count: int, play: Sequence[Message], needed: Sequence[Answered]
-) -> tuple[list[Message], list[str], list[str], dict[str, tuple[int, ...]]]:
+) -> tuple[list[Message], list[str], list[str], Records]:
     """Leave calls out of the first messages of a solution, and all that use a value which only those have shown.
 
     Returns:
-        The other messages, what the agent is told, the values of the results that it gets, and their records' numbers.
+        The other messages, what the agent is told, the values of the results that it gets, and their records.
     """
     kept: list[Message] = []
     told: list[str] = []
     replies: list[str] = []
-    records: dict[str, tuple[int, ...]] = {}
+    records: Records = {}
     pending, flags, complete = answered(play), list[bool](), True
     for message in play:
         if message["role"] == "assistant":
@@ -286,10 +301,28 @@ def _without(
         elif message["role"] == "tool":
             if flags and flags.pop(0):
                 replies += shown(message)
-                records = {**records_of(content(message)), **records}
+                records = joined(records, records_of(content(message)))
         else:
             told.append(content(message))
     return kept, told, replies, records
+
+
+def joined(first: Records, second: Records) -> Records:
+    """Add what further results show beside each value."""
+    beside = {value: (*first.get(value, ()), *second.get(value, ())) for value in (*first, *second)}
+    return {value: tuple(dict.fromkeys(others)) for value, others in beside.items()}
+
+
+def candidates_of(right: str, told: Sequence[str], replies: Sequence[str], records: Records) -> list[Candidate]:
+    """List the shown values that have the shape of the right one."""
+    found: dict[str, Candidate] = {}
+    for text in [*replies, *(told if re.search(r"\d", right) else ())]:
+        for word in words(text):
+            if shape(word) == shape(right) and word not in found and len(found) < CHOICES:
+                beside = text.replace(word, "", 1).strip()
+                near = words(beside) if text in replies else []
+                found[word] = Candidate(word, len(found), beside, (*near, *records.get(text, records.get(word, ()))))
+    return [*found.values()]
 
 
 def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
@@ -313,18 +346,12 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
     found = [shown({"role": "tool", "content": call.reply}) for call in made]
     lists = [[one for one in values if shape(one) == shape(right)] for values in found]
     everything = {word for text in (*told, *sum(found, [])) for word in words(text)}
-    candidates: dict[str, Candidate] = {}
-    for text in [*replies, *(told if re.search(r"\d", right) else ())]:
-        for word in words(text):
-            if shape(word) == shape(right) and word not in candidates and len(candidates) < CHOICES:
-                beside = text.replace(word, "", 1).strip()
-                candidates[word] = Candidate(word, len(candidates), beside, records.get(word, ()))
     return View(
         task,
         key,
         arguments,
         right,
-        [*candidates.values()],
+        candidates_of(right, told, replies, records),
         told,
         replies,
         before=before,
@@ -375,7 +402,19 @@ def _field(place: int, one: Candidate, view: Choice) -> int:
     return one.numbers[place] if place < len(one.numbers) else 0
 
 
-PROPERTIES: dict[str, Callable[[Candidate, Choice], object]] = {
+def _text(place: int, one: Candidate, view: Choice) -> str:
+    """A text in its record, counted from the first."""
+    return one.record[place] if place < len(one.record) else ""
+
+
+def _alike(one: Candidate, view: Choice) -> int:
+    """How often the other candidates' records hold what its own holds."""
+    return sum(text in other.record for text in one.record for other in view.candidates if other is not one)
+
+
+Order = Callable[[Candidate, Choice], int | str]
+"""Returns that by which candidates are ordered."""
+PROPERTIES: dict[str, Order] = {
     "place": lambda one, _: one.place,
     "number": lambda one, _: one.number,
     "spelling": lambda one, _: one.value,
@@ -392,27 +431,41 @@ PROPERTIES: dict[str, Callable[[Candidate, Choice], object]] = {
     "place counted from the last number but one that is told": partial(_turned, -2),
     "place counted from the last number but two that is told": partial(_turned, -3),
     "place counted from the first number that is told": partial(_turned, 0),
-    **{f"number {place + 1} in its record": partial(_field, place) for place in range(FIELDS)},
 }
 """What orders candidates."""
+RECORDED: dict[str, Order] = {
+    **{f"number {place + 1} in its record": partial(_field, place) for place in range(FIELDS)},
+    **{f"text {place + 1} in its record": partial(_text, place) for place in range(FIELDS)},
+    "likeness of its record to the others": _alike,
+}
+"""What orders candidates that stand in records."""
+RANKS = {"smallest": (0, False), "second smallest": (1, False), "second largest": (1, True), "largest": (0, True)}
+"""Places in an order: counted from which end."""
 
 
-def _selector(name: str, end: Callable[..., Candidate], key: Callable[[Candidate, Choice], object]) -> Rule:
-    def pick(view: Choice) -> str | None:
-        return end(view.candidates, key=lambda one: key(one, view)).value if view.candidates else None
+def _ranked(place: int, last: bool, order: Order, view: Choice) -> str | None:
+    keys = {one.value: order(one, view) for one in view.candidates}
+    ranked = sorted(keys, key=lambda value: _comparable(keys[value]), reverse=last)
+    return ranked[min(place, len(ranked) - 1)] if ranked else None
 
-    return Rule(name, pick)
+
+def _comparable(key: int | str) -> tuple[int, str]:
+    return (key, "") if isinstance(key, int) else (0, key)
+
+
+def _selectors(properties: Mapping[str, Order]) -> list[Rule]:
+    return [
+        Rule(f"the one with the {rank} {name}", partial(_ranked, *end, key))
+        for name, key in properties.items()
+        for rank, end in RANKS.items()
+    ]
 
 
 def _listed(place: int, view: Choice) -> str | None:
     return view.candidates[place].value if place < len(view.candidates) else None
 
 
-SELECTORS = [
-    _selector(f"the one with the {adjective} {name}", end, key)
-    for name, key in PROPERTIES.items()
-    for adjective, end in (("smallest", min), ("largest", max))
-]
+SELECTORS = _selectors(PROPERTIES)
 SELECTORS += [Rule(f"number {place + 1} of those shown", partial(_listed, place)) for place in range(1, 5)]
 
 
@@ -447,9 +500,42 @@ def _numbered(key: str, holds: Callable[[int], bool], view: Choice) -> bool:
     return holds(Candidate(str(view.arguments.get(key)), 0).number)
 
 
+PARTS = {
+    "the first sign": slice(1),
+    "the first two signs": slice(2),
+    "all but the last sign": slice(-1),
+    "the last sign": slice(-1, None),
+    "all but the first sign": slice(1, None),
+}
+"""Parts of a value that careless code takes for it, or that tell the right value."""
+
+
+def _marks(one: Candidate) -> set[tuple[str, str]]:
+    """List the texts that tell a candidate from others: parts of its value, and its record."""
+    parts = {(f"as {name}", one.value[part]) for name, part in PARTS.items()}
+    return parts | {("in its record", text) for text in one.record}
+
+
+def _marked(mark: tuple[str, str], view: Choice) -> str | None:
+    found = [one for one in view.candidates if mark in _marks(one)] or view.candidates
+    return found[0].value if found else None
+
+
+def marks_of(views: Sequence[Choice]) -> list[Rule]:
+    """Return rules that choose by a text: those that right candidates have more often than others."""
+    more: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for view in views:
+        for one in view.candidates:
+            for mark in _marks(one):
+                more[mark] += float(one.value == view.right) - 1 / len(view.candidates)
+    best = sorted((mark for mark in more if more[mark] > GAINED), key=lambda mark: (-more[mark], mark))[:MARKS]
+    return [Rule(f'the one with "{mark[1]}" {mark[0]}', partial(_marked, mark)) for mark in best]
+
+
 def rules_of(views: Sequence[Choice]) -> list[Rule]:
     """List the rules that a tree may use: properties of the candidates, and frequent answers."""
-    return [*SELECTORS, *(Rule(label, partial(_constant, label)) for label in labels_of(views))]
+    labels = [Rule(label, partial(_constant, label)) for label in labels_of(views)]
+    return [*SELECTORS, *_selectors(RECORDED), *marks_of(views), *labels]
 
 
 def is_right(rule: Rule, view: Choice) -> float:
@@ -523,9 +609,12 @@ def with_key(view: View, tool: JsonObject, value: str) -> list[Message]:
     return [tool_call(tool["name"], {**{name: view.arguments.get(name, "1") for name in names}, view.key: value})]
 
 
-def until_accepted(accepted: set[str], view: View, values: Sequence[str]) -> Agent:
-    """Try value after value until a reply is one that references get."""
-    moves, rest = iter([*view.before, *map(view.step, values)]), iter(view.ending(values[0]))
+def until_accepted(
+    accepted: set[str], view: View, values: Sequence[str], undo: Callable[[str], list[Message]] = lambda _: []
+) -> Agent:
+    """Try value after value, and undo each, until a reply is one that references get."""
+    tries = [message for value in values for message in (view.step(value), *undo(value))]
+    moves, rest = iter([*view.before, *tries]), iter(view.ending(values[0]))
 
     def agent(messages: Sequence[Message]) -> Message | None:
         [last] = answered(messages)[-1:] or [Answered("", {}, "")]
@@ -533,6 +622,13 @@ def until_accepted(accepted: set[str], view: View, values: Sequence[str]) -> Age
         return move or next(rest, None)
 
     return agent
+
+
+def _undoing(accepted: set[str], tool: JsonObject, view: View, values: list[str]) -> Agent | None:
+    """Try value after value, each undone with a tool; None if the tool takes no such value."""
+    if not with_key(view, tool, values[0]):
+        return None
+    return until_accepted(accepted, view, values, lambda value: with_key(view, tool, value))
 
 
 def following(view: View, first: Sequence[Message]) -> Agent:
@@ -550,8 +646,8 @@ def following(view: View, first: Sequence[Message]) -> Agent:
     return agent
 
 
-Attempt = Callable[[View, list[str]], "Sequence[Message] | Agent"]
-"""Chooses among values without knowing which one is right."""
+Attempt = Callable[[View, list[str]], "Sequence[Message] | Agent | None"]
+"""Chooses among values without knowing which one is right; None if the tools do not allow it."""
 
 ATTEMPTS: dict[str, Attempt] = {
     "every value shown, one after the other": lambda v, c: [*v.before, *map(v.step, c), *v.ending(c[-1])],
@@ -575,14 +671,6 @@ ATTEMPTS: dict[str, Attempt] = {
     },
 }
 """Scripts that try values, in words that continue "choosing"."""
-PARTS = {
-    "the first sign": slice(1),
-    "the first two signs": slice(2),
-    "all but the last sign": slice(-1),
-    "the last sign": slice(-1, None),
-    "all but the first sign": slice(1, None),
-}
-"""Parts of a value that careless code takes for it."""
 
 
 @dataclass(frozen=True)
@@ -682,6 +770,9 @@ class Adversary:
                 *with_key(v, t, c[0]),
                 *v.ending(c[0]),
             ]
+            attempts[f"every value shown, each undone with {name}, until one is accepted"] = partial(
+                _undoing, self.accepted, tool
+            )
             attempts[f"every value shown, and {name} on the last"] = lambda v, c, t=tool: [
                 *v.before,
                 *map(v.step, c),

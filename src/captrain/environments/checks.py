@@ -19,6 +19,7 @@ from captrain.contract import CheckedEnvironment, calls_of, tool_call
 from captrain.environments.adversary import Adversary, Exploit, by_chance
 from captrain.environments.evidence import Evidence, once
 from captrain.environments.leakage import SHARE, runs, runs_of
+from captrain.environments.leaks import leaks
 from captrain.environments.learner import Learner
 from captrain.environments.probes import (
     ENDLESS,
@@ -564,7 +565,8 @@ def guessing(evidence: Evidence) -> CheckResult:
     chance = player.best({"chance": partial(by_chance, player.labels)}, "chance")
     bound = max(evidence.bounds.broken_reward, min(CHANCE, (chance.mean if chance else 0.0) + GAIN))
     needed = ", ".join(sorted({tool for view in player.views for tool in view.needed})) or "a look-up"
-    guess, learnt = player.best(player.guesses(), "guesses"), player.best(Learner(player).scripts(), "learnt")
+    guess = player.best({**player.guesses(), **leaks(player)}, "guesses")
+    learnt = player.best(Learner(player).scripts(), "learnt")
     if guess and learnt and learnt.least > max(guess.least, bound):
         return exploit(learnt, round(bound, 3), f'the script "{{}}", learnt without {needed},')
     return exploit(guess, round(bound, 3), f"choosing {{}}, without {needed},")

@@ -87,7 +87,9 @@ def _project_stage(root: Path, name: str, stage: JsonObject, argument: str) -> J
     script = f"stages/{name}.py"
     deps = [script] if (root / script).is_file() else []
     deps += [COMPONENTS] if SELECTABLE & {key.partition(".")[0] for key in keys} else []
-    deps += [path for path in stage.get("deps", []) if not path.startswith(("src/", "stages/"))]
+    for path in stage.get("deps", []):  # DVC refuses a dependency on a folder that is not there
+        if not path.startswith(("src/", "stages/")) and (path != "stages" or (root / path).is_dir()):
+            deps.append(path)
     params = [*stage.get("params", []), *([{VERSIONS: None}] if name == "compose" else [])]
     whole = {"desc": "", "cmd": "", "params": [], "deps": [], **stage}
     whole |= {"cmd": f"captrain run {argument}", "params": params, "deps": deps}

@@ -32,6 +32,7 @@ from captrain.errors import UserError
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("", "0.0.0.0", "::")
 OPEN_PATHS = ("/health",)
+STOPPING = "this server is stopping: ask again"
 """Paths that need no token."""
 START = b"HTTP/1.1 "
 """How each answer starts. If a client has closed its side, these bytes are sent ahead to learn whether it is gone."""
@@ -187,6 +188,8 @@ class Protected:
         except TimeoutError:
             seconds = self._protection.seconds
             answer = refusal(408, f"the request did not come in whole within {seconds} s", {"connection": "close"})
+        except asyncio.CancelledError:  # the server stops before the body is whole
+            answer = refusal(503, STOPPING, {"retry-after": "1", "connection": "close"})
         except HTTPException as error:
             answer = refusal(error.status_code, error.detail, {"connection": "close"})
 
@@ -264,7 +267,7 @@ async def _while_waited_for(app: ASGIApp, scope: Scope, replay: Receive, receive
     except asyncio.CancelledError:
         if not watching.done() and not begun:
             headers = {"retry-after": "1", "connection": "close"}
-            await refusal(503, "this server is stopping: ask again", headers)(scope, receive, send)
+            await refusal(503, STOPPING, headers)(scope, receive, send)
     finally:
         watching.cancel()
 

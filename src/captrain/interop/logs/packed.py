@@ -2,6 +2,7 @@
 
 import gzip
 import shutil
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -11,17 +12,36 @@ from captrain.errors import UserError
 
 LARGEST = 1 << 35
 """Most bytes that are unpacked of one file."""
-BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError)
+BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    NotImplementedError,
+    RuntimeError,
+)
+"""Exceptions of reading a damaged file."""
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a file is packed: by its first bytes, and not an archive of Inspect."""
+    """Return whether a file is packed: by its first bytes, and not an archive of Inspect.
+
+    A zip with a damaged directory counts as packed, so that unpacking it says what is wrong.
+    """
     with path.open("rb") as file:
         if file.read(2) == b"\x1f\x8b":
             return True
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return path.suffix != ".eval" and not {"header.json", "_journal/start.json"} & {*archive.namelist()}
+        if path.suffix == ".eval":
+            return False
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return not {"header.json", "_journal/start.json"} & {*archive.namelist()}
+        except BROKEN:
+            return True
     return path.suffix in (".tar", ".tgz") and tarfile.is_tarfile(path)
 
 
