@@ -494,3 +494,18 @@ def test_labels_of_real_rollouts_point_at_messages_of_the_assistant(domain: str)
             assert label.evidence
             if label.verdict != "NA":
                 assert label.message is not None and one.messages[label.message]["role"] == "assistant"
+
+
+def test_trials_of_one_task_are_one_piece_of_evidence_on_what_a_tool_does() -> None:
+    def passed(task: str, page: int) -> Rollout:
+        synced = made("sync_rows", f'{{"row": "r{page}"}}', page=str(page))
+        one = rollout([ASK, synced, made("ping", OK), says("Done.")], outcome="passed")
+        return one.model_copy(update={"task": one.task.model_copy(update={"id": task})})
+
+    trials = [passed("hotel/1", page) for page in range(4)]
+    tasks = [passed(f"hotel/{page}", page) for page in range(4)]
+
+    tools = [schema("sync_rows", "page")]
+    kinds = [learn_toolbox(rollouts, tools).kind("sync_rows") for rollouts in (trials, tasks)]
+
+    assert kinds == ["unknown", "read"]

@@ -346,7 +346,9 @@ def reply(content: str) -> Message:
         ("check_out_book", "unknown"), ("find_and_replace", "unknown"), ("order_status", "unknown"),
         ("bash", "environment"), ("execute_python_code", "environment"), ("str_replace_editor", "environment"),
         ("web_search", "environment"), ("Read", "environment"), ("search_direct_flight", "read"),
-        ("send_email", "write"), ("code_review_assignments", "unknown"),
+        ("send_email", "write"), ("code_review_assignments", "unknown"), ("stop", "environment"),
+        ("email_get_message", "read"), ("email_search_messages", "read"), ("email_delete_message", "write"),
+        ("email_customer", "write"), ("stop_server", "write"),
     ],
 )  # fmt: skip
 def test_what_a_tool_does_is_told_by_its_name(tool: str, kind: str) -> None:

@@ -315,3 +315,43 @@ def test_a_word_ends_dialogues_of_agents_only_where_the_log_shows_it(
     found, _ = diagnosed(tmp_path, tmp_path / "log.jsonl")
     truth = [remark["evidence"] for remark in found[0]["observations"] if remark["name"] == "truth"]
     assert [f'the agent\'s answer "{lasts[0]}"' in text for text in truth] == [not is_signal]
+
+
+def test_a_run_that_ends_with_a_tool_of_unknown_kind_may_have_been_checked_by_it(tmp_path: Path) -> None:
+    edit = turn("write_file", "done", path="a.py", content="x = 1")
+    log = written(
+        tmp_path,
+        {"messages": [ask("Repair a.py."), *edit, *turn("run_tests", "8 passed"), say("Repaired.")], "reward": 0},
+        {"messages": [ask("Repair a.py."), *edit, say("Repaired.")], "reward": 1},
+    )
+
+    _, printed = diagnosed(tmp_path, log)
+
+    assert "Nothing was run after the last change: 0 failed, 1 passed" in printed
+
+
+def test_a_search_in_words_is_no_command_that_writes_a_file(tmp_path: Path) -> None:
+    rows = [
+        {
+            "messages": [
+                ask("Make a report."),
+                *turn("route", f"server {n}", query=f"<tool> a server that can write into a file {n} </tool> > one"),
+                say("Done."),
+            ],
+            "reward": n % 2,
+        }
+        for n in range(6)
+    ]
+
+    _, printed = diagnosed(tmp_path, written(tmp_path, *rows))
+
+    assert "Nothing was run after the last change" not in printed
+
+
+def test_a_page_of_the_web_is_no_file_of_the_grader(tmp_path: Path) -> None:
+    opened = turn("open_url", "How to return a ticket", url="https://help.club.test/support/solutions/articles/7")
+    log = written(tmp_path, {"messages": [ask("Can I return my ticket?"), *opened, say("Yes.")], "reward": 0})
+
+    _, printed = diagnosed(tmp_path, log)
+
+    assert "opened the grader" not in printed

@@ -310,3 +310,143 @@ def test_messages_of_parts_keep_words_calls_and_results(tmp_path: Path, messages
     assert [message["role"] for message in rollout.messages] == ["user", "assistant", "tool", "assistant"]
     assert [*calls_of(rollout.messages[1])] == [("weather", {"city": "Rome"})]
     assert [rollout.messages[place]["content"] for place in (0, 2, 3)] == ["Weather?", '{"t": 20}', "20"]
+
+
+def test_calls_behind_the_line_action_are_read_without_the_thoughts_around_them(tmp_path: Path) -> None:
+    call = 'Action:\n{"name": "get_order", "arguments": {"id": "7"}}'
+    words = 'Action:\n{"name": "respond", "arguments": {"content": "It is shipped."}}'
+    log = saved(
+        tmp_path / "a.jsonl",
+        chat(
+            messages=[
+                {"role": "user", "content": "<think>\nI play a customer.\n</think>\n\nWhere is order 7?"},
+                {"role": "assistant", "content": f"<think>\nI cannot know.\n</think>\n\n{call}"},
+                {"role": "user", "content": 'API output: {"state": "shipped"}'},
+                {"role": "assistant", "content": f"I tell it.\n</think>\n\n{words}"},
+                {"role": "user", "content": "Thanks."},
+            ],
+            reward=1,
+        ),
+    )
+
+    rollout = only(read_logs([log]))
+
+    assert spoken(rollout) == [
+        ("user", "Where is order 7?"),
+        ("assistant", [("get_order", {"id": "7"})]),
+        ("tool", 'API output: {"state": "shipped"}'),
+        ("assistant", "It is shipped."),
+        ("user", "Thanks."),
+    ]
+    assert not any(message.get("unexecuted") for message in rollout.messages)
+
+
+def test_a_response_that_repeats_the_last_words_of_a_run_does_not_make_it_one_request(tmp_path: Path) -> None:
+    log = saved(tmp_path / "a.jsonl", chat(response="It is red.", task_success="failure"))
+
+    with pytest.raises(UserError) as refused:
+        read_logs([log])
+
+    assert refused.value.remedy == "add --outcome task_success"
+    assert outcomes(read_logs([log], choices=Choices(outcome="task_success"))) == ["failed"]
+
+
+def test_messages_of_langchain_in_javascript_are_known_by_their_class(tmp_path: Path) -> None:
+    def message(kind: str, text: str) -> Row:
+        return {"lc": 1, "type": "constructor", "id": ["langchain_core", "messages", kind], "kwargs": {"content": text}}
+
+    log = saved(
+        tmp_path / "a.jsonl",
+        {"messages": [message("HumanMessage", "Read A1."), message("AIMessageChunk", "It is red.")], "reward": 1},
+    )
+
+    assert spoken(only(read_logs([log]))) == [("user", "Read A1."), ("assistant", "It is red.")]
+
+
+def test_commands_that_the_user_ran_in_a_session_are_no_turns_of_it(tmp_path: Path) -> None:
+    turns = [ASKED, {"role": "bashExecution", "command": "ls", "output": "a.py"}, SAID]
+    log = saved(
+        tmp_path / "s.jsonl", {"type": "session", "id": "s1"}, *({"type": "message", "message": t} for t in turns)
+    )
+    scores = tmp_path / "scores.csv"
+    scores.write_text("trace_id,reward\ns1,1\n", encoding="utf-8")
+
+    assert spoken(only(read_logs([log], scores))) == [("user", "Read A1."), ("assistant", "It is red.")]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"act": "look", "obs": "a desk"}, {"act": "take pen", "obs": "done"}],
+        [
+            {"step": 0, "agent": {"thought": "", "action": "look"}, "environment": "a desk"},
+            {"step": 1, "agent": {"thought": "", "action": "take pen"}, "environment": "done"},
+        ],
+    ],
+    ids=["act", "agent"],
+)
+def test_steps_are_read_whose_action_is_named_act_or_stands_in_the_agents_object(
+    steps: list[Row], tmp_path: Path
+) -> None:
+    log = saved(tmp_path / "a.jsonl", {"goal": "Take the pen.", "steps": steps, "success": True})
+
+    assert spoken(only(read_logs([log]))) == [
+        ("user", "Take the pen."),
+        ("assistant", [("action", {"input": "look"})]),
+        ("tool", "a desk"),
+        ("assistant", [("action", {"input": "take pen"})]),
+        ("tool", "done"),
+    ]
+
+
+def test_a_column_whose_name_ends_with_answer_is_offered_and_the_truth_is_not(tmp_path: Path) -> None:
+    row = {"Question": "How much?", "Ground Truth Answer": "4", "LLM Answer": "3", "Result": "Incorrect"}
+    log = saved(tmp_path / "a.jsonl", row, row)
+
+    with pytest.raises(UserError) as refused:
+        read_logs([log])
+
+    assert refused.value.remedy == "add --messages 'LLM Answer'"
+    choices = Choices(messages="LLM Answer", outcome="Result")
+    assert spoken([*read_logs([log], choices=choices).rollouts][0]) == [("user", "How much?"), ("assistant", "3")]
+
+
+def test_the_last_of_nested_requests_is_offered_and_schemas_beside_them_are_not(tmp_path: Path) -> None:
+    made = {
+        "function": [{"name": "f", "description": "", "parameters": {}}],
+        "requests": [[ASKED, SAID], [ASKED, SAID, ASKED, SAID]],
+    }
+    log = saved(tmp_path / "a.jsonl", {"win": True, "made": made})
+
+    with pytest.raises(UserError) as refused:
+        read_logs([log])
+
+    assert refused.value.remedy == "add --messages made.requests.-1"
+    read = only(read_logs([log], choices=Choices(messages="made.requests.-1", outcome="win")))
+    assert len(read.messages) == 4
+
+
+def test_turns_typed_tool_call_keep_the_names_of_their_calls(tmp_path: Path) -> None:
+    turns = [
+        {"type": "message", **ASKED},
+        {"type": "tool_call", "content": "", "tool_calls": [{"call_id": "1", "name": "cat", "arguments": {"f": "A1"}}]},
+        {"type": "tool_result", "call_id": "1", "outcome": "red"},
+        {"type": "message", **SAID},
+    ]
+    log = saved(tmp_path / "a.jsonl", chat(messages=turns, reward=1))
+
+    assert spoken(only(read_logs([log])))[1:3] == [("assistant", [("cat", {"f": "A1"})]), ("tool", "red")]
+
+
+def test_a_nested_outcome_named_ok_is_offered(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        read_logs([saved(tmp_path / "a.jsonl", chat(eval={"ok": True}))])
+
+    assert refused.value.remedy == "add --outcome eval.ok"
+
+
+def test_bfcl_results_without_scores_are_refused_with_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no score file") as refused:
+        read_logs([saved(tmp_path / "a_result.json", {"id": "java_0", "result": [], "latency": 1})])
+
+    assert refused.value.remedy.startswith("run `bfcl evaluate`")

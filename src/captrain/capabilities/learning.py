@@ -80,8 +80,8 @@ class _Observed:
     Attributes:
         fields: the fields that a tool has always returned.
         answers: its answers without the values that it was given, at most `VARIED`.
-        spared: passed rollouts without a tool that the reference calls; without a reference, passed rollouts in which
-            it was not the last call.
+        spared: tasks passed without a tool that the reference calls; without a reference, tasks passed in which it was
+            not the last call. Trials of one task are one piece of evidence: one grader judges them all.
         closing: tools that passed rollouts without a reference called last, as they do a change.
         fed: passed rollouts in which an argument had its value from a tool's answer.
         misled: failed rollouts that skip the tool and give the argument another value than the reference.
@@ -92,7 +92,7 @@ class _Observed:
 
     fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    spared: Counter[str] = field(default_factory=Counter[str])
+    spared: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     closing: set[str] = field(default_factory=set[str])
     fed: Counter[Feed] = field(default_factory=Counter[Feed])
     misled: Counter[Feed] = field(default_factory=Counter[Feed])
@@ -112,10 +112,12 @@ class _Observed:
             if len(answers.setdefault(act.tool, set())) < VARIED:
                 answers[act.tool].add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
         if rollout.outcome == "passed" and acts:
-            self.spared.update(_tools(rollout.reference) - _tools(rollout.messages))
+            spared = _tools(rollout.reference) - _tools(rollout.messages)
             if not rollout.reference:
-                self.spared.update({act.tool for act in acts} - {acts[-1].tool})
+                spared = {act.tool for act in acts} - {acts[-1].tool}
                 self.closing.add(acts[-1].tool)
+            for tool in spared:
+                self.spared.setdefault(tool, set()).add(rollout.task.id)
             self.fed.update(_fed(acts))
             self.final.add(acts[-1].tool)
         if goals := calls_in(rollout.reference, toolbox, ("assistant",)):
@@ -134,10 +136,10 @@ class _Observed:
                 continue
             if tool in self.telling:
                 is_own = 2 * self.written[tool] >= called and kind_of(tool) != "write"
-                is_read = tool not in self.closing and self.spared[tool] >= PASSES
+                is_read = tool not in self.closing and len(self.spared.get(tool, ())) >= PASSES
                 kinds |= {tool: "environment"} if is_own else {tool: "read"} if is_read else {}
             elif called >= VARIED and len(self.answers[tool]) == 1 and kind_of(tool) == "unknown":
-                kinds |= {tool: "write"} if tool in self.final | self.closing and not self.spared[tool] else {}
+                kinds |= {tool: "write"} if tool in self.final | self.closing and tool not in self.spared else {}
         return kinds
 
     @property

@@ -37,9 +37,12 @@ USES = re.compile(
     "submit|text|to|tool|type|view|visit|write"
 )
 ENVIRONMENTS = re.compile(
-    "click|computer|create|edit|glob|goto|grep|insert|ls|multiedit|open|press|read|screenshot|scroll|search|type|view|write"
+    "click|computer|create|done|edit|finish|glob|goto|grep|hover|insert|ls|multiedit|open|press|read|screenshot|scroll|"
+    "search|stop|submit|type|view|wait|write"
 )
-"""Whole names, too, of one word."""
+"""Whole names, too, of one word: also those that end a run with its answer."""
+SUBJECTS = re.compile("book|charge|claim|email|file|issue|label|link|loan|order|post|record|schedule|tag|ticket")
+"""Verbs that, before another verb, name what a tool is about: `email_get_message`."""
 CHANGES = ("write", "unknown")
 """Kinds of tools that may change something."""
 EFFECTS = (*CHANGES, "handover")
@@ -60,6 +63,8 @@ def kind_of(tool: str) -> ToolKind:
     is_compound = bool({*others[:1]} & {"in", "off", "out"} or {*others} & {"and", "or"})
     if is_compound or (WRITES.fullmatch(first) and any(map(INFORMATION.fullmatch, others[-1:]))):
         return "unknown"
+    if SUBJECTS.fullmatch(first) and others and any(verbs.fullmatch(others[0]) for verbs in (READS, WRITES)):
+        first = others[0]
     kinds: dict[ToolKind, re.Pattern[str]] = {"think": THINKS, "read": READS, "write": WRITES}
     named: list[ToolKind] = [kind for kind, verbs in kinds.items() if verbs.fullmatch(first)]
     return named[0] if named else "unknown"

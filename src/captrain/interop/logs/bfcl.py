@@ -24,6 +24,8 @@ from captrain.records import JsonObject, Message, counted, file_digest
 RESULT, SCORE = "result", "score"
 HEADER = {"accuracy", "correct_count", "total_count"}
 """Keys of the first line of a score file."""
+NO_SCORES = "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
+UNREADABLE = "its scores cannot be read"
 BROKEN = "Error during inference"
 ANY = ""
 """An allowed value that means: the argument may be left out."""
@@ -168,7 +170,7 @@ def _read(model: str, scores: _Scores | None, number: int, row: Foreign) -> Read
     if isinstance(result, str) and result.startswith(BROKEN):
         return f"inference failed, and nothing was played ({result.removeprefix(BROKEN).strip(': ')[:200]})"
     if scores is None:
-        return "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
+        return NO_SCORES
     failure = scores.failures.get(name)
     messages: list[Message] = []
     if not isinstance(log, list) or not log:

@@ -109,7 +109,9 @@ def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
     if messages is None:
         return f"there are no messages (a list named {', '.join(MESSAGES)})"
     reply = _reply(row)
-    if reply and messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") != "assistant":
+    # A run repeats its last words as its response; a request ends before them.
+    is_request = bool(reply) and not (messages and _is_assistants(messages[-1]))
+    if is_request and messages and isinstance(messages[-1], Mapping):
         messages = [*messages, *reply]
     if isinstance(row.get("system"), str):
         messages = [{"role": "system", "content": row["system"]}, *messages]
@@ -127,8 +129,12 @@ def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
         fault=fact(error)[:FAULT] if error and isinstance(error, str | dict) else "",
         agent=next((row[name] for name in AGENT if isinstance(row.get(name), str)), None),
         keys=tuple(str(row[name]) for name in KEYS if row.get(name) is not None),
-        missing=REQUEST if reply else "",
+        missing=REQUEST if is_request else "",
     )
+
+
+def _is_assistants(message: object) -> bool:
+    return isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
 def _reply(row: Foreign) -> list[object]:

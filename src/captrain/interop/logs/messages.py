@@ -31,7 +31,10 @@ def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
     inner = item.get("kwargs") if item.get("lc") else item.get("data", item)
     if not isinstance(inner, Mapping) or "content" not in inner:
         return None
-    kind = str(inner.get("type") or item.get("type")).removesuffix("MessageChunk").lower()
+    # JavaScript's messages name their kind only in the path of their class.
+    path = item.get("id") if item.get("lc") else None
+    name = str(path[-1]).removesuffix("Chunk").removesuffix("Message") if isinstance(path, list) and path else ""
+    kind = str(inner.get("type") or name or item.get("type")).removesuffix("MessageChunk").lower()
     return (kind, inner) if kind in OF_LANGCHAIN or kind == "chat" else None
 
 
@@ -92,7 +95,11 @@ def _calls(value: object) -> Iterable[CallEntry]:
 def is_item(item: object) -> TypeGuard[Mapping[str, object]]:
     """Return whether an object is an item of Responses that no other format has."""
     kind = item.get("type") if isinstance(item, Mapping) else None
-    return isinstance(kind, str) and (kind == "reasoning" or kind.endswith(("_call", "_call_output")))
+    return (
+        isinstance(kind, str)
+        and kind != "tool_call"
+        and (kind == "reasoning" or kind.endswith(("_call", "_call_output")))
+    )
 
 
 def of_item(item: Mapping[str, object]) -> list[Message]:

@@ -9,6 +9,7 @@ import csv
 import io
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ WORDS = {
         "score",
         "grade",
     ),
-    *("result", "outcome", "verdict", "label", "status", "accuracy", "utility", "win", "won", "match", "graded"),
+    *("result", "outcome", "verdict", "label", "status", "accuracy", "utility", "win", "won", "match", "graded", "ok"),
 }
 """Words in the name of a field that looks like an outcome."""
 PASSED = {
@@ -79,6 +80,8 @@ FAILED = {
     *("lost", "bad", "0"),
 }
 DEEPEST = 3
+LAST = "-1"
+"""The last element of a list, in a dotted path."""
 KEYS = ("trace_id", "session_id", "file", "instance_id", "task_id", "id", "name")
 """Columns of a table of scores that name a rollout."""
 SCORES = "trace_id,reward"
@@ -107,6 +110,8 @@ def at(row: object, path: str) -> object:
     for part in path.split("."):
         if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
+        elif isinstance(value, list) and part == LAST and value:
+            value = value[-1]
         elif isinstance(value, Mapping) and path in value:
             return value[path]  # a name with dots
         else:
@@ -227,7 +232,7 @@ class Judge:
 
 def _hint(row: Foreign, place: str = "") -> str:
     name = likely_outcome(row)
-    return f"; `{name}`{place} looks like one: add --outcome {name}" if name else ""
+    return f"; `{name}`{place} looks like one: add --outcome {shlex.quote(name)}" if name else ""
 
 
 @dataclass(frozen=True)

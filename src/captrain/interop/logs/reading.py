@@ -10,6 +10,7 @@ Logs may be larger than memory: files are read entry by entry, and rollouts are 
 
 import json
 import re
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ Value = TypeVar("Value")
 SAMPLES = "samples"
 UNKNOWN = "unknown"
 NO_FORMAT = "it is of no known format"
-OPTION = re.compile(r"add (--\w+ \S+)$")
+OPTION = re.compile(r"add (--\w+ (?:'[^']+'|\S+))$")
 """An option that a reason ends with."""
 EVENT_FILE = re.compile(r"(?:event-)?\d+(?:-[\w-]+)?\.json")
 """A file of OpenHands with one event."""
@@ -158,6 +159,10 @@ REMEDIES = {
     BINARY: "name a log in JSON, JSON lines, CSV or Inspect's .eval; .gz, .zip and .tar are unpacked",
     NO_MESSAGES: "record the spans with the content of messages, which instrumentations leave out unless told so "
     "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)",
+    bfcl.NO_SCORES: "run `bfcl evaluate`, put the score file that it writes beside the results, and name their folder",
+    bfcl.UNREADABLE: "put the result file and the score file of one evaluation side by side, and name their folder",
+    terminal_bench.NO_EPISODES: "name the session files that the agent itself wrote, with `--scores FILE`, a CSV of "
+    "outcomes that begins with the line task_id,reward",
     UNKNOWN: REMEDY,
     chat.CHAT.name: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
 }
@@ -365,7 +370,11 @@ class _Reader:
             f"{first}{f' and {len(others)} more' if others else ''}: {reason}".removeprefix(": ")
             for reason, [first, *others] in [*places.items()][:5]
         ]
-        nothing = "the file is empty" if self.sources else "the folders hold no file of results"
+        nothing = (
+            "the file is empty, or its run ended before the first sample"
+            if self.sources
+            else "the folders hold no file of results"
+        )
         return UserError(
             f"there is no rollout in {', '.join(names)}: {'; '.join(reasons) or nothing}",
             self.remedy(self.sources[-1]["format"] if self.sources else UNKNOWN, [*places]),
@@ -600,7 +609,7 @@ def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
         return f"{NO_FIELD} {choices.messages}"
     fields = ", ".join(plain(str(name))[:40] for name in [*(rows[0] if rows else ())][:8])
     field = next((name for row in rows[:2] for name in steps.likely_messages(row)), "")
-    hint = f"; `{field}` may be one: add --messages {field}" if field else ""
+    hint = f"; `{field}` may be one: add --messages {shlex.quote(field)}" if field else ""
     return f"{NO_FORMAT}: {NO_DIALOGUE}, but the fields {fields}{hint}" if fields else NO_FORMAT
 
 
@@ -615,7 +624,7 @@ def _read_rows(path: Path, first: Sequence[Foreign], rows: Rows, formats: Sequen
         try:
             return bfcl.read_bfcl(path)
         except MALFORMED as error:
-            raise Unreadable(f"its scores cannot be read: {reason_of(error)}") from None
+            raise Unreadable(f"{bfcl.UNREADABLE}: {reason_of(error)}") from None
     row_format = next((entry for row in first for entry in formats if _holds(entry.recognizes, row)), None)
     file_format = next((entry for entry in FILES if first and _holds(entry.recognizes, first)), None)
     if row_format is None and file_format is not None:

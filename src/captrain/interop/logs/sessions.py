@@ -9,6 +9,8 @@ from captrain.interop.logs.records import ChatRow, FileFormat
 from captrain.interop.logs.source import Foreign, call_entry, calling
 
 OF_CODEX = {"session_meta", "response_item", "turn_context", "event_msg", "thread.started", "item.completed"}
+SPEAKERS = ("user", "assistant", "system", "developer", "tool", "toolresult")
+"""Roles of a dialogue. Others are notes of the tool, such as a command that the user ran."""
 SPOKEN = ("user", "assistant", "message")
 """Types of events that hold a message."""
 LIMIT = "error_max_"
@@ -31,7 +33,8 @@ def _items(rows: Sequence[Foreign]) -> Iterator[Foreign]:
         if row.get("isSidechain") or row.get("isMeta"):
             continue
         if message := _message(row):
-            yield message
+            if message["role"].lower() in SPEAKERS:
+                yield message
         elif row.get("type") == "response_item" and isinstance(row.get("payload"), Mapping):
             yield row["payload"]
         elif row.get("type") == "item.completed" and isinstance(row.get("item"), Mapping):

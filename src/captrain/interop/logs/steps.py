@@ -8,13 +8,13 @@ from typing import TypeGuard
 
 from captrain.interop.logs.beside import task_of
 from captrain.interop.logs.chat import chat_row, is_message, is_spoken
-from captrain.interop.logs.outcomes import DEEPEST, at
+from captrain.interop.logs.outcomes import DEEPEST, LAST, at
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, text_of
 from captrain.records import Message
 
 RESULTS = ("result", "observation", "output", "response", "tool_output", "tool_result", "obs")
-ACTIONS = ("action", "tool", "tool_name", "command", "function", "call")
+ACTIONS = ("action", "tool", "tool_name", "command", "function", "call", "act")
 THOUGHTS = ("thought", "reasoning", "message", "text", "content", "model_output")
 PROMPTS = (
     "query",
@@ -27,6 +27,7 @@ PROMPTS = (
     "objective",
     "task",
     "input",
+    "user_message",
 )
 ANSWERS = (
     "model_answer",
@@ -40,6 +41,10 @@ ANSWERS = (
     "model_output",
 )
 TRACES = ("trace", "steps", "turn_history", "trajectory", "history", "turns", "actions", "events", "log")
+SPOKEN = ("model_output", "agent")
+"""Objects in a step that hold the model's thought and action; the answer to it may stand under `environment`."""
+TRUTHS = {"true", "truth", "gold", "golden", "reference", "expected", "target", "correct"}
+"""Words in the names of fields that hold the right answer, not the agent's."""
 SPEAKERS = ("role", "type", "from", "source", "speaker", "sender", "author", "kind", "event", "agent", "actor")
 COUNTERS = ("step", "step_num", "step_number", "step_id", "step_idx", "turn", "round")
 RUN = ("task_id", "instance_id", "id", "episode", "episode_id", "run_id")
@@ -57,16 +62,20 @@ def _is_step(step: object) -> TypeGuard[Foreign]:
 
 
 def _opened(step: Foreign) -> Foreign:
-    """Return a step with what the model said of it, which browser-use keeps in an object of its own."""
-    inner = step.get("model_output")
-    return {**inner, **step} if isinstance(inner, Mapping) else step
+    """Return a step with what the model said of it, which some tools keep in an object of its own."""
+    inner = next((step[name] for name in SPOKEN if isinstance(step.get(name), Mapping)), None)
+    if inner is None:
+        return step
+    seen = {"observation": step["environment"]} if isinstance(step.get("environment"), str) else {}
+    return {**inner, **seen, **step}
 
 
 def steps_in(value: object) -> list[Foreign]:
     """Return the steps of a trace: a list of them, or parallel lists; [] if there are none."""
     if isinstance(value, Mapping):
         lists = {name.removesuffix("s"): part for name, part in value.items() if isinstance(part, list)}
-        length = len(next((part for name, part in lists.items() if name in ACTIONS), []))
+        is_answered = any(name in RESULTS for name in lists)
+        length = len(next((part for name, part in lists.items() if name in ACTIONS and is_answered), []))
         value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
     steps = [step for step in value if _is_step(step)] if isinstance(value, list) else []
     return steps if isinstance(value, list) and len(steps) == len(value) else []
@@ -117,10 +126,30 @@ def likely_messages(row: Foreign, prefix: str = "") -> Iterator[str]:
         is_dialogue = isinstance(value, list) and len(value) > 1 and all(map(is_message, value)) and is_spoken(value)
         if is_dialogue or steps_in(value):
             yield f"{prefix}{name}"
+        elif _are_requests(value):
+            yield f"{prefix}{name}.{LAST}"
         elif isinstance(value, Mapping) and prefix.count(".") < DEEPEST:
             yield from likely_messages(value, f"{prefix}{name}.")
-    if not prefix and any(isinstance(row.get(name), str) for name in PROMPTS):
-        yield from (name for name in ANSWERS if isinstance(row.get(name), str))
+    if not prefix and texts_of(row, PROMPTS):
+        yield from texts_of(row, ANSWERS)
+
+
+def _are_requests(value: object) -> bool:
+    """Tell whether a list holds the messages before each reply: the last of them are the whole dialogue."""
+    is_nested = isinstance(value, list) and len(value) > 1 and all(isinstance(part, list) and part for part in value)
+    return is_nested and all(map(is_message, value[-1])) and len(value[-1]) == max(map(len, value))
+
+
+def texts_of(row: Foreign, names: Sequence[str]) -> list[str]:
+    """List the fields with a text whose name is one of these or ends with it, such as "LLM Answer", the best first."""
+    words = {field: re.findall(r"[a-z]+", _snake(field)) for field, value in row.items() if isinstance(value, str)}
+    own = {field: "_".join(parts) for field, parts in words.items() if TRUTHS.isdisjoint(parts)}
+    exact = [name for name in names if name in own]
+    return [*exact, *(field for name in names for field, text in own.items() if f"_{text}".endswith(f"_{name}"))]
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def resembles_dialogue(value: object, depth: int = 0) -> bool:
@@ -142,7 +171,7 @@ def _is_text(value: object) -> bool:
 def row_with(row: Foreign, value: object) -> ChatRow | str:
     """Read a row whose dialogue is this value: messages, steps, or a text that answers the row's prompt."""
     steps = steps_in(value)
-    prompt = next((row[name] for name in PROMPTS if isinstance(row.get(name), str)), "")
+    prompt = next((row[name] for name in texts_of(row, PROMPTS)), "")
     if steps:
         value = [*([{"role": "user", "content": prompt}] if prompt else []), *of_steps(steps)]
     elif isinstance(value, str) and prompt:

@@ -14,10 +14,7 @@ from captrain.interop.logs.records import ChatRow, RowFormat
 from captrain.interop.logs.source import NO_DIALOGUE, Foreign, call_entry, calling, json_of, loaded
 from captrain.records import Message, read_text
 
-NO_EPISODES = (
-    f"{NO_DIALOGUE}: no agent-logs/episode-0 is beside it; name the agent's own session files, and the outcome is "
-    "taken from here"
-)
+NO_EPISODES = f"{NO_DIALOGUE}: no agent-logs/episode-0 is beside it"
 
 
 def _recognizes(row: Foreign) -> bool:

@@ -30,7 +30,7 @@ CALLS = ("toolcall", "tooluse", "functioncall", "toolrequest", "tool")
 RESULTS = ("toolresult", "toolresponse", "toolreturn", "functionresponse")
 THOUGHTS = ("reasoning", "thinking", "thought", "reasoningcontent")
 NAMES = ("name", "tool_name", "toolName", "tool")
-OUTPUTS = ("content", "output", "result", "response", "tool_return", "value", "text", "errorText", "error")
+OUTPUTS = ("content", "output", "result", "response", "tool_return", "value", "text", "outcome", "errorText", "error")
 WRAPPED = ("value", "state")
 """Objects inside a call or a result that hold it."""
 

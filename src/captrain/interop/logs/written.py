@@ -23,6 +23,12 @@ REACT = re.compile(
 )
 BLOCK = re.compile(r"```(bash|sh|shell|mswea_bash_command|python|py|ipython|sql)\s*\n(.*?)\n?```", re.DOTALL)
 SHELLS = {"sh": "bash", "shell": "bash", "mswea_bash_command": "bash", "py": "python", "ipython": "python"}
+ACTION = re.compile(r"^\W*Action\W*:\s*(?=\{)", re.MULTILINE)
+"""The line before a call in JSON, as tau-bench's ReAct agents write it."""
+THOUGHT = re.compile(r"\A\s*(?:<think>.*?</think>|(?:(?!<think>).)*?^</think>$)\s*", re.DOTALL | re.MULTILINE)
+"""What a model thinks before it speaks: nobody else reads it."""
+SPEAKING = "respond"
+"""The action by which such an agent speaks to the user."""
 REQUEST = re.compile(r"\A\s*(GET|POST|PUT|PATCH|DELETE) (https?://\S+)\s*(\{.*\})?\s*\Z", re.DOTALL)
 WRAPPERS = ("function_call", "tool_call", "tool_calls", "function_calls", "call")
 RESULT = re.compile(
@@ -35,7 +41,7 @@ RESULT = re.compile(
 
 def executed(dialogue: Sequence[Message]) -> list[Message]:
     """Give calls that stand in texts their places: those with a result become calls, the others are marked."""
-    messages = [*dialogue]
+    messages = [_spoken(message) for message in dialogue]
     for place, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("tool_calls"):
             continue
@@ -57,6 +63,19 @@ def executed(dialogue: Sequence[Message]) -> list[Message]:
         else:
             messages[place] = {**message, "unexecuted": [str(call["function"]["name"]) for call in calls]}
     return messages
+
+
+def _spoken(message: Message) -> Message:
+    """Return a message in the words that others read: without thoughts, and without the action of speaking."""
+    text = message.get("content")
+    if message["role"] not in ("assistant", "user") or not isinstance(text, str):
+        return message
+    said = THOUGHT.sub("", text, count=1) if "</think>" in text else text
+    if message["role"] == "assistant" and f'"{SPEAKING}"' in said and len(calls := [*written_calls(said)]) == 1:
+        function = calls[0]["function"]
+        words = function["arguments"].get("content") if isinstance(function["arguments"], Mapping) else None
+        said = words if function["name"] == SPEAKING and isinstance(words, str) else said
+    return message if said == text else {**message, "content": said}
 
 
 def _arguments(call: CallEntry) -> object:
@@ -85,6 +104,9 @@ def written_calls(text: str) -> Iterator[CallEntry]:
     if "Action" in text and (match := REACT.search(text)):
         yield call_entry(match[1].strip(), _value(match[2] if match[3] is None else match[3]))
         return
+    if (action := ACTION.search(text)) and (inner := [*_in_value(_value(text[action.end() :]), is_call=True)]):
+        yield from inner
+        return
     parts = [f"{body or attributes}" for attributes, body in TAG.findall(text)] if "<" in text else []
     whole = FENCE.sub(r"\1", text).strip()
     if not parts and whole[:1] in ("{", "["):
@@ -102,14 +124,17 @@ def _value(text: str) -> object:
         return literal(text)
 
 
-def _in_value(value: object) -> Iterator[CallEntry]:
-    """Yield the calls of a value: objects that hold both a name and arguments, wrapped or in a list."""
+def _in_value(value: object, *, is_call: bool = False) -> Iterator[CallEntry]:
+    """Yield the calls of a value: objects that hold a name and arguments, wrapped or in a list.
+
+    is_call: whether the text says that the value is a call; it then needs no arguments.
+    """
     if isinstance(value, list):
         for element in value:
-            yield from _in_value(element)
+            yield from _in_value(element, is_call=is_call)
     elif isinstance(value, Mapping):
         inner = next((value[name] for name in WRAPPERS if isinstance(value.get(name), list | Mapping)), None)
         if inner is not None:
-            yield from _in_value(inner)
-        elif (call := call_of(value)) and call["function"]["arguments"] != {}:
+            yield from _in_value(inner, is_call=is_call)
+        elif (call := call_of(value)) and (is_call or call["function"]["arguments"] != {}):
             yield call
