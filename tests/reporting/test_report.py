@@ -711,3 +711,16 @@ def test_no_view_scrolls_sideways_on_a_phone_in_the_dark(browser: Browser, repor
         assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
         browser.picture(tmp_path / f"phone-{name}.png")
     assert browser.faults() == []
+
+
+@pytest.mark.needs("browser")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_view_has_a_serious_barrier_to_a_reader_with_a_screen_reader_or_weak_eyes(
+    browser: Browser, report: Path, dark: bool
+) -> None:
+    browser.screen(1280, 900, dark)
+    browser.open((report / "index.html").as_uri())
+    for name in browser.run("[...document.querySelectorAll('.view')].map((one) => one.id)"):
+        browser.run(f"location.hash = '{name}'")
+        browser.wait(f"!document.getElementById('{name}').hidden")
+        assert browser.barriers() == [], name
