@@ -546,7 +546,7 @@ def test_a_wrong_column_or_value_is_named(breakable: Path, name: str, old: str, 
 def test_the_report_of_a_project_that_never_ran_says_how_to_run_it(tmp_path: Path, captrain: Captrain) -> None:
     publish_text(tmp_path / "dvc.yaml", "stages: {}\n")
     status, out, _ = captrain(tmp_path, "report")
-    assert status == 0 and "no stage was run here yet" in out and "`captrain run`" in out
+    assert status == 0 and "No stage has run here yet" in out and "`captrain run`" in out
 
 
 def test_the_report_of_an_empty_project_says_what_is_missing(tmp_path: Path) -> None:

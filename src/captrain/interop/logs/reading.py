@@ -143,9 +143,9 @@ FORMATS = ", ".join(
     )
 )
 REMEDY = (
-    f"docs/formats.md lists what each format needs: {FORMATS}. ToolSandbox is named by its folder with "
-    "result_summary.json. Or give an object like this for each dialogue, reward 1 for passed and 0 for failed:\n"
-    f"{EXAMPLE}"
+    "write each dialogue like this, 1 for passed and 0 for failed:\n"
+    f"{EXAMPLE}\nOr name logs of another format. docs/formats.md says what each needs; for ToolSandbox, name the "
+    f"folder with result_summary.json.\nFormats: {FORMATS}"
 )
 NO_JSON = "it is not JSON"
 UTF_16 = "it is text in UTF-16"
@@ -317,7 +317,7 @@ class _Reader:
             [(reason, number)] = reasons.most_common(1)
             raise UserError(
                 f"{file.shown}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries "
-                f"cannot be read, {number} of them since {reason}, the first {first_places[reason]}",
+                f"cannot be read. In {number} of them, the first at {first_places[reason]}: {reason}",
                 self.remedy(source.about["format"], [reason]),
             )
         self.read.add(source.file)
@@ -365,7 +365,7 @@ class _Reader:
             f"{first}{f' and {len(others)} more' if others else ''}: {reason}".removeprefix(": ")
             for reason, [first, *others] in [*places.items()][:5]
         ]
-        nothing = "the file is empty" if self.sources else "the folders hold no file of results"
+        nothing = "the file is empty" if self.sources else "these folders contain no log that captrain can read"
         return UserError(
             f"there is no rollout in {', '.join(names)}: {'; '.join(reasons) or nothing}",
             self.remedy(self.sources[-1]["format"] if self.sources else UNKNOWN, [*places]),
@@ -508,7 +508,7 @@ def _files(paths: Sequence[Path], folders: ExitStack) -> Iterator[_File]:
     """Yield the files to read: those given, unpacked, and in folders those that look like results."""
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path} does not exist", "name a file or folder that does")
+            raise UserError(f"{path} does not exist", "check the path: name a log file, or a folder of them")
         if path.is_dir():
             found = [*_found(path)]
             joined = [*_joined_events(found, folders)]
