@@ -348,9 +348,9 @@ def test_the_report_of_a_fresh_clone_says_what_is_missing(project: Path, tmp_pat
     assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "report").glob("*.html"))
 
 
-STUDY = """experiment,seed,adapters.rollouts,method,label,pass_rate,low,high,rollouts_spent,cpu_s
-default,0,80,base,base,0.374000,0.332000,0.416000,0,
-default,0,80,trace,TRACE,0.512345,0.470000,0.550000,1280.000000,
+STUDY = """experiment,seed,adapters.rollouts,gepa.run,point,method,label,pass_rate,low,high,rollouts_spent,cpu_s
+default,0,80,False,default-0-49d8d6fa,base,base,0.374000,0.332000,0.416000,0,
+default,0,80,False,default-0-49d8d6fa,trace,TRACE,0.512345,0.470000,0.550000,1280.000000,
 """
 SUMMARY = """experiment,quantity,seeds,mean,low,high
 default,trace-base,5,0.198,0.141,0.256
@@ -373,6 +373,7 @@ def test_several_runs_have_a_view_with_their_tables_and_figures(project: Path, t
     assert "Neither" not in text and "default trace-base 5 0.198 0.141 0.256" in text
     assert "adapters.rollouts" in text and "TRACE 0.512 0.470 0.550 1,280" in text
     assert "cpu s" not in text  # a column without a value
+    assert "default 0 80 no TRACE 0.512" in text and "49d8d6fa" not in text  # words in place of ids and True or False
     assert [given["src"] for tag, given in found.tags if tag == "img"] == ["figure-scaling.png"]
     assert (tmp_path / "report/figure-scaling.png").read_bytes() == PIXEL
 

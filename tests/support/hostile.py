@@ -255,7 +255,7 @@ def table(heading: str, rows: Iterator[tuple[str, ...]]) -> str:
 def main() -> None:
     """Rewrite the tables of the page, each below its mark."""
     tables = {
-        "programs": table("| program | what it tries | what stops it | what captrain reports | seconds |", hostile_rows()),
+        "programs": table("| program | what it tries | what stops it | captrain reports | seconds |", hostile_rows()),
         "environments": table("| environment | what is wrong | checks that refuse it | seconds |", bad_rows()),
     }
     text, confinement = PAGE.read_text(), str(active_confinement())
